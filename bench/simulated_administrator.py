@@ -92,7 +92,9 @@ class SimulatedAdministrator:
         issued = Invoice.objects.filter(organization=customer.organization, kind=Invoice.Kinds.INVOICE)
         invoice = issued.order_by("?").first()
         lines = (
-            [(line, open_minor) for line, open_minor in invoices.correctable(invoice) if open_minor] if invoice else []
+            [(line, open_minor) for line, open_minor in invoices.correctable_lines(invoice) if open_minor]
+            if invoice
+            else []
         )
         if invoice is None or not lines:
             return False

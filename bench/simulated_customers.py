@@ -224,7 +224,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         charge = self._recent_object("charge")
         if charge is None or charge["disputed"] or charge["amount_refunded"] >= charge["amount"]:
             return False
-        intents.open_dispute(self.stripe.provider.book, charge)
+        intents.open_dispute(self.stripe.provider.account, charge)
         return True
 
     def decide_dispute(self, _customer: Customer) -> bool:
@@ -233,9 +233,9 @@ class SimulatedCustomers(SimulatedAdministrator):
         if dispute is None or dispute["status"] == "lost":
             return False
         if dispute["status"] == "won":
-            intents.reopen_dispute(self.stripe.provider.book, dispute)
+            intents.reopen_dispute(self.stripe.provider.account, dispute)
         else:
-            intents.end_dispute(self.stripe.provider.book, dispute, self.chance.choice(["won", "lost"]))
+            intents.end_dispute(self.stripe.provider.account, dispute, self.chance.choice(["won", "lost"]))
         return True
 
     # Events and tasks
@@ -299,7 +299,7 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def _recent_object(self, kind: str) -> dict[str, Any] | None:
         """Return one of the provider's newest objects of a kind."""
-        objects = self.stripe.provider.book.store.newest(kind, 40)
+        objects = self.stripe.provider.account.store.newest(kind, 40)
         return self.chance.choice(objects) if objects else None
 
     def _maybe_crash(self, call: Callable[[], Any]) -> bool:
@@ -326,7 +326,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         self.stripe.wire.before = self.stripe.wire.after = lambda *_call: None
 
     def _charge_card(self, setup: AutoTopUp) -> None:
-        auto_topup.begin(setup_pk=setup.pk)
+        auto_topup.create_if_due(setup_pk=setup.pk)
         for top_up in TopUp.objects.filter(account=setup.account, origin="automatic", state=TopUp.States.CREATED):
             auto_topup.charge(top_up=top_up)
 
@@ -350,7 +350,7 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def _stored_events(self, newest: int) -> QuerySet[StripeEvent]:
         """Return our rows for the provider's newest events."""
-        event_ids = [event["id"] for event in self.stripe.provider.book.store.newest("event", newest)]
+        event_ids = [event["id"] for event in self.stripe.provider.account.store.newest("event", newest)]
         return StripeEvent.objects.filter(event_id__in=event_ids)
 
     def _unapplied_events(self) -> list[str]:

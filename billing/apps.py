@@ -8,11 +8,11 @@ from billing.checks import check_payment_settings
 
 
 class BillingConfig(AppConfig):
-    """See the package's docstring."""
+    """Registers the checks of the payment settings."""
 
     name = "billing"
     verbose_name = _("Billing")
 
     def ready(self) -> None:
-        """Have the settings looked at before anything starts."""
+        """Register the checks, which Django runs before anything starts."""
         checks.register(check_payment_settings)

@@ -36,12 +36,18 @@ RETRY_DELAYS = (timedelta(hours=1), timedelta(hours=12))
 """Delay after the first and the second failure. An immediate retry of the same card would fail again."""
 MAX_PER_DAY = 5
 """Largest number of automatic top-ups of a wallet in 24 hours. Faster spending needs a person's attention."""
-DEACTIVATED = ServiceActivation.objects.filter(deactivated_at__isnull=False)
-"""Organizations that cannot buy anything are not charged; automatic top-ups resume with the service."""
-PERMANENT_FAILURES = {customers.GONE, "card_gone"}
+ENDED_ACTIVATIONS = ServiceActivation.objects.filter(deactivated_at__isnull=False)
+"""Activations of organizations that gave up the service. They cannot buy anything, so their cards are not charged."""
+CARD_GONE = "card_gone"
+"""Failure code of a charge whose saved card was deleted at the provider."""
+PERMANENT_FAILURES = {customers.CUSTOMER_GONE, CARD_GONE}
 """Failures that a retry cannot fix: automatic top-ups are switched off at once."""
 GIVE_UP_AFTER = timedelta(hours=12)
-"""Age at which a charge that never reached the provider fails: half of the day that it keeps idempotency keys."""
+"""Age after which a charge that the provider does not have fails. The provider keeps idempotency keys for a day; half a
+day is a safe margin, because a call with a forgotten key could charge twice."""
+
+MAX_CHARGES = 100
+"""Most charges per call of `run_due`, so that a slow provider delays the refunds that follow by a bounded time."""
 
 
 def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, method_id: str, user: User) -> AutoTopUp:
@@ -51,6 +57,7 @@ def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, meth
     """
     services.require_open(organization=account.owner)
     payments.require_amount(account, amount_minor, field="amount_minor")
+    # Below a threshold far above the amount, the card would be charged many times in a row.
     if not 0 < threshold_minor <= amount_minor * 10:
         sentence = _("The threshold must be between %(least)s and %(most)s (ten times the top-up amount).") % {
             "least": money(1, account.currency),
@@ -85,18 +92,18 @@ def run_due() -> int:
     """Start the top-ups that are due and retry charges without an answer. Returns the number of charges attempted."""
     due_setups = (
         AutoTopUp.objects.filter(is_on=True, account__posted_minor__lt=F("account__held_minor") + F("threshold_minor"))
-        .exclude(account__organization__activations__in=DEACTIVATED)
+        .exclude(account__organization__activations__in=ENDED_ACTIVATIONS)
         .values_list("pk", flat=True)
     )
-    begun = {row.pk for pk in due_setups if (row := begin(setup_pk=pk)) is not None}
-    waiting = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
-    rows = list(waiting.select_related("account__organization")[:100])
+    created = {row.pk for pk in due_setups if (row := create_if_due(setup_pk=pk)) is not None}
+    unanswered = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
+    rows = list(unanswered.select_related("account__organization")[:MAX_CHARGES])
     for row in rows:
-        charge(top_up=row, is_retry=row.pk not in begun)
+        charge(top_up=row, is_retry=row.pk not in created)
     return len(rows)
 
 
-def begin(*, setup_pk: int) -> TopUp | None:
+def create_if_due(*, setup_pk: int) -> TopUp | None:
     """Create the top-up's row if one is due, otherwise return None."""
     now = timezone.now()
     try:
@@ -112,7 +119,7 @@ def begin(*, setup_pk: int) -> TopUp | None:
                 or (setup.retry_at is not None and setup.retry_at > now)
                 or recent.count() >= MAX_PER_DAY
                 or recent.filter(state__in=payments.OPEN).exists()
-                or DEACTIVATED.filter(organization=account.organization_id).exists()
+                or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
             ):
                 return None
             return TopUp.objects.create(
@@ -140,7 +147,7 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
     ).first()  # fmt: skip
     customer_id = customer.customer_id if customer else ""
     if not customer_id:  # if an earlier call succeeded, its event credits the row anyway
-        _fail(top_up, customers.GONE)
+        _fail(top_up, customers.CUSTOMER_GONE)
         return
     try:
         intent = gateway.find_charge(reference=str(top_up.pk), customer=customer_id) if is_retry else None
@@ -156,13 +163,13 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
             title="Trainyard",
         )
     except PaymentUnavailable:
-        return
+        return  # the next call of `run_due` retries
     except PaymentDeclined as error:
         _fail(top_up, error.reason)
         return
     except CustomerGone:
         customers.forget(customer_id)
-        _fail(top_up, customers.GONE)
+        _fail(top_up, customers.CUSTOMER_GONE)
         return
     except PaymentRefused:
         _fail(top_up, _refusal_code(top_up))
@@ -189,6 +196,7 @@ def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = No
                 "livemode": (livemode, gateway.is_live()),
                 "amount_received": (intent.get("amount_received"), top_up.amount_minor),
                 "currency": (str(intent.get("currency")).upper(), top_up.currency),
+                # The event can arrive before our row has the intent's id.
                 "payment_intent": (intent.get("id"), top_up.payment_intent or intent.get("id")),
             }
         )
@@ -205,7 +213,7 @@ def _refusal_code(top_up: TopUp) -> str:
     try:
         customers.get_card(top_up.account.owner, top_up.method_id)
     except NoSavedCard:
-        return "card_gone"
+        return CARD_GONE
     except (PaymentUnavailable, PaymentRefused):
         return "refused"
     return "refused"

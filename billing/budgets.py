@@ -1,7 +1,8 @@
 """Monthly budgets of organizations and members, and warnings about low wallets.
 
-Committed money counts: charged this month plus held now. So no run exceeds a budget by taking long. New orders are
-checked with the wallet's row locked, so two simultaneous orders cannot share the last of a budget.
+A budget limits committed money: the charges of this month plus all open holds. A long run is therefore counted in full
+from its start. New orders are checked with the wallet's row locked, so two simultaneous orders cannot spend the same
+remainder of a budget.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ THRESHOLDS = (50, 80, 100)
 MAX_BUDGET_MINOR = 10**12
 """Above any real budget, and far within the 64-bit column."""
 SPEND_DAYS = 14
-"""Number of days that the average recent spend is taken over."""
+"""Days over which recent spend is averaged: two weeks level out weekends."""
 IS_ACTIVE = Q(user=None) | Exists(
     Membership.objects.filter(organization=OuterRef("organization"), user=OuterRef("user")).values("pk")
 )
 """Budgets of the organization and of current members. Those of former members are kept in case they come back."""
-WARNED_DAYS = 7
-"""A wallet is low when it covers less than this many days of recent spend."""
+LOW_BALANCE_DAYS = 7
+"""A wallet is low when it covers less than this many days of recent spend: a week leaves time to pay in."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def refusal(*, account: Account, user: User | None, amount_minor: int) -> str:
     budgets = Budget.objects.filter(Q(user=None) | Q(user=user), organization=account.organization_id)
     for state in _states(budgets.select_related("user"), account):
         if state.committed_minor + amount_minor > state.budget.amount_minor:
-            return _refusal(state, amount_minor)
+            return _refusal_message(state, amount_minor)
     return ""
 
 
@@ -138,8 +139,8 @@ class Balance:
 
     @property
     def is_low(self) -> bool:
-        """Return whether the wallet covers less than `WARNED_DAYS` of recent spend. Without spend it is never low."""
-        return self.daily_minor > 0 and self.account.available_minor < self.daily_minor * WARNED_DAYS
+        """Return whether the wallet covers less than `LOW_BALANCE_DAYS` of recent spend; False without spend."""
+        return self.daily_minor > 0 and self.account.available_minor < self.daily_minor * LOW_BALANCE_DAYS
 
     @property
     def days_left(self) -> int:
@@ -160,7 +161,7 @@ def balance_of(account: Account) -> Balance:
 def record_alerts() -> list[BudgetAlert]:
     """Record each threshold reached, once per budget and month, and return the new alerts.
 
-    If several were reached at once, all are recorded but only the highest is left to be mailed.
+    If several thresholds are reached at once, all are recorded, but only the highest is mailed.
     """
     month = month_start().date()
     new: list[BudgetAlert] = []
@@ -205,7 +206,7 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
                 month=month,
                 percent=percent,
                 committed_minor=state.committed_minor,
-                mailed_at=None if percent == reached[-1] else timezone.now(),
+                mailed_at=None if percent == reached[-1] else timezone.now(),  # a time means: nothing left to mail
             )
             for percent in reached
             if percent not in recorded
@@ -227,7 +228,7 @@ def _states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> Itera
         yield BudgetState(budget, charged or 0, held or 0, account.currency)
 
 
-def _refusal(state: BudgetState, amount_minor: int) -> str:
+def _refusal_message(state: BudgetState, amount_minor: int) -> str:
     amounts = {
         "budget": money(state.budget.amount_minor, state.currency),
         "left": money(state.left_minor, state.currency),

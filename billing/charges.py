@@ -59,22 +59,25 @@ def hold(
 
 
 def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, labels: dict[str, str]) -> Hold:
-    """Take a quote's ceiling out of an open hold. The wallet's held amount stays, so its budgets need no check."""
-    whole = Hold.objects.select_for_update(of=("self",)).select_related("account").get(pk=parent.pk)
-    if whole.state != Hold.States.HELD or whole.amount_minor < quote.ceiling_minor:
+    """Take a trial's ceiling out of the open hold of its sweep.
+
+    The wallet's held amount does not change, so neither balance nor budgets need a check.
+    """
+    sweep_hold = Hold.objects.select_for_update(of=("self",)).select_related("account").get(pk=parent.pk)
+    if sweep_hold.state != Hold.States.HELD or sweep_hold.amount_minor < quote.ceiling_minor:
         raise HoldUsedUp
-    Hold.objects.filter(pk=whole.pk).update(amount_minor=F("amount_minor") - quote.ceiling_minor)
+    Hold.objects.filter(pk=sweep_hold.pk).update(amount_minor=F("amount_minor") - quote.ceiling_minor)
     part = Hold.objects.create(
-        account=whole.account,
+        account=sweep_hold.account,
         quote=quote,
         reference=reference,
         amount_minor=quote.ceiling_minor,
-        parent=whole,
+        parent=sweep_hold,
         placed_by=user or quote.created_by,
         labels=labels,
     )
-    ledger.lock(account=whole.account)  # credit changes only under this lock
-    credit.move_reserved(source=whole, target=part, limit_minor=part.amount_minor)
+    ledger.lock(account=sweep_hold.account)  # credit changes only under this lock
+    credit.move_reserved(source=sweep_hold, target=part, limit_minor=part.amount_minor)
     return part
 
 
@@ -111,13 +114,14 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
     Without usage the whole hold is released. What a trial of a sweep does not use stays held for the sweep.
     `free_lines` (amount 0) come first on the receipt.
     """
-    # The parent first, as in `hold`. It never changes, so it is read without a lock.
+    # Lock the parent before its part, as `hold` does. `parent_id` never changes, so it is read before the lock.
     parent = Hold.objects.select_for_update().get(pk=hold.parent_id) if hold.parent_id else None
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").get(pk=hold.pk)
     if locked.state != Hold.States.HELD:
         return locked.receipt
     charge = pricing.rate(usage, pricing.Terms.from_json(locked.quote.terms))
     unused_minor = locked.amount_minor - charge.total_minor
+    # What a trial does not use stays held in the wallet, for its sweep.
     ledger.unhold(account=locked.account, amount_minor=charge.total_minor if parent else locked.amount_minor)
     if charge.total_minor:
         revenue = ledger.platform_account(Account.Kinds.REVENUE, locked.account.currency)
@@ -133,7 +137,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
     # A payment disputed during the run left a debt. It is paid from the released amount before anything else is bought.
     receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")
     locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED
-    locked.charged_minor = charge.total_minor or None
+    locked.charged_minor = charge.total_minor or None  # None: nothing was charged, as a constraint requires
     locked.metered_minor = charge.total_minor
     locked.ended_at = timezone.now()
     locked.save(update_fields=["state", "charged_minor", "metered_minor", "ended_at"])

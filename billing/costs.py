@@ -22,10 +22,10 @@ from console.accounts.zones import installation_time
 
 DIMENSIONS = ("member", "workspace", "node_spec")
 """The dimensions by which spend can be grouped."""
-NAMES_SHOWN = 6
+MAX_SERIES = 6
 """Largest number of series in a chart; the rest are summed up in one."""
-OTHERS = "…"
-"""Name of that series."""
+OTHER_SERIES = "…"
+"""Name of the series that sums up the rest."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 
@@ -105,12 +105,12 @@ def month_of(at: datetime | None = None) -> Month:
     """Return the month of a time (default: now)."""
     start = installation_time(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = (start + timedelta(days=32)).replace(day=1)
-    # Built anew in the zone: daylight saving time may have changed the offset.
+    # Not `replace`: daylight saving time may have changed the offset.
     zone = timezone.get_default_timezone()
     return Month(start, datetime(following.year, following.month, 1, tzinfo=zone))
 
 
-def month_named(name: str) -> Month:
+def parse_month(name: str) -> Month:
     """Parse a month such as `2026-11`. Returns the current month if it is invalid."""
     try:
         start = datetime.strptime(name, "%Y-%m").replace(tzinfo=timezone.get_default_timezone())
@@ -133,7 +133,7 @@ def spent_minor(organization: Organization, month: Month) -> int:
 
 
 def spending(organization: Organization, month: Month) -> list[Spend]:
-    """Return a month's spend, from which `by` and `by_day` group: one query over the receipts serves all groups."""
+    """Return a month's spend, for `shares_by` and `by_day` to group: one query serves all groups."""
     rows = (
         receipts(organization, month)
         .annotate(
@@ -147,7 +147,7 @@ def spending(organization: Organization, month: Month) -> list[Spend]:
     return [Spend(**row) for row in rows]
 
 
-def by(spends: Sequence[Spend], dimension: str) -> list[Share]:
+def shares_by(spends: Sequence[Spend], dimension: str) -> list[Share]:
     """Return the spend grouped by one of `DIMENSIONS`, largest first, including groups that cost nothing."""
     amounts: Counter[str] = Counter()
     runs: Counter[str] = Counter()
@@ -162,8 +162,8 @@ def by(spends: Sequence[Spend], dimension: str) -> list[Share]:
 
 def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> tuple[list[str], dict[date, list[int]]]:
     """Return the names of the groups, and for each day of the month an amount per group."""
-    shares = [share.name for share in by(spends, dimension) if share.amount_minor]
-    names = shares if len(shares) <= NAMES_SHOWN else [*shares[: NAMES_SHOWN - 1], OTHERS]
+    shares = [share.name for share in shares_by(spends, dimension) if share.amount_minor]
+    names = shares if len(shares) <= MAX_SERIES else [*shares[: MAX_SERIES - 1], OTHER_SERIES]
     positions = {name: position for position, name in enumerate(names)}
     days = {day: [0] * len(names) for day in month.days}
     for spend in spends:
@@ -192,7 +192,7 @@ def held(account: Account) -> QuerySet[Hold]:
 
 
 def months_with_costs(organization: Organization) -> Sequence[Month]:
-    """Return the months from the first charge to now, newest first, at most twelve."""
+    """Return the months from the first charge to now, newest first, at most a year of them."""
     first = Receipt.objects.filter(organization=organization).order_by("created_at").first()
     months = [month_of()]
     while first and months[-1].start > first.created_at and len(months) < 12:
@@ -201,6 +201,7 @@ def months_with_costs(organization: Organization) -> Sequence[Month]:
 
 
 def _name(dimension: str) -> Coalesce:
+    """Return the expression that gives a receipt's member, workspace or node spec."""
     sources: dict[str, F | KeyTextTransform] = {
         "member": F("hold__placed_by__email"),
         "workspace": KeyTextTransform("workspace", "hold__labels"),

@@ -31,15 +31,16 @@ CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """32 letters and digits, without I, O, 0 and 1, which look alike."""
 CODE_LENGTH = 16
 """Characters of a code: 16 of 32 letters are 80 bits."""
-WRONG_CODES = 10
-"""Refused codes per organization and WRONG_CODES_SECONDS; then `redeem` refuses all codes. Prevents guessing."""
+MAX_WRONG_CODES = 10
+"""Refused codes of an organization within WRONG_CODES_SECONDS after which `redeem` refuses all. Prevents guessing."""
 WRONG_CODES_SECONDS = 3600
-"""The message of `redeem` says this hour."""
+"""One hour, as the message of `redeem` says."""
 TRIAL_REASON = gettext_noop("Trial credit")
-# Filters: lots with credit that is neither used nor expired, and those of them with credit that no hold reserves.
-_LEFT = Q(amount_minor__gt=F("used_minor") + F("expired_minor"))
-_FREE = Q(amount_minor__gt=F("used_minor") + F("expired_minor") + F("reserved_minor"))
-_SOONEST = (F("expires_at").asc(nulls_last=True), "created_at", "pk")
+# Lots with credit that is neither used nor expired.
+_UNSPENT = Q(amount_minor__gt=F("used_minor") + F("expired_minor"))
+# Lots with unspent credit that no hold reserves.
+_UNRESERVED = Q(amount_minor__gt=F("used_minor") + F("expired_minor") + F("reserved_minor"))
+_SPENDING_ORDER = (F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
 
 # --- Grant ------------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def new_code() -> str:
 def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
     """Redeem a voucher code. Raises VoucherRefused (field code), also after too many wrong codes."""
     failures_key = f"voucher-tries:{account.organization_id}"
-    if int(cache.get(failures_key, 0)) >= WRONG_CODES:
+    if int(cache.get(failures_key, 0)) >= MAX_WRONG_CODES:
         raise _refused(_("Too many wrong codes. Try again in an hour."))
     # Stored codes have capital letters and digits only; people type spaces, dashes and small letters.
     normalized = "".join(code.split()).replace("-", "").upper()
@@ -175,7 +176,7 @@ def reserve(*, hold: Hold) -> None:
 def move_reserved(*, source: Hold, target: Hold, limit_minor: int) -> None:
     """Move reservations of credit, soonest expiry first, to a hold that was taken out of `source`.
 
-    The caller has locked the source and the wallet. The lots' own sums of reserved credit stay.
+    The caller has locked the source and the wallet. The lots' totals of reserved credit do not change.
     """
     order = (F("grant__expires_at").asc(nulls_last=True), "grant__created_at", "grant__pk")
     for use in CreditUse.objects.filter(hold=source, reserved_minor__gt=0).order_by(*order):
@@ -198,7 +199,7 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
     Reserved credit that a part of a sweep's hold did not use stays reserved, for its `parent`. The caller has locked
     the hold, the parent and, through `ledger.unhold`, the wallet.
     """
-    unused_minor = hold.amount_minor - amount_minor  # goes back to the parent; more is not reserved for it
+    unused_minor = hold.amount_minor - amount_minor  # returns to the parent, so it bounds the credit that returns
     reservations = {use.grant_id: use for use in CreditUse.objects.filter(hold=hold)}  # by lot
     unpaid, used = amount_minor, 0
     now = timezone.now()
@@ -209,6 +210,7 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
         amount = min(unpaid, reserved if is_expired else lot.free_minor + reserved)
         if not amount and use is None:  # nothing to pay from this lot, and nothing to release
             continue
+        # The charge takes reserved credit before free credit; what it leaves of the reserved credit can return.
         returned = min(unused_minor, reserved - min(amount, reserved)) if parent else 0
         if parent and returned:
             _add_reserved(parent, lot.pk, returned)
@@ -232,7 +234,7 @@ def remove_expired(*, account: Account) -> int:
 
     Call it in the transaction that then holds money, so that the hold cannot use expired credit.
     """
-    expired = credits_for(account.organization_id).filter(_FREE, expires_at__lte=timezone.now())
+    expired = lots_of(account.organization_id).filter(_UNRESERVED, expires_at__lte=timezone.now())
     if not expired.exists():  # the usual case, without locking the wallet
         return 0
     removed = 0
@@ -240,7 +242,8 @@ def remove_expired(*, account: Account) -> int:
         locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
         source = ledger.platform_account(Account.Kinds.CREDIT, locked.currency)
         for lot in expired.all():  # `all` reads the lots again, under the lock
-            # Never more than is available; a later call removes the rest. `locked` does not show the posts below.
+            # Never more than is available; a later call removes the rest. `locked` keeps the balance from before this
+            # loop, hence `- removed`.
             amount = min(lot.free_minor, locked.available_minor - removed)
             if amount <= 0:
                 continue
@@ -259,14 +262,14 @@ def remove_expired(*, account: Account) -> int:
 def forfeit(*, account: Account) -> None:
     """End all credit of an organization that closes. Safe to repeat."""
     now = timezone.now()
-    lots = CreditGrant.objects.filter(_LEFT, organization=account.organization_id)
+    lots = CreditGrant.objects.filter(_UNSPENT, organization=account.organization_id)
     lots.filter(Q(expires_at=None) | Q(expires_at__gt=now)).update(expires_at=now)
     remove_expired(account=account)
 
 
 def remove_all_expired(*, limit: int = 1000) -> int:
-    """Remove expired credit from all wallets and return the number of wallets changed."""
-    owners = CreditGrant.objects.filter(_FREE, expires_at__lte=timezone.now()).values("organization")
+    """Remove expired credit from at most `limit` wallets and return the number of wallets changed."""
+    owners = CreditGrant.objects.filter(_UNRESERVED, expires_at__lte=timezone.now()).values("organization")
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET, organization__in=owners)[:limit]
     return sum(remove_expired(account=account) > 0 for account in accounts)
 
@@ -276,7 +279,7 @@ def remove_all_expired(*, limit: int = 1000) -> int:
 
 def credit_minor(account: Account) -> int:
     """Return the part of a wallet's available balance that is credit, in minor units."""
-    lots = CreditGrant.objects.filter(_FREE, organization=account.organization_id)
+    lots = CreditGrant.objects.filter(_UNRESERVED, organization=account.organization_id)
     free = lots.aggregate(total=Sum(F("amount_minor") - F("used_minor") - F("expired_minor") - F("reserved_minor")))
     return int(free["total"] or 0)
 
@@ -286,12 +289,12 @@ def paid_minor(account: Account) -> int:
     return max(0, account.available_minor - credit_minor(account))
 
 
-def credits_for(organization: Organization | int | None) -> QuerySet[CreditGrant]:
+def lots_of(organization: Organization | int | None) -> QuerySet[CreditGrant]:
     """Return all lots of an organization in the order in which they are spent."""
-    return CreditGrant.objects.filter(organization=organization).order_by(*_SOONEST)
+    return CreditGrant.objects.filter(organization=organization).order_by(*_SPENDING_ORDER)
 
 
-def used_for(holds: Sequence[int]) -> dict[int, int]:
+def used_by_hold(holds: Sequence[int]) -> dict[int, int]:
     """Return the credit that each hold used, in minor units by hold id. Holds that used none are missing."""
     rows = CreditUse.objects.filter(hold__in=holds, used_minor__gt=0).values("hold").annotate(total=Sum("used_minor"))
     return {row["hold"]: row["total"] for row in rows.order_by()}
@@ -299,13 +302,13 @@ def used_for(holds: Sequence[int]) -> dict[int, int]:
 
 def _free_lots(organization_id: int | None) -> QuerySet[CreditGrant]:
     """Return the lots that a new hold can reserve, in the order they are spent."""
-    return credits_for(organization_id).filter(_FREE, _not_expired(timezone.now()))
+    return lots_of(organization_id).filter(_UNRESERVED, _not_expired(timezone.now()))
 
 
 def _spendable_lots(hold: Hold, now: datetime) -> QuerySet[CreditGrant]:
     """Return the lots that pay for a hold: those it reserved, expired or not, and those still free."""
     reserved = Exists(CreditUse.objects.filter(hold=hold, grant=OuterRef("pk")))
-    return credits_for(hold.account.organization_id).filter(_LEFT, _not_expired(now) | Q(reserved))
+    return lots_of(hold.account.organization_id).filter(_UNSPENT, _not_expired(now) | Q(reserved))
 
 
 def _not_expired(now: datetime) -> Q:

@@ -37,7 +37,7 @@ def decimals(currency: str) -> int:
 
 
 def step(currency: str) -> int:
-    """Return the number of minor units that each payment and refund must be a multiple of. Charges are rounded to 1."""
+    """Return the number of minor units that each payment and refund must be a multiple of. Charges need no multiple."""
     if currency in WHOLE_ONLY:
         return 100
     return 10 if currency in THREE_DECIMALS else 1

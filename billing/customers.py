@@ -23,7 +23,7 @@ from billing.models import Account, AutoTopUp, PaymentCustomer
 from console.accounts.models import Organization
 
 T = TypeVar("T")
-GONE = "customer_gone"
+CUSTOMER_GONE = "customer_gone"
 """Failure code of automatic top-ups that were switched off because the customer was deleted at the provider."""
 
 
@@ -42,8 +42,10 @@ def customer_of(*, organization: Organization, email: str) -> str:
     """
     row, _created = PaymentCustomer.objects.get_or_create(organization=organization, mode=gateway.mode())
     if not row.customer_id:
-        created = gateway.create_customer(reference=str(row.pk), name=str(organization), email=email, after=row.lost_id)
-        # Of two simultaneous calls the first one wins; the other customer stays unused.
+        created = gateway.create_customer(
+            reference=str(row.pk), name=str(organization), email=email, replaces=row.lost_id
+        )
+        # If two calls run at once, the first one stores its customer. The customer of the second stays unused.
         PaymentCustomer.objects.filter(pk=row.pk, customer_id="").update(customer_id=created)
         row.refresh_from_db()
     return row.customer_id
@@ -67,7 +69,7 @@ def with_customer(*, organization: Organization, email: str, call: Callable[[str
 def forget(customer_id: str) -> bool:
     """Clear a customer id that the provider has deleted, and switch off automatic top-ups that used its cards.
 
-    Returns False if no organization has this id any more. A mail about the top-ups follows.
+    Returns False if no organization has this id any more. `payment_emails` mails the payers about the top-ups.
     """
     with transaction.atomic():
         row = PaymentCustomer.objects.select_for_update().filter(mode=gateway.mode(), customer_id=customer_id).first()
@@ -76,7 +78,7 @@ def forget(customer_id: str) -> bool:
         row.customer_id, row.lost_id, row.default_method = "", customer_id, ""
         row.save(update_fields=["customer_id", "lost_id", "default_method"])
         AutoTopUp.objects.filter(account__organization=row.organization_id, is_on=True).update(
-            is_on=False, last_failure=GONE, mailed_at=None, updated_at=timezone.now()
+            is_on=False, last_failure=CUSTOMER_GONE, mailed_at=None, updated_at=timezone.now()
         )
     return True
 

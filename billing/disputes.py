@@ -19,13 +19,14 @@ from billing.models import AutoTopUp, Dispute, DisputeMovement, TopUp, Transacti
 from billing.payments import parse_timestamp
 from billing.refunds import find_top_up
 
-ENDS = {
+FINAL_STATES = {
     "won": Dispute.States.WON,
     "lost": Dispute.States.LOST,
     "warning_closed": Dispute.States.WON,
     "prevented": Dispute.States.WON,
 }
-"""Final statuses; others count as open. `warning_closed` was an inquiry; `prevented` never became a dispute."""
+"""Our state for each final status of the provider; other statuses count as open. `warning_closed` was an inquiry;
+`prevented` never became a dispute."""
 
 
 def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> None:
@@ -51,7 +52,7 @@ def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> Non
     if is_new or has_withdrawn:  # do not charge a disputed card automatically
         AutoTopUp.objects.filter(account=top_up.account, is_on=True).update(is_on=False, last_failure="disputed")
     row.evidence_due_at = parse_timestamp(evidence_due) if evidence_due else None
-    row.state = ENDS.get(str(dispute_object.get("status")), Dispute.States.OPEN)
+    row.state = FINAL_STATES.get(str(dispute_object.get("status")), Dispute.States.OPEN)
     row.ended_at = (row.ended_at or timezone.now()) if row.state != Dispute.States.OPEN else None
     row.save()
 
@@ -62,15 +63,17 @@ def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_
     booked = list(row.movements.all())
     booked_ids = {movement.balance_transaction for movement in booked}
     has_withdrawn = False
+    # The fee is the platform's cost, not the customer's.
     reported = [each for each in dispute_object.get("balance_transactions") or () if each.get("type") != "stripe_fee"]
     for transaction in sorted(reported, key=itemgetter("created")):
         if transaction["id"] in booked_ids:
             continue
         amount = _withdrawal_minor(row, transaction, currency=top_up.currency)
         same_direction = (each for each in booked if (each.amount_minor > 0) == (amount > 0))
-        if unnamed := next((each for each in same_direction if each.is_unnamed), None):
-            unnamed.balance_transaction = transaction["id"]
-            unnamed.save(update_fields=["balance_transaction"])
+        if earlier := next((each for each in same_direction if each.lacks_provider_id), None):
+            # Version 0.1 booked this movement without the id: add the id instead of booking it twice.
+            earlier.balance_transaction = transaction["id"]
+            earlier.save(update_fields=["balance_transaction"])
             continue
         _book(row, transaction["id"], amount, top_up=top_up)
         has_withdrawn = has_withdrawn or amount > 0
@@ -95,6 +98,7 @@ def _withdrawal_minor(row: Dispute, transaction: Mapping[str, Any], *, currency:
 
 
 def _withdrawn(row: Dispute) -> int:
+    """Return the amount withdrawn so far. New rows and rows of version 0.1 have None."""
     return row.withdrawn_minor or 0
 
 

@@ -31,16 +31,16 @@ def send_due() -> int:
     for alert in alerts.select_related("budget__organization", "budget__user"):
         budget = alert.budget
         member = {budget.user} if isinstance(budget.user, User) and budget.user.is_active else set()
-        recipients = readers(budget.organization, "budget.reached") | member
+        recipients = mail_recipients(budget.organization, "budget.reached") | member
         sent += deliver(BudgetAlert.objects.filter(pk=alert.pk), partial(_budget_mail, alert), recipients)
     warnings = BalanceWarning.objects.filter(mailed_at=None).select_related("account__organization")
     for warning in warnings:
         organization = warning.account.organization
         if organization is not None:
             rows = BalanceWarning.objects.filter(pk=warning.pk)
-            sent += deliver(rows, partial(_balance_mail, warning), readers(organization, "wallet.low"))
+            sent += deliver(rows, partial(_balance_mail, warning), mail_recipients(organization, "wallet.low"))
     for mail in InvoiceMail.objects.filter(mailed_at=None).select_related("invoice__organization"):
-        recipients = readers(mail.invoice.organization, "invoice.issued")
+        recipients = mail_recipients(mail.invoice.organization, "invoice.issued")
         sent += deliver(InvoiceMail.objects.filter(pk=mail.pk), partial(_invoice_mail, mail.invoice), recipients)
     return sent
 
@@ -51,8 +51,8 @@ def payers(organization: Organization) -> set[User]:
     return {member.user for member in members if member.allows(Capability.PAY)}
 
 
-def readers(organization: Organization, kind: str) -> set[User]:
-    """Return the active members who may pay, owners and billing members, and want mails of this kind."""
+def mail_recipients(organization: Organization, kind: str) -> set[User]:
+    """Return the active members who chose mails of this notification kind and whose role may see it."""
     members = Membership.objects.filter(organization=organization, user__is_active=True).select_related("user")
     return {member.user for member in members if notifications.wants_mail(member, kind)}
 

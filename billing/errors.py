@@ -46,7 +46,7 @@ class NotPriced(BillingError):
 
 
 class QuoteRefused(BillingError):
-    """A limit of the customer's own, such as a highest ceiling, that no quote can meet. `fields` names it."""
+    """No quote can meet a limit that the customer set, such as a ceiling. `fields` names it."""
 
     code = "invalid"
     message = _("Some values are invalid. Correct them and try again.")
@@ -94,7 +94,7 @@ class PaymentDeclined(BillingError):
 
 
 class RefundRefused(BillingError):
-    """A refund of an unpaid top-up, or of more than its refundable rest."""
+    """A refund of an unpaid top-up, or of more than can still be refunded."""
 
     code = "invalid"
 

@@ -25,17 +25,17 @@ from billing.models import StripeEvent, TopUp
 
 logger = logging.getLogger(__name__)
 
-FETCH_BACK = timedelta(days=3)
+FETCH_PERIOD = timedelta(days=3)
 """How far back `fetch_undelivered` looks. Stripe itself retries a delivery for three days."""
-PARK_SECONDS = (15, 60, 300, 1800, 3600)
-"""Delays between retries of a parked event; the last one repeats."""
-PARKED_AT_MOST = timedelta(days=3)
-"""How long after its arrival an event is retried. Then it is quarantined, so that an administrator sees it."""
+RETRY_SECONDS = (15, 60, 300, 1800, 3600)
+"""Delays between retries of a parked event; the last one repeats. An outage of the provider can take hours."""
+MAX_PARKED = timedelta(days=3)
+"""Age up to which a parked event is retried. Then it is quarantined, so that an administrator sees it."""
 OPEN = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
 """States of events that are still to be applied."""
 
 
-# --- Stored -----------------------------------------------------------------------------------------------------------
+# --- Store ------------------------------------------------------------------------------------------------------------
 
 
 def store(event: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def _storable(value: Any) -> Any:
 
 def fetch_undelivered() -> int:
     """Fetch the provider's recent events and store the missing ones. Return how many were missing."""
-    since = timezone.now() - FETCH_BACK
+    since = timezone.now() - FETCH_PERIOD
     events, count = gateway.events_since(int(since.timestamp())), 0
     while page := list(islice(events, 100)):  # the size of the provider's pages
         ids = [event["id"] for event in page]
@@ -76,7 +76,7 @@ def fetch_undelivered() -> int:
     return count
 
 
-# --- Applied ----------------------------------------------------------------------------------------------------------
+# --- Apply ------------------------------------------------------------------------------------------------------------
 
 
 def apply_waiting(*, limit: int = 1000) -> int:
@@ -131,7 +131,7 @@ def _current_object(event: StripeEvent) -> dict[str, Any]:
     if event.type not in HANDLERS or kind not in {"refund", "dispute", "customer"}:
         return stripe_object
     try:
-        stripe_object = gateway.current(kind, str(stripe_object.get("id")))
+        stripe_object = gateway.fetch_object(kind, str(stripe_object.get("id")))
         intent = str(stripe_object.get("payment_intent") or "")
         # A refund or dispute can arrive before the event of its own payment.
         if intent and not TopUp.objects.filter(payment_intent=intent).exists():
@@ -145,7 +145,7 @@ def _current_object(event: StripeEvent) -> dict[str, Any]:
 
 def _credit_payment(payment_intent: str) -> None:
     """Fetch a payment whose own event has not arrived, and credit it. Raises Quarantined."""
-    intent = gateway.current("payment_intent", payment_intent)
+    intent = gateway.fetch_object("payment_intent", payment_intent)
     session = gateway.session_of(payment_intent)
     with transaction.atomic():
         # Our Checkout Sessions carry a reference. An automatic top-up has no session, only a Payment Intent.
@@ -240,10 +240,10 @@ def _close(event: StripeEvent, state: StripeEvent.States, reason: str, states: t
 
 def _park(event: StripeEvent, reason: str, states: tuple[StripeEvent.States, ...]) -> None:
     """Schedule the next attempt, or quarantine an event that has been retried for too long."""
-    if event.received_at < timezone.now() - PARKED_AT_MOST:
+    if event.received_at < timezone.now() - MAX_PARKED:
         _close(event, StripeEvent.States.QUARANTINED, reason, states)
         return
-    wait = PARK_SECONDS[min(event.tries, len(PARK_SECONDS) - 1)]
+    wait = RETRY_SECONDS[min(event.tries, len(RETRY_SECONDS) - 1)]
     StripeEvent.objects.filter(pk=event.pk, state__in=states).update(
         state=StripeEvent.States.PARKED,
         reason=reason,

@@ -62,11 +62,11 @@ def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
     hold = receipt.hold
     head = [
         f"R-{receipt.pk}",
-        safe(receipt.title),
+        escape_formula(receipt.title),
         receipt.created_at.isoformat(timespec="seconds"),
-        safe(hold.placed_by.email if hold.placed_by else ""),
-        safe(str(hold.labels.get("workspace", ""))),
-        safe(str(hold.labels.get("node_spec", ""))),
+        escape_formula(hold.placed_by.email if hold.placed_by else ""),
+        escape_formula(str(hold.labels.get("workspace", ""))),
+        escape_formula(str(hold.labels.get("node_spec", ""))),
     ]
     for line in receipt.lines or [_empty_line(receipt)]:
         yield [
@@ -85,29 +85,30 @@ def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
 
 
 def _empty_line(receipt: Receipt) -> dict[str, Any]:
+    """Return the line of a receipt without lines, such as that of a free run, so that it has a row too."""
     return {"rule": "", "quantity": "0", "unit": "run", "unit_minor": "0", "amount_minor": receipt.total_minor}
 
 
 def _summary(rule: str, title: str, amount_minor: int, invoice: Invoice) -> list[str]:
-    empty = [""] * (len(RECEIPT_COLUMNS) - 2)
+    empty = [""] * (len(RECEIPT_COLUMNS) - 2)  # the last two columns are amount and currency
     empty[RECEIPT_COLUMNS.index("rule")] = rule
-    empty[RECEIPT_COLUMNS.index("title")] = safe(title)
+    empty[RECEIPT_COLUMNS.index("title")] = escape_formula(title)
     return [*empty, f"{to_major(amount_minor, invoice.currency):f}", invoice.currency]
 
 
-def safe(text: str) -> str:
+def escape_formula(text: str) -> str:
     """Escape a text that a spreadsheet would evaluate as a formula."""
     return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text
 
 
 def csv_row(cells: Iterable[str]) -> str:
-    """Return a line of CSV. Texts that a customer chose must have gone through `safe`."""
+    """Return a line of CSV. Texts that a customer chose must have gone through `escape_formula`."""
     out = io.StringIO()
     csv.writer(out).writerow(cells)
     return out.getvalue()
 
 
-def lines_of(invoice: Invoice) -> list[InvoiceLine]:
+def loaded_lines(invoice: Invoice) -> list[InvoiceLine]:
     """Return the invoice's lines with their receipts and corrected lines loaded."""
     return list(
         invoice.lines.select_related(

@@ -77,13 +77,13 @@ def mode() -> str:
 # --- Calls to the provider --------------------------------------------------------------------------------------------
 
 
-def create_customer(*, reference: str, name: str, email: str, after: str = "") -> str:
+def create_customer(*, reference: str, name: str, email: str, replaces: str = "") -> str:
     """Create the customer object of an organization and return its id. Raises PaymentUnavailable, PaymentRefused.
 
-    `after` is the deleted customer that this one replaces; it makes the idempotency key differ.
+    `replaces` is the id of a deleted customer; it makes the idempotency key differ.
     """
     # The mail address is part of the key: a call by another member is a different request.
-    fingerprint = hashlib.sha256(f"{name} {email} {after}".encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(f"{name} {email} {replaces}".encode()).hexdigest()[:16]
     created = _call(
         lambda: _client().v1.customers.create(
             {"name": name, "email": email, "metadata": {"organization": reference}},
@@ -96,7 +96,7 @@ def create_customer(*, reference: str, name: str, email: str, after: str = "") -
 def is_customer_deleted(customer: str) -> bool:
     """Return whether the customer was deleted at the provider. Raises PaymentUnavailable."""
     try:
-        return current("customer", customer).get("deleted") is True
+        return fetch_object("customer", customer).get("deleted") is True
     except CustomerGone:
         return True
 
@@ -226,7 +226,7 @@ def find_refund(*, reference: str, payment_intent: str) -> StripeStatus | None:
     return _with_reference("refund", reference, page.data)
 
 
-def current(kind: str, object_id: str) -> dict[str, Any]:
+def fetch_object(kind: str, object_id: str) -> dict[str, Any]:
     """Return an object's current state. Raises PaymentUnavailable, and PaymentRefused if it does not exist."""
     v1 = _client().v1
     retrieve: dict[str, Callable[[str], stripe.StripeObject]] = {
@@ -291,16 +291,16 @@ def webhook_secrets() -> list[str]:
 
 def sandbox_secret() -> str:
     """Return the secret that the sandbox signs with, derived from SECRET_KEY."""
-    return "whsec_" + _own_secret(settings.SECRET_KEY, "payments sandbox")
+    return "whsec_" + _derived_secret(settings.SECRET_KEY, "payments sandbox")
 
 
 def sandbox_key() -> str:
-    """Return the sandbox's API key. It must be secret: customers' code can reach loopback, and events name others."""
-    return "sk_test_" + _own_secret(settings.SECRET_KEY, "payments sandbox key")
+    """Return the sandbox's API key. Secret: customers' code can reach loopback, and events name other organizations."""
+    return "sk_test_" + _derived_secret(settings.SECRET_KEY, "payments sandbox key")
 
 
 @cache
-def _own_secret(key: str, purpose: str) -> str:
+def _derived_secret(key: str, purpose: str) -> str:
     return hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
@@ -313,7 +313,7 @@ def _parse_header(header: str) -> tuple[int, list[bytes]]:
             stamp = value
         elif name == "v1":
             signatures.append(value.encode("utf-8", "surrogateescape"))
-    # isdecimal() and int() also accept digits of other scripts, which Stripe never sends.
+    # isdecimal() and int() also accept digits of other scripts, which Stripe never sends. Unix times have ten digits.
     if not (stamp.isascii() and stamp.isdecimal() and len(stamp) < 12):
         raise BadSignature
     return int(stamp), signatures
@@ -344,7 +344,7 @@ def _card(method: dict[str, Any]) -> Card:
 
 
 def _call(call: Callable[[], T]) -> T:
-    """Make a call to the provider and translate its exceptions to ours."""
+    """Return the result of a call to the provider, with its exceptions translated to ours."""
     try:
         return call()
     except stripe.CardError as error:

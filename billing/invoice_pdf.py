@@ -22,14 +22,14 @@ from django.utils import translation
 from django.utils.translation import gettext as _
 
 from billing.errors import DocumentUnavailable
-from billing.exports import lines_of
+from billing.exports import loaded_lines
 from billing.models import Invoice, InvoiceDocument
 from billing.policy import policy
 
 logger = logging.getLogger(__name__)
 
 FONTS = settings.BASE_DIR / "static" / "vendor" / "fonts"
-DETAILS_UP_TO = 300
+MAX_DETAILED_RUNS = 300
 """Largest number of runs whose receipt lines the PDF shows. Longer invoices show one row per run; the CSV has all."""
 
 
@@ -49,8 +49,8 @@ def pdf(*, invoice: Invoice, language: str) -> bytes:
 
 def context(invoice: Invoice) -> dict[str, Any]:
     """Return the template context of an invoice's page and PDF."""
-    lines = lines_of(invoice)
-    return {"invoice": invoice, "lines": lines, "detailed": len(lines) <= DETAILS_UP_TO}
+    lines = loaded_lines(invoice)
+    return {"invoice": invoice, "lines": lines, "detailed": len(lines) <= MAX_DETAILED_RUNS}
 
 
 def is_available() -> bool:
@@ -63,7 +63,7 @@ def is_available() -> bool:
 
 
 def problem() -> str:
-    """Say which package an administrator must install to render PDFs. Empty if none is missing."""
+    """Return which package an administrator must install to render PDFs, or an empty string."""
     if not is_available():
         return _(
             "PDF invoices need Pango, which is not installed. On Debian and Ubuntu: apt-get install "
@@ -76,7 +76,7 @@ def problem() -> str:
 
 
 def seller_problem() -> str:
-    """Say which details of the seller invoices lack. Empty if the billing policy has name and address."""
+    """Return which details of the seller invoices lack, or an empty string if name and address are set."""
     rules = policy()
     if rules.seller_name and rules.seller_address:
         return ""
@@ -103,7 +103,7 @@ def _font() -> str:
 def _weasyprint() -> ModuleType:
     """Import WeasyPrint on first use: the import loads shared libraries that may be missing."""
     try:
-        importlib.import_module("weasyprint.urls")
+        importlib.import_module("weasyprint.urls")  # a submodule that `_render` needs
         return importlib.import_module("weasyprint")
     except OSError as error:
         logger.warning("WeasyPrint can't be used: %s", error)

@@ -33,7 +33,7 @@ from console.notifications import services as notifications
 
 logger = logging.getLogger(__name__)
 
-DIGITS = 6
+NUMBER_DIGITS = 6
 """Invoice numbers are zero-padded to this many digits."""
 
 
@@ -67,7 +67,7 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     receipts = list(_uninvoiced().filter(organization=organization, created_at__lt=period_end).order_by("pk"))
     if not sum(receipt.total_minor for receipt in receipts):  # free runs alone need no invoice
         return None
-    credit_by_hold = credit.used_for([receipt.hold_id for receipt in receipts])
+    credit_by_hold = credit.used_by_hold([receipt.hold_id for receipt in receipts])
     tax, rules = tax_for(organization), policy()
     subtotal = sum(receipt.total_minor for receipt in receipts)
     paid_by_credit = sum(credit_by_hold.values())
@@ -77,7 +77,7 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     invoice = Invoice.objects.create(
         kind=Invoice.Kinds.INVOICE,
         sequence=_next(series),
-        number=f"{rules.invoice_prefix}{series.last:0{DIGITS}d}",
+        number=f"{rules.invoice_prefix}{series.last:0{NUMBER_DIGITS}d}",
         organization=organization,
         currency=receipts[0].currency,
         period_start=min(installation_time(receipt.created_at).date() for receipt in receipts),
@@ -117,16 +117,16 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
 
 @transaction.atomic
 def correct(
-    *, invoice: Invoice, amounts: Mapping[int, int], reason: str, user: User | None, after: int | None = None
+    *, invoice: Invoice, amounts: Mapping[int, int], reason: str, user: User | None, notes_seen: int | None = None
 ) -> Invoice:
     """Issue a credit note that returns `amounts` (minor units by line id) to the wallet.
 
     Paid-in money is returned first, then credit, which no longer expires. Each note returns the tax on its amount.
-    The note that returns the last cent also returns all tax that is left. `after` is the number of notes that the
-    user's page showed, so a form submitted twice issues one note. Raises InvoiceRefused.
+    The note that returns the last cent also returns all tax that is left. `notes_seen` is the number of notes when the
+    user's page was shown, so a form submitted twice issues one note. Raises InvoiceRefused.
     """
     series = _locked_series(Invoice.Kinds.CREDIT_NOTE)
-    if after is not None and invoice.notes.count() != after:
+    if notes_seen is not None and invoice.notes.count() != notes_seen:
         raise InvoiceRefused(
             _("Another credit note was issued in the meantime. Check the remaining amounts and try again.")
         )
@@ -139,16 +139,18 @@ def correct(
     returned_credit = sum(from_credit for _line, _from_paid, from_credit in parts)
     # The remaining tax is computed from the remaining amount, so all notes together return the exact difference.
     # Amounts of earlier notes are negative, their credits positive.
-    before = invoice.notes.aggregate(subtotal=Sum("subtotal_minor"), credits=Sum("credits_minor"), tax=Sum("tax_minor"))
+    earlier = invoice.notes.aggregate(
+        subtotal=Sum("subtotal_minor"), credits=Sum("credits_minor"), tax=Sum("tax_minor")
+    )
     taxable_left = (
-        invoice.taxable_minor + (before["subtotal"] or 0) + (before["credits"] or 0) - returned + returned_credit
+        invoice.taxable_minor + (earlier["subtotal"] or 0) + (earlier["credits"] or 0) - returned + returned_credit
     )
     tax = Tax(invoice.tax_name, invoice.tax_percent, invoice.tax_inclusive)
-    tax_back = invoice.tax_minor + (before["tax"] or 0) - tax.of(taxable_left)
+    returned_tax = invoice.tax_minor + (earlier["tax"] or 0) - tax.of(taxable_left)
     note = Invoice.objects.create(
         kind=Invoice.Kinds.CREDIT_NOTE,
         sequence=_next(series),
-        number=f"{policy().note_prefix}{series.last:0{DIGITS}d}",
+        number=f"{policy().note_prefix}{series.last:0{NUMBER_DIGITS}d}",
         organization_id=invoice.organization_id,
         currency=invoice.currency,
         period_start=invoice.period_start,
@@ -161,8 +163,8 @@ def correct(
         line_count=len(parts),
         subtotal_minor=-returned,
         credits_minor=returned_credit,
-        tax_minor=-tax_back,
-        total_minor=-(returned - returned_credit) - (0 if invoice.tax_inclusive else tax_back),
+        tax_minor=-returned_tax,
+        total_minor=-(returned - returned_credit) - (0 if invoice.tax_inclusive else returned_tax),
         corrects=invoice,
         reason=reason.strip()[:255],
         issued_by=user.email if user else "",
@@ -174,10 +176,10 @@ def correct(
             position=position,
             corrects=line,
             title=line.title,
-            amount_minor=-(paid + free),
-            credit_minor=free,
+            amount_minor=-(from_paid + from_credit),
+            credit_minor=from_credit,
         )
-        for position, (line, paid, free) in enumerate(parts, 1)
+        for position, (line, from_paid, from_credit) in enumerate(parts, 1)
     )
     _post_note(note)
     return note
@@ -201,10 +203,10 @@ def uninvoiced_minor(organization: Organization) -> int:
     return int(_uninvoiced().filter(organization=organization).aggregate(total=Sum("total_minor"))["total"] or 0)
 
 
-def correctable(invoice: Invoice) -> list[tuple[InvoiceLine, int]]:
+def correctable_lines(invoice: Invoice) -> list[tuple[InvoiceLine, int]]:
     """Return each line of an invoice with the amount that notes can still return, in minor units."""
-    lines = invoice.lines.annotate(back=Sum("corrections__amount_minor", default=0))
-    return [(line, line.amount_minor + line.back) for line in lines]
+    lines = invoice.lines.annotate(corrected=Sum("corrections__amount_minor", default=0))
+    return [(line, line.amount_minor + line.corrected) for line in lines]
 
 
 def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[tuple[InvoiceLine, int, int]]:
@@ -213,21 +215,22 @@ def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[tuple[I
     Corrections have negative amounts, so adding them to a line's amount leaves the rest.
     """
     lines = invoice.lines.annotate(
-        back=Sum("corrections__amount_minor", default=0), back_credit=Sum("corrections__credit_minor", default=0)
+        corrected=Sum("corrections__amount_minor", default=0),
+        corrected_credit=Sum("corrections__credit_minor", default=0),
     ).in_bulk(list(amounts))
     if not amounts or set(lines) != set(amounts):
         raise InvoiceRefused(_("Choose lines of this invoice and enter an amount for each."))
     parts: list[tuple[InvoiceLine, int, int]] = []
     for pk, amount in sorted(amounts.items()):
         line = lines[pk]
-        remaining = line.amount_minor + line.back
+        remaining = line.amount_minor + line.corrected
         if not 0 < amount <= remaining:
             raise InvoiceRefused(
                 _("The amount of line %(line)d must be at most %(left)d minor units.")
                 % {"line": line.position, "left": remaining}
             )
-        # On an invoice `credit_minor` is 0 or less; on notes, which `back_credit` sums, it is 0 or more.
-        paid_remaining = remaining + line.credit_minor + line.back_credit
+        # On an invoice `credit_minor` is 0 or less; on notes, which `corrected_credit` sums, it is 0 or more.
+        paid_remaining = remaining + line.credit_minor + line.corrected_credit
         paid = min(amount, paid_remaining)
         parts.append((line, paid, amount - paid))
     return parts
@@ -237,16 +240,16 @@ def _post_tax(invoice: Invoice) -> None:
     """Post an invoice's tax as a liability to the tax office."""
     if not invoice.tax_minor:
         return
-    owed = ledger.platform_account(Account.Kinds.TAX, invoice.currency)
+    tax_office = ledger.platform_account(Account.Kinds.TAX, invoice.currency)
     if invoice.tax_inclusive:
         revenue = ledger.platform_account(Account.Kinds.REVENUE, invoice.currency)
-        entries = [(revenue, -invoice.tax_minor), (owed, invoice.tax_minor)]
+        entries = [(revenue, -invoice.tax_minor), (tax_office, invoice.tax_minor)]
     else:
         wallet = _locked_wallet(invoice.organization)
         paid = min(invoice.tax_minor, credit.paid_minor(wallet))
         debt = ledger.receivable_account(wallet)
         # A debt is a negative balance.
-        entries = [(wallet, -paid), (debt, paid - invoice.tax_minor), (owed, invoice.tax_minor)]
+        entries = [(wallet, -paid), (debt, paid - invoice.tax_minor), (tax_office, invoice.tax_minor)]
     ledger.post(
         reference=f"tax:{invoice.kind}:{invoice.sequence}",
         kind="tax",
@@ -259,14 +262,14 @@ def _post_note(note: Invoice) -> None:
     """Return a note's amount from revenue and tax liability to the wallet, then collect debts from the wallet."""
     wallet = _locked_wallet(note.organization)
     # A note's total and tax are negative. Its total excludes credit, which also returns to the wallet.
-    back = -note.total_minor + note.credits_minor
+    returned = -note.total_minor + note.credits_minor
     revenue = ledger.platform_account(Account.Kinds.REVENUE, note.currency)
-    owed = ledger.platform_account(Account.Kinds.TAX, note.currency)
+    tax_office = ledger.platform_account(Account.Kinds.TAX, note.currency)
     ledger.post(
         reference=f"credit-note:{note.sequence}",
         kind="credit-note",
         description=note.reason,
-        entries=[(wallet, back), (revenue, -back - note.tax_minor), (owed, note.tax_minor)],
+        entries=[(wallet, returned), (revenue, -returned - note.tax_minor), (tax_office, note.tax_minor)],
     )
     if note.credits_minor:
         credit.add_correction(organization=note.organization, amount_minor=note.credits_minor, reason=note.reason)

@@ -20,10 +20,11 @@ from django.utils.translation import gettext as _
 from billing.currencies import decimals
 
 MAX_CACHED_AMOUNTS = 4096
-"""Number of formatted amounts cached per process: Babel needs longer for one than for the rest of a table cell."""
+"""Number of formatted amounts cached per process, because Babel's formatting dominates the time of large tables."""
 MAX_DIGITS = 18
 """Largest number of digits of a typed amount: it then fits PostgreSQL's bigint in every currency."""
-TYPED = re.compile(r"(\d{0,20})(?:[.,](\d{0,20}))?")
+TYPED_AMOUNT = re.compile(r"(\d{0,20})(?:[.,](\d{0,20}))?")
+"""Integer and fraction of a typed amount; `to_minor` then refuses more digits than MAX_DIGITS."""
 LINE_TITLES = {
     "time_used": gettext_lazy("Node time"),
     "epochs_completed": gettext_lazy("Epochs, charged when the run completes"),
@@ -41,6 +42,7 @@ LINE_TITLES = {
     "after_cancel": gettext_lazy("After cancellation: free"),
     "storage": gettext_lazy("Storage of the day, and what was due before"),
 }
+"""Title of a quote's or receipt's line by its rule."""
 
 FAILURES = {
     "insufficient_funds": gettext_lazy("The card has insufficient funds."),
@@ -54,6 +56,7 @@ FAILURES = {
     "customer_gone": gettext_lazy("The saved cards were deleted at the payment provider. Add a card again."),
     "unanswered": gettext_lazy("The payment provider did not answer."),
 }
+"""Sentence for each failure code of a payment: the provider's codes and ours."""
 
 EARLIER_DESCRIPTIONS = (
     gettext_noop("Credit that expired"),
@@ -65,12 +68,13 @@ EARLIER_DESCRIPTIONS = (
 )
 """Descriptions that earlier versions stored in the ledger. Ledger rows never change, so these stay translated."""
 
-BASES = {
+ESTIMATE_BASES = {
     "customer": gettext_lazy("Assumes the longest time that you set. No run of this script has been measured yet."),
     "notebook": gettext_lazy("You pay the time until you stop it, it is idle, or its time limit is reached."),
     "free": gettext_lazy("This run is free. It ends when its time limit is reached."),
     "reference": gettext_lazy("Assumes the product's reference speed. No run of this script has been measured yet."),
 }
+"""Sentence for each source of an estimate that needs no figures."""
 MIN_RUNS_FOR_SHARE = 5
 """Fewest earlier runs from which "90 % of runs" may be claimed. With fewer, the p90 is a multiple of the p50."""
 
@@ -97,12 +101,12 @@ def parse_amount(text: str, currency: str) -> int:
     """Parse a typed amount with a decimal point or comma into minor units.
 
     Raises ValueError if it is no amount, or is ambiguous: "1.234" may mean a thousand or a fraction, so three digits
-    after the mark are accepted only for currencies with three decimals.
+    after the point or comma are accepted only for currencies with three decimals.
     """
-    match = TYPED.fullmatch(text.strip())
+    match = TYPED_AMOUNT.fullmatch(text.strip())
     integer, fraction = match.groups(default="") if match else ("", "")
-    if not integer + fraction or (len(fraction) == len("000") and decimals(currency) < len(fraction)):
-        raise ValueError("This is no amount, or could be two.")
+    if not integer + fraction or (len(fraction) == 3 and decimals(currency) < 3):
+        raise ValueError("This is no amount, or it is ambiguous.")
     return to_minor(Decimal(f"{integer or 0}.{fraction or 0}"), currency)
 
 
@@ -152,7 +156,7 @@ def basis_sentence(basis: Mapping[str, Any]) -> str:
             "Based on %(runs)d free probes of this script on one node.",
             runs,
         ) % {"runs": runs}
-    return str(BASES.get(str(source), BASES["reference"]))
+    return str(ESTIMATE_BASES.get(str(source), ESTIMATE_BASES["reference"]))
 
 
 def p90_label(basis: Mapping[str, Any]) -> str:

@@ -28,9 +28,9 @@ def send_due() -> int:
     since = timezone.now() - MAX_AGE
     failed = TopUp.objects.filter(
         origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.FAILED, mailed_at=None, created_at__gt=since
-    ).exclude(failure=customers.GONE)  # the mail about deleted cards says it
+    ).exclude(failure=customers.CUSTOMER_GONE)  # the mail about deleted cards covers these
     without_cards = AutoTopUp.objects.filter(
-        is_on=False, last_failure=customers.GONE, mailed_at=None, updated_at__gt=since
+        is_on=False, last_failure=customers.CUSTOMER_GONE, mailed_at=None, updated_at__gt=since
     )
     disputed = Dispute.objects.filter(mailed_at=None, withdrawn_minor__gt=0, movements__moved_at__gt=since).distinct()
     sent = 0

@@ -28,6 +28,7 @@ from console.installation.selectors import installation
 from console.notifications import services as notifications
 
 OPEN = (TopUp.States.CREATED, TopUp.States.PENDING)
+"""States of top-ups whose payment has no result yet."""
 
 
 def start_top_up(*, account: Account, amount_minor: int, user: User, save_card: bool = False) -> TopUp:
@@ -177,12 +178,12 @@ def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> No
 
 
 def close_pages(*, account: Account) -> None:
-    """Close the open payment pages of a wallet, and apply what became of them. Raises PaymentUnavailable."""
+    """Close the open payment pages of a wallet, and apply their final states. Raises PaymentUnavailable."""
     pages = TopUp.objects.filter(account=account, origin=TopUp.Origins.CHECKOUT, state__in=OPEN).exclude(session_id="")
     for pk, session_id in list(pages.values_list("pk", "session_id")):
         gateway.expire_checkout(session_id)
         try:
-            session = gateway.current("checkout.session", session_id)
+            session = gateway.fetch_object("checkout.session", session_id)
         except PaymentRefused:  # the provider does not have it, for example after a change of keys
             session = {"client_reference_id": str(pk), "status": "expired"}
         # A session that does not match stays open here; its event is quarantined for an administrator.
@@ -211,6 +212,7 @@ def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool =
         ),
     )
     TopUp.objects.filter(pk=top_up.pk).update(session_id=checkout.session_id, checkout_url=checkout.url)
+    # Only from CREATED: an event may have changed the state meanwhile.
     TopUp.objects.filter(pk=top_up.pk, state=TopUp.States.CREATED).update(state=TopUp.States.PENDING)
     top_up.refresh_from_db()
     return top_up

@@ -93,7 +93,7 @@ class Change:
 
     @property
     def is_large(self) -> bool:
-        """Return whether the price changes by more than half. From free to any price counts too."""
+        """Return whether the price changes by more than half, or from free to any price."""
         if self.old is None or self.new is None:
             return False
         return abs(self.new - self.old) * 2 > self.old
@@ -106,16 +106,16 @@ def preview(*, book: PriceBook, month: Month) -> Preview:
     customers: dict[int, CustomerPreview] = {}
     receipts = (
         Receipt.objects.filter(currency=book.currency, created_at__gte=month.start, created_at__lt=month.end)
-        .exclude(hold__reference__startswith=STORAGE_PREFIX)  # it is no run
+        .exclude(hold__reference__startswith=STORAGE_PREFIX)  # charges of storage are no runs
         .select_related("hold__quote", "organization")
         .order_by("pk")
     )
     for receipt in receipts.iterator(chunk_size=500):
-        row = customers.setdefault(receipt.organization_id, CustomerPreview(receipt.organization))
-        row.runs += 1
-        row.charged_minor += receipt.total_minor
-        row.simulated_minor += _simulated_minor(receipt, rows, simulation)
-    simulation.customers = sorted(customers.values(), key=lambda row: (-row.charged_minor, row.organization.name))
+        customer = customers.setdefault(receipt.organization_id, CustomerPreview(receipt.organization))
+        customer.runs += 1
+        customer.charged_minor += receipt.total_minor
+        customer.simulated_minor += _simulated_minor(receipt, rows, simulation)
+    simulation.customers = sorted(customers.values(), key=lambda each: (-each.charged_minor, each.organization.name))
     return simulation
 
 

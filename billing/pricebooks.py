@@ -67,9 +67,9 @@ def faults(book: PriceBook) -> list[str]:
     ]
     # A volume price needs a base price for fewer nodes. A product sold by the epoch needs a price for every node spec.
     for price in prices:
-        first = (PriceKind(price.kind), price.product, price.node_spec_id, 1)
-        general = (PriceKind(price.kind), "", price.node_spec_id, 1)
-        if price.nodes_from > 1 and first not in priced and general not in priced:
+        own_base = (PriceKind(price.kind), price.product, price.node_spec_id, 1)
+        general_base = (PriceKind(price.kind), "", price.node_spec_id, 1)
+        if price.nodes_from > 1 and own_base not in priced and general_base not in priced:
             missing.append(Price(kind=price.kind, product=price.product, node_spec=price.node_spec))
     sold_fixed = {price.product for price in prices if price.kind == PriceKind.FIXED_EPOCH}
     missing += [
@@ -108,21 +108,23 @@ def _key(price: Price) -> tuple[PriceKind, str, int | None, int]:
 
 @transaction.atomic
 def publish(*, book: PriceBook, effective_from: datetime | None = None) -> PriceBook:
-    """Publish a draft, effective from a time (now or later). Raises BookRefused, with the field at fault if any."""
+    """Publish a draft, effective from a time (now or later). Raises BookRefused."""
     book = PriceBook.objects.select_for_update().get(pk=book.pk)
     now = timezone.now()
-    starts = effective_from or book.effective_from or now
+    starts_at = effective_from or book.effective_from or now
     if book.published_at:
         raise BookRefused(_("This price book is already published. Copy it to change a price."))
     if effective_from and effective_from < now:
         raise BookRefused(_("Choose a date in the future. Past prices can't change."))
-    starts = max(starts, now)
+    starts_at = max(starts_at, now)
     if problems := faults(book):
         raise BookRefused(" ".join(problems))
-    same = PriceBook.objects.filter(currency=book.currency, effective_from=starts, published_at__isnull=False).first()
-    if same:
-        raise BookRefused(_("%(book)s starts at the same time. Choose another date.") % {"book": same})
-    book.effective_from = starts
+    simultaneous = PriceBook.objects.filter(
+        currency=book.currency, effective_from=starts_at, published_at__isnull=False
+    ).first()
+    if simultaneous:
+        raise BookRefused(_("%(book)s starts at the same time. Choose another date.") % {"book": simultaneous})
+    book.effective_from = starts_at
     book.published_at = now
     book.save(update_fields=["effective_from", "published_at"])
     return book

@@ -34,19 +34,23 @@ class PriceKind(enum.StrEnum):
 
     NODE_HOUR = "node_hour"
     EPOCH = "epoch"
+    """Metered mode: an epoch of a completed run, in addition to its node-hours."""
     FIXED_EPOCH = "fixed_epoch"
+    """Fixed mode: an epoch on one node."""
     MINIMUM = "minimum"
+    """The least that a run with billable time costs."""
     STORAGE = "storage"
+    """A GB stored for a month."""
 
 
 class PricingError(Exception):
-    """No quote is possible: `code` says why, `field` what to change, `minimum` a value that works."""
+    """No quote is possible: `code` says why, `field` what to change, `limit` the nearest value that works."""
 
-    def __init__(self, code: str, *, field: str, minimum: int = 0) -> None:
+    def __init__(self, code: str, *, field: str, limit: int = 0) -> None:
         super().__init__(code)
         self.code = code
         self.field = field
-        self.minimum = minimum
+        self.limit = limit
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class Line:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data without empty optional fields."""
         data = dataclasses.asdict(self)
-        return {name: data[name] for name in data if data[name] or name not in OPTIONAL_OF_A_LINE}
+        return {name: data[name] for name in data if data[name] or name not in OPTIONAL_LINE_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,8 @@ class Offer:
     deadline_seconds: int
 
 
-OPTIONAL_OF_A_LINE = frozenset({"began_at", "ended_at", "nodes", "evidence"})
+OPTIONAL_LINE_FIELDS = frozenset({"began_at", "ended_at", "nodes", "evidence"})
+"""Fields of a line that its JSON omits when they are empty."""
 
 
 @dataclass(frozen=True)
@@ -196,12 +201,13 @@ def quote(
     minimum = find_price(prices, PriceKind.MINIMUM, purchase)
     hourly = find_price(prices, PriceKind.NODE_HOUR, purchase)
     fixed = find_price(prices, PriceKind.FIXED_EPOCH, purchase)
-    extra = find_price(prices, PriceKind.EPOCH, purchase)
+    epoch = find_price(prices, PriceKind.EPOCH, purchase)
     if hourly is None or (purchase.mode is Mode.FIXED and fixed is None):
         raise PricingError("not_priced", field="node_spec")
     if max_seconds is not None and max_seconds > max_deadline_seconds:
-        raise PricingError("max_seconds_too_large", field="max_seconds", minimum=max_deadline_seconds)
+        raise PricingError("max_seconds_too_large", field="max_seconds", limit=max_deadline_seconds)
     is_fixed = purchase.mode is Mode.FIXED
+    # Rounded to a millisecond, so that noise of floating point does not add a second.
     default = max(min_deadline_seconds, math.ceil(Decimal(str(round(estimate.p90_seconds, 3))) * headroom))
     seconds = max_seconds or min(max_deadline_seconds, max(default, included_seconds or 0) if is_fixed else default)
     terms = Terms(
@@ -209,7 +215,7 @@ def quote(
         nodes=purchase.nodes,
         epochs=purchase.epochs,
         hourly=hourly,
-        per_epoch=(fixed or Decimal(0)) * purchase.nodes if is_fixed else extra or Decimal(0),
+        per_epoch=(fixed or Decimal(0)) * purchase.nodes if is_fixed else epoch or Decimal(0),
         minimum_minor=round_minor(minimum or Decimal(0)),
         ceiling_minor=0,
         included_seconds=min(seconds, seconds if included_seconds is None else included_seconds) if is_fixed else None,
@@ -226,7 +232,7 @@ def terms_for(
     offer = quote(
         prices,
         purchase,
-        Estimate(0.0, 0.0, ""),
+        Estimate(0.0, 0.0, ""),  # has no effect on the terms, since the deadline is given
         headroom=Decimal(1),
         min_deadline_seconds=0,
         max_deadline_seconds=deadline_seconds,
@@ -262,7 +268,7 @@ def affordable_seconds(terms: Terms, budget_minor: int) -> int:
     if for_time_minor < 0:
         return 0
     if terms.hourly == 0:
-        return 10**9
+        return 10**9  # time is free: longer than any deadline
     return math.floor(for_time_minor / _time_minor(terms, Decimal(1)))
 
 
@@ -272,7 +278,7 @@ def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor
         minute_minor = math.ceil(_time_minor(terms, Decimal(60)))
         smallest_ceiling = max(terms.minimum_minor, minute_minor + _epochs_line(terms).amount_minor)
         if ceiling_minor < smallest_ceiling:
-            raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=smallest_ceiling)
+            raise PricingError("ceiling_too_small", field="ceiling_minor", limit=smallest_ceiling)
         seconds = min(seconds, affordable_seconds(terms, ceiling_minor))
     lines = [_time_line(terms, Decimal(seconds))]
     if terms.per_epoch and terms.epochs:
@@ -284,7 +290,7 @@ def _fixed_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: 
     price, included = _epochs_line(terms).amount_minor, terms.included_seconds or 0
     if ceiling_minor is not None:
         if ceiling_minor < (smallest_ceiling := max(price, terms.minimum_minor)):
-            raise PricingError("ceiling_too_small", field="ceiling_minor", minimum=smallest_ceiling)
+            raise PricingError("ceiling_too_small", field="ceiling_minor", limit=smallest_ceiling)
         seconds = min(seconds, included + affordable_seconds(terms, ceiling_minor))
     return _offer(terms, estimate, seconds, _fixed_lines(terms, Decimal(seconds * terms.nodes)))
 
@@ -346,6 +352,7 @@ def _fixed_lines(terms: Terms, node_seconds: Decimal) -> list[Line]:
     lines = [_epochs_line(terms)]
     extra = 0 if terms.included_seconds is None else node_seconds - terms.included_seconds * terms.nodes
     if extra > 0:
+        # One node, because `extra` counts node-seconds.
         line = _time_line(dataclasses.replace(terms, nodes=1), Decimal(extra))
         lines.append(dataclasses.replace(line, rule="extra_time"))
     return lines

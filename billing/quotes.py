@@ -118,28 +118,28 @@ def make_sweep_quote(
 ) -> Quote:
     """Store the quote of a sweep of at most `trials` runs. `offers` price the corners of its search space.
 
-    The ceiling is that of the dearest corner times `trials`, or the customer's `ceiling_minor` if that is lower; fewer
-    trials start then. Terms and deadline are those of the dearest corner. Raises QuoteRefused if the ceiling is too
+    The ceiling is that of the dearest corner times `trials`. A lower `ceiling_minor` of the customer replaces it; then
+    fewer trials start. Terms and deadline are those of the dearest corner. Raises QuoteRefused if the ceiling is too
     small for one trial.
     """
     dearest, estimate = max(offers, key=lambda offer: offer[0].ceiling_minor)
     lines = [pricing.trials_line(trials, dearest.ceiling_minor)]
     ceiling = min(lines[0].amount_minor, ceiling_minor or lines[0].amount_minor)
     if ceiling < dearest.ceiling_minor:
-        error = pricing.PricingError("ceiling_too_small", field="ceiling_minor", minimum=dearest.ceiling_minor)
+        error = pricing.PricingError("ceiling_too_small", field="ceiling_minor", limit=dearest.ceiling_minor)
         raise _translate(error, prices.book.currency)
     if ceiling < lines[0].amount_minor:
         lines.append(pricing.above_ceiling_line(lines[0].amount_minor - ceiling))
-    middle = sum(offer.p50_minor for offer, _estimate in offers) // len(offers)
-    whole = dataclasses.replace(
+    mean_p50_minor = sum(offer.p50_minor for offer, _estimate in offers) // len(offers)
+    sweep_offer = dataclasses.replace(
         dearest,
         lines=tuple(lines),
-        p50_minor=min(ceiling, middle * trials),
+        p50_minor=min(ceiling, mean_p50_minor * trials),
         p90_minor=min(ceiling, dearest.p90_minor * trials),
         ceiling_minor=ceiling,
     )
     return _store(
-        organization=organization, user=user, book=prices.book, payload=payload, offer=whole, estimate=estimate
+        organization=organization, user=user, book=prices.book, payload=payload, offer=sweep_offer, estimate=estimate
     )
 
 
@@ -220,8 +220,8 @@ def _translate(error: pricing.PricingError, currency: str) -> NotPriced | QuoteR
         return NotPriced(sentence, fields={error.field: sentence})
     sentences = {
         "max_seconds_too_large": _("The longest time of this product is %(limit)s seconds. Choose a shorter time.")
-        % {"limit": error.minimum},
+        % {"limit": error.limit},
         "ceiling_too_small": _("The ceiling must be at least %(least)s for these settings.")
-        % {"least": money(error.minimum, currency)},
+        % {"least": money(error.limit, currency)},
     }
     return QuoteRefused(fields={error.field: sentences[error.code]})

@@ -1,8 +1,8 @@
-"""Money into and out of wallets from outside, and the debts of organizations.
+"""Payments into wallets, refunds and chargebacks out of them, and the debts of organizations.
 
 A refund or chargeback never reduces a wallet below its holds, and never takes promotional credit. It takes paid-in
 money; the rest becomes a debt. The next payment or released hold pays the debt. An administrator may write a debt off.
-If money comes back later (a won dispute), it first makes good for the written-off debt.
+If withdrawn money returns later (a won dispute), it also repays the written-off debt.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from billing.payments import step_sentence
 from console.accounts.models import User
 
 MAX_FAILURES = 3
-"""Failed refunds of a top-up after which `pay_back` leaves it to an administrator: its card is gone for good."""
+"""Failed refunds of a top-up after which `pay_back` stops trying: its card probably no longer exists, so a person must
+decide."""
 RETRY_AFTER = timedelta(days=1)
 """Pause after a failed refund: an immediate retry would fail for the same reason."""
 STATES = {
@@ -36,6 +37,7 @@ STATES = {
     "failed": Refund.States.FAILED,
     "canceled": Refund.States.FAILED,
 }
+"""Our state for each status of a refund at the provider."""
 
 WITHDRAWN = Case(
     When(withdrawn_minor__isnull=False, then=F("withdrawn_minor")),
@@ -43,7 +45,7 @@ WITHDRAWN = Case(
     default=Value(0),
     output_field=BigIntegerField(),
 )
-"""The amount that a dispute withdrew. Rows of version 0.1 have no `withdrawn_minor`: their flags say it."""
+"""The amount that a dispute withdrew. Rows of version 0.1 have flags instead of `withdrawn_minor`."""
 
 
 def refundable_minor(top_up: TopUp) -> int:
@@ -89,7 +91,7 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UU
 
 
 def pay_back(*, account: Account, reason: str) -> list[Refund]:
-    """Refund what was paid in and is unspent, the newest top-ups first, and return the refunds. Safe to repeat.
+    """Refund the unspent paid-in money, the newest top-ups first, and return the refunds. Safe to repeat.
 
     Granted credit stays. A refund's row and its debit are one transaction, with the top-ups and the wallet locked, so a
     repeated or concurrent call finds only the rest. A top-up whose refund failed is tried again after RETRY_AFTER, at
@@ -101,7 +103,7 @@ def pay_back(*, account: Account, reason: str) -> list[Refund]:
         top_ups = list(paid.exclude(payment_intent="").select_related("account").order_by("pk"))
         left = credit.paid_minor(Account.objects.select_for_update(no_key=True).get(pk=account.pk))
         for top_up in sorted(top_ups, key=lambda each: each.paid_at or each.created_at, reverse=True):
-            amount = min(left, refundable_minor(top_up)) if not _rests(top_up) else 0
+            amount = min(left, refundable_minor(top_up)) if not _is_paused(top_up) else 0
             amount -= amount % currencies.step(top_up.currency)
             if amount > 0:
                 rows.append(Refund.objects.create(top_up=top_up, amount_minor=amount, reason=reason))
@@ -113,8 +115,8 @@ def pay_back(*, account: Account, reason: str) -> list[Refund]:
     return rows
 
 
-def _rests(top_up: TopUp) -> bool:
-    """Return whether refunds of the top-up failed too lately or too often to try another."""
+def _is_paused(top_up: TopUp) -> bool:
+    """Return whether refunds of the top-up failed too recently or too often to try another."""
     failed = top_up.refunds.filter(state=Refund.States.FAILED)
     return failed.count() >= MAX_FAILURES or failed.filter(ended_at__gt=timezone.now() - RETRY_AFTER).exists()
 
@@ -184,7 +186,7 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
 
 
 def _debit_wallet(row: Refund) -> None:
-    # Otherwise an automatic top-up would charge the refunded amount again.
+    # Switch automatic top-ups off: they would charge the refunded amount again.
     AutoTopUp.objects.filter(account=row.top_up.account, is_on=True).update(is_on=False, last_failure="refunded")
     receivables.withdraw(
         account=row.top_up.account,
@@ -221,6 +223,7 @@ def _locked_refund(pk: UUID) -> Refund:
 
 
 def _find_refund(refund_id: str, reference: object) -> Refund | None:
+    """Return our row by the provider's id, or by our reference if the row has no id yet, locked."""
     rows = Refund.objects.select_for_update(of=("self",)).select_related("top_up__account")
     if row := rows.filter(refund_id=refund_id).first():
         return row

@@ -1,9 +1,9 @@
 """Charge storage by the day: the price book's price per GB and month, beyond the policy's free allowance.
 
-Each day the storage in use is measured and rated; a day that was not measured is free. Its cost adds to the balance
-that is due, whole minor units of which are charged at once; fractions wait for the next day. A charge takes at most
-what is available in the wallet, credit first; the rest stays due and is charged when money comes in. So a wallet never
-falls below zero, and never below its holds.
+Each day the storage in use is measured and rated; a day that was not measured is free. The day's cost is added to the
+balance due. Whole minor units of the balance are charged at once; fractions wait for the next day. A charge takes at
+most the available amount of the wallet, credit first. The rest stays due until money is paid in, so a wallet never
+falls below its holds.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from billing.pricebooks import current_book
 from billing.pricing import PriceKind
 
 GB = 10**9
-"""Bytes of a gigabyte, as in the price."""
+"""Bytes per gigabyte, the unit of the storage price."""
 STOP_WRITES_AFTER = timedelta(days=7)
-"""How long storage may be unpaid before nothing more can be written: a week to notice the mail and top up."""
+"""How long storage may be unpaid before all writes are refused: a week to notice the mail and top up."""
 DELETE_AFTER = timedelta(days=60)
-"""How long it may be unpaid before the oldest outputs are deleted, one job a day. Each deletion is announced too."""
-PLACES = Decimal("0.000001")
+"""How long storage may be unpaid before the oldest outputs are deleted, one job a day. Each deletion is announced."""
+COST_PRECISION = Decimal("0.000001")
+"""Step of a daily cost in minor units: six decimals, as in its column."""
+DAY_SECONDS = 86_400
 STORAGE_PREFIX = "storage:"
-"""Start of the references of holds that paid for storage; those of orders start otherwise."""
+"""Start of the references of holds that paid for storage. References of jobs and sweeps never start with it."""
 
 
 def storage_price(currency: str) -> Decimal | None:
@@ -61,13 +63,13 @@ def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | 
     locked = _lock(account)
     if existing := StorageDay.objects.filter(account=locked, day=day).first():
         return existing
-    priced = storage_price(locked.currency)
-    if priced is None:
+    price = storage_price(locked.currency)
+    if price is None:
         return None
     free_bytes = policy().free_storage_gb * GB
-    cost = daily_cost(size_bytes=size_bytes, free_bytes=free_bytes, price=priced, day=day)
+    cost = daily_cost(size_bytes=size_bytes, free_bytes=free_bytes, price=price, day=day)
     rated = StorageDay.objects.create(
-        account=locked, day=day, size_bytes=size_bytes, free_bytes=free_bytes, price=priced, cost_minor=cost
+        account=locked, day=day, size_bytes=size_bytes, free_bytes=free_bytes, price=price, cost_minor=cost
     )
     balance, _created = StorageBalance.objects.get_or_create(account=locked)
     balance.due_minor += cost
@@ -101,16 +103,16 @@ def collect(*, account: Account) -> int:
 def daily_cost(*, size_bytes: int, free_bytes: int, price: Decimal, day: date) -> Decimal:
     """Return what a day's storage costs in minor units, rounded down to a millionth. Months have their own length."""
     days = calendar.monthrange(day.year, day.month)[1]
-    return (price * max(0, size_bytes - free_bytes) / GB / days).quantize(PLACES, ROUND_FLOOR)
+    return (price * max(0, size_bytes - free_bytes) / GB / days).quantize(COST_PRECISION, ROUND_FLOOR)
 
 
 def _lock(account: Account) -> Account:
-    """Lock the wallet until the transaction ends, which keeps its balance and what it owes for storage."""
+    """Return the wallet, locked until the transaction ends. The lock also protects its StorageBalance."""
     return Account.objects.select_for_update(no_key=True).get(pk=account.pk)
 
 
 def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
-    """Take the amount from the locked wallet and write its receipt, like that of a job that was settled at once."""
+    """Take the amount from the locked wallet and write a receipt, as for a job that is bought and settled at once."""
     terms = pricing.Terms(
         pricing.Mode.METERED, 1, 1, Decimal(0), Decimal(0), minimum_minor=0, ceiling_minor=amount_minor
     )
@@ -133,9 +135,9 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
         lines=[line.to_json()],
         p50_minor=amount_minor,
         p90_minor=amount_minor,
-        basis=asdict(pricing.Estimate(86400, 86400, "customer")),
+        basis=asdict(pricing.Estimate(DAY_SECONDS, DAY_SECONDS, "customer")),
         ceiling_minor=amount_minor,
-        deadline_seconds=86400,
+        deadline_seconds=DAY_SECONDS,
         expires_at=now,
     )
     hold = Hold.objects.create(

@@ -1,4 +1,4 @@
-"""Celery tasks of billing. Each calls one service; beat repeats them, so a lost message costs time only."""
+"""Celery tasks of billing. Beat sends each one regularly, so a lost message only delays its work."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from console.observability import heartbeats, redis_client
 logger = logging.getLogger(__name__)
 
 APPLY_PENDING = "apply-events-pending"
-"""The key that exists while a message asks for `apply_events` and no worker has begun it."""
+"""Redis key that exists while a message for `apply_events` waits for a worker."""
 APPLY_PENDING_SECONDS = 15
 """How long the key lives if the message is lost: until beat sends the next one."""
 
 
 def request_apply_events() -> None:
-    """Have stored events applied soon: one message covers every event stored before a worker takes it."""
+    """Send `apply_events` unless a message for it already waits: one run applies every event stored before it."""
     try:
         key = redis_client.key(APPLY_PENDING)
         is_first = redis_client.client().set(key, 1, nx=True, ex=APPLY_PENDING_SECONDS)

@@ -17,7 +17,7 @@ from allauth.socialaccount.models import SocialAccount
 from allauth.usersessions.models import UserSession
 from django.db.models import Exists, OuterRef, QuerySet
 
-from billing.exports import costs_csv, csv_row, safe
+from billing.exports import costs_csv, csv_row, escape_formula
 from billing.models import (
     Account,
     BillingDetails,
@@ -244,7 +244,7 @@ def _cell(value: object) -> str:
         return value.isoformat()
     if isinstance(value, dict | list):
         return _json(value, indent=None)
-    return safe(value) if isinstance(value, str) else str(value)
+    return escape_formula(value) if isinstance(value, str) else str(value)
 
 
 def _json(value: object, indent: int | None = 2) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from billing.exports import csv_row, safe
+from billing.exports import csv_row, escape_formula
 from billing.messages import to_major
 from jobs import free_runs
 
@@ -23,16 +23,16 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
         yield csv_row(
             (
                 str(job.pk),
-                safe(free_runs.title(job, is_probe=job.was_probe)),
+                escape_formula(free_runs.title(job, is_probe=job.was_probe)),
                 job.state,
                 job.reason,
-                safe(job.workspace_name),
-                safe(job.code_path),
-                safe(job.image.name),
-                safe(job.spec_title),
+                escape_formula(job.workspace_name),
+                escape_formula(job.code_path),
+                escape_formula(job.image.name),
+                escape_formula(job.spec_title),
                 str(job.nodes),
-                safe(job.placed_by or ""),
-                safe(" ".join(job.tags)),
+                escape_formula(job.placed_by or ""),
+                escape_formula(" ".join(job.tags)),
                 *(_text(at) for at in (job.queued_at, job.started_at, job.finished_at)),
                 f"{to_major(job.metered_minor, job.currency):f}",
                 f"{to_major(job.ceiling_minor, job.currency):f}",

@@ -138,7 +138,7 @@ class Payers:
 
     @rule(which=which, amount=st.integers(1, 900))
     def refund_at_the_dashboard(self, which: int, amount: int) -> None:
-        charges = list(self.side.provider.book.store.all("charge", newest_first=True))
+        charges = list(self.side.provider.account.store.all("charge", newest_first=True))
         if (charge := self.chosen(which, charges)) is not None:
             self.side.provider.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
             self.post += self.side.fresh()
@@ -146,32 +146,32 @@ class Payers:
     @rule(which=which)
     def dispute(self, which: int) -> None:
         """The cardholder's bank takes a payment back."""
-        book = self.side.provider.book
+        stripe_account = self.side.provider.account
         open_charges = [
             charge
-            for charge in book.store.all("charge", newest_first=True)
+            for charge in stripe_account.store.all("charge", newest_first=True)
             if not charge["disputed"] and charge["amount_refunded"] < charge["amount"]
-            and not any(each["charge"] == charge["id"] for each in book.store.all("dispute"))
+            and not any(each["charge"] == charge["id"] for each in stripe_account.store.all("dispute"))
         ]  # fmt: skip
         if (charge := self.chosen(which, open_charges)) is not None:
-            intents.open_dispute(book, charge)
+            intents.open_dispute(stripe_account, charge)
             self.post += self.side.fresh()
 
     @rule(which=which, won=st.booleans())
     def end_dispute(self, which: int, won: bool) -> None:
-        book = self.side.provider.book
-        undecided = [each for each in book.store.all("dispute") if each["status"] not in {"won", "lost"}]
+        stripe_account = self.side.provider.account
+        undecided = [each for each in stripe_account.store.all("dispute") if each["status"] not in {"won", "lost"}]
         if (row := self.chosen(which, undecided)) is not None:
-            intents.end_dispute(book, row, "won" if won else "lost")
+            intents.end_dispute(stripe_account, row, "won" if won else "lost")
             self.post += self.side.fresh()
 
     @rule(which=which)
     def bank_takes_it_again(self, which: int) -> None:
         """A dispute that was won is taken up again."""
-        book = self.side.provider.book
-        won = [each for each in book.store.all("dispute") if each["status"] == "won"]
+        stripe_account = self.side.provider.account
+        won = [each for each in stripe_account.store.all("dispute") if each["status"] == "won"]
         if (row := self.chosen(which, won)) is not None:
-            intents.reopen_dispute(book, row)
+            intents.reopen_dispute(stripe_account, row)
             self.post += self.side.fresh()
 
     # What the provider sends
@@ -270,7 +270,7 @@ class Payers:
     @invariant()
     def nothing_is_credited_that_was_not_paid(self) -> None:
         """Every top-up that is paid here is a payment of that amount at the provider, made for it."""
-        store = self.side.provider.book.store
+        store = self.side.provider.account.store
         for row in self.top_ups():
             if row.state == TopUp.States.PAID:
                 intent = store.get("payment_intent", row.payment_intent)
@@ -281,7 +281,7 @@ class Payers:
     @invariant()
     def nobody_is_charged_twice(self) -> None:
         """One top-up is at most one charge at the provider."""
-        charged = [each["metadata"].get("top_up") for each in self.side.provider.book.store.all("charge")]
+        charged = [each["metadata"].get("top_up") for each in self.side.provider.account.store.all("charge")]
         assert len(charged) == len(set(charged))
 
     def close_payments(self) -> None:

@@ -79,7 +79,7 @@ class Stripe:
 
     def fresh(self) -> list[dict[str, Any]]:
         """Return the events since the last call, oldest first."""
-        store = self.provider.book.store
+        store = self.provider.account.store
         events_since = store.newest("event", store.count("event") - self.event_count)[::-1]
         self.event_count += len(events_since)
         return events_since

@@ -71,7 +71,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
                     amounts=amounts,
                     reason=request.POST.get("reason", ""),
                     user=request.user if request.user.is_authenticated else None,
-                    after=int(request.POST.get("after", "")),
+                    notes_seen=int(request.POST.get("after", "")),
                 )
             except InvoiceRefused as refusal:
                 error = " ".join(map(str, refusal.fields.values())) or str(refusal.message)
@@ -87,7 +87,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
                 "is_open": remaining > 0 and invoice.kind == models.Invoice.Kinds.INVOICE,
                 "typed": typed.get(f"line-{line.pk}", ""),
             }
-            for line, remaining in invoices.correctable(invoice)
+            for line, remaining in invoices.correctable_lines(invoice)
         ]
         return render(
             request,
@@ -168,7 +168,7 @@ class BudgetAdmin(ShowsAmounts, ReadOnlyAdmin):
 
 @admin.register(models.StorageBalance)
 class StorageBalanceAdmin(ShowsAmounts, ReadOnlyAdmin):
-    """What organizations have yet to pay for storage."""
+    """The unpaid storage cost of each organization."""
 
     list_display = ("account", "due_minor", "unpaid_since", "mailed_at")
     list_select_related = ("account__organization",)
@@ -177,7 +177,7 @@ class StorageBalanceAdmin(ShowsAmounts, ReadOnlyAdmin):
 
 @admin.register(models.StorageDay)
 class StorageDayAdmin(ShowsAmounts, ReadOnlyAdmin):
-    """The storage of each organization and day."""
+    """The storage and its cost, by organization and day."""
 
     list_display = ("account", "day", "size_bytes", "free_bytes", "cost_minor")
     fields = list_display

@@ -88,7 +88,7 @@ class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfol
     autocomplete_fields = ("organization",)
 
     def get_inlines(self, _request: HttpRequest, obj: models.CreditGrant | None = None) -> tuple[type[Any], ...]:
-        """Everything is read-only once the credit is granted."""
+        """Show the uses of a credit once it is granted."""
         return (CreditUseInline,) if obj else ()
 
     def get_fields(self, _request: HttpRequest, obj: models.CreditGrant | None = None) -> Sequence[Any]:
@@ -136,7 +136,7 @@ class VoucherForm(AmountForm):
 
 @admin.register(models.Voucher)
 class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Vouchers. One that was redeemed can be ended but not edited."""
+    """Vouchers. A redeemed voucher can be ended but not edited."""
 
     form = VoucherForm
     list_display = ("code", "amount_minor", "reason", "uses", "max_uses", "expires_at", "is_active")
@@ -145,7 +145,7 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
     other_fields = ("currency", "expires_at", "credit_days", "max_uses", "max_uses_each", "uses", "is_active")
 
     def get_inlines(self, _request: HttpRequest, obj: models.Voucher | None = None) -> tuple[type[Any], ...]:
-        """The code is read-only once the voucher exists."""
+        """Show the redemptions of a voucher once it exists."""
         return (GrantInline,) if obj else ()
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:

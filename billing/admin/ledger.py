@@ -107,11 +107,11 @@ class WriteOffAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold p
         obj.pk, obj.created_at = row.pk, row.created_at
 
     def log_addition(self, request: HttpRequest, obj: models.WriteOff, message: Any) -> Any:
-        """Log the row that the service created."""
+        """Log the row that the service created, if it did not refuse."""
         return super().log_addition(request, obj, message) if obj.pk else None
 
     def response_add(self, request: HttpRequest, obj: models.WriteOff, post_url_continue: str | None = None) -> Any:
-        """Show the success message for the row that the service created."""
+        """Show the success message, unless the service refused and `save_model` showed its error."""
         return super().response_add(request, obj, post_url_continue) if obj.pk else redirect("..")
 
 

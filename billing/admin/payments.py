@@ -84,7 +84,7 @@ class RefundForm(AmountForm):
         return data["top_up"].currency if "top_up" in data else ""
 
     def clean(self) -> dict[str, Any]:
-        """Limit the amount to the refundable rest. The service checks again with the row locked."""
+        """Limit the amount to what can still be refunded. The service checks again with the row locked."""
         data = super().clean()
         top_up, amount = data.get("top_up"), data.get("amount_minor")
         existing = models.Refund.objects.filter(pk=data["key"]).first() if "key" in data else None
@@ -134,7 +134,7 @@ class RefundAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pub
                 key=form.cleaned_data["key"],
             )
         except RefundRefused as error:
-            obj.pk = None  # the refundable rest changed since the form was checked
+            obj.pk = None  # the refundable amount changed since the form was checked
             messages.error(request, str(error.message))
             return
         obj.pk = refund.pk
@@ -144,11 +144,11 @@ class RefundAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pub
             messages.error(request, _("The payment provider refused: %(why)s") % {"why": refund.failure})
 
     def log_addition(self, request: HttpRequest, obj: models.Refund, message: Any) -> Any:
-        """Log the row that the service created."""
+        """Log the row that the service created, if it did not refuse."""
         return super().log_addition(request, obj, message) if obj.pk else None
 
     def response_add(self, request: HttpRequest, obj: models.Refund, post_url_continue: str | None = None) -> Any:
-        """Show the success message for the row that the service created."""
+        """Show the success message, unless the service refused and `save_model` showed its error."""
         return super().response_add(request, obj, post_url_continue) if obj.pk else redirect("..")
 
 

@@ -31,7 +31,7 @@ from billing.selectors import default_currency
 from console.accounts.reports import Report, Table, show
 
 PRICE_DECIMALS = 4
-"""Decimals below the minor unit."""
+"""Decimals of a price below the minor unit, as in its column."""
 
 
 class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
@@ -186,7 +186,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     def publish(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
         """Publish drafts. Asks for confirmation if a price changes by more than half."""
         changes_by_book = {str(book): changes for book in books if (changes := _large_changes(book))}
-        # Confirms these changes and no others: a price may have changed since the page was shown.
+        # The digest confirms exactly these changes: a price may have changed since the page was shown.
         digest = salted_hmac("billing.admin.publish", repr(changes_by_book)).hexdigest()
         if changes_by_book and not constant_time_compare(request.POST.get("confirmed", ""), digest):
             context = {
@@ -200,8 +200,11 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
             return render(request, "admin/publish_prices.html", context)
         for book in books:
             try:
-                begins = book.effective_from if book.effective_from and book.effective_from > timezone.now() else None
-                pricebooks.publish(book=book, effective_from=begins)
+                # A start date that has passed means now.
+                starts_at = (
+                    book.effective_from if book.effective_from and book.effective_from > timezone.now() else None
+                )
+                pricebooks.publish(book=book, effective_from=starts_at)
             except BookRefused as error:
                 messages.error(request, f"{book}: {error.message}")
             else:

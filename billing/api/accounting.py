@@ -159,10 +159,10 @@ class CostsView(TenantView):
     @extend_schema(parameters=[MONTH], responses=CostsSerializer)
     def get(self, request: Request) -> Response:
         """Return a month's costs by day, member, workspace or node spec."""
-        account, month = wallet_of(self), costs.month_named(request.query_params.get("month", ""))
+        account, month = wallet_of(self), costs.parse_month(request.query_params.get("month", ""))
         spends = costs.spending(self.organization, month)
         _names, days = costs.by_day(spends, month, "node_spec")
-        shares = {f"by_{name}": costs.by(spends, name) for name in costs.DIMENSIONS}
+        shares = {f"by_{name}": costs.shares_by(spends, name) for name in costs.DIMENSIONS}
         data = {
             "month": month.name,
             "currency": account.currency,
@@ -184,7 +184,7 @@ class CostsFileView(TenantView):
     @extend_schema(parameters=[MONTH], responses={(200, "text/csv"): OpenApiTypes.STR})
     def get(self, request: Request) -> StreamingHttpResponse:
         """Return a month's receipts as CSV, a row per line."""
-        month = costs.month_named(request.query_params.get("month", ""))
+        month = costs.parse_month(request.query_params.get("month", ""))
         receipts = costs.receipts(self.organization, month).select_related("hold__placed_by")
         return StreamingHttpResponse(exports.costs_csv(receipts.iterator(chunk_size=500)), content_type="text/csv")
 
@@ -220,7 +220,7 @@ class CreditsView(TenantView):
     @extend_schema(responses=results_of(CreditSerializer))
     def get(self, _request: Request) -> Response:
         """List the credits in the order in which they are spent."""
-        return Response({"results": CreditSerializer(credit.credits_for(self.organization), many=True).data})
+        return Response({"results": CreditSerializer(credit.lots_of(self.organization), many=True).data})
 
 
 class VoucherView(TenantView):

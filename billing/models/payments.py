@@ -272,6 +272,6 @@ class DisputeMovement(models.Model):
         return self.reference
 
     @property
-    def is_unnamed(self) -> bool:
+    def lacks_provider_id(self) -> bool:
         """Return whether the movement lacks the provider's id, as those of version 0.1 do."""
         return self.balance_transaction is None

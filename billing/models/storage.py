@@ -1,4 +1,4 @@
-"""The daily cost of storage, and what each wallet has yet to pay of it."""
+"""The daily cost of storage, and the part of it that each wallet has not paid yet."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class StorageDay(models.Model):
 
 
 class StorageBalance(models.Model):
-    """What a wallet has yet to pay for storage: fractions of a minor unit, and what it could not pay."""
+    """The unpaid storage cost of a wallet: fractions of a minor unit, and amounts that the wallet could not cover."""
 
     account = models.OneToOneField(Account, models.PROTECT, related_name="storage_balance")
     due_minor = models.DecimalField(_("due"), max_digits=20, decimal_places=6, default=Decimal(0))
     payments = models.PositiveIntegerField(_("payments"), default=0)
-    """How often it was paid. Numbers the ledger references."""
+    """Number of payments so far. It makes the reference of each payment unique."""
     unpaid_since = models.DateTimeField(_("unpaid since"), null=True, blank=True)
-    """Since when at least one minor unit is due."""
+    """Time since which at least one whole minor unit is due."""
     mailed_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

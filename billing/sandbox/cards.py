@@ -29,20 +29,21 @@ class TestCard:
 
     @property
     def last4(self) -> str:
-        """Return the details that a customer may see."""
+        """Return the last four digits, which a customer may see."""
         return self.number[-4:]
 
 
-GENERIC = ("card_declined", "generic_decline", "Your card was declined.")
-POOR = ("card_declined", "insufficient_funds", "Your card has insufficient funds.")
+# Declines: code, decline code and message of Stripe.
+GENERIC_DECLINE = ("card_declined", "generic_decline", "Your card was declined.")
+INSUFFICIENT_FUNDS = ("card_declined", "insufficient_funds", "Your card has insufficient funds.")
 CARDS = {
     card.number: card
     for card in (
         TestCard("4242424242424242"),
         TestCard("5555555555554444", brand="mastercard"),
-        TestCard("4000000000000002", declines=GENERIC),
-        TestCard("4000000000009995", declines=POOR),
-        TestCard("4000000000000341", declines_later=GENERIC),
+        TestCard("4000000000000002", declines=GENERIC_DECLINE),
+        TestCard("4000000000009995", declines=INSUFFICIENT_FUNDS),
+        TestCard("4000000000000341", declines_later=GENERIC_DECLINE),
         TestCard("4000002500003155", challenge=Challenge.UNLESS_SAVED),
         TestCard("4000002760003184", challenge=Challenge.ALWAYS),
         TestCard("4000000000000259", disputes=True),
@@ -63,12 +64,12 @@ REDIRECTS = {"alipay": "Alipay", "wechat_pay": "WeChat Pay"}
 """Redirect payment methods: the customer confirms on another page, here the challenge page."""
 OFFERED = {"cny": ("alipay", "wechat_pay"), "hkd": ("alipay", "wechat_pay"), "usd": ("alipay",), "eur": ("alipay",)}
 """Redirect methods offered per currency; cards are always offered."""
-AUTHENTICATE = (
+AUTHENTICATION_REQUIRED = (
     "authentication_required",
     "authentication_required",
     "Your card was declined. This transaction requires authentication.",
 )
-ABANDONED = (
+FAILED_CHALLENGE = (
     "payment_intent_authentication_failure",
     "",
     "We are unable to authenticate your payment method. Please choose a different payment method and try again.",

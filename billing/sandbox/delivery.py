@@ -11,7 +11,7 @@ import time
 import urllib.request
 from urllib.error import URLError
 
-from billing.sandbox.book import public_fields
+from billing.sandbox.account import public_fields
 from billing.sandbox.provider import Provider
 from billing.sandbox.store import Object
 
@@ -57,12 +57,12 @@ class Delivery:
         return max(0.0, min(times) - time.time()) if times else None
 
     def _waiting(self) -> list[Object]:
-        return list(self._provider.book.store.all("delivery"))
+        return list(self._provider.account.store.all("delivery"))
 
     def _deliver_one(self, event_id: str) -> None:
-        store = self._provider.book.store
+        store = self._provider.account.store
         with self._provider.lock:
-            event = self._provider.book.get("event", event_id)
+            event = self._provider.account.get("event", event_id)
             body = json.dumps(public_fields(event)).encode()
         is_accepted = self._send(body)
         with self._provider.lock:

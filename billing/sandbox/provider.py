@@ -1,6 +1,6 @@
 """The sandbox's API without HTTP: routes, form decoding and idempotency.
 
-Requests run one at a time. Changes are in the journal before the answer, and a repeated idempotency key replays the
+Requests run one at a time. Changes are written to the journal before the answer. A repeated idempotency key replays the
 first answer.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from billing.sandbox import checkout, intents
-from billing.sandbox.book import Book, Refused, public_fields, required
+from billing.sandbox.account import Refused, StripeAccount, public_fields, required
 from billing.sandbox.store import Object, Store
 
 KEY_SECONDS = 24 * 3600
@@ -33,10 +33,10 @@ class Response:
 
 
 class Provider:
-    """The provider. Thread-safe. `on_event` is called after each request, so that events are delivered."""
+    """The payment provider. Thread-safe. `on_event` is called after each request, to deliver its events."""
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
-        self.book = Book(store, base_url=base_url, clock=clock)
+        self.account = StripeAccount(store, base_url=base_url, clock=clock)
         self.lock = threading.RLock()
         self.on_event: Callable[[], None] = lambda: None
 
@@ -52,6 +52,7 @@ class Provider:
                 response = Response(error.status, error.answer)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 response = Response(400, Refused(f"Invalid request: {error}").answer)
+            # As at Stripe, a decline is replayed, but a request refused as invalid may be corrected and sent again.
             if key and method == "POST" and response.status in {HTTPStatus.OK, HTTPStatus.PAYMENT_REQUIRED}:
                 self._remember(key, fingerprint, response)
             self._commit()
@@ -60,56 +61,56 @@ class Provider:
     def session(self, session_id: str) -> Object:
         """Return a payment page's session. Raises Refused."""
         with self.lock:
-            session = dict(checkout.current_session(self.book, session_id))
+            session = dict(checkout.current_session(self.account, session_id))
             self._commit()
             return session
 
     def submit(self, session_id: str, form: Object) -> checkout.Step:
         """Handle a payment page's form. Raises Refused if the page does not exist."""
         with self.lock:
-            step = checkout.submit(self.book, checkout.current_session(self.book, session_id), form)
+            step = checkout.submit(self.account, checkout.current_session(self.account, session_id), form)
             self._commit()
             return step
 
     def last_refusal(self, session: Object) -> str:
         """Return why the last payment attempt on a page failed, or an empty string."""
         with self.lock:
-            store = self.book.store
-            paying = store.get("payment_intent", str(session["payment_intent"])) or {}
-            saving = store.get("setup_intent", str(session["setup_intent"])) or {}
-            error = paying.get("last_payment_error") or saving.get("last_setup_error") or {}
+            store = self.account.store
+            payment = store.get("payment_intent", str(session["payment_intent"])) or {}
+            setup = store.get("setup_intent", str(session["setup_intent"])) or {}
+            error = payment.get("last_payment_error") or setup.get("last_setup_error") or {}
             return str(error.get("message") or "")
 
-    def challenged(self, intent_id: str) -> tuple[Object, Object]:
+    def pending_challenge(self, intent_id: str) -> tuple[Object, Object]:
         """Return the intent and session of a challenge. Raises Refused."""
         with self.lock:
-            intent, session = checkout.challenged(self.book, intent_id)
+            intent, session = checkout.pending_challenge(self.account, intent_id)
             return dict(intent), dict(session)
 
     def answer_challenge(self, intent_id: str, *, is_agreed: bool) -> checkout.Step:
         """Handle the payer's answer to a challenge. Raises Refused."""
         with self.lock:
-            step = checkout.answer_challenge(self.book, intent_id, is_agreed=is_agreed)
+            step = checkout.answer_challenge(self.account, intent_id, is_agreed=is_agreed)
             self._commit()
             return step
 
     def events(self) -> list[Object]:
         """Return all events, newest first."""
         with self.lock:
-            return list(self.book.store.all("event", newest_first=True))
+            return list(self.account.store.all("event", newest_first=True))
 
     def balance(self, currency: str) -> int:
         """Return the balance in minor units."""
         with self.lock:
-            return self.book.balance().get(currency.lower(), 0)
+            return self.account.balance().get(currency.lower(), 0)
 
     def _commit(self) -> None:
-        self.book.store.commit()
+        self.account.store.commit()
         self.on_event()
 
     def _replay(self, key: str, fingerprint: str) -> Response | None:
-        record = self.book.store.get("key", key)
-        if record is None or record["created"] < self.book.clock() - KEY_SECONDS:
+        record = self.account.store.get("key", key)
+        if record is None or record["created"] < self.account.clock() - KEY_SECONDS:
             return None
         if record["mark"] != fingerprint:
             raise Refused(
@@ -124,16 +125,16 @@ class Provider:
             "mark": fingerprint,
             "status": response.status,
             "body": dict(response.body),
-            "created": self.book.clock(),
+            "created": self.account.clock(),
         }
-        self.book.store.put("key", key, record)
+        self.account.store.put("key", key, record)
 
     def _route(self, method: str, parts: list[str], form: Object) -> Object:
         if method == "GET":
             return self._read(parts, form)
         match method, parts:
             case "DELETE", ["customers", customer]:
-                return intents.delete_customer(self.book, self.book.customer(customer))
+                return intents.delete_customer(self.account, self.account.customer(customer))
             case "POST", [("checkout" | "customers" | "payment_methods"), *_rest]:
                 return self._write_customer(parts, form)
             case "POST", _:
@@ -141,71 +142,74 @@ class Provider:
         raise _unknown(method, parts)
 
     def _read(self, parts: list[str], form: Object) -> Object:  # noqa: PLR0911  # a table of routes
-        book = self.book
+        account = self.account
         match parts:
             case ["checkout", "sessions", session_id]:
-                return checkout.current_session(book, session_id)
+                return checkout.current_session(account, session_id)
             case ["checkout", "sessions"]:
                 filters = {name: form[name] for name in ("payment_intent", "customer") if name in form}
-                return book.page("checkout.session", "/v1/checkout/sessions", form, **filters)
+                return account.page("checkout.session", "/v1/checkout/sessions", form, **filters)
             case ["customers", customer, "payment_methods"]:
-                book.customer(customer)
-                return book.page("payment_method", f"/v1/customers/{customer}/payment_methods", form, customer=customer)
+                account.customer(customer)
+                return account.page(
+                    "payment_method", f"/v1/customers/{customer}/payment_methods", form, customer=customer
+                )
             case ["payment_methods"]:
-                return book.page("payment_method", "/v1/payment_methods", form, customer=required(form, "customer"))
+                return account.page("payment_method", "/v1/payment_methods", form, customer=required(form, "customer"))
             case ["balance"]:
-                amounts = [{"amount": amount, "currency": currency} for currency, amount in book.balance().items()]
+                amounts = [{"amount": amount, "currency": currency} for currency, amount in account.balance().items()]
                 return {"object": "balance", "livemode": False, "available": amounts, "pending": []}
             case [plural] if plural in KINDS:
-                equal = {name: form[name] for name in FILTERS if name in form}
-                return book.page(KINDS[plural], f"/v1/{plural}", form, **equal)
+                filters = {name: form[name] for name in FILTERS if name in form}
+                return account.page(KINDS[plural], f"/v1/{plural}", form, **filters)
             case [plural, object_id] if plural in KINDS:
-                return book.get(KINDS[plural], object_id)
+                return account.get(KINDS[plural], object_id)
         raise _unknown("GET", parts)
 
     def _write_customer(self, parts: list[str], form: Object) -> Object:  # noqa: PLR0911  # a table of routes
-        book = self.book
+        account = self.account
         match parts:
             case ["checkout", "sessions"]:
-                return checkout.make_session(book, form)
+                return checkout.make_session(account, form)
             case ["checkout", "sessions", session_id, "expire"]:
-                return checkout.expire(book, checkout.current_session(book, session_id))
+                return checkout.expire(account, checkout.current_session(account, session_id))
             case ["customers"]:
                 fields = {name: form.get(name) for name in ("name", "email", "description")}
-                created = book.make("customer", "cus", metadata=dict(form.get("metadata") or {}), **fields)
-                book.emit("customer.created", created)
+                created = account.make("customer", "cus", metadata=dict(form.get("metadata") or {}), **fields)
+                account.emit("customer.created", created)
                 return created
             case ["customers", customer]:
                 fields = {name: form[name] for name in ("name", "email", "description", "metadata") if name in form}
-                return book.change(book.customer(customer), **fields)
+                return account.change(account.customer(customer), **fields)
             case ["payment_methods"]:
-                return intents.make_method(book, form)
+                return intents.make_method(account, form)
             case ["payment_methods", method, "attach"]:
-                return intents.attach(book, intents.named_method(book, method), required(form, "customer"))
+                return intents.attach(account, intents.named_method(account, method), required(form, "customer"))
             case ["payment_methods", method, "detach"]:
-                return intents.detach(book, book.get("payment_method", method))
+                return intents.detach(account, account.get("payment_method", method))
         raise _unknown("POST", parts)
 
     def _write_payment(self, parts: list[str], form: Object) -> Object:
-        book = self.book
+        account = self.account
         match parts:
             case ["payment_intents"]:
-                return intents.make_intent(book, form)
-            case ["payment_intents", intent, ("confirm" | "capture" | "cancel") as act]:
-                stored = book.get("payment_intent", intent)
-                if act == "cancel":
-                    return intents.cancel(book, stored)
-                return (intents.confirm if act == "confirm" else intents.capture)(book, stored, form)
+                return intents.make_intent(account, form)
+            case ["payment_intents", intent, ("confirm" | "capture" | "cancel") as action]:
+                stored = account.get("payment_intent", intent)
+                if action == "cancel":
+                    return intents.cancel(account, stored)
+                return (intents.confirm if action == "confirm" else intents.capture)(account, stored, form)
             case ["refunds"]:
-                return intents.make_refund(book, form)
+                return intents.make_refund(account, form)
             case ["disputes", dispute]:
-                return intents.answer_dispute(book, book.get("dispute", dispute), form)
+                return intents.answer_dispute(account, account.get("dispute", dispute), form)
             case ["disputes", dispute, "close"]:
-                return intents.end_dispute(book, book.get("dispute", dispute), "lost")
+                return intents.end_dispute(account, account.get("dispute", dispute), "lost")
         raise _unknown("POST", parts)
 
 
 FILTERS = ("type", "payment_intent", "charge", "source", "customer")
+"""Query parameters by which lists can be filtered."""
 KINDS = {
     "balance_transactions": "balance_transaction",
     "charges": "charge",
@@ -217,6 +221,7 @@ KINDS = {
     "refunds": "refund",
     "setup_intents": "setup_intent",
 }
+"""The kind of object by the plural in its URL."""
 
 
 def decode(encoded: str) -> Object:
@@ -242,6 +247,7 @@ def _with_lists(value: Any) -> Any:
 
 
 def _parts(path: str) -> list[str]:
+    """Return the parts of a path below /v1."""
     return [part for part in path.split("/") if part][1:]
 
 

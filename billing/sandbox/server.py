@@ -19,16 +19,17 @@ from urllib.parse import parse_qsl, urlsplit
 
 from billing.messages import money
 from billing.sandbox import cards, checkout
-from billing.sandbox.book import Refused
+from billing.sandbox.account import Refused
 from billing.sandbox.provider import Provider
 
 MAX_BODY = 65536
 """Bytes of a body that are read; real requests have a few hundred."""
 PAGES = Path(__file__).parent
+"""Folder of the HTML templates."""
 
 
 def _content_security_policy() -> str:
-    """Return the policy of every response: nothing but the style sheet of the pages."""
+    """Return the policy of every response, which allows only the style sheet of the pages."""
     style = (PAGES / "base.html").read_text().partition("<style>")[2].partition("</style>")[0]
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
@@ -105,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         others = "".join(
             f'<button class="other" type="submit" name="method" value="{name}" formnovalidate>{cards.REDIRECTS[name]}'
             "</button>"
-            for name in checkout.offered(session)
+            for name in checkout.redirect_methods(session)
         )
         values = {
             "heading": amount or "Save a card",
@@ -118,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
         self._page("pay.html", values, others=others)
 
     def _show_challenge(self, intent_id: str) -> None:
-        intent, session = self.provider.challenged(intent_id)
+        intent, session = self.provider.pending_challenge(intent_id)
         amount = money(intent["amount"], intent["currency"].upper()) if "amount" in intent else ""
         heading = amount or "Save a card"
         self._page("challenge.html", {"heading": heading, "title": session["_title"], "act": f"Confirm {heading}"})

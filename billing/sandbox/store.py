@@ -20,7 +20,7 @@ class Store:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._objects: dict[str, dict[str, Object]] = {}
-        self._changed: dict[tuple[str, str], None] = {}
+        self._changed: dict[tuple[str, str], None] = {}  # an ordered set of (kind, id)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._read(path)

@@ -39,7 +39,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
     account = selectors.wallet(organization)
     if account is None:
         return render(request, "billing/no_wallet.html")
-    month = costs.month_named(request.GET.get("month", ""))
+    month = costs.parse_month(request.GET.get("month", ""))
     dimension = request.GET.get("by", "")
     dimension = dimension if dimension in costs.DIMENSIONS else "node_spec"
     spends = costs.spending(organization, month)
@@ -53,7 +53,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "months": costs.months_with_costs(organization),
             "dimension": dimension,
             "titles": TITLES,
-            "shares": {name: costs.by(spends, name) for name in costs.DIMENSIONS},
+            "shares": {name: costs.shares_by(spends, name) for name in costs.DIMENSIONS},
             "spent_minor": sum(spend.amount_minor for spend in spends),
             "before_minor": costs.spent_minor(organization, month.before),
             "forecast": costs.forecast(organization) if month.is_now else None,
@@ -72,7 +72,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
 def cost_export(request: MemberRequest) -> StreamingHttpResponse:
     """Return a month's receipt lines as CSV, read and sent 500 receipts at a time."""
     organization = request.membership.organization
-    month = costs.month_named(request.GET.get("month", ""))
+    month = costs.parse_month(request.GET.get("month", ""))
     receipts = costs.receipts(organization, month).select_related("hold__placed_by").iterator(chunk_size=500)
     return csv_file(exports.costs_csv(receipts), f"trainyard-{organization.slug}-{month.name}.csv")
 

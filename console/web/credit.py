@@ -48,7 +48,7 @@ def credit_list(request: MemberRequest) -> HttpResponse:
     now = timezone.now()
     lots_with_state = [  # a lot, and whether it can still be spent
         (lot, lot.left_minor > 0 and (lot.expires_at is None or lot.expires_at > now))
-        for lot in credit.credits_for(request.membership.organization)
+        for lot in credit.lots_of(request.membership.organization)
     ]
     return render(
         request,

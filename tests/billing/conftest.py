@@ -30,7 +30,7 @@ def start(tmp_path, console, settings):
     @contextmanager
     def run(url=console.url):
         with running(tmp_path / "sandbox" / "journal.jsonl", url) as served:
-            settings.SANDBOX_URL = served.book.base_url
+            settings.SANDBOX_URL = served.account.base_url
             yield served
 
     return run

@@ -61,11 +61,11 @@ def serving(server):
 
 @contextmanager
 def running(path, webhook_url):
-    """The sandbox, serving and delivering; its state outlives it. `provider.book.base_url` is its address."""
+    """The sandbox, serving and delivering; its state outlives it. `provider.account.base_url` is its address."""
     provider = sandbox.Provider(sandbox.Store(path), base_url="")
     sender = sandbox.Delivery(provider, url=webhook_url, secret=gateway.sandbox_secret())
     server = sandbox.serve(provider=provider, port=0, api_key=gateway.sandbox_key())
-    provider.book.base_url = f"http://127.0.0.1:{server.server_address[1]}"
+    provider.account.base_url = f"http://127.0.0.1:{server.server_address[1]}"
     delivery = threading.Thread(target=sender.deliver)
     delivery.start()
     try:

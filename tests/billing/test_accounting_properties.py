@@ -174,7 +174,7 @@ class Office(RuleBasedStateMachine):
         used = {use.grant_id: use.used_minor for use in hold.credit_uses.all()}
         good = [
             lot
-            for lot in credit.credits_for(hold.account.organization)
+            for lot in credit.lots_of(hold.account.organization)
             if lot.expires_at is None or lot.expires_at > timezone.now()
         ]
         if (hold.charged_minor or 0) > sum(used.values()):
@@ -225,7 +225,7 @@ class Office(RuleBasedStateMachine):
         if not issued:
             return
         invoice = issued[which % len(issued)]
-        lines = [(each, left) for each, left in invoices.correctable(invoice) if left]
+        lines = [(each, left) for each, left in invoices.correctable_lines(invoice) if left]
         if not lines:
             return
         each, left = lines[line % len(lines)]

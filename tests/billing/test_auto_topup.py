@@ -62,7 +62,7 @@ def test_a_deactivated_service_is_not_charged(provider, top_up):
         deactivated_at=timezone.now(),
     )
     assert auto_topup.run_due() == 0
-    assert auto_topup.begin(setup_pk=AutoTopUp.objects.get().pk) is None
+    assert auto_topup.create_if_due(setup_pk=AutoTopUp.objects.get().pk) is None
     assert not automatic().exists()
     activation.deactivated_at = None
     activation.save()
@@ -182,7 +182,7 @@ def test_a_second_worker_cannot_begin_one_before_the_first_has_written_its_row(t
     def another_worker():
         with connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '200ms'")
-        return auto_topup.begin(setup_pk=setup.pk)
+        return auto_topup.create_if_due(setup_pk=setup.pk)
 
     def meanwhile(execute, sql, *arguments):
         if sql.startswith('INSERT INTO "billing_topup"'):
@@ -190,7 +190,7 @@ def test_a_second_worker_cannot_begin_one_before_the_first_has_written_its_row(t
         return execute(sql, *arguments)
 
     with connection.execute_wrapper(meanwhile):
-        assert auto_topup.begin(setup_pk=setup.pk) is not None
+        assert auto_topup.create_if_due(setup_pk=setup.pk) is not None
     (other,) = others
     assert isinstance(other, OperationalError)
     assert "lock timeout" in str(other)

@@ -30,7 +30,7 @@ def test_by_member_workspace_and_node_spec(account):
     month = costs.month_of()
     named = lambda dimension: [
         (share.name, share.amount_minor, share.runs, share.fraction)
-        for share in costs.by(costs.spending(account.organization, month), dimension)
+        for share in costs.shares_by(costs.spending(account.organization, month), dimension)
     ]
     assert named("member") == [(ann.user.email, 300, 1, 0.75), (bob.user.email, 100, 2, 0.25)]
     assert named("workspace") == [("vision", 400, 2, 1.0), ("speech", 0, 1, 0.0)]
@@ -48,7 +48,7 @@ def test_days_sum_to_the_month_and_small_shares_are_merged(account):
         receipt = run(account, 10 * (number + 1), node_spec=f"spec-{number}")
         backdate(receipt, month.start + timedelta(days=number))
     names, days = costs.by_day(costs.spending(account.organization, month), month, "node_spec")
-    assert names == ["spec-8", "spec-7", "spec-6", "spec-5", "spec-4", costs.OTHERS]
+    assert names == ["spec-8", "spec-7", "spec-6", "spec-5", "spec-4", costs.OTHER_SERIES]
     assert days[month.start.date()] == [0, 0, 0, 0, 0, 10]
     assert days[month.start.date() + timedelta(days=8)] == [90, 0, 0, 0, 0, 0]
     assert sum(map(sum, days.values())) == costs.spent_minor(account.organization, month) == 450
@@ -56,7 +56,7 @@ def test_days_sum_to_the_month_and_small_shares_are_merged(account):
 
 def test_months_follow_the_installations_time_zone(account, settings):
     settings.TIME_ZONE = "Asia/Shanghai"
-    november = costs.month_named("2026-11")
+    november = costs.parse_month("2026-11")
     assert november.start.astimezone(UTC) == datetime(2026, 10, 31, 16, tzinfo=UTC)
     assert (november.before.name, november.after.name, len(november.days)) == ("2026-10", "2026-12", 30)
     backdate(run(account, 70), datetime(2026, 10, 31, 17, tzinfo=UTC))
@@ -64,19 +64,19 @@ def test_months_follow_the_installations_time_zone(account, settings):
     _names, days = costs.by_day(costs.spending(account.organization, november), november, "member")
     assert days[november.days[0]] == [70]
     settings.TIME_ZONE = "UTC"
-    assert costs.spent_minor(account.organization, costs.month_named("2026-11")) == 0
+    assert costs.spent_minor(account.organization, costs.parse_month("2026-11")) == 0
 
 
 def test_months_across_a_change_of_clocks(settings):
     settings.TIME_ZONE = "Europe/Berlin"
-    march = costs.month_named("2026-03")
+    march = costs.parse_month("2026-03")
     assert (march.start.utcoffset(), march.end.utcoffset()) == (timedelta(hours=1), timedelta(hours=2))
     assert (march.after.name, march.end.day, march.end.hour) == ("2026-04", 1, 0)
 
 
 @pytest.mark.parametrize("name", ["", "x", "2026-13", "1-1", "2026-11-01", "99999-01", "0001-01", "9999-12"])
 def test_an_invalid_month_is_the_present_one(name):
-    assert costs.month_named(name).is_now
+    assert costs.parse_month(name).is_now
 
 
 def test_months_to_choose_from(account):

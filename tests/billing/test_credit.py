@@ -60,7 +60,7 @@ def test_credit_granted_during_a_run_pays_for_it(account):
     lot = give(account, 30)
     settle(hold, 100)
     assert used_reserved_expired(lot) == [(30, 0, 0)]
-    assert credit.used_for([hold.pk]) == {hold.pk: 30}
+    assert credit.used_by_hold([hold.pk]) == {hold.pk: 30}
 
 
 def test_credit_reserved_for_another_run_is_left_alone(account):
@@ -136,7 +136,7 @@ class TestAtOnce:
         assert not raised(together(*[lambda hold=hold: settle(hold, 60) for hold in holds]))
         assert used_reserved_expired(lot) == [(100, 0, 0)]
         assert balances(account) == (1100 - 240, 0, 1100 - 240)
-        assert sum(credit.used_for([hold.pk for hold in holds]).values()) == 100
+        assert sum(credit.used_by_hold([hold.pk for hold in holds]).values()) == 100
 
     def test_sweeps_take_back_once(self, account):
         lot = give(account, 100, days=1)
@@ -213,7 +213,7 @@ def test_a_voucher_is_limited_for_each_organization(account, voucher):
 
 
 def test_codes_cannot_be_guessed(account, voucher):
-    for number in range(credit.WRONG_CODES):
+    for number in range(credit.MAX_WRONG_CODES):
         with pytest.raises(VoucherRefused, match="code does not exist"):
             redeem(account, f"GUESS{number}")
     with pytest.raises(VoucherRefused, match="Too many"):

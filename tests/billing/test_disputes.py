@@ -38,10 +38,10 @@ def credited(provider):
 
 def move(provider, amount, **changes):
     """Let money of the dispute move by `amount`, with its event."""
-    book, dispute = provider.provider.book, dispute_of(provider)
-    moved = book.move("adjustment", dispute["charge"], amount, "usd")
-    book.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(moved) | changes])
-    book.emit("charge.dispute.updated", dispute)
+    stripe_account, dispute = provider.provider.account, dispute_of(provider)
+    moved = stripe_account.add_balance_transaction("adjustment", dispute["charge"], amount, "usd")
+    stripe_account.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(moved) | changes])
+    stripe_account.emit("charge.dispute.updated", dispute)
 
 
 def test_freezes_the_payment(provider, top_up):
@@ -89,15 +89,15 @@ def test_spent_money_is_owed_until_the_dispute_is_won(provider, is_written_off):
 
 def test_an_inquiry_moves_nothing(provider):
     top_up = paid_top_up(provider)
-    book = provider.provider.book
-    (charge,) = book.store.all("charge")
-    inquiry = book.make(
+    stripe_account = provider.provider.account
+    (charge,) = stripe_account.store.all("charge")
+    inquiry = stripe_account.make(
         "dispute", "du", amount=5000, balance_transactions=[], charge=charge["id"], currency="usd",
         payment_intent=charge["payment_intent"], reason="general", status="warning_needs_response",
     )  # fmt: skip
     for status, event in (("warning_needs_response", "created"), ("warning_closed", "closed")):
-        book.change(inquiry, status=status)
-        book.emit(f"charge.dispute.{event}", inquiry)
+        stripe_account.change(inquiry, status=status)
+        stripe_account.emit(f"charge.dispute.{event}", inquiry)
         assert both_sides_agree(provider)
         assert balance(top_up) == 5000
     assert Dispute.objects.get().state == Dispute.States.WON
@@ -140,7 +140,7 @@ def test_a_second_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provid
 )
 def test_that_does_not_match_its_top_up_is_quarantined(provider, changes, reason):
     top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
-    provider.provider.book.change(dispute_of(provider), **changes)
+    provider.provider.account.change(dispute_of(provider), **changes)
     wrong = [row for row in provider.deliver() if row.type.startswith("charge.dispute")]
     assert {row.state for row in wrong} == {StripeEvent.States.QUARANTINED}
     assert all(reason in row.reason for row in wrong)
@@ -150,8 +150,8 @@ def test_that_does_not_match_its_top_up_is_quarantined(provider, changes, reason
 def test_of_a_payment_refunded_in_part_leaves_nothing_to_refund(provider):
     top_up = paid_top_up(provider)
     refunds.refund(top_up=top_up, amount_minor=2000, reason="Asked for", user=UserFactory())
-    (charge,) = provider.provider.book.store.all("charge")
-    intents.open_dispute(provider.provider.book, charge)
+    (charge,) = provider.provider.account.store.all("charge")
+    intents.open_dispute(provider.provider.account, charge)
     dispute_of(provider)["amount"] = 5000
     move(provider, -2000)
     assert both_sides_agree(provider)
@@ -164,8 +164,8 @@ def test_a_refund_at_the_provider_is_booked_although_the_bank_has_taken_the_paym
     top_up = paid_top_up(provider)
     provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=2000)
     refunded = [event for event in provider.fresh() if event["type"] == "refund.created"]
-    (charge,) = provider.provider.book.store.all("charge")
-    intents.open_dispute(provider.provider.book, charge)
+    (charge,) = provider.provider.account.store.all("charge")
+    intents.open_dispute(provider.provider.account, charge)
     dispute_of(provider)["amount"] = 5000
     move(provider, -2000)
     provider.deliver()
@@ -217,7 +217,7 @@ class TestAmounts:
         top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
         dispute = dispute_of(provider)
         first = dict(dispute["balance_transactions"][0]) | {"amount": -4321, "currency": "eur"}
-        provider.provider.book.change(dispute, balance_transactions=[first])
+        provider.provider.account.change(dispute, balance_transactions=[first])
         seen = []
         for amount in (None, -65, 4400, -4380):
             if amount:

@@ -191,7 +191,7 @@ class TestOutOfOrder:
         assert row.state == PARKED
         assert "No top-up has this payment intent" in row.reason
         assert row.retry_at > timezone.now()
-        StripeEvent.objects.update(received_at=timezone.now() - events.PARKED_AT_MOST - timedelta(seconds=1))
+        StripeEvent.objects.update(received_at=timezone.now() - events.MAX_PARKED - timedelta(seconds=1))
         events.apply(event_pk=row.pk)
         row.refresh_from_db()
         assert row.state == QUARANTINED
@@ -207,12 +207,12 @@ class TestOutOfOrder:
         row = receive(next(event for event in provider.fresh() if event["type"] == "charge.dispute.created"))
         waits = []
         with provider.network_failing():
-            for _ in range(len(events.PARK_SECONDS) + 1):
+            for _ in range(len(events.RETRY_SECONDS) + 1):
                 events.apply(event_pk=row.pk)
                 row.refresh_from_db()
                 waits.append(round((row.retry_at - timezone.now()).total_seconds()))
         assert row.state == PARKED
-        assert waits == pytest.approx([*events.PARK_SECONDS, events.PARK_SECONDS[-1]], abs=2)
+        assert waits == pytest.approx([*events.RETRY_SECONDS, events.RETRY_SECONDS[-1]], abs=2)
         assert events.apply_waiting() == 0  # not before its time
         StripeEvent.objects.update(retry_at=timezone.now())
         assert events.apply_waiting() == 1
@@ -225,12 +225,12 @@ class TestBrokenEvents:
     def test_text_that_the_database_cannot_store_stops_neither_webhook_nor_sweep(self, provider, odd):
         """A payer typed it at the provider's page: the payment is credited all the same."""
         top_up = paid_page(provider)
-        session = provider.provider.book.store.get("checkout.session", top_up.session_id)
+        session = provider.provider.account.store.get("checkout.session", top_up.session_id)
         details = {"customer_details": {"name": odd, odd: [odd]}}
         session |= details
         event = session_event(top_up)
         event["data"]["object"] |= {"id": top_up.session_id, "payment_intent": session["payment_intent"]} | details
-        provider.provider.book.emit("checkout.session.completed", session)
+        provider.provider.account.emit("checkout.session.completed", session)
         assert apply(event).state == APPLIED
         assert events.fetch_undelivered() > 0
         while events.apply_waiting():
@@ -288,7 +288,7 @@ class TestFetch:
         asked = []
         monkeypatch.setattr(gateway, "events_since", lambda created: asked.append(created) or iter(()))
         events.fetch_undelivered()
-        assert abs(timezone.now().timestamp() - events.FETCH_BACK.total_seconds() - asked[0]) < 60
+        assert abs(timezone.now().timestamp() - events.FETCH_PERIOD.total_seconds() - asked[0]) < 60
 
     def test_is_left_to_the_next_sweep_when_the_provider_does_not_answer(self, provider, caplog):
         with provider.network_failing():

@@ -174,5 +174,5 @@ class TestCsv:
         (first, *_others) = self.rows(exports.costs_csv([charge(account, HOSTILE)]))
         assert (first["run"], first["workspace"]) == (f"'{HOSTILE}", "'@home")
         for text in ("=1", "+1", "-1", "@x", "＝1", "＋1", "－1", "＠x", "\t=1", "\r=1", "\n=1"):
-            assert exports.safe(text).startswith("'")
-        assert exports.safe("#1 train.py") == "#1 train.py"
+            assert exports.escape_formula(text).startswith("'")
+        assert exports.escape_formula("#1 train.py") == "#1 train.py"

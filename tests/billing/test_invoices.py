@@ -224,7 +224,7 @@ class TestCreditNote:
         account.refresh_from_db()
         assert account.posted_minor == 10_000 - 357 + 119
         assert (posted(Account.Kinds.REVENUE), posted(Account.Kinds.TAX)) == (200, 38)
-        assert invoices.correctable(invoice) == [(first, 119), (second, 119)]
+        assert invoices.correctable_lines(invoice) == [(first, 119), (second, 119)]
         assert figures(correct(invoice, {first.pk: 119, second.pk: 119})) == (-238, 0, -38, -238)
         account.refresh_from_db()
         assert account.posted_minor == 10_000

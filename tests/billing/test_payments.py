@@ -50,7 +50,7 @@ class TestStartTopUp:
         top_up = start()
         assert seen == [top_up.pk]
         customer = PaymentCustomer.objects.get().customer_id
-        assert provider.provider.book.store.get("key", f"top-up-{top_up.pk}-{customer}")
+        assert provider.provider.account.store.get("key", f"top-up-{top_up.pk}-{customer}")
 
     def test_without_an_answer_leaves_a_row_that_cannot_be_paid(self, provider):
         provider.wire.before = lambda _method, path: lost() if path.endswith("sessions") else None
@@ -61,7 +61,7 @@ class TestStartTopUp:
     def test_is_credited_when_its_event_comes_before_the_session_id_is_stored(self, provider):
         def pay_at_once(_method, path):
             if path.endswith("sessions"):
-                (session,) = provider.provider.book.store.all("checkout.session")
+                (session,) = provider.provider.account.store.all("checkout.session")
                 provider.pay(session["id"])
                 provider.deliver()
 

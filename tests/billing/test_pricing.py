@@ -107,7 +107,7 @@ def test_the_price_of_an_hour(choices, hourly):
 def test_a_refusal_names_the_field_and_a_value_that_works(choices, error):
     with pytest.raises(PricingError) as caught:
         offer(**choices)
-    assert (caught.value.code, caught.value.field, caught.value.minimum) == error
+    assert (caught.value.code, caught.value.field, caught.value.limit) == error
     if error[0] != "not_priced":
         assert offer(**choices | {error[1]: error[2]}).deadline_seconds >= 60
 
@@ -212,7 +212,7 @@ def offers(draw: st.DrawFn) -> Offer:
     except PricingError as error:
         if error.code != "ceiling_too_small":
             raise
-        return offer(**choices, ceiling_minor=error.minimum)  # what is named as the least does work
+        return offer(**choices, ceiling_minor=error.limit)  # what is named as the least does work
 
 
 @given(offers(), SECONDS, st.booleans())

@@ -61,7 +61,7 @@ class TestPage:
         }  # fmt: skip
         assert event["livemode"] is False
         assert {name: session[name] for name in expected} == expected
-        intent = gateway.current("payment_intent", session["payment_intent"])
+        intent = gateway.fetch_object("payment_intent", session["payment_intent"])
         assert (intent["status"], intent["amount_received"]) == ("succeeded", 5000)
         assert intent["metadata"] == {"top_up": "top-up-1"}
 
@@ -159,7 +159,7 @@ def test_a_dispute_is_decided_by_its_evidence(customer, served, console, status,
     client = gateway._client()
     evidence = "winning_evidence" if status == "won" else "losing_evidence"
     client.v1.disputes.update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
-    ended = gateway.current("dispute", dispute["id"])
+    ended = gateway.fetch_object("dispute", dispute["id"])
     assert ended["status"] == status
     assert [each["amount"] for each in ended["balance_transactions"]] == movements
     assert served.balance("usd") == 5000 + sum(movements)
@@ -173,9 +173,9 @@ class TestIdempotency:
         pay(first)
         assert page(customer) == first
         assert page(customer, "top-up-2").session_id != first.session_id
-        assert len(list(served.book.store.all("checkout.session"))) == 2
-        now = served.book.clock()
-        served.book.clock = lambda: now + sandbox_provider.KEY_SECONDS + 1
+        assert len(list(served.account.store.all("checkout.session"))) == 2
+        now = served.account.clock()
+        served.account.clock = lambda: now + sandbox_provider.KEY_SECONDS + 1
         assert page(customer).session_id != first.session_id
 
     def test_a_key_is_refused_for_another_request_but_free_after_an_invalid_one(self, customer):
@@ -233,7 +233,7 @@ class TestRestart:
                 assert page(customer, "open").session_id == still_open.session_id
                 assert served.session(paid.session_id)["payment_status"] == "paid"
                 assert served.balance("usd") == balance_minor
-                address = f"{served.book.base_url}/pay/{still_open.session_id}"
+                address = f"{served.account.base_url}/pay/{still_open.session_id}"
                 assert httpx.post(address, data={"card": GOOD}).status_code == 303
                 assert served.balance("usd") == 10_000
 
@@ -249,7 +249,7 @@ class TestRestart:
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/events"), ("POST", "/v1/checkout/sessions")])
 def test_the_api_requires_its_key(served, method, path, key):
     headers = {"Authorization": key.encode("latin-1")} if key else {}
-    answer = httpx.request(method, served.book.base_url + path, headers=headers)
+    answer = httpx.request(method, served.account.base_url + path, headers=headers)
     assert answer.status_code == 401
     assert ("no live key" in answer.json()["error"]["message"]) == ("_live_" in key)
 
@@ -268,7 +268,7 @@ def test_the_api_requires_its_key(served, method, path, key):
 )
 def test_an_unknown_address_is_not_found(served, method, path):
     headers = {"Authorization": f"Bearer {gateway.sandbox_key()}"}
-    assert httpx.request(method, served.book.base_url + path, headers=headers).status_code == 404
+    assert httpx.request(method, served.account.base_url + path, headers=headers).status_code == 404
 
 
 @pytest.mark.parametrize("amount", ["a lot", 0, -1, 10**12])

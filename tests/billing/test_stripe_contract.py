@@ -32,7 +32,7 @@ CARD = {"type": "card", "card": {"number": "4242424242424242", "exp_month": 12, 
 @pytest.fixture
 def ours(tmp_path, console):
     with running(tmp_path / "journal.jsonl", console.url) as provider:
-        yield stripe.StripeClient(gateway.sandbox_key(), base_addresses={"api": provider.book.base_url})
+        yield stripe.StripeClient(gateway.sandbox_key(), base_addresses={"api": provider.account.base_url})
 
 
 @pytest.fixture

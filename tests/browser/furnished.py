@@ -50,7 +50,7 @@ def furnish(customer, provider):
     receipt = customer.organization.receipts.latest("pk")
     invoice = invoices.issue(organization=organization, user=user)
     assert invoice is not None
-    line, left = next((line, left) for line, left in invoices.correctable(invoice) if left)
+    line, left = next((line, left) for line, left in invoices.correctable_lines(invoice) if left)
     note = invoices.correct(invoice=invoice, amounts={line.pk: left}, reason="Goodwill", user=user)
     offer = invitations.invite(organization=organization, email="new@example.com", role=Role.VIEWER, actor=user)
     return jobs | {

@@ -30,7 +30,7 @@ class Command(BaseCommand):
         delivery = threading.Thread(target=sender.deliver)
         delivery.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            # shutdown() waits for the serving loop, which this very thread runs: ask from another one.
+            # shutdown() waits for the serving loop, which runs in this thread: call it from another thread.
             signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
         self.stdout.write(f"The payments sandbox listens at {settings.SANDBOX_URL}.")
         server.serve_forever()

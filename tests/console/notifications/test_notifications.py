@@ -70,7 +70,7 @@ def test_a_member_chooses_what_is_mailed(client, customer):
     customer.end(customer.started(nodes=1), Outcome.CODE_FAILED)
     run_mails.send_due()
     assert len(mail.outbox) == 1
-    assert emails.readers(customer.organization, "invoice.issued") == set()
+    assert emails.mail_recipients(customer.organization, "invoice.issued") == set()
     assert emails.payers(customer.organization) == {customer.membership.user}
 
 

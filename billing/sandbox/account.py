@@ -1,4 +1,4 @@
-"""The sandbox's objects, events and balances. Each change that Stripe reports has an event with the object's state."""
+"""The Stripe account that the sandbox imitates: its objects, events and balance. Requests read and change it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Refused(Exception):
         self.answer = {"error": error}
 
 
-class Book:
-    """The provider's objects. `clock` returns Unix time; `base_url` is the address of its pages."""
+class StripeAccount:
+    """The objects of one Stripe account. `clock` returns Unix time; `base_url` is the address of the payment pages."""
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
         self.store = store
@@ -82,7 +82,7 @@ class Book:
         )
         self.store.put("delivery", event["id"], {"id": event["id"], "tries": 0, "next_at": 0.0})
 
-    def move(self, kind: str, source: str, amount: int, currency: str) -> Object:
+    def add_balance_transaction(self, kind: str, source: str, amount: int, currency: str) -> Object:
         """Add a balance transaction: positive into the account, negative out of it. There are no fees."""
         return self.make(
             "balance_transaction", "txn", type=kind, source=source, amount=amount, net=amount, fee=0, currency=currency
@@ -95,8 +95,8 @@ class Book:
             amounts[transaction["currency"]] = amounts.get(transaction["currency"], 0) + transaction["amount"]
         return amounts
 
-    def page(self, kind: str, url: str, form: Object, **equal: Any) -> Object:
-        """Return a page of a list, newest first, by Stripe's `limit`, `starting_after` and `created[gte]`."""
+    def page(self, kind: str, url: str, form: Object, **filters: Any) -> Object:
+        """Return a page of a list, newest first. `form` has Stripe's `limit`, `starting_after` and `created[gte]`."""
         created = form.get("created")
         since = integer(created, "gte", default=0) if isinstance(created, dict) else 0
         matching = [
@@ -104,7 +104,7 @@ class Book:
             for stored in self.store.all(kind, newest_first=True)
             if stored["created"] >= since
             and not stored.get("_deleted")
-            and all(stored.get(name) == value for name, value in equal.items())
+            and all(stored.get(name) == value for name, value in filters.items())
         ]
         if after := form.get("starting_after"):
             ids = [stored["id"] for stored in matching]
@@ -119,7 +119,7 @@ class Book:
 
 
 def public_fields(stored: Object) -> Object:
-    """Return an object as Stripe shows it, without internal fields; a deleted one only as its id."""
+    """Return an object as Stripe shows it: without our internal fields, and only the id of a deleted one."""
     if stored.get("_deleted"):
         return {"id": stored["id"], "object": stored["object"], "deleted": True}
     return {name: value for name, value in stored.items() if not name.startswith("_")}
@@ -145,10 +145,12 @@ def integer(form: Object, name: str, *, default: int | None = None) -> int:
 
 
 STEPS = {"isk": 100, "ugx": 100, "bhd": 10, "jod": 10, "kwd": 10, "omr": 10, "tnd": 10}
-"""Currencies whose amounts are multiples of something: Stripe's "special cases" and three-decimal currencies."""
+"""Minor units that an amount must be a multiple of; 1 for all other currencies. As in `billing.currencies`."""
+LARGEST_AMOUNT = 99_999_999
+"""Stripe's largest amount in minor units."""
 
 
-def money_of(form: Object, name: str, currency: str, most: int = 99_999_999) -> int:
+def money_of(form: Object, name: str, currency: str, most: int = LARGEST_AMOUNT) -> int:
     """Return an amount from 1 to `most` that is a multiple of the currency's step. Raises Refused."""
     amount, step = amount_of(form, name, most), STEPS.get(currency, 1)
     if amount % step:
@@ -157,7 +159,7 @@ def money_of(form: Object, name: str, currency: str, most: int = 99_999_999) -> 
     return amount
 
 
-def amount_of(form: Object, name: str, most: int = 99_999_999) -> int:
+def amount_of(form: Object, name: str, most: int = LARGEST_AMOUNT) -> int:
     """Return an integer from 1 to `most`. Raises Refused."""
     amount = integer(form, name)
     if amount < 1:
@@ -167,6 +169,6 @@ def amount_of(form: Object, name: str, most: int = 99_999_999) -> int:
     return amount
 
 
-def true(form: Object, name: str) -> bool:
+def boolean(form: Object, name: str) -> bool:
     """Return a boolean parameter."""
     return form.get(name) == "true"
