@@ -5,7 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class StorageConfig(AppConfig):
-    """See the package's docstring."""
+    """Sets the app's name."""
 
     name = "storage"
     verbose_name = _("Storage")

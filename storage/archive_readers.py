@@ -24,8 +24,8 @@ from storage.errors import BadArchive, TooLarge, UnsafePath
 from storage.files import Readable
 from storage.paths import split_path
 
-HEADER_LIMIT = 1024**2
-"""The most bytes that one read of a tar returns: `tarfile` reads long names and extended headers into memory."""
+READ_LIMIT = 1024**2
+"""The most bytes that one read returns, because `tarfile` reads long names and extended headers into memory."""
 HEADERS_PER_ENTRY = 4096
 """Average bytes of headers and padding per tar entry: a header, a long name and its block, with reserve."""
 ZIP_DIRECTORY_LIMIT = 32 * 1024**2
@@ -79,8 +79,8 @@ class Entry:
     """
 
     parts: tuple[str, ...]
-    folder: bool = False
-    executable: bool = False
+    is_folder: bool = False
+    is_executable: bool = False
     content: Readable | None = None
     link: str | None = None
     hardlink_to: tuple[str, ...] | None = None
@@ -135,7 +135,7 @@ class _ForwardReader:
 
     def read(self, size: int) -> bytes:
         """Return exactly `size` bytes, fewer at the end. Raises BadArchive, TooLarge."""
-        if not 0 <= size <= HEADER_LIMIT:
+        if not 0 <= size <= READ_LIMIT:
             raise BadArchive
         chunks, remaining = [], size
         while remaining and (chunk := self._stream.read(remaining)):
@@ -155,7 +155,7 @@ class _ForwardReader:
     def finish(self) -> None:
         """Read the padding after the end. Only then has gzip read its checksum and verified it."""
         end = self._position + PADDING_LIMIT
-        while self.read(HEADER_LIMIT):
+        while self.read(READ_LIMIT):
             if self._position > end:
                 raise BadArchive
 
@@ -163,19 +163,19 @@ class _ForwardReader:
         """Skip forward. Raises BadArchive for a seek backwards, which reading entries in order never needs."""
         if position < self._position:
             raise BadArchive
-        while (remaining := position - self._position) and self.read(min(remaining, HEADER_LIMIT)):
+        while (remaining := position - self._position) and self.read(min(remaining, READ_LIMIT)):
             pass
 
 
 def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry]:
     """Yield a tar's entries. Each entry's content is read before the next header, because the reader moves forward."""
     content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is Format.TAR_GZ else stream
-    reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + HEADER_LIMIT)
+    reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + READ_LIMIT)
     archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
     declared = 0
     while member := archive.next():
         archive.members = []  # type: ignore[attr-defined]  # else it keeps every header in memory
-        # Refuse early by the declared sizes; the writer enforces the limit on the real ones. A header can encode a
+        # Refuse early by the declared sizes; the writer enforces the limit on the real ones. A header can declare a
         # negative size.
         declared += member.size
         if member.size < 0 or declared > limits.max_bytes:
@@ -189,7 +189,7 @@ def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Ent
 def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
     parts = split_entry_name(member.name)
     if member.isdir():
-        return Entry(parts, folder=True)
+        return Entry(parts, is_folder=True)
     if member.issym():
         return Entry(parts, link=member.linkname)
     if member.islnk():
@@ -198,7 +198,7 @@ def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
         raise BadArchive(
             _("%(name)s in this archive is not a regular file, folder or link. Remove it.") % {"name": "/".join(parts)}
         )
-    return Entry(parts, executable=bool(member.mode & 0o100), content=archive.extractfile(member))
+    return Entry(parts, is_executable=bool(member.mode & 0o100), content=archive.extractfile(member))
 
 
 # --- zip --------------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[En
     parts = split_entry_name(member.filename)
     mode = member.external_attr >> 16  # the Unix mode; 0 if the archive has none
     if member.is_dir():
-        yield Entry(parts, folder=True)
+        yield Entry(parts, is_folder=True)
         return
     if member.flag_bits & 0x1:  # encrypted
         raise BadArchive(_("This .zip is password-protected. Upload one without a password."))
@@ -248,10 +248,10 @@ def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[En
         raise BadArchive(_("This .zip uses an unsupported compression method. Use Deflate or upload a .tar.gz."))
     with archive.open(member) as content:
         if modes.S_ISLNK(mode):
-            target = content.read(HEADER_LIMIT).decode()  # a zip stores a link's target as its content
+            target = content.read(READ_LIMIT).decode()  # a zip stores a link's target as its content
             yield Entry(parts, link=target)
         elif modes.S_IFMT(mode) in {0, modes.S_IFREG}:
-            yield Entry(parts, executable=bool(mode & 0o100), content=content)
+            yield Entry(parts, is_executable=bool(mode & 0o100), content=content)
         else:
             raise BadArchive(
                 _("%(name)s in this archive is not a regular file, folder or link. Remove it.")

@@ -23,8 +23,8 @@ from storage.files import CREATE_FILE, FILE_MODE, Meter, Metered, copy
 from storage.paths import OPEN_FOLDER, PATH_LIMIT, lstat_or_none, open_folder, open_subfolder, translate_os_errors
 
 DEPTH_LIMIT = 64
-"""How deep folders may nest; real datasets are far flatter. `_stays_inside` copies the path at
-every step, so it bounds that work too."""
+"""How deep folders may nest; real datasets are far flatter. This also bounds the work of `_stays_inside`, which copies
+the path at every step."""
 LINK_FOLLOW_LIMIT = 40
 """How many links Linux follows to resolve one path (MAXSYMLINKS); more fail with ELOOP."""
 LINK_COUNT_LIMIT = 50_000
@@ -82,8 +82,8 @@ class _Writer:
         self.files = 0
         self.entries = 0
         """Files, links and folders that were created, without the target folder."""
-        self._read = 0
-        """Entries of the archive so far. One for a folder that exists creates nothing, but takes time, so it counts."""
+        self._entries_read = 0
+        """Entries read so far. An entry for an existing folder creates nothing but takes time, so it counts."""
         self._meter = meter
         self._folder = folder
         self._limits = limits
@@ -102,13 +102,13 @@ class _Writer:
 
     def add(self, entry: Entry) -> None:
         """Write one entry. Symbolic links are only remembered: until `create_links`, no path can lead through one."""
-        self._read += 1
-        self._require_within_limit(self._read)
-        if entry.folder:
+        self._entries_read += 1
+        self._require_within_limit(self._entries_read)
+        if entry.is_folder:
             self._enter(entry.parts)  # counts the folders that it creates
             return
         self._count()
-        # Without parts its path is `.`, the target folder. Links are created last, so their names are not on the disk.
+        # An entry without parts is `.`, the target folder. Links are created last, so the disk lacks their names.
         if not entry.parts or entry.parts in self._links:
             raise _duplicate_error(entry.parts)
         self.files += 1
@@ -131,7 +131,7 @@ class _Writer:
 
     def _write(self, entry: Entry) -> None:
         parent = self._enter(entry.parts[:-1])
-        mode = FILE_MODE | 0o111 if entry.executable else FILE_MODE
+        mode = FILE_MODE | 0o111 if entry.is_executable else FILE_MODE
         try:
             handle = os.open(entry.parts[-1], CREATE_FILE, mode, dir_fd=parent)
         except FileExistsError:

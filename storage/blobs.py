@@ -1,9 +1,9 @@
 """Store a file that several dataset versions of one organization share once.
 
 Each published file has a second name, by its SHA-256, in the organization's folder of blobs. A file of the same content
-and executability that is published later becomes a hard link to it. Organizations share nothing, so none can find out
-what another one stores. Nobody writes through a shared file: the console never changes published files, and runs see
-them through read-only mounts. A file counts against the quota in each version, so that deleting one version does not
+and executability that is published later becomes a hard link to it. Organizations share no blobs, so none can find out
+what another one stores. Shared files are never written to: the console never changes published files, and runs see them
+through read-only mounts. A file counts against the quota in each version, so that deleting one version does not
 change what another one counts.
 
 A blob with one link left is in no version; garbage collection removes it. Nothing depends on a blob: if one is missing,
@@ -31,18 +31,19 @@ def folder_of(root: Path, organization_pk: int) -> Path:
     return root / FOLDER / str(organization_pk)
 
 
-def share(*, blobs: Path, folder: int, name: bytes, sha256: str) -> None:
-    """Make the regular file `name` of the open folder a link to the blob of its content, or make it the blob.
+def deduplicate(*, blobs: Path, folder: int, name: bytes, sha256: str) -> None:
+    """Replace the regular file `name` of the open folder by a link to the blob of its content, or make it the blob.
 
-    The folder is on the disk of the blobs, and no other process changes it. The file has one name at every moment.
+    The folder is on the disk of the blobs, and no other process changes it. A rename replaces the file, so a crash
+    never loses it.
     """
     status = os.lstat(name, dir_fd=folder)
     if not status.st_size:  # nothing to save, and there may be many
         return
     blob = blobs / sha256[:2] / (sha256 + ("x" if status.st_mode & 0o100 else ""))
     with suppress(FileNotFoundError):
-        found = blob.lstat()
-        if (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino) or found.st_size != status.st_size:
+        existing = blob.lstat()
+        if (existing.st_dev, existing.st_ino) == (status.st_dev, status.st_ino) or existing.st_size != status.st_size:
             return  # it is the blob already, or the blob is damaged
         temporary = secrets.token_hex(16).encode()
         try:
@@ -63,7 +64,7 @@ def share(*, blobs: Path, folder: int, name: bytes, sha256: str) -> None:
 
 
 def unused(root: Path) -> Iterator[Path]:
-    """Yield the blobs that no version has. One that is linked meanwhile may be removed too: its version keeps it."""
+    """Yield the blobs that no version has. If a version links one meanwhile, removing the blob does it no harm."""
     top = root / FOLDER
     if not top.exists():
         return

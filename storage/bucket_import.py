@@ -1,10 +1,11 @@
 """Import a dataset version from an S3-compatible bucket: one object, or all objects below a prefix.
 
-The server connects to what a customer names, so only endpoints of `S3_IMPORT_ENDPOINTS` are reached, at public
-addresses unless the operator allows others, and without redirects. The credentials are secrets of the organization.
+The server connects to an address that a customer chooses. So it reaches only endpoints of `S3_IMPORT_ENDPOINTS`, at
+public addresses unless the operator allows others, and follows no redirects. The credentials are secrets of the
+organization.
 
-First, a list of the objects is stored. They are received in its order, those below a prefix as one tar. So each attempt
-makes the same bytes, and a later one can continue at any byte. An object that has changed since it was listed ends the
+First, a list of the objects is stored. The objects are received in its order; those below a prefix become one tar. So
+each attempt makes the same bytes, and can continue at any byte. An object that has changed since it was listed ends the
 import.
 """
 
@@ -54,11 +55,13 @@ SCHEME = "s3://"
 DEFAULT_REGION = "us-east-1"
 """The region that servers other than AWS expect."""
 MAX_KEY_BYTES = 1024
+"""S3's limit."""
 TAR_NAME = "files.tar"
 """Name of the archive of the objects below a prefix."""
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
+"""Two blocks of zeros end a tar."""
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([^\0]*))?\Z")
-_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +74,10 @@ class Source(NamedTuple):
     secret_access_key_secret: str
 
 
-# --- What is allowed --------------------------------------------------------------------------------------------------
+# --- Allowed sources --------------------------------------------------------------------------------------------------
 
 
-def endpoints() -> dict[str, str]:
+def allowed_endpoints() -> dict[str, str]:
     """Return the region of each endpoint that the operator allows, by its origin."""
     regions = {}
     for entry in settings.S3_IMPORT_ENDPOINTS:
@@ -84,12 +87,12 @@ def endpoints() -> dict[str, str]:
     return regions
 
 
-def check(organization: Organization, url: str, source: Source) -> Source:
-    """Check an address, and return the source to store. If it names no endpoint, the only allowed one is taken.
+def check_source(organization: Organization, url: str, source: Source) -> Source:
+    """Check an address, and return the source to store. Without an endpoint, the only allowed one is taken.
 
     Raises InvalidInput.
     """
-    allowed = endpoints()
+    allowed = allowed_endpoints()
     match = _ADDRESS.match(url)
     if not allowed:
         raise InvalidInput(fields={"url": _("Imports from buckets are turned off here. Upload the files instead.")})
@@ -104,7 +107,7 @@ def check(organization: Organization, url: str, source: Source) -> Source:
         "secret_access_key_secret": source.secret_access_key_secret,
     }
     if any(names.values()):
-        # If only one is named, the empty name counts as unknown: both are needed.
+        # Both secrets are needed: if only one is named, the empty name counts as unknown.
         unknown = secret_store.missing(organization, list(names.values()))
         if errors := {
             field: _("There is no such secret. Create it under Secrets.")
@@ -118,7 +121,7 @@ def check(organization: Organization, url: str, source: Source) -> Source:
 @sensitive_variables()
 def _bucket_and_key(row: DatasetImport) -> tuple[s3.Bucket, str]:
     """Return the bucket with its credentials, and the key or prefix. Raises ImportFailed, SecretUnreadable."""
-    match, region = _ADDRESS.match(row.url), endpoints().get(row.endpoint)
+    match, region = _ADDRESS.match(row.url), allowed_endpoints().get(row.endpoint)
     if match is None or region is None:  # the operator has changed the list
         raise ImportFailed(NOT_ALLOWED)
     key_id, key = "", ""
@@ -148,7 +151,7 @@ def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation
     """
     bucket, key = _bucket_and_key(row)
     if not listing.exists():
-        file.truncate(0)  # without the list, nobody knows what its bytes are
+        file.truncate(0)  # without the list, it is unknown which objects its bytes belong to
     offset, failures = file.seek(0, os.SEEK_END), 0
     reservation.count(size_bytes=offset, entries=1)
     while True:
@@ -171,14 +174,14 @@ def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation
         except ssl.SSLCertVerificationError:
             raise ImportFailed(UNREACHABLE) from None
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _FULL_DISK:
+            if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()
         failures = 0 if offset > before else failures + 1
         if failures >= MAX_FAILURES:
             raise ImportFailed(UNREACHABLE)
-        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # nothing tells when the server is back
+        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # no event signals that the server is back
 
 
 def _name_of(key: str, listing: Path) -> str:
@@ -222,7 +225,7 @@ def _write_listing(objects: Iterable[tuple[str | None, s3.Object]], lines: TextI
         line = json.dumps([name, *item]) + "\n"
         reservation.count(size_bytes=len(line))
         lines.write(line)
-        size, count = size + sum(map(len, _frame(name, item.size))) + item.size, count + 1
+        size, count = size + sum(map(len, _tar_frame(name, item.size))) + item.size, count + 1
         require_within_limit(size)
         if count > settings.MAX_ARCHIVE_FILES:
             raise TooLarge(_("There are more files than allowed. Import fewer files."))
@@ -252,7 +255,7 @@ def _content(
     for line in lines:
         name, *values = json.loads(line)
         item = s3.Object(*values)
-        head, tail = _frame(name, item.size)
+        head, tail = _tar_frame(name, item.size)
         end = position + len(head) + item.size + len(tail)
         if end > offset:
             start = max(0, offset - position)
@@ -271,7 +274,7 @@ def _bytes_of(
     if offset >= item.size:
         return
     with s3.open_object(bucket, item, offset=offset, connection=connection) as response:
-        # `read` would wait for a whole chunk, and a slow server could hold it for hours.
+        # `read` would wait for a whole chunk, which a slow server could delay for hours.
         while chunk := response.read1(CHUNK_BYTES):
             offset += len(chunk)
             yield chunk
@@ -279,7 +282,7 @@ def _bytes_of(
         raise http.client.IncompleteRead(b"", item.size - offset)
 
 
-def _frame(name: str | None, size: int) -> tuple[bytes, bytes]:
+def _tar_frame(name: str | None, size: int) -> tuple[bytes, bytes]:
     """Return the tar header and the padding of an object; both are empty for a single object, which has no name.
 
     They depend on name and size alone, so that a tar can be continued.

@@ -1,8 +1,8 @@
 """Create datasets, dataset versions, workspaces and files: database rows and bytes together.
 
-Bytes are written first and moved into place by one rename, then the row is written. On deletion the row goes first. So
-a crash leaves bytes without a row, for garbage collection, and never a row without bytes. Callers have checked that
-the user may do this.
+Bytes are written first and moved into place by one rename, then the row is written. A deletion begins with the row. So
+a crash leaves bytes without a row, for garbage collection, and never a row without bytes. Callers have checked that the
+user may do this.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ README = """# Your workspace
 Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put the script to train with here, name
 it when you start a training, and it runs in its own folder. Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
-Fill = Callable[[Path, Meter], Usage]
-"""Writes the first files of a workspace into an empty folder. Each byte and entry but the folder's own is counted by
-the meter before it is written. Returns the usage with the folder."""
+Filler = Callable[[Path, Meter], Usage]
+"""A function that writes the first files of a workspace into an empty folder. It counts each byte and entry on the
+meter before writing it, and returns the usage. Only the usage includes the folder itself."""
 DESCRIPTION_LIMIT = 2000
 """Characters of a description; the message in `validate_texts` names the number."""
 
@@ -130,7 +130,7 @@ def publish_file(
     with scratch_folder() as folder, translate_os_errors():
         copy_path = folder / "files"
         copy_path.mkdir()
-        reservation.count(entries=2)
+        reservation.count(entries=2)  # the folder and the file
         file.seek(0)
         with (copy_path / name).open("xb") as target:
             size = files.copy(stream=Metered(file, reservation), target=target, limit_bytes=settings.MAX_UPLOAD_BYTES)
@@ -138,7 +138,7 @@ def publish_file(
             dataset,
             user=user,
             unpack_path=copy_path,
-            unpacked=Unpacked(size, 1, 2),
+            unpacked=Unpacked(size, file_count=1, entry_count=2),
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -180,9 +180,9 @@ def _publish(
     if not unpacked.file_count:
         raise BadArchive(_("There are no files to publish. Add at least one."))
     new_manifest = manifests.path_of(unpack_path)
-    share = partial(_share, blobs.folder_of(root(), dataset.organization_id))
+    deduplicate = partial(_deduplicate, blobs.folder_of(root(), dataset.organization_id))
     with translate_os_errors(), new_manifest.open("xb") as target:
-        manifests.write(folder=unpack_path, target=target, on_file=share)
+        manifests.write(folder=unpack_path, target=target, on_file=deduplicate)
     new_manifest.chmod(0o444)
     version_folder = move_into_place(unpack_path, area="datasets")
     manifest = manifests.path_of(version_folder)
@@ -215,22 +215,22 @@ def _publish(
             if on_published:
                 on_published(version)
             reservation.release()
-    except CustomerError:  # after any other error the row may exist; garbage collection decides
+    except CustomerError:  # after any other error the row may exist; garbage collection finds out
         trees.remove_tree(folder=version_folder, scratch=scratch())
         manifest.unlink(missing_ok=True)
         raise
     return version
 
 
-def _share(blobs_folder: Path, folder: int, name: bytes, sha256: str) -> None:
-    blobs.share(blobs=blobs_folder, folder=folder, name=name, sha256=sha256)
+def _deduplicate(blobs_folder: Path, folder: int, name: bytes, sha256: str) -> None:
+    blobs.deduplicate(blobs=blobs_folder, folder=folder, name=name, sha256=sha256)
 
 
 # --- Workspaces -------------------------------------------------------------------------------------------------------
 
 
 def create_workspace(
-    *, organization: Organization, user: User | None, name: str, description: str = "", fill: Fill | None = None
+    *, organization: Organization, user: User | None, name: str, description: str = "", fill: Filler | None = None
 ) -> Workspace:
     """Create a workspace with what `fill` writes into its folder, else empty.
 
@@ -310,7 +310,7 @@ def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Call
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
         new_entries = files.missing_entries(root=root, path=path)
-        reservation.count(entries=max(0, new_entries - 1))
+        reservation.count(entries=max(0, new_entries - 1))  # the caller has reserved the file itself
         written = files.place(root=root, path=path, source=source)
         add_usage(workspace, Usage(written.size - written.replaced_bytes, new_entries), reservation, on_placed)
 
@@ -334,6 +334,7 @@ def unpack_into_workspace(
         limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
         unpacked = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         replaced = files.merge(root=root, path=path, source=unpack_path)
+        # Less 1: the folder that the archive was unpacked into is counted by `unpacked`, but not moved.
         added = Usage(
             unpacked.size_bytes - replaced.size_bytes,
             new_entries + unpacked.entry_count - 1 - replaced.entry_count,
@@ -356,7 +357,7 @@ def move_file(*, workspace: Workspace, source: str, target: str) -> None:
     """Rename a file or folder of the workspace. Raises TooLarge and as `files.move`."""
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
-        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)
+        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)  # only folders: the moved entry exists
         reservation.count(entries=new_entries)
         files.move(root=root, source=source, target=target)
         add_usage(workspace, Usage(0, new_entries), reservation)
@@ -394,6 +395,7 @@ def add_usage(
     with transaction.atomic():
         if on_added:
             on_added()
+        # At least an empty workspace: the stored usage can be too low, because runs write without the console.
         Workspace.objects.filter(pk=workspace.pk).update(
             size_bytes=Greatest(F("size_bytes") + added.size_bytes, 0),
             entry_count=Greatest(F("entry_count") + added.entry_count, 1),
@@ -406,7 +408,7 @@ def add_usage(
 
 
 def root() -> Path:
-    """Return the folder that holds all bytes."""
+    """Return the storage root."""
     return selectors.root()
 
 

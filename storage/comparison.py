@@ -15,7 +15,7 @@ from storage.paths import split_path
 MAX_FILES = 1000
 """Files of one comparison: a client with more asks several times."""
 MAX_HASHED_BYTES = 2 * 1024**3
-"""Bytes that one comparison reads, a second or two. Files beyond count as different, so the client sends them again."""
+"""Bytes that one comparison reads, a second or two. Files beyond it count as different, so the client sends them."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,22 @@ class ClientFile:
 
 def differing(*, root: Path, client_files: Sequence[ClientFile]) -> list[str]:
     """Return the paths whose file is missing below `root` or has other bytes. Raises UnsafePath."""
-    left, found = MAX_HASHED_BYTES, []
+    bytes_left, different = MAX_HASHED_BYTES, []
     for each in client_files:
-        split_path(each.path)  # raises for a path that cannot be meant
+        split_path(each.path)  # raises UnsafePath
         try:
             file = files.read(root=root, path=each.path)
-        except (FileMissing, Unreadable, UnsafePath, WrongKind):  # a link, too, is no such file
-            found.append(each.path)
+        except (FileMissing, Unreadable, UnsafePath, WrongKind):  # UnsafePath: a link
+            different.append(each.path)
             continue
         with closing(file):
-            if file.size != each.size or each.size > left:
-                found.append(each.path)
+            if file.size != each.size or each.size > bytes_left:
+                different.append(each.path)
                 continue
-            left -= each.size
+            bytes_left -= each.size
             digest = hashlib.sha256()
             for chunk in file:
                 digest.update(chunk)
         if digest.hexdigest() != each.sha256:
-            found.append(each.path)
-    return found
+            different.append(each.path)
+    return different

@@ -14,7 +14,7 @@ FILE = "<file:path>"
 
 
 class FilePath(StringConverter):
-    """Any text."""
+    """Matches any text, also line breaks."""
 
     regex = r"[\s\S]+"
 

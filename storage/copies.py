@@ -22,7 +22,7 @@ MAX_COPY_BYTES = 4 * 1024**3
 
 
 @dataclass
-class _Bounded:
+class _LimitedMeter:
     """A meter that also refuses more than MAX_COPY_BYTES."""
 
     meter: Meter
@@ -56,27 +56,28 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
             root=root,
             path=source,
             target=unfinished,
-            meter=_Bounded(reservation),
+            meter=_LimitedMeter(reservation),
             max_entries=settings.MAX_ARCHIVE_FILES,
         )
-        if is_file and copied.usage.entry_count != 2:  # a folder took its place meanwhile
+        if is_file and copied.usage.entry_count != 2:  # a folder replaced the file meanwhile
             raise SourceChanged
         finished = next(unfinished.iterdir()) if is_file else unfinished
         files.move_in(source=finished, root=root, path=target)
+        # `copied.usage` includes the folder `unfinished`, which is not moved for a file.
         added = Usage(0, new_entries - 1) + copied.usage + Usage(0, -1 if is_file else 0)
         catalog.add_usage(workspace, added, reservation)
     return copied.skipped_count
 
 
-def copy_of(workspace: Workspace) -> catalog.Fill:
-    """Return what fills a new workspace with a copy of this one."""
+def copy_filler(workspace: Workspace) -> catalog.Filler:
+    """Return a function that fills a new workspace with a copy of this one."""
 
     def fill(folder: Path, meter: Meter) -> Usage:
         return copy_tree(
             root=selectors.workspace_folder(workspace),
             path="",
             target=folder,
-            meter=_Bounded(meter),
+            meter=_LimitedMeter(meter),
             max_entries=settings.MAX_ARCHIVE_FILES,
         ).usage
 

@@ -73,7 +73,7 @@ def sha256(*, version: DatasetVersion, path: str) -> str:
 
 
 def readme(*, version: DatasetVersion, folder: str = "") -> str:
-    """Return the text of a folder's README, cut to what previews show; empty if there is none."""
+    """Return the text of a folder's README, cut to the length that previews show; empty if there is none."""
     for name in README_NAMES:
         path = posixpath.join(folder, name)
         try:

@@ -31,17 +31,17 @@ from storage.errors import BucketUnavailable, UploadEnded
 from storage.models import Upload
 
 PART_BYTES = 16 * 1024**2
-"""The size of a part, unless an upload would have too many. Little is lost with a connection; S3's minimum is 5 MiB."""
+"""Size of a part, unless an upload would have too many parts. A lost connection costs little; S3's minimum is 5 MiB."""
 MAX_URLS = 100
 """URLs of one answer."""
 URL_SECONDS = 900
 """How long the URL of a part can be used to begin sending it. A client asks for a few at a time."""
 PAGE_FROM_BYTES = 64 * 1024**2
-"""From which size on the pages upload directly. Smaller uploads need fewer requests by tus."""
+"""Size from which the pages upload directly. Smaller uploads need fewer requests by tus."""
 FOLDER = "trainyard-uploads"
-"""All keys are below it, so that the sweep removes nothing else from a bucket that has other uses too."""
+"""First folder of all keys, so that `collect` removes nothing else from a bucket that has other uses too."""
 FAILURES = (s3.S3Error, connections.ForbiddenAddress, OSError, http.client.HTTPException)
-"""What a request to the bucket raises."""
+"""Exceptions that a request to the bucket can raise."""
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def is_offered() -> bool:
 
 
 def page_from_bytes() -> int | None:
-    """Return the size from which on the pages upload directly, None if they never do."""
+    """Return the size from which the pages upload directly, None if they never do."""
     return PAGE_FROM_BYTES if is_offered() else None
 
 
@@ -79,7 +79,7 @@ def _bucket() -> s3.Bucket:
 
 
 def _prefix() -> str:
-    """Return what the keys of all objects of this installation begin with, and no others."""
+    """Return the common beginning of the keys of this installation's objects. No other object has it."""
     prefix = settings.UPLOAD_BUCKET.partition("/")[2].strip("/")
     return f"{prefix}/{FOLDER}/" if prefix else f"{FOLDER}/"
 
@@ -204,7 +204,7 @@ def _require_receiving(upload: Upload) -> None:
 
 
 def _update(upload: Upload, **values: object) -> None:
-    """Change an open upload, and let it expire later, because it goes on. Raises UploadEnded."""
+    """Change an open upload and postpone its expiry, since it is in use. Raises UploadEnded."""
     expires_at = timezone.now() + uploads.KEPT_AFTER_LAST_BYTES
     rows = Upload.objects.filter(pk=upload.pk, state__in=uploads.OPEN_STATES)
     if not rows.update(**values, expires_at=expires_at):
@@ -277,14 +277,14 @@ def _slot() -> Iterator[bool]:
 
 
 def collect() -> None:
-    """Remove from the bucket what no open upload needs: of expired uploads, and what a crash left. Safe to repeat."""
+    """Remove objects and parts that no open upload needs: of expired uploads, or left by a crash. Safe to repeat."""
     if not is_offered():
         return
     bucket, prefix = _bucket(), _prefix()
     try:
         multiparts = list(s3.list_multiparts(bucket, prefix))
         keys = [item.key for page in s3.list_objects(bucket, prefix) for item in page]
-        # Read after the listing, since the row of an upload is older than what it has in the bucket.
+        # Read after the listing: an upload's row is written before its first part, so no new upload is missed.
         rows = Upload.objects.filter(state__in=uploads.OPEN_STATES).only("organization_id", "key")
         needed = {_object_key(upload) for upload in rows}
         for key, multipart_id in multiparts:

@@ -29,13 +29,13 @@ class _Unsatisfiable(Exception):
 
 
 def download(request: HttpRequest | Request, file: OpenFile, *, name: str) -> HttpResponseBase:
-    """Return an open file as an attachment, or the part of it that a Range header asks for (RFC 9110, section 14).
+    """Return an open file as an attachment, or the range of it that the request asks for (RFC 9110, section 14).
 
     Closes the file when it is sent.
     """
     etag = quote_etag(file.version)
     try:
-        section = _section(request, file, etag)
+        section = _requested_range(request, file, etag)
     except _Unsatisfiable:
         file.close()
         message = _("The file has %(size)d bytes. Request a range within them.") % {"size": file.size}
@@ -61,7 +61,7 @@ def download_archive(
 
 
 def show_image(request: HttpRequest | Request, file: OpenFile) -> HttpResponseBase:
-    """Return a picture that a page shows, with the media type that its bytes say. Closes the file when it is sent.
+    """Return a picture for a page, with the media type of its first bytes. Closes the file when it is sent.
 
     Raises NotFound for anything else.
     """
@@ -90,16 +90,16 @@ def _attachment(
     return response
 
 
-def _section(request: HttpRequest | Request, file: OpenFile, etag: str) -> tuple[int, int] | None:
-    """Return the first byte and the size of the range that is asked for; None for the whole file.
+def _requested_range(request: HttpRequest | Request, file: OpenFile, etag: str) -> tuple[int, int] | None:
+    """Return the first byte and the size of the requested range; None for the whole file.
 
     Raises _Unsatisfiable.
     """
-    asked = _RANGE.fullmatch(request.headers.get("Range", "")) if request.method == "GET" else None
+    match = _RANGE.fullmatch(request.headers.get("Range", "")) if request.method == "GET" else None
     # A client that has a part of another version needs the whole file.
-    if asked is None or request.headers.get("If-Range", etag) != etag:
+    if match is None or request.headers.get("If-Range", etag) != etag:
         return None
-    first, last = asked.groups()
+    first, last = match.groups()
     if not first:
         if not last:
             return None

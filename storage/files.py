@@ -185,6 +185,7 @@ def list_folder(
     start = _parse_cursor(after) if after else None
     with open_folder(root=root, parts=split_path(path)) as folder, os.scandir(folder) as scanned:
         listed = scanned if is_listed is None else filter(is_listed, scanned)
+        # Folders first means rank 0 for folders and 1 for the rest; without it every rank is 0.
         keys = ((int(folders_first and not _is_folder(entry)), entry.name) for entry in listed)
         # Only `limit` names are held in memory, however large the folder is. One more shows that there are more.
         chosen = heapq.nsmallest(limit + 1, (key for key in keys if start is None or key > start))
@@ -193,7 +194,7 @@ def list_folder(
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # on a file system without d_type, this reads the status of an entry that is gone
+    with suppress(OSError):  # without d_type, this reads the status of an entry that may be removed meanwhile
         return entry.is_dir(follow_symlinks=False)
     return False
 
@@ -478,7 +479,7 @@ def _version(status: os.stat_result) -> str:
 
 
 def _require_expected(expected: Collection[str] | None, version: str | None) -> None:
-    """Raise FileChanged unless the file at hand, None if it is missing, is one that may be replaced."""
+    """Raise FileChanged unless the existing version, None if there is no file, may be replaced."""
     if expected is None:
         return
     is_expected = not expected if version is None else version in expected or "*" in expected

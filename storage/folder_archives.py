@@ -1,7 +1,7 @@
 """Pack folders that customers' code may change at any moment into a .tar.gz, while it is sent.
 
 Memory does not depend on the number or size of the files: they are read in chunks, and folders entry by entry. Links,
-pipes, sockets and devices are left out. An archive that lacks anything else ends with a list of it.
+pipes, sockets and devices are left out. If anything else is left out, the archive ends with a list of it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ MAX_LISTED = 1000
 """How many of the entries left out are listed; all are counted."""
 MAX_HOLES_BYTES = 1024**3
 """A file with larger holes is left out. Holes cost a customer no quota, and reading and packing them costs us time."""
-_LEVEL = 1
+_COMPRESSION_LEVEL = 1
 """The fastest level. Logs and tables become a fifth of their size, and higher levels save little more."""
 _SAMPLE_BYTES = 16 * 1024
-"""How much of a chunk is compressed to see whether the rest is worth it."""
-_WORTH_IT = 0.8
-"""Trained models hardly compress, and storing them is ten times as fast. A sample above this share is stored."""
+"""How much of a chunk is compressed to decide whether the chunk is compressed or stored."""
+_MAX_COMPRESSED_SHARE = 0.8
+"""A chunk whose sample shrinks to more than this share is stored: trained models hardly compress, and storing is ten times
+as fast."""
+# RFC 1952: deflate, no name, no time, unknown system.
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
-_ZEROS = bytes(tarfile.BLOCKSIZE)
+_ZERO_BLOCK = bytes(tarfile.BLOCKSIZE)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file or folder to pack as `name`. Of a folder's own entries, only those for which `is_packed` is true."""
+    """A file or folder to pack as `name`. A folder's direct entries are left out if `is_packed` is false for them."""
 
     root: Path
     path: str
@@ -72,19 +74,19 @@ class _Gzip:
     """A gzip stream (RFC 1952) in which blocks that hardly compress are stored."""
 
     def __init__(self) -> None:
-        self._level = _LEVEL
+        self._level = _COMPRESSION_LEVEL
         self._deflate = zlib.compressobj(self._level, wbits=-zlib.MAX_WBITS)
         self._crc = self._size = 0
 
     def add(self, block: bytes) -> bytes:
         """Return the next part of the stream."""
         self._crc, self._size = zlib.crc32(block, self._crc), self._size + len(block)
-        level, finished = _LEVEL, b""
+        level, finished = _COMPRESSION_LEVEL, b""
         if len(block) > _SAMPLE_BYTES:
-            sample = zlib.compress(block[:_SAMPLE_BYTES], _LEVEL)
-            level = 0 if len(sample) > _WORTH_IT * _SAMPLE_BYTES else _LEVEL
+            sample = zlib.compress(block[:_SAMPLE_BYTES], _COMPRESSION_LEVEL)
+            level = 0 if len(sample) > _MAX_COMPRESSED_SHARE * _SAMPLE_BYTES else _COMPRESSION_LEVEL
         if level != self._level:
-            # A full flush ends on a byte, and nothing after it refers to what is before: another compressor can go on.
+            # A full flush ends on a byte, and later data refers to nothing before it: another compressor can continue.
             finished = self._deflate.flush(zlib.Z_FULL_FLUSH)
             self._level, self._deflate = level, zlib.compressobj(level, wbits=-zlib.MAX_WBITS)
         return finished + self._deflate.compress(block)
@@ -107,7 +109,7 @@ def _tar(sources: Sequence[Source]) -> Iterator[bytes]:
         info.size = len(text)
         yield _header(info)
         yield text + bytes(_padding(len(text)))
-    yield _ZEROS * 2  # the end of the archive
+    yield _ZERO_BLOCK * 2  # the end of the archive
 
 
 def _entry(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOut) -> Iterator[bytes]:
@@ -168,7 +170,7 @@ def _has_large_holes(file: files.OpenFile) -> bool:
     descriptor = file.stream.fileno()
     if file.size - os.fstat(descriptor).st_blocks * 512 <= MAX_HOLES_BYTES:
         return False
-    # Fewer blocks than bytes may also be the work of a file system that compresses: then there is no hole.
+    # A file system that compresses also has fewer blocks than bytes, but no hole.
     first_hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return first_hole < file.size

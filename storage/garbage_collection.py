@@ -72,7 +72,7 @@ def collect() -> int:
 
 @dataclass(frozen=True)
 class Area:
-    """A folder of the storage root whose entries are named by rows. Others are kept for `kept_for`, then removed."""
+    """A folder of the storage root. Rows name its entries (`named`); other entries are removed after `kept_for`."""
 
     folder: Path
     kept_for: timedelta
@@ -113,6 +113,7 @@ def _complete_older_rows() -> None:
 def _release_uploads() -> None:
     """Release the quota of writes whose process died; their files are in the scratch folder."""
     abandoned = Allocation.objects.filter(updated_at__lt=timezone.now() - ABANDONED_AFTER)
+    # Resumable uploads (`upload:`) keep their quota until they expire.
     abandoned.filter(kind=Allocation.Kinds.UPLOAD).exclude(key__startswith="upload:").delete()
 
 
@@ -144,14 +145,14 @@ def _remove_binned(item: DeletedFile) -> bool:
     return True
 
 
-def _unchanged_since(folder: Path, time: datetime, *, keep: set[str]) -> Iterator[Path]:
-    """Yield the entries of `folder` that are not in `keep` and have not changed since `time`."""
+def _unchanged_since(folder: Path, limit: datetime, *, keep: set[str]) -> Iterator[Path]:
+    """Yield the entries of `folder` that are not in `keep` and have not changed since `limit`."""
     if not folder.exists():
         return
     for path in folder.iterdir():
         status = path.lstat()
         changed = datetime.fromtimestamp(max(status.st_mtime, status.st_ctime), UTC)
-        if path.name not in keep and changed < time:
+        if path.name not in keep and changed < limit:
             yield path
 
 

@@ -1,4 +1,4 @@
-"""What imports of every kind share: their limits, their progress, and the sentences of their errors."""
+"""Limits, progress and error messages of imports from HTTPS addresses and from buckets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.errors import TooLarge
 from storage.models import Dataset, DatasetImport
 
 MAX_FAILURES = 5
-"""Attempts in a row that receive nothing. Then the import fails."""
+"""Attempts in a row without a new byte after which the import fails."""
 MAX_DELAY_SECONDS = 30
 """The longest pause between two attempts."""
 MAX_DURATION = timedelta(hours=6)
@@ -37,7 +37,7 @@ class ImportFailed(Exception):
 
 
 def require_within_limit(size: int) -> None:
-    """Raise TooLarge if an import may not have as many bytes."""
+    """Raise TooLarge if an import may not have `size` bytes."""
     if size > settings.MAX_UPLOAD_BYTES:
         raise TooLarge
 

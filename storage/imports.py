@@ -1,8 +1,8 @@
 """Import a dataset version from an HTTPS address, or from a bucket (`bucket_import`).
 
-The server fetches what a customer names, so an address must not lead it anywhere else: only https, only hosts of
-`DATASET_IMPORT_HOSTS`, and only public IP addresses (`connections`). Each redirect is checked as the first address was.
-Nothing of an answer is shown but its status and size.
+The server fetches an address that a customer chooses, so it must not reach internal services: only https, only hosts of
+`DATASET_IMPORT_HOSTS`, and only public IP addresses (`connections`). Each redirect is checked like the first address.
+Customers see only the size and the success of a transfer.
 
 A broken transfer continues where it ended, as long as the server confirms by its ETag or date that the file is the
 same. The task may be repeated and run twice: a file lock lets one process import at a time, and others wait.
@@ -63,13 +63,13 @@ MAX_URL_LENGTH = 2000
 """Characters of an address: the length of its column."""
 MAX_REDIRECTS = 5
 SLOT = "slot"
-"""Name of the lock file. One import is carried out at a time, so a worker of two processes keeps one for others."""
+"""Name of the lock file. One import runs at a time, so a worker with two processes keeps one for other tasks."""
 STALE_AFTER = timedelta(minutes=3)
 """An open import without an update for this long has lost its process; longer than `connections.TIMEOUT_SECONDS`."""
 LISTING = ".list"
 """Ends the name of the list of a bucket's objects, beside the file of an import."""
 ARCHIVE_NAMES = (".tar", ".tar.gz", ".tgz", ".zip")
-_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def start_import(
     url = url.strip()
     source = bucket_import.Source(endpoint.strip(), access_key_id_secret, secret_access_key_secret)
     if url.startswith(bucket_import.SCHEME):
-        source = bucket_import.check(dataset.organization, url, source)
+        source = bucket_import.check_source(dataset.organization, url, source)
     else:
         source = bucket_import.Source("", "", "")
         _check_url(url)
@@ -139,7 +139,7 @@ def open_imports() -> QuerySet[DatasetImport]:
 
 
 def stale_imports() -> list[int]:
-    """Return the open imports that no process works on."""
+    """Return the primary keys of the open imports that no process works on."""
     return list(open_imports().filter(updated_at__lt=timezone.now() - STALE_AFTER).values_list("pk", flat=True))
 
 
@@ -173,9 +173,9 @@ def run(row: DatasetImport) -> bool:
 
 
 def _carry_out(row: DatasetImport, file: BufferedRandom) -> None:
-    """Import, and store how it ended."""
+    """Run the import and store its result."""
     try:
-        version = row.version or _import(row, file)  # the process died after it published
+        version = row.version or _import(row, file)  # `version` is set if a process died after it published
     except CustomerError as error:
         _end(row, error=str(error.message))
     except ImportFailed as error:
@@ -274,18 +274,18 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
 
 
 def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation, offset: int) -> None:
-    """Receive the file, in as many attempts as make progress. `offset` bytes are there and counted."""
+    """Receive the rest of the file, in several attempts. The first `offset` bytes are received and counted."""
     failures, counted = 0, offset
     while True:
         before = offset
         try:
             with _response(row, offset) as response:
-                offset = _start(row, response, offset)
+                offset = _check_response(row, response, offset)
                 file.seek(offset)
                 file.truncate()
                 before = offset
                 remaining = response.length
-                # `read` would wait for a whole chunk, and a slow server could hold it for hours.
+                # `read` would wait for a whole chunk, which a slow server could delay for hours.
                 while chunk := response.read1(CHUNK_BYTES):
                     offset += len(chunk)
                     if offset > counted:
@@ -301,7 +301,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
         except ssl.SSLCertVerificationError:
             raise ImportFailed(UNREACHABLE) from None
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _FULL_DISK:
+            if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()
@@ -309,11 +309,11 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
         if failures >= MAX_FAILURES:
             raise ImportFailed(UNREACHABLE)
         if not row.validator:
-            offset = 0  # without a validator nobody knows whether the rest belongs to the same file
-        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # nothing tells when the server is back
+            offset = 0  # without a validator, the rest may belong to a changed file
+        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # no event signals that the server is back
 
 
-def _start(row: DatasetImport, response: http.client.HTTPResponse, offset: int) -> int:
+def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offset: int) -> int:
     """Check the head of a response, and return the offset of its first byte. Raises ImportFailed, TooLarge."""
     if response.status == http.client.PARTIAL_CONTENT and offset:
         size = row.size_bytes or 0
@@ -339,15 +339,15 @@ def _start(row: DatasetImport, response: http.client.HTTPResponse, offset: int) 
     return 0
 
 
-# --- The end ----------------------------------------------------------------------------------------------------------
+# --- Result -----------------------------------------------------------------------------------------------------------
 
 
 def _publish(
     row: DatasetImport, name: str, file: BufferedRandom, sha256: str, reservation: Reservation
 ) -> DatasetVersion:
-    """Publish the content of an archive, which the name tells, or else the file itself."""
+    """Publish the content of an archive, recognized by its name, or else the file itself."""
 
-    def note(version: DatasetVersion) -> None:
+    def store_version(version: DatasetVersion) -> None:
         DatasetImport.objects.filter(pk=row.pk).update(version=version)
 
     if not name.lower().endswith(ARCHIVE_NAMES):
@@ -358,7 +358,7 @@ def _publish(
             name=name,
             sha256=sha256,
             reservation=reservation,
-            on_published=note,
+            on_published=store_version,
         )
     return catalog.publish_archive(
         dataset=row.dataset,
@@ -366,12 +366,12 @@ def _publish(
         archive=file,
         sha256=sha256,
         reservation=reservation,
-        on_published=note,
+        on_published=store_version,
     )
 
 
 def _file_name(name: str) -> str:
-    """Return the name that an address gives a file, if it can be one; else `data`."""
+    """Return the last component of a name, or `data` if it is no valid file name."""
     try:
         return (split_path(name) or ("data",))[-1]
     except UnsafePath:

@@ -1,8 +1,8 @@
-"""Find the open jobs that use a version of a dataset or model, a workspace, image or secret, so that it stays.
+"""Find the open jobs that use a version of a dataset or model, a workspace, image or secret, before it is deleted.
 
 `storage` may not import the packages above it, so each of them registers a finder. A finder counts every job that may
-still read or write, from the moment it is ordered. The reader is the organization whose user sees the sentence, by
-primary key: a shared dataset has users in other organizations, whose jobs are not named.
+still read or write, from the moment it is ordered. `reader` is the primary key of the organization whose
+user sees the message: jobs of other organizations that use a shared dataset are not named.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def register(finder: Finder) -> None:
         _finders.append(finder)
 
 
-def users_of(
+def jobs_using(
     *,
     reader: int | None,
     versions: Collection[int] = (),
@@ -72,7 +72,7 @@ def require_unused(
     Call it with the organization's quota and the dataset versions locked. Placing an order locks the same rows, so no
     order comes in between.
     """
-    names = users_of(
+    names = jobs_using(
         reader=reader, versions=versions, models=models, workspaces=workspaces, images=images, secrets=secrets
     )
     if names:

@@ -22,7 +22,8 @@ SUFFIX = ".sha256"
 HASH_LENGTH = 64
 """Hexadecimal digits of a SHA-256."""
 SEPARATOR = b"  "
-_HEAD = HASH_LENGTH + len(SEPARATOR)
+_PATH_START = HASH_LENGTH + len(SEPARATOR)
+"""Position of the path in a record."""
 
 
 class Change(enum.StrEnum):
@@ -110,9 +111,9 @@ def _records(file: BinaryIO) -> Iterator[_Record]:
     rest = b""
     while chunk := file.read(CHUNK_BYTES):
         *records, rest = (rest + chunk).split(b"\0")
-        yield from (_Record(record[:HASH_LENGTH], record[_HEAD:]) for record in records)
+        yield from (_Record(record[:HASH_LENGTH], record[_PATH_START:]) for record in records)
     if rest:
-        yield _Record(rest[:HASH_LENGTH], rest[_HEAD:])
+        yield _Record(rest[:HASH_LENGTH], rest[_PATH_START:])
 
 
 class Manifest:
@@ -124,11 +125,11 @@ class Manifest:
     def sha256(self, path: str) -> str:
         """Return the hash of the file at `path`, by binary search; empty if it is not listed."""
         wanted = os.fsencode(path)
-        low, high = 0, len(self._data)  # the record is between these two beginnings of records
+        low, high = 0, len(self._data)  # both are starts of records; the record is between them
         while low < high:
             middle = self._data.rfind(b"\0", low, (low + high) // 2) + 1 or low
             end = self._data.find(b"\0", middle)
-            record = self._data[middle + _HEAD : end]
+            record = self._data[middle + _PATH_START : end]
             if record == wanted:
                 return self._data[middle : middle + HASH_LENGTH].decode()
             if _key(record) < _key(wanted):

@@ -92,7 +92,7 @@ class Image(models.Model):
 
     @property
     def is_builtin(self) -> bool:
-        """Whether it is one of the installation's own."""
+        """Whether the image belongs to the installation."""
         return self.organization_id is None
 
 
@@ -133,13 +133,13 @@ class DatasetShare(models.Model):
 
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="shares")
     label = models.CharField(_("label"), max_length=100)
-    """The owner's own words for who has the code. The recipient does not see them."""
+    """A note of the owner about who has the code. The recipient does not see it."""
     code_sha256 = models.CharField(max_length=64, unique=True)
     recipient = models.ForeignKey(Organization, models.CASCADE, null=True, blank=True, related_name="+")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     expires_at = models.DateTimeField(_("expires"))
-    """Until when the code can be entered. An accepted share does not expire."""
+    """End of the time in which the code can be entered. An accepted share does not expire."""
     accepted_at = models.DateTimeField(_("accepted"), null=True, blank=True)
     revoked_at = models.DateTimeField(_("revoked"), null=True, blank=True)
 
@@ -161,16 +161,16 @@ class DatasetImport(models.Model):
     url = models.CharField(_("address"), max_length=2000)
     """An https address, or `s3://bucket/key`."""
     endpoint = models.CharField(_("endpoint"), max_length=300, blank=True, default="", db_default="")
-    """Of an import from a bucket: the origin of its server."""
+    """Origin of the bucket's server; empty for an https address."""
     access_key_id_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
     """Names of the secrets with the credentials of a bucket; empty for a public one."""
     secret_access_key_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
     version = models.ForeignKey("DatasetVersion", models.SET_NULL, null=True, blank=True, related_name="+")
     size_bytes = models.PositiveBigIntegerField(_("size"), null=True, blank=True)
-    """As the server says; None until it answers, and if it does not say."""
+    """Size that the server announces; None before it answers, or if it announces none."""
     received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
     validator = models.CharField(max_length=200, blank=True, default="")
-    """ETag or date that tells whether the rest of a file belongs to what was received."""
+    """ETag or date by which the server confirms that the file has not changed since a part was received."""
     error = models.CharField(_("error"), max_length=500, blank=True, default="")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
@@ -190,7 +190,7 @@ class DatasetVersion(models.Model):
     """One immutable version of a dataset, in a read-only folder of its own."""
 
     kind = "versions"
-    """Its name in URLs of deleted items."""
+    """The kind's name in URLs of deleted items."""
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
@@ -254,7 +254,7 @@ class ModelVersion(models.Model):
     """One immutable version of a model, in a read-only folder of its own."""
 
     kind = "models"
-    """Its name in URLs of deleted items."""
+    """The kind's name in URLs of deleted items."""
     model = models.ForeignKey(Model, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
@@ -291,10 +291,10 @@ class ModelVersion(models.Model):
 
 
 class Workspace(models.Model):
-    """A folder of the customer's, writable from runs and from the console."""
+    """A customer's folder that runs and the console can write to."""
 
     kind = "workspaces"
-    """Its name in URLs of deleted items."""
+    """The kind's name in URLs of deleted items."""
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspaces")
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
@@ -331,7 +331,7 @@ class DeletedFile(models.Model):
 
     workspace = models.ForeignKey(Workspace, models.CASCADE, related_name="deleted_files")
     path = models.CharField(_("path"), max_length=4000)
-    """Where it was, below the workspace's folder."""
+    """Its former path below the workspace's folder."""
     folder = models.CharField(max_length=200, unique=True)
     is_folder = models.BooleanField(_("folder"))
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
@@ -378,7 +378,7 @@ class Allocation(models.Model):
 
     @property
     def job_pk(self) -> int:
-        """The primary key of the job whose run left this."""
+        """The primary key of the job whose run wrote these results."""
         return int(self.key.removeprefix("job:"))
 
 
@@ -394,7 +394,7 @@ class Upload(models.Model):
         FAILED = "failed", _("Failed")
 
     class Purposes(models.TextChoices):
-        """What becomes of the bytes. A PART waits until a final upload joins it with others."""
+        """The use of the bytes. A PART waits until a final upload joins it with others."""
 
         DATASET = "dataset", _("Dataset version")
         WORKSPACE = "workspace", _("Workspace file")

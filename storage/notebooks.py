@@ -29,7 +29,7 @@ MAX_TEXT = 20_000
 EXPORT_MARK = "# Exported from a notebook. The next export replaces this file."
 """The first line of an exported script. A file without it is not replaced."""
 _MAGIC = re.compile(r"\s*(?:%{1,2}[A-Za-z]|!)")
-"""The beginning of a line that is for IPython and no Python, such as `%matplotlib inline` or `!pip list`."""
+"""Start of a line with a command of IPython instead of Python, such as `%matplotlib inline` or `!pip list`."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -62,7 +62,7 @@ class Notebook:
 
 def read_notebook(file: OpenFile) -> Notebook:
     """Return the cells of an open notebook. Raises NotText if it is none, or too large."""
-    with _no_notebook():
+    with _translate_malformed():
         cells = _cells(file)
         shown = tuple(_cell(cell) for cell in cells[:MAX_CELLS])
     return Notebook(shown, is_complete=len(shown) == len(cells))
@@ -71,10 +71,10 @@ def read_notebook(file: OpenFile) -> Notebook:
 def script_of(file: OpenFile) -> str:
     """Return a Python script with the code of an open notebook. Raises NotText if it is none, or too large.
 
-    Text, and lines for IPython, become comments. The cells are marked as editors know it (`# %%`).
+    Text and commands of IPython become comments. `# %%` marks each cell, as editors expect it.
     """
     parts = [EXPORT_MARK]
-    with _no_notebook():
+    with _translate_malformed():
         for cell in _cells(file):
             lines = _joined(cell.get("source", "")).splitlines()
             if cell["cell_type"] == "code":
@@ -87,8 +87,8 @@ def script_of(file: OpenFile) -> str:
 
 
 @contextmanager
-def _no_notebook() -> Iterator[None]:
-    """Raise NotText for what a file that is no notebook leads to in the block."""
+def _translate_malformed() -> Iterator[None]:
+    """Raise NotText in place of the errors that a file causes if it is no notebook."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

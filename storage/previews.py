@@ -1,6 +1,6 @@
 """Show the beginning of a file that customers' code wrote: as text, a table or a picture. Never as HTML or SVG.
 
-What a file is follows from its bytes; its name only chooses between text, a table and JSON.
+The bytes of a file decide its type. The name only chooses between text, a table and JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TEXT_BYTES = 256 * 1024
 """How much of a text is shown: about 4,000 lines. Longer pages are slow in browsers."""
 IMAGE_BYTES = 20 * 1024**2
 """The largest picture that is shown."""
-ROWS, COLUMNS, CELL_CHARACTERS = 200, 50, 500
+MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 200, 50, 500
 """How much of a table is shown."""
 COUNTED_BYTES = 256 * 1024**2
 """The lines of larger files are not counted: a page must not read for a second."""
@@ -33,7 +33,7 @@ _IMAGES = {
 
 @dataclass(frozen=True)
 class Preview:
-    """What a page shows of a file: one of `image_type` (a media type), `rows` or `text`, or nothing of a binary file.
+    """The part of a file that a page shows: `image_type` (a media type), `rows` or `text`; none for a binary file.
 
     `is_complete` is False if the file has more than is shown.
     """
@@ -96,18 +96,18 @@ def _table(text: str, delimiter: str, *, is_complete: bool) -> Preview | None:
         lines.pop()  # it may be cut off
     reader = csv.reader(lines, delimiter=delimiter)
     try:
-        rows = list(itertools.islice(reader, ROWS + 1))
+        rows = list(itertools.islice(reader, MAX_ROWS + 1))
     except csv.Error:  # a field longer than Python reads
         return None
     if not rows or len(rows[0]) < 2:
         return None
-    shown = tuple(tuple(cell[:CELL_CHARACTERS] for cell in row[:COLUMNS]) for row in rows[:ROWS])
-    is_cut = len(rows) > ROWS or any(len(row) > COLUMNS for row in rows)
+    shown = tuple(tuple(cell[:MAX_CELL_CHARACTERS] for cell in row[:MAX_COLUMNS]) for row in rows[:MAX_ROWS])
+    is_cut = len(rows) > MAX_ROWS or any(len(row) > MAX_COLUMNS for row in rows)
     return Preview(rows=shown, is_complete=is_complete and not is_cut)
 
 
 def _indented(text: str) -> tuple[str, bool]:
-    """Return JSON with one value per line, and whether that is all of it. Text that is no JSON is unchanged.
+    """Return JSON with one value per line, and whether it is complete. Text that is no JSON is unchanged.
 
     Indentation can make deeply nested JSON a thousand times longer, so it is written in parts, up to a limit.
     """
@@ -116,7 +116,7 @@ def _indented(text: str) -> tuple[str, bool]:
     try:
         for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(text)):
             length += len(part)
-            if length > 4 * TEXT_BYTES:
+            if length > 4 * TEXT_BYTES:  # ordinary indentation does not make a text four times as long
                 return "".join(parts), False
             parts.append(part)
     except (ValueError, RecursionError):

@@ -24,7 +24,7 @@ MAX_STEP_BYTES = 64 * 1024**2
 """A reservation doubles each time, by at most this. So a large upload needs few queries, and a small one holds little
 quota that it does not use."""
 MAX_STEP_ENTRIES = 1000
-"""A reservation is ahead of its entries by at most as many, for the same reasons."""
+"""Largest number of entries that a reservation holds in advance, for the same reasons."""
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def count_results(
 class Reservation:
     """Quota that an unfinished write holds; a context manager that releases it at the end.
 
-    The first `spare_bytes` are free.
+    The first `spare_bytes` do not count.
     """
 
     def __init__(self, organization: Organization, *, label: str, spare_bytes: int = 0) -> None:

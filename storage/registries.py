@@ -1,8 +1,7 @@
 """Credentials of customers' image registries, stored encrypted, and checks of images at their registries.
 
-No page and no API shows a password. If the registry refuses the credentials or lacks the
-image, a check raises InvalidInput. If the console cannot reach the registry, the check only warns, because the cluster
-may reach it.
+No page and no API shows a password. If the registry refuses the credentials or lacks the image, a check raises
+InvalidInput. If the console cannot reach the registry, the check only warns, because the cluster may reach it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ CACHE_SECONDS = 60
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The image's digest, or a warning. Both are empty if nothing was asked, or only the log-in was checked."""
+    """The image's digest, or a warning. Both are empty if no check was made, or only the log-in was checked."""
 
     digest: str = ""
     warning: Text = ""
@@ -199,7 +198,7 @@ def _slot(organization: Organization, field: str) -> Iterator[None]:
     A registry that answers slowly holds a thread of the web server.
     """
     keys = [f"registry-check:{organization.pk}:{number}" for number in range(MAX_CONCURRENT_CHECKS)]
-    # The timeout frees the slot of a process that died. A check takes at most TOTAL_SECONDS, so it ends no live one.
+    # The timeout frees the slot of a process that died. It is longer than any check, which takes TOTAL_SECONDS at most.
     key = next((key for key in keys if cache.add(key, 1, timeout=int(2 * registry_client.TOTAL_SECONDS))), None)
     if key is None:
         raise InvalidInput(fields={field: _("Other checks of registries are running. Try again in a few seconds.")})

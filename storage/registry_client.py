@@ -29,15 +29,15 @@ from django.conf import settings
 from console.core import connections
 
 TOTAL_SECONDS = 12.0
-"""Time limit of one question with all its requests: the customer's form waits for it."""
+"""Time limit of one check with all its requests: the customer's form waits for it."""
 CONNECT_SECONDS = 5.0
 MAX_MANIFEST_BYTES = 4 * 1024**2
 """The size that the distribution specification asks registries to accept."""
 MAX_TOKEN_BYTES = 64 * 1024
 MAX_REDIRECTS = 3
 HTTPS_PORT = 443
-FIRST_FREE_PORT = 1024
-"""Below it only HTTPS's port is used: no other service of the system is asked."""
+FIRST_UNPRIVILEGED_PORT = 1024
+"""Lower ports are refused, except HTTPS's, so that a registry's name cannot lead to another system service."""
 MEDIA_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
@@ -62,7 +62,7 @@ class Problem(enum.StrEnum):
     UNAUTHORIZED = "unauthorized"
     NO_IMAGE = "no_image"
     INVALID_ANSWER = "invalid_answer"
-    """What answered does not speak the distribution API."""
+    """The answer is not one of the distribution API."""
 
 
 class RegistryError(Exception):
@@ -152,7 +152,7 @@ def check_login(host: str, credentials: Credentials) -> None:
 
 
 class _Client:
-    """The requests of one question to one registry."""
+    """The requests of one check at one registry."""
 
     def __init__(self, credentials: Credentials | None, seconds: float) -> None:
         self._credentials = credentials
@@ -222,7 +222,7 @@ class _Client:
                 connection.request(method, target, headers={**headers, "User-Agent": "trainyard"})
                 response = connection.getresponse()
                 body = response.read(limit_bytes + 1) if limit_bytes else b""
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an odd URL or header
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed URL or header
             raise RegistryError(Problem.UNREACHABLE, type(error).__name__) from error
         if len(body) > limit_bytes:
             raise RegistryError(Problem.INVALID_ANSWER, "too long")
@@ -253,20 +253,20 @@ def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
     """Connect to the host of a URL at an address that is allowed. Raises OSError, ValueError, RegistryError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (HTTPS_PORT if parts.scheme == "https" else 80)
-    is_plain = parts.scheme == "http" and settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(host)
-    if not host or (parts.scheme != "https" and not is_plain):
+    is_unencrypted = parts.scheme == "http" and settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(host)
+    if not host or (parts.scheme != "https" and not is_unencrypted):
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, "no https")
-    if port != HTTPS_PORT and port < FIRST_FREE_PORT:
+    if port != HTTPS_PORT and port < FIRST_UNPRIVILEGED_PORT:
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, f"port {port}")
     addresses = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    # All of them: a name with a public and a private address is a sign of an attack.
+    # Every address must be allowed: a name with a public and a private address is a sign of an attack.
     if not addresses or not all(is_allowed(str(address)) for address in addresses):
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, host)
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     plain = socket.create_connection((str(addresses[0]), port), timeout=seconds)
     try:
         context = ssl.create_default_context()
-        connection.sock = plain if is_plain else context.wrap_socket(plain, server_hostname=host)
+        connection.sock = plain if is_unencrypted else context.wrap_socket(plain, server_hostname=host)
     except BaseException:
         plain.close()
         raise

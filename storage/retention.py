@@ -153,7 +153,7 @@ def expired() -> list[Item]:
         *ModelVersion.objects.filter(kept_until__lte=timezone.now(), removed_at=None).select_related("model"),
         *Workspace.objects.filter(kept_until__lte=timezone.now(), removed_at=None),
     ]
-    return [item for item in rows if not in_use.users_of(reader=None, **_keys(item))]
+    return [item for item in rows if not in_use.jobs_using(reader=None, **_keys(item))]
 
 
 def owner_of(item: Item) -> Organization:

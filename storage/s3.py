@@ -27,13 +27,16 @@ MAX_PART_COUNT = 10_000
 REQUEST_SECONDS = 300
 """How long the URL of one of the console's own requests is valid; clocks may differ."""
 MAX_ANSWER_BYTES = 8 * 1024**2
-"""A listing of 1,000 keys of 1,024 bytes, each percent-encoded, with room to spare."""
+"""Largest answer: a listing of 1,000 keys of 1,024 bytes, all percent-encoded, needs less."""
 ANSWER_SECONDS = 60
 """How long reading an answer in XML may take."""
 
 
 class S3Error(Exception):
-    """The server refused a request. `status` is its HTTP status; `code` is S3's name of the error, if it sent one."""
+    """The server refused a request or answered it wrongly.
+
+    `status` is the HTTP status, 200 for an invalid answer; `code` is S3's error code, if the server sent one.
+    """
 
     def __init__(self, status: int, code: str = "") -> None:
         super().__init__(f"{status} {code}".strip())
@@ -286,7 +289,7 @@ def _ask(
 
 
 def _send(bucket: Bucket, method: str, key: str, *, query: Mapping[str, str | int] | None = None) -> None:
-    """Send a request that has no answer. What does not exist counts as done."""
+    """Send a DELETE, whose answer has no body. A missing object counts as deleted."""
     with _response(bucket, method, key, query=query) as response:
         if response.status not in {http.client.OK, http.client.NO_CONTENT, http.client.NOT_FOUND}:
             raise _error(response)
@@ -318,7 +321,7 @@ def _text(element: ET.Element, name: str) -> str:
 
 def _number(element: ET.Element, name: str) -> int:
     text = _text(element, name)
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:  # 18 digits fit 64 bits
         raise S3Error(http.client.OK)
     return int(text)
 

@@ -15,16 +15,16 @@ from storage.errors import StorageError
 from storage.paths import lstat_or_none, open_folder, split_path
 
 MAX_MATCHES = 200
-"""A longer list helps nobody: a longer search text does."""
+"""Matches that one search returns. For others, people enter a longer text."""
 MAX_ENTRIES = 100_000
-"""Entries that one search reads. It bounds the memory for folders that are still to be searched, too."""
+"""Entries that one search reads. The limit also bounds the memory for folders still to be searched."""
 MAX_SECONDS = 5.0
 """How long one search may take: people wait for it, and it occupies a worker."""
 MAX_DEPTH = 64
 """Folders nested deeper are not searched, as no archive may unpack deeper ones."""
 
 
-class Stop(enum.StrEnum):
+class StopReason(enum.StrEnum):
     """Why a search ended before it had seen every entry."""
 
     MATCHES = "matches"
@@ -42,28 +42,28 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search found, nearest folders first; `stopped` if there may be more."""
+class SearchResult:
+    """The matches of a search, nearest folders first. `stopped` is None if there are no more."""
 
     matches: tuple[Match, ...]
-    stopped: Stop | None
+    stopped: StopReason | None
 
 
 def find(
     *, root: Path, text: str, path: str = "", max_entries: int = MAX_ENTRIES, max_seconds: float = MAX_SECONDS
-) -> Found:
+) -> SearchResult:
     """Find entries below `path` whose names contain `text`, in any case. Raises FileMissing, UnsafePath, WrongKind."""
     base = split_path(path)
     with open_folder(root=root, parts=base):  # raises if there is no such folder
         pass
     search = _Search(root, text.casefold(), max_entries, time.monotonic() + max_seconds)
     matches = tuple(search.run(base))
-    return Found(matches, search.stopped)
+    return SearchResult(matches, search.stopped)
 
 
 class _Search:
     def __init__(self, root: Path, text: str, max_entries: int, deadline: float) -> None:
-        self.stopped: Stop | None = None
+        self.stopped: StopReason | None = None
         self._root = root
         self._text = text
         self._entries_left = max_entries
@@ -73,32 +73,34 @@ class _Search:
         """Yield the matches, folder by folder; set `stopped` if the search ends early."""
         pending, matches_left = deque([base]), MAX_MATCHES
         while pending:
-            for match in self._folder(pending.popleft(), pending, len(base)):
+            for match in self._search_folder(pending.popleft(), pending, len(base)):
                 if not matches_left:
-                    self.stopped = Stop.MATCHES
+                    self.stopped = StopReason.MATCHES
                     return
                 yield match
                 matches_left -= 1
-            if self.stopped in {Stop.ENTRIES, Stop.SECONDS}:
+            if self.stopped in {StopReason.ENTRIES, StopReason.SECONDS}:
                 return
 
-    def _folder(self, parts: tuple[str, ...], pending: deque[tuple[str, ...]], base_depth: int) -> Iterator[Match]:
+    def _search_folder(
+        self, parts: tuple[str, ...], pending: deque[tuple[str, ...]], base_depth: int
+    ) -> Iterator[Match]:
         """Yield one folder's matches and add its subfolders to `pending`."""
         try:
             with open_folder(root=self._root, parts=parts) as folder, os.scandir(folder) as scanned:
                 for each in scanned:
                     if time.monotonic() > self._deadline:
-                        self.stopped = Stop.SECONDS
+                        self.stopped = StopReason.SECONDS
                         return
                     if not self._entries_left:
-                        self.stopped = Stop.ENTRIES
+                        self.stopped = StopReason.ENTRIES
                         return
                     self._entries_left -= 1
                     if each.is_dir(follow_symlinks=False):
                         if len(parts) - base_depth < MAX_DEPTH:
                             pending.append((*parts, each.name))
                         else:
-                            self.stopped = Stop.DEPTH
+                            self.stopped = StopReason.DEPTH
                     if self._text in each.name.casefold() and (status := lstat_or_none(folder, each.name)):
                         entry = files.entry_of(each.name, status)
                         yield Match("/".join((*map(files.display_name, parts), entry.name)), entry)

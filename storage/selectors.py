@@ -216,7 +216,7 @@ def version_numbered(dataset: Dataset, number: int) -> DatasetVersion:
 def keep_versions(keys: Collection[int]) -> int:
     """Prevent deletions of dataset versions until the transaction ends; return how many exist and are not deleted.
 
-    Orders of one version do not wait for each other. Django's `select_for_update` has no FOR SHARE.
+    FOR SHARE, which Django does not offer, lets several orders hold the same version at once.
     """
     with connection.cursor() as cursor:
         cursor.execute(

@@ -133,7 +133,7 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
         dataset = share.dataset
         if dataset.organization_id == organization.pk:
             raise InvalidInput(fields={"code": _("This is your own dataset. Give the code to another organization.")})
-        # A dataset is mounted under its name, so an organization reads one of each name. Public ones give way.
+        # A dataset is mounted under its name, so an organization reads one of each name. It hides a public dataset.
         same_name = usable_datasets(organization).filter(name=dataset.name).first()
         if same_name is not None and same_name.rank < PUBLIC_RANK:  # type: ignore[attr-defined]  # an annotation
             raise NameTaken(

@@ -85,7 +85,7 @@ class _Copier:
         """Path and SHA-256 of each file."""
 
     def is_folder(self, parts: Parts) -> bool:
-        """Return whether there is a folder. Raises UnsafePath for a link, WrongKind for anything but a file."""
+        """Return True for a folder, False for a file. Raises UnsafePath for a link, WrongKind for anything else."""
         with open_folder(root=self._root, parts=parts[:-1]) as folder:
             mode = os.lstat(parts[-1], dir_fd=folder).st_mode
         if modes.S_ISLNK(mode):

@@ -1,4 +1,4 @@
-"""API of deleted items, which can be restored or removed, and what the API says of storage usage."""
+"""API of storage usage, and of deleted items, which can be restored or removed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class FoundSerializer(serializers.Serializer[Any]):
     """What a search found. `stopped` says which bound ended it early; null if it saw every entry."""
 
     results = MatchSerializer(many=True)
-    stopped = serializers.ChoiceField(choices=[stop.value for stop in search.Stop], allow_null=True)
+    stopped = serializers.ChoiceField(choices=[stop.value for stop in search.StopReason], allow_null=True)
 
 
 class DeletedFileSerializer(serializers.ModelSerializer[DeletedFile]):

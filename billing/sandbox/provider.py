@@ -160,8 +160,8 @@ class Provider:
                 amounts = [{"amount": amount, "currency": currency} for currency, amount in account.balance().items()]
                 return {"object": "balance", "livemode": False, "available": amounts, "pending": []}
             case [plural] if plural in KINDS:
-                filters = {name: form[name] for name in FILTERS if name in form}
-                return account.page(KINDS[plural], f"/v1/{plural}", form, **filters)
+                wanted = {name: form[name] for name in FILTERS if name in form}
+                return account.page(KINDS[plural], f"/v1/{plural}", form, **wanted)
             case [plural, object_id] if plural in KINDS:
                 return account.get(KINDS[plural], object_id)
         raise _unknown("GET", parts)

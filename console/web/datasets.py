@@ -312,8 +312,10 @@ def _detail(request: MemberRequest, dataset: Dataset, code: str = "") -> HttpRes
         "code": code,
         "direct_from": direct_uploads.page_from_bytes(),
         "offers_imports": imports.is_offered(),
-        "endpoints": bucket_import.endpoints(),
-        "secrets": secret_store.secrets_for(request.membership.organization) if bucket_import.endpoints() else (),
+        "endpoints": bucket_import.allowed_endpoints(),
+        "secrets": secret_store.secrets_for(request.membership.organization)
+        if bucket_import.allowed_endpoints()
+        else (),
     } | (_imports(dataset) if is_own else {})
     response = render(request, "storage/dataset_detail.html", context)
     if code:
