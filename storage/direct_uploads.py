@@ -176,7 +176,7 @@ def terminate(upload: Upload) -> None:
             s3.abort_multipart(_bucket(), _object_key(upload), upload.multipart_id)
             s3.delete_object(_bucket(), _object_key(upload))
         except FAILURES:
-            log.exception("The parts of upload %s could not be removed; the next sweep will", upload.pk)
+            log.exception("The parts of upload %s could not be removed; garbage collection will", upload.pk)
 
 
 def _size_of_part(upload: Upload, number: int) -> int:

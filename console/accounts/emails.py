@@ -81,7 +81,7 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Reader]) -> bool
             for mail in mails:
                 _send(connection, mail)
     except (OSError, SMTPException):
-        logger.warning("A mail could not be sent; the next sweep tries again.", exc_info=True)
+        logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
         rows.update(mailed_at=None)
         return False
     return True

@@ -7,10 +7,10 @@ from typing import Any
 
 from django.contrib.auth.hashers import Argon2PasswordHasher
 
-HASHES_AT_ONCE = 2
+MAX_CONCURRENT_HASHES = 2
 """Largest number of concurrent hashes per process. Each takes 100 MiB (`memory_cost`) for about 0.1 s; others wait."""
 
-_slots = threading.BoundedSemaphore(HASHES_AT_ONCE)
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT_HASHES)
 
 
 class BoundedArgon2PasswordHasher(Argon2PasswordHasher):

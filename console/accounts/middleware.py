@@ -99,7 +99,7 @@ class TenantRequest(HttpRequest):
 
 
 class StaffMiddleware:
-    """Leads administrators who lack a required second factor from `/admin/` to the page that sets one up."""
+    """Redirects administrators without a required second factor from `/admin/` to the page that sets one up."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -109,7 +109,7 @@ class StaffMiddleware:
         return self.get_response(request)
 
     def process_view(self, request: HttpRequest, *_view: object) -> HttpResponseBase | None:
-        """Return a redirect, or None to go on. Logging out is always possible."""
+        """Return a redirect, or None to continue. Logging out is always possible."""
         match = request.resolver_match
         if match is None or match.app_name != "admin" or match.url_name == "logout":
             return None
@@ -121,7 +121,7 @@ class OrganizationMiddleware:
     """Gives every request the attributes of TenantRequest, by replacing the request's class.
 
     `membership` must be lazy, because health checks and token requests need no session, and it may be None. Django's
-    SimpleLazyObject would do for the first, but one that wraps None is not None.
+    SimpleLazyObject is lazy too, but `is None` is False for one that wraps None.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 WINDOW_SECONDS = 60
-"""API_REQUESTS_PER_MINUTE counts per window."""
+"""The window in which API_REQUESTS_PER_MINUTE counts."""
 
 
 class RequestsPerMinute(BaseThrottle):
@@ -32,7 +32,7 @@ class RequestsPerMinute(BaseThrottle):
             return True
         client = f"token:{request.auth.pk}" if isinstance(request.auth, ApiToken) else f"user:{request.user.pk}"
         key = f"api_requests:{client}:{int(time.time()) // WINDOW_SECONDS}"
-        cache.add(key, 0, 2 * WINDOW_SECONDS)
+        cache.add(key, 0, 2 * WINDOW_SECONDS)  # longer than the window, so that no count expires in it
         return int(cache.incr(key)) <= limit
 
     def wait(self) -> float:

@@ -20,6 +20,7 @@ SYSTEMS = (
     ("CrOS", "ChromeOS"),
     ("Linux", "Linux"),
 )
+"""Text in the header, and the name to show. Order matters: Android also names Linux."""
 
 
 def name(user_agent: str) -> str:

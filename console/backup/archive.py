@@ -79,7 +79,7 @@ def create(destination: Path, *, report: ReportProgress = lambda _text: None) ->
     """
     destination = destination.absolute()
     if destination.exists():
-        raise BackupRefused(f"{destination} is there already. Each backup gets a folder of its own: choose a new name.")
+        raise BackupRefused(f"{destination} already exists. Each backup gets a folder of its own: choose a new name.")
     if message := unfinished_restore():
         raise BackupRefused(message)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -105,9 +105,9 @@ def read_manifest(source: Path) -> dict[str, Any]:
         raise DamagedBackup(f"{source} is no backup, or an unfinished one: {MANIFEST_FILE} cannot be read.") from error
     if backup_format > FORMAT:
         raise NewerBackup(f"This backup was made by Trainyard {manifest.get('version')}. Upgrade this console first.")
-    # A backup of a console with Stripe has no sandbox.tar, and this console may use the sandbox all the same.
+    # A backup of a console with Stripe has no sandbox.tar; this console may use the sandbox nevertheless.
     if not {DATABASE_FILE, *(f"{name}.tar" for name in roots())} <= set(parts) | {"sandbox.tar"}:
-        raise DamagedBackup(f"{source}: the manifest names no {DATABASE_FILE}, or not all files.")
+        raise DamagedBackup(f"{source}: the manifest lacks {DATABASE_FILE} or another part.")
     return dict(manifest)
 
 
@@ -118,9 +118,9 @@ def verify(source: Path) -> dict[str, Any]:
         path = source / name
         # A name with a slash could lead out of the backup's folder.
         if Path(name).name != name or not path.is_file() or path.stat().st_size != part["bytes"]:
-            raise DamagedBackup(f"{path} is missing, or not as long as it was.")
+            raise DamagedBackup(f"{path} is missing, or has another size than in the manifest.")
         if _size_and_digest(path)["sha256"] != part["sha256"]:
-            raise DamagedBackup(f"{path} is not what was written: its SHA-256 differs.")
+            raise DamagedBackup(f"{path} is damaged: its SHA-256 differs from the manifest.")
     return manifest
 
 
@@ -153,9 +153,7 @@ def unfinished_restore() -> str:
     markers = [root / UNFINISHED_MARKER for root in roots().values() if (root / UNFINISHED_MARKER).exists()]
     if not markers:
         return ""
-    return (
-        f"A restore was broken off ({markers[0]}). Run 'manage.py restore SRC --force' to its end before anything else."
-    )
+    return f"A restore was interrupted ({markers[0]}). Complete it with 'manage.py restore SRC --force' first."
 
 
 def roots() -> dict[str, Path]:
@@ -231,8 +229,8 @@ def _refuse_other_key(source: Path, manifest: dict[str, Any], *, force: bool) ->
     if manifest["key"] == _fingerprint(settings.SECRET_KEY) or brings_key or force:
         return
     raise BackupRefused(
-        f"SECRET_KEY is another than when {source.name} was made: stored registry passwords could not be read. Set it "
-        "to that of the backup, or use --force and have the passwords entered anew."
+        f"SECRET_KEY differs from that of {source.name}, so stored registry passwords could not be decrypted. Set the "
+        "backup's SECRET_KEY, or use --force and enter the passwords again."
     )
 
 
@@ -241,7 +239,7 @@ def _refuse_existing_data(*, force: bool) -> None:
     if force:
         return
     if not database.is_empty():
-        raise NotEmpty("There are accounts in this database. --force replaces all of them by the backup's.")
+        raise NotEmpty("This database has accounts. --force replaces all of them by the backup's.")
     for root in roots().values():
         if root.exists() and not all(_is_hidden_or_empty(path) for path in root.iterdir()):
             raise NotEmpty(f"There are files in {root}. --force replaces all of them by the backup's.")
@@ -266,7 +264,7 @@ def _unpack(source: Path, manifest: dict[str, Any], report: ReportProgress) -> N
         except (trees.BrokenTree, tarfile.TarError) as error:
             raise DamagedBackup(str(error)) from error
         if files != manifest["parts"][f"{name}.tar"]["files"]:
-            raise DamagedBackup(f"{name}.tar held {files} files, and its manifest says another number.")
+            raise DamagedBackup(f"{name}.tar has {files} files, but the manifest names another number.")
     os.sync()  # all files are on the disk before the database names them
 
 
@@ -297,7 +295,9 @@ def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> 
         for marker in markers:
             marker.unlink()
     except (database.DatabaseUnknown, DatabaseError, OSError) as error:
-        raise RestoreBroken(f"{error}\nThe restore is unfinished. Put right what it says, and run it again.") from error
+        raise RestoreBroken(
+            f"{error}\nThe restore is incomplete. Fix this problem and run the restore again."
+        ) from error
     for root in roots().values():
         for name in (REPLACED, TRASH):
             try:
@@ -309,11 +309,11 @@ def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> 
 def _swap(root: Path) -> None:
     """Move the entries of `root` into REPLACED, and those of NEW into `root`, which itself may be a mount point."""
     (root / REPLACED).mkdir(mode=0o700, exist_ok=True)
-    # A new folder each time: a repeated restore moves the same names aside again.
-    aside = Path(tempfile.mkdtemp(dir=root / REPLACED))
+    # A new folder each time: a repeated restore moves entries of the same names into REPLACED again.
+    replaced = Path(tempfile.mkdtemp(dir=root / REPLACED))
     for path in list(root.iterdir()):
         if path.name not in {UNFINISHED_MARKER, NEW, REPLACED, TRASH}:
-            path.rename(aside / path.name)
+            path.rename(replaced / path.name)
     for path in list((root / NEW).iterdir()):
         path.rename(root / path.name)
     (root / NEW).rmdir()
@@ -360,7 +360,7 @@ def _running_database() -> Iterator[None]:
 
 @contextmanager
 def _stopped_console() -> Iterator[None]:
-    """Run the block while `up` is stopped and the embedded database runs. The database is left as it was found.
+    """Run the block while `up` is stopped and the embedded database runs. A database that was stopped stops again.
 
     Without an embedded database this does nothing: the operator stops the console. Raises BackupRefused if `up` runs.
     """

@@ -2,8 +2,8 @@
 
 Customers' code writes into these folders meanwhile. It can neither stop a backup nor lead it out of the folder: folders
 are opened by descriptor, and links are stored, never followed. A file that changes while it is read is read again.
-Entries that are left out are listed. The `tar` program does not read changed files again, and packs trees too deep to
-be restored. The files are POSIX tar (pax, with GNU's sparse format), so `tar -x` unpacks them.
+Entries that are left out are listed. The `tar` program is not used: it does not read changed files again, and packs
+trees too deep to be restored. The files are POSIX tar (pax, with GNU's sparse format), so `tar -x` unpacks them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def unpack(archive: Path, target: Path) -> int:
                 tar.makefile(member, str(path))
                 links.discard(member.name)
             else:
-                raise BrokenTree(f"{archive.name} holds something that is no file: {member.name}")
+                raise BrokenTree(f"{archive.name} has an entry that is no file, folder or link: {member.name}")
             files.add(member.name)
             _apply_metadata(path, member)
     for path, member in reversed(folders):
@@ -165,7 +165,7 @@ class _Packer:
                     raise
             else:
                 return
-        self._packed.leave_out(path, "became something else each time it was looked at")
+        self._packed.leave_out(path, "was replaced during each attempt to read it")
 
     def _try_to_add(self, parent_fd: int, name: str, path: str, depth: int) -> None:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
@@ -208,7 +208,7 @@ class _Packer:
         finally:
             os.close(folder_fd)
         if is_last:
-            self._packed.leave_out(path, "never held still; the copy may mix old and new")
+            self._packed.leave_out(path, "changed during each read; the copy may mix old and new data")
         else:
             self._changed.append(path)
 

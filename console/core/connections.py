@@ -1,7 +1,7 @@
 """Connect to hosts that customers name, at IP addresses that are allowed.
 
-A name is resolved once, and the connection goes to the very address that was checked. So a name that resolves
-differently the second time leads nowhere else.
+A name is resolved once, and the connection goes to the address that was checked. So a name that resolves differently
+afterwards cannot redirect the connection.
 """
 
 from __future__ import annotations

@@ -26,4 +26,4 @@ def _send(task: Task[Any, Any], arguments: tuple[Any, ...]) -> None:
     try:
         task.apply_async(arguments, retry=False)
     except OperationalError:
-        logger.warning("The broker is away: %s waits for the next sweep.", task.name)
+        logger.warning("The broker cannot be reached. The next periodic task does the work of %s.", task.name)

@@ -12,7 +12,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 class _Buffer:
-    """The file object that `ZipFile` writes to; `take` empties it.
+    """The file object that `ZipFile` writes to; `drain` empties it.
 
     It cannot seek, so `ZipFile` writes the size of each file after the file's data.
     """
@@ -27,7 +27,7 @@ class _Buffer:
     def flush(self) -> None:
         pass
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         data = bytes(self.written)
         self.written.clear()
         return data
@@ -46,5 +46,5 @@ def zip_stream(files: Iterable[tuple[str, Iterable[str]]]) -> Iterator[bytes]:
                 for part in parts:
                     file.write(part.encode("utf-8", "replace"))
                     if len(buffer.written) >= CHUNK_BYTES:
-                        yield buffer.take()
-    yield buffer.take()
+                        yield buffer.drain()
+    yield buffer.drain()

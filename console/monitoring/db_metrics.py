@@ -41,9 +41,11 @@ SELECT COALESCE(NULLIF(spec.cluster, ''), %s), spec.name, count(*),
 FROM jobs_job job JOIN billing_nodespec spec ON spec.id = job.node_spec_id
 WHERE job.state = 'queued' GROUP BY 1, 2 ORDER BY 1, 2
 """
+"""For each cluster and node spec: the number of waiting jobs, and the seconds since the oldest may start."""
 ACTIVE = """
 SELECT state, count(*) FROM jobs_job WHERE state IN ('starting', 'running', 'stopping') GROUP BY state
 """
+"""The number of jobs in each active state."""
 UNFINISHED = """
 SELECT COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(claimed_at)
                 FILTER (WHERE submitted_at IS NULL)), 0)::float,
@@ -53,6 +55,7 @@ SELECT COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(claimed_at)
 FROM jobs_attempt attempt JOIN jobs_job job ON job.id = attempt.job_id
 WHERE attempt.finished_at IS NULL AND job.state IN ('starting', 'running', 'stopping')
 """
+"""One row: seconds since the oldest unsubmitted claim and since the oldest cancel, and the nodes of open attempts."""
 PAYMENTS = """
 SELECT state, count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float FROM billing_stripeevent
 WHERE state IN ('received', 'parked') GROUP BY state
@@ -60,11 +63,13 @@ UNION ALL
 SELECT 'quarantined', count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float
 FROM billing_stripeevent WHERE state = 'quarantined'
 """
+"""For each open state of payment events: their number, and the age of the oldest in seconds."""
 LAG = """
 SELECT COALESCE(max(EXTRACT(EPOCH FROM COALESCE(applied_at, statement_timestamp()) - received_at)), 0)::float
 FROM (SELECT * FROM billing_stripeevent ORDER BY id DESC LIMIT %s) newest
 WHERE received_at > statement_timestamp() - make_interval(secs => %s) AND state <> 'parked'
 """
+"""The longest time in seconds from the receipt of a recent payment event to its application, or until now."""
 EVENTS = """
 SELECT event.id, event.kind, COALESCE(event.data ->> 'reason', ''), before.kind,
        EXTRACT(EPOCH FROM event.created_at - before.created_at)::float,
@@ -80,6 +85,7 @@ WHERE event.id > %(after)s AND event.kind = ANY(%(states)s)
       AND event.created_at < statement_timestamp() - make_interval(secs => %(min_age)s)
 ORDER BY event.id LIMIT %(limit)s
 """
+"""The next job events to sum: id, new state, reason, state before, seconds in that state, seconds until submission."""
 ORDERED = "ordered"
 """The event of a purchase, which begins the first wait in the queue."""
 
@@ -192,7 +198,7 @@ def _sums() -> dict[str, Any]:
         try:
             redis_client.client().set(key, json.dumps(sums))
         except redis.RedisError:
-            # Nothing is cached, so each scrape begins at the first event and never gets past its limit.
+            # Nothing is cached, so each scrape begins at the first event and sums at most MAX_EVENTS_PER_SCRAPE.
             sums["behind"] = int(after_id == 0 and bool(rows)) or sums["behind"]
     return sums
 

@@ -85,7 +85,7 @@ def live(_request: HttpRequest) -> HttpResponseBase:
 def ready(request: HttpRequest) -> HttpResponseBase:
     """Return 503 if this process should get no traffic, else 200; the body lists every check."""
     results = checks()
-    status = worst(results)
+    status = worst_status(results)
     entries = [{"check": result.check, "part": result.part, "status": result.status} for result in results]
     body: dict[str, Any] = {"status": "not_ready" if status == FAILED else status, "checks": entries}
     if is_operator(request) or _is_staff(request):
@@ -95,8 +95,8 @@ def ready(request: HttpRequest) -> HttpResponseBase:
     return JsonResponse(body, status=503 if status == FAILED else 200)
 
 
-def worst(results: list[Check]) -> str:
-    """Return the worst status."""
+def worst_status(results: list[Check]) -> str:
+    """Return the worst status of some results."""
     statuses = {result.status for result in results}
     return next((status for status in (FAILED, DEGRADED) if status in statuses), OK)
 
@@ -122,7 +122,7 @@ def dashboard(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     return context | {
         "figures": operations.figures(),
         "tables": operations.tables(),
-        "health_status": worst(results),
+        "health_status": worst_status(results),
         "health_lines": [result for result in results if result.status != OK],
         "isolation_gaps": isolation_gaps(),
     }

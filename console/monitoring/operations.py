@@ -82,11 +82,11 @@ def _open_work() -> list[Figure]:
 
 def _problems() -> list[Figure]:
     jobs_url = reverse("admin:jobs_job_changelist")
-    latest_start = timezone.now() - STUCK_AFTER
+    stuck_before = timezone.now() - STUCK_AFTER
     active = Job.objects.filter(state__in=ACTIVE).annotate(claimed=Max("attempts__claimed_at"))
     stuck = active.filter(
-        Q(state=JobState.STARTING, claimed__lt=latest_start)
-        | Q(state=JobState.STOPPING, cancel_requested_at__lt=latest_start)
+        Q(state=JobState.STARTING, claimed__lt=stuck_before)
+        | Q(state=JobState.STOPPING, cancel_requested_at__lt=stuck_before)
     )
     stuck_count = stuck.count()
     quarantined_count = StripeEvent.objects.filter(state=StripeEvent.States.QUARANTINED).count()

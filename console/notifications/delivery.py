@@ -35,6 +35,7 @@ RETRY_SECONDS = (60, 300, 1800, 7200, 21600, 43200)
 REQUEST_SECONDS = 10.0
 """How long a receiver may take to connect, and again to respond."""
 THREADS = 8
+"""Requests at once: a few slow receivers do not delay the others much."""
 ROUND_SIZE = 64
 """How many deliveries a round sends: with THREADS at a time, it takes about 80 seconds if every receiver is slow."""
 NOTIFICATIONS_PER_QUEUE = 500
@@ -59,7 +60,7 @@ class Result:
 
 
 def queue() -> int:
-    """Create the deliveries of new notifications. Return how many notifications there were. Safe to repeat."""
+    """Create the deliveries of new notifications, and return the number of notifications. Safe to repeat."""
     with transaction.atomic():
         unqueued = Notification.objects.select_for_update(skip_locked=True).filter(queued_at=None).order_by("id")
         notifications = list(unqueued[:NOTIFICATIONS_PER_QUEUE])

@@ -44,7 +44,7 @@ class Choices(models.Model):
 
     membership = models.OneToOneField(Membership, models.CASCADE, related_name="notification_choices")
     mailed = models.JSONField(default=dict, blank=True)
-    """By kind, whether it is mailed; a missing kind has its default."""
+    """Whether each kind is mailed; a missing kind has its default."""
     read_until = models.BigIntegerField(default=0)
     """The id of the newest notification that the member has seen."""
 
@@ -57,7 +57,7 @@ class Choices(models.Model):
 
 
 class Webhook(models.Model):
-    """An address of a customer's that gets an HTTPS request for each notification of the chosen kinds."""
+    """A customer's URL that receives a request for each notification of the chosen kinds."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="webhooks")
     url = models.URLField(_("URL"), max_length=500)

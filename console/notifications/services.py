@@ -54,14 +54,14 @@ def choices_of(membership: Membership) -> dict[str, bool]:
     return {name: chosen.get(name, kind.is_mailed) for name, kind in KINDS.items() if membership.allows(kind.needs)}
 
 
-def choose(*, membership: Membership, mailed: Collection[str]) -> None:
+def choose_mails(*, membership: Membership, mailed: Collection[str]) -> None:
     """Store that the member gets mails of the kinds in `mailed`, and of no others."""
     choices = {name: name in mailed for name in KINDS}
     Choices.objects.update_or_create(membership=membership, defaults={"mailed": choices})
 
 
 def mark_read(*, membership: Membership) -> None:
-    """Remember that the member has seen every notification so far."""
+    """Store that the member has seen every notification so far."""
     newest = visible(membership).values_list("pk", flat=True).first()
     if newest:
         Choices.objects.update_or_create(membership=membership, defaults={"read_until": newest})
@@ -114,8 +114,8 @@ def delete_webhook(*, webhook: Webhook, user: User) -> None:
         webhook.delete()
 
 
-def send_again(*, webhook: Webhook, delivery_pk: int) -> None:
-    """Make a delivery due now, with all of its tries. Raises NotFound."""
+def redeliver(*, webhook: Webhook, delivery_pk: int) -> None:
+    """Make a delivery due now, and allow all retries again. Raises NotFound."""
     updated_rows = Delivery.objects.filter(webhook=webhook, pk=delivery_pk).update(
         state=Delivery.States.DUE, tries=0, due_at=timezone.now(), error=""
     )

@@ -42,7 +42,7 @@ def resolve_client(environ: MutableMapping[str, Any]) -> str | None:
 
 
 def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) -> str | None:
-    """Return the client's address: going back from `peer` along `X-Forwarded-For`, the first that is no trusted proxy.
+    """Return the client's address: from `peer` back along `X-Forwarded-For`, the first that is no trusted proxy.
 
     `peer` is the address of the connection. Only entries that trusted proxies added count, so a client cannot forge its
     address. The search ends at an entry that is no address.

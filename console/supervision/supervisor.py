@@ -79,7 +79,7 @@ def programs() -> list[Program]:
         Program("web", ("-m", "console.serving.server"), "pages, API and live views", 30, stop_seconds=15),
         Program("worker", (*celery, *tasks), "tasks", 40, stop_seconds=20),
         Program("dispatcher", (*celery, *dispatcher), "starts jobs", 40, stop_seconds=20),
-        Program("beat", (*celery, *beat), "the clock of the sweeps", 50),
+        Program("beat", (*celery, *beat), "sends periodic tasks", 50),
         Program("watcher", ("manage.py", "watch_runs"), "follows runs as they happen", 60),
     ]
     if None in settings.TRAINYARD_CLUSTERS.values():  # this machine is a cluster, so it has sandboxes

@@ -66,7 +66,7 @@ def notification_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.VIEW)
 def notification_choices(request: MemberRequest) -> HttpResponse:
     """Store which kinds the member gets by mail."""
-    services.choose(membership=request.membership, mailed=request.POST.getlist("mailed"))
+    services.choose_mails(membership=request.membership, mailed=request.POST.getlist("mailed"))
     messages.success(request, _("The choices were saved."))
     return redirect("notification_list")
 
@@ -112,7 +112,7 @@ def webhook_send_again(request: MemberRequest, pk: int, delivery: int) -> HttpRe
     """Send a delivery once more."""
     webhook = services.webhook(request.membership.organization, pk)
     with errors_as_message(request):
-        services.send_again(webhook=webhook, delivery_pk=delivery)
+        services.redeliver(webhook=webhook, delivery_pk=delivery)
         messages.success(request, _("It is sent again within seconds."))
     return redirect("webhook_detail", pk)
 

@@ -20,7 +20,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add DEST."""
-        parser.add_argument("destination", metavar="DEST", type=Path, help="a folder that is not there yet")
+        parser.add_argument("destination", metavar="DEST", type=Path, help="a folder that does not exist yet")
 
     def handle(self, *_args: Any, destination: Path, **_options: Any) -> None:
         """Make the backup, and print its contents and what was left out."""
@@ -37,6 +37,6 @@ class Command(BaseCommand):
         files = sum(part.get("files", 0) for part in manifest["parts"].values())
         self.stdout.write(f"{destination}: {files} files and the database, {size / 1024**2:.1f} MiB.")
         self.stdout.write(
-            "It holds secret_key: keep it as you keep that." if archive.KEY_FILE in manifest["parts"] else
-            "SECRET_KEY is not in it: keep that where you keep your secrets."
+            "The backup contains secret_key: protect it like the key." if archive.KEY_FILE in manifest["parts"] else
+            "The backup does not contain SECRET_KEY: store the key separately."
         )  # fmt: skip

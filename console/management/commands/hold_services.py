@@ -31,4 +31,4 @@ class Command(BaseCommand):
             try:
                 start_services()
             except (ServiceError, subprocess.SubprocessError, OSError):
-                logger.exception("an embedded service did not start; trying again")
+                logger.exception("an embedded service did not start; the next check tries again")

@@ -22,7 +22,7 @@ class Command(BaseCommand):
         """Add SRC, --force and --verify."""
         parser.add_argument("source", metavar="SRC", type=Path, help="a folder that `manage.py backup` made")
         parser.add_argument("--force", action="store_true", help="replace what is here, and accept another SECRET_KEY")
-        parser.add_argument("--verify", action="store_true", help="read all of the backup, and change nothing")
+        parser.add_argument("--verify", action="store_true", help="check every file of the backup, and change nothing")
 
     def handle(self, *_args: Any, source: Path, force: bool, verify: bool, **_options: Any) -> None:
         """Restore or verify the backup."""
@@ -31,5 +31,5 @@ class Command(BaseCommand):
             manifest = archive.verify(source) if verify else archive.restore(source, force=force, report=report)
         except (archive.BackupRefused, archive.RestoreBroken, DatabaseToolFailed, ServiceError, OSError) as error:
             raise CommandError(str(error)) from error
-        result = "is whole" if verify else "is restored, and the books balance"
+        result = "is complete and undamaged" if verify else "is restored, and the books balance"
         self.stdout.write(f"The backup of {manifest['made_at']} (Trainyard {manifest['version']}) {result}.")

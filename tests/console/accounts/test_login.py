@@ -122,7 +122,7 @@ def test_administrators_log_in_on_the_same_page(client):
 
 
 def test_a_process_hashes_few_passwords_at_once(monkeypatch):
-    running, peak, full = 0, 0, threading.Barrier(hashers.HASHES_AT_ONCE)
+    running, peak, full = 0, 0, threading.Barrier(hashers.MAX_CONCURRENT_HASHES)
     counting = threading.Lock()
 
     def encode(self, password, salt):
@@ -136,10 +136,10 @@ def test_a_process_hashes_few_passwords_at_once(monkeypatch):
         return password
 
     monkeypatch.setattr(Argon2PasswordHasher, "encode", encode)
-    with ThreadPoolExecutor(4 * hashers.HASHES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(4 * hashers.MAX_CONCURRENT_HASHES) as pool:
         jobs = [pool.submit(hashers.BoundedArgon2PasswordHasher().encode, "x", "salt") for _ in range(8)]
     assert [job.result() for job in jobs] == ["x"] * 8
-    assert peak == hashers.HASHES_AT_ONCE
+    assert peak == hashers.MAX_CONCURRENT_HASHES
 
 
 def test_an_audit_event_stores_the_clients_address(client, owner):
