@@ -43,7 +43,7 @@ README = """# Your workspace
 Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put the script to train with here, name
 it when you start a training, and it runs in its own folder. Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
-Filler = Callable[[Path, Meter], Usage]
+Fill = Callable[[Path, Meter], Usage]
 """A function that writes the first files of a workspace into an empty folder. It counts each byte and entry on the
 meter before writing it, and returns the usage. Only the usage includes the folder itself."""
 DESCRIPTION_LIMIT = 2000
@@ -230,7 +230,7 @@ def _deduplicate(blobs_folder: Path, folder: int, name: bytes, sha256: str) -> N
 
 
 def create_workspace(
-    *, organization: Organization, user: User | None, name: str, description: str = "", fill: Filler | None = None
+    *, organization: Organization, user: User | None, name: str, description: str = "", fill: Fill | None = None
 ) -> Workspace:
     """Create a workspace with what `fill` writes into its folder, else empty.
 

@@ -69,7 +69,7 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
     return copied.skipped_count
 
 
-def copy_filler(workspace: Workspace) -> catalog.Filler:
+def copy_of(workspace: Workspace) -> catalog.Fill:
     """Return a function that fills a new workspace with a copy of this one."""
 
     def fill(folder: Path, meter: Meter) -> Usage:

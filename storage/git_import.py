@@ -36,7 +36,7 @@ from storage.trees import Usage
 PROTOCOL = "https"
 """The only protocol that git may use."""
 MAX_SECONDS = 45
-"""How long one git command may take. The request waits for it, and proxies often end a request after 60 seconds."""
+"""How long one git command may take. The request waits for it, and proxies often end one after 60 seconds."""
 MAX_BYTES = 1024**3
 """The largest file that git may write: the packed commit, and the archive made of it."""
 MAX_MEMORY_BYTES = 2 * 1024**3
@@ -58,14 +58,13 @@ _OPTIONS = {
     "pack.threads": "1",
     "protocol.allow": "never",
 }
-"""Options that keep git from running programs, following redirects and using memory or disk without a limit."""
 
 
-def git_filler(*, organization: Organization, url: str, branch: str = "", secret: str = "") -> catalog.Filler:
-    """Return a function that fills a new workspace with the files of a branch or tag, else of the default branch.
+def git_repository(*, organization: Organization, url: str, branch: str = "", secret: str = "") -> catalog.Fill:
+    """Return what fills a new workspace with the files of a branch or tag, else of the default branch.
 
     `secret` names the organization's secret with an access token. Raises InvalidInput, at the fields `git_url`,
-    `git_branch` and `git_secret`. The function raises GitFailed, TooManyUploads, TooLarge, BadArchive, UnsafePath.
+    `git_branch` and `git_secret`. The filling raises GitFailed, TooManyUploads, TooLarge, BadArchive, UnsafePath.
     """
     host, addresses = _allowed_host(url)
     if branch and not _BRANCH.match(branch):
@@ -79,7 +78,6 @@ def git_filler(*, organization: Organization, url: str, branch: str = "", secret
 
     def fill(folder: Path, meter: Meter) -> Usage:
         key = f"git-import:{organization.pk}"
-        # The timeout ends the lock of a process that died; the three git commands take less.
         if not cache.add(key, True, timeout=4 * MAX_SECONDS):
             raise TooManyUploads(_("Your organization already imports a repository. Wait until that is done."))
         try:
@@ -124,10 +122,10 @@ def _allowed_host(url: str) -> tuple[str, str]:
         hosts = ", ".join(settings.TRAINYARD_GIT_HOSTS) or "–"
         raise InvalidInput(fields={"git_url": _("Repositories may come from: %(hosts)s.") % {"hosts": hosts}})
     try:
-        resolved = socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)
     except OSError:
         raise InvalidInput(fields={"git_url": _("This host can't be found. Check its name.")}) from None
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in resolved))
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     if not all(map(is_public, addresses)):
         raise InvalidInput(fields={"git_url": _("This host has a private address, so it can't be used.")})
     return host, ",".join(f"[{address}]" if ":" in address else address for address in addresses)
@@ -163,7 +161,7 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str) -> None:
     }
     for number, (name, value) in enumerate(all_options):
         environment |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
-    # c: core file; f: file size in blocks of 512 bytes; v: memory in KiB; t: CPU time in seconds.
+    # `ulimit` counts files in blocks of 512 bytes and memory in KiB.
     limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": int(MAX_SECONDS) + 1}
     limited = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
     with subprocess.Popen(

@@ -7,10 +7,10 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.models import Organization, User
 from console.core.errors import InvalidInput, NotFound
 from storage import catalog, selectors
-from storage.copies import copy_filler
-from storage.git_import import git_filler
+from storage.copies import copy_of as copy_of_workspace
+from storage.git_import import git_repository
 from storage.models import Workspace
-from storage.workspace_templates import template_filler
+from storage.workspace_templates import template_named
 
 
 def start_workspace(
@@ -31,12 +31,12 @@ def start_workspace(
             fields={"template": _("Choose an example, a workspace to copy or a repository, not several.")}
         )
     catalog.validate_texts(name, description)  # before anything is fetched
-    fill = template_filler(template) if template else None
+    fill = template_named(template) if template else None
     if copy_of:
         try:
-            fill = copy_filler(selectors.workspace_named(organization, copy_of))
+            fill = copy_of_workspace(selectors.workspace_named(organization, copy_of))
         except NotFound:
             raise InvalidInput(fields={"copy_of": _("This workspace does not exist. Choose another one.")}) from None
     if git_url:
-        fill = git_filler(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
+        fill = git_repository(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
     return catalog.create_workspace(organization=organization, user=user, name=name, description=description, fill=fill)

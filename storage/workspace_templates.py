@@ -11,7 +11,7 @@ from django.conf import settings
 from django.utils.translation import gettext_lazy as _
 
 from console.core.errors import InvalidInput
-from storage.catalog import Filler
+from storage.catalog import Fill
 from storage.files import FILE_MODE, Meter
 from storage.trees import Usage
 
@@ -36,8 +36,8 @@ def templates() -> dict[str, Template]:
     return found
 
 
-def template_filler(name: str) -> Filler:
-    """Return a function that fills a new workspace with an example. Raises InvalidInput, at the field `template`."""
+def template_named(name: str) -> Fill:
+    """Return what fills a new workspace with an example. Raises InvalidInput, at the field `template`."""
     template = templates().get(name)
     if template is None:
         raise InvalidInput(fields={"template": _("There is no such example. Choose one of the list.")})

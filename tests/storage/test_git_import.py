@@ -7,7 +7,7 @@ from django.core.cache import cache
 from console.core.errors import InvalidInput
 from storage import catalog, git_import, secret_store, selectors
 from storage.errors import GitFailed, TooLarge, TooManyUploads, UnsafePath
-from storage.git_import import fetch, git_filler
+from storage.git_import import fetch, git_repository
 from storage.workspace_sources import start_workspace
 
 pytestmark = pytest.mark.django_db
@@ -118,7 +118,7 @@ def resolve(monkeypatch):
 )  # fmt: skip
 def test_only_plain_addresses_of_allowed_hosts_are_read(owner, resolve, url):
     with pytest.raises(InvalidInput) as refused:
-        git_filler(organization=owner.organization, url=url)
+        git_repository(organization=owner.organization, url=url)
     assert set(refused.value.fields) == {"git_url"}
 
 
@@ -129,14 +129,14 @@ def test_only_plain_addresses_of_allowed_hosts_are_read(owner, resolve, url):
 def test_a_host_with_a_private_address_is_refused(owner, resolve, address):
     resolve(PUBLIC, address)
     with pytest.raises(InvalidInput, match="invalid") as refused:
-        git_filler(organization=owner.organization, url=URL)
+        git_repository(organization=owner.organization, url=URL)
     assert "private address" in str(refused.value.fields["git_url"])
 
 
 @pytest.mark.parametrize("branch", ["-x", "a..b", "a:b", "+a", "a b", "a@{1}", "^a", "a\n"])
 def test_a_branch_is_only_a_name(owner, resolve, branch):
     with pytest.raises(InvalidInput) as refused:
-        git_filler(organization=owner.organization, url=URL, branch=branch)
+        git_repository(organization=owner.organization, url=URL, branch=branch)
     assert set(refused.value.fields) == {"git_branch"}
 
 
@@ -145,15 +145,15 @@ def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, strange
     secret_store.save_secret(organization=owner.organization, name="GITHUB", value="of-github\n")
     calls = []
     monkeypatch.setattr(git_import, "fetch", lambda **arguments: calls.append(arguments))
-    git_filler(organization=owner.organization, url=URL, secret="GITHUB")(None, None)
+    git_repository(organization=owner.organization, url=URL, secret="GITHUB")(None, None)
     options = calls[0]["options"]
     assert options["http.curloptResolve"] == f"github.com:443:{PUBLIC},[2606:50c0::1]"
     assert options["http.extraHeader"] == "Authorization: Basic eC1hY2Nlc3MtdG9rZW46b2YtZ2l0aHVi"
     with pytest.raises(InvalidInput):
-        git_filler(organization=stranger.organization, url=URL, secret="GITHUB")
+        git_repository(organization=stranger.organization, url=URL, secret="GITHUB")
     cache.add(f"git-import:{owner.organization.pk}", True, timeout=10)
     with pytest.raises(TooManyUploads):
-        git_filler(organization=owner.organization, url=URL)(None, None)
+        git_repository(organization=owner.organization, url=URL)(None, None)
     cache.delete(f"git-import:{owner.organization.pk}")
 
 
