@@ -36,7 +36,7 @@ SPEND_DAYS = 14
 IS_ACTIVE = Q(user=None) | Exists(
     Membership.objects.filter(organization=OuterRef("organization"), user=OuterRef("user")).values("pk")
 )
-"""Budgets of the organization and of current members. Those of former members are kept in case they come back."""
+"""Budgets of the organization and of current members. Budgets of former members are kept in case they return."""
 LOW_BALANCE_DAYS = 7
 """A wallet is low when it covers less than this many days of recent spend: a week leaves time to pay in."""
 

@@ -1,4 +1,4 @@
-"""The money operations of a job: hold, meter, settle; and of a sweep: hold, hold for each trial, release.
+"""The money operations of a job (hold, meter, settle) and of a sweep (hold, hold for each trial, release).
 
 Each is idempotent. A charge never exceeds its hold, and the hold is made before the run. The hold of a sweep is divided
 among its trials, so all of them together never exceed it either.
@@ -83,7 +83,7 @@ def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, la
 
 @transaction.atomic
 def release(*, hold: Hold) -> None:
-    """End the hold of a sweep: return what its trials did not use to the wallet. Safe to repeat.
+    """End the hold of a sweep: return the amount that no trial used to the wallet. Safe to repeat.
 
     Raises ValueError while a trial is open.
     """
@@ -111,7 +111,7 @@ def meter(*, hold: Hold, billable_seconds: float) -> int:
 def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing.Line] = ()) -> Receipt:
     """Charge the usage, release the rest of the hold and write the receipt. Idempotent: returns the first receipt.
 
-    Without usage the whole hold is released. What a trial of a sweep does not use stays held for the sweep.
+    Without usage the whole hold is released. The amount that a trial does not use stays held for its sweep.
     `free_lines` (amount 0) come first on the receipt.
     """
     # Lock the parent before its part, as `hold` does. `parent_id` never changes, so it is read before the lock.
@@ -121,7 +121,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
         return locked.receipt
     charge = pricing.rate(usage, pricing.Terms.from_json(locked.quote.terms))
     unused_minor = locked.amount_minor - charge.total_minor
-    # What a trial does not use stays held in the wallet, for its sweep.
+    # The unused amount of a trial stays held in the wallet, for its sweep.
     ledger.unhold(account=locked.account, amount_minor=charge.total_minor if parent else locked.amount_minor)
     if charge.total_minor:
         revenue = ledger.platform_account(Account.Kinds.REVENUE, locked.account.currency)

@@ -66,7 +66,7 @@ class Month:
 
 @dataclass(frozen=True)
 class Spend:
-    """What the runs of one member, workspace and node spec cost on one day. A name is empty if unknown."""
+    """The cost of one member's runs in one workspace on one node spec and day. A name is empty if unknown."""
 
     member: str
     workspace: str

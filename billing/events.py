@@ -114,7 +114,7 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
     except Parked as reason:
         _park(event, str(reason), states)
     except PaymentUnavailable:
-        _park(event, "The payment provider did not answer when asked about it.", states)
+        _park(event, "The payment provider did not answer a request for the object.", states)
     except Exception as error:
         # One broken event must not stop the others.
         logger.exception("Payment event %s could not be applied. It will be retried.", event_pk)
@@ -122,7 +122,7 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
 
 
 def _current_object(event: StripeEvent) -> dict[str, Any]:
-    """Return the event's object, fetched anew if it is a refund, dispute or customer: their events can be out of order.
+    """Return the event's object. A refund, dispute or customer is fetched, because its events can be out of order.
 
     All calls to the provider happen here, outside any transaction. Raises Quarantined, PaymentUnavailable.
     """
@@ -139,7 +139,7 @@ def _current_object(event: StripeEvent) -> dict[str, Any]:
     except CustomerGone:
         return stripe_object | {"deleted": True}  # as Stripe marks a deleted customer
     except PaymentRefused as error:
-        raise Quarantined(f"The payment provider knows nothing of it: {error.reason}") from error
+        raise Quarantined(f"The payment provider does not know this object: {error.reason}") from error
     return stripe_object
 
 

@@ -56,7 +56,7 @@ class Card:
 
 @dataclass(frozen=True)
 class StripeStatus:
-    """A payment or refund at the provider: its id and status there."""
+    """The provider's id and status of a payment or refund."""
 
     id: str
     status: str

@@ -48,7 +48,7 @@ class Preview:
     month: Month
     customers: list[CustomerPreview]
     unpriced: dict[str, int] = field(default_factory=dict)
-    """Number of runs whose purchase has no price in the draft, by its name. Their original cost is used."""
+    """Number of runs whose purchase has no price in the draft, by the purchase's name. Their original cost is used."""
     unknown: int = 0
     """Number of runs that predate usage records. Their original cost is used."""
 

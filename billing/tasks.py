@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 APPLY_PENDING = "apply-events-pending"
 """Redis key that exists while a message for `apply_events` waits for a worker."""
 APPLY_PENDING_SECONDS = 15
-"""How long the key lives if the message is lost: until beat sends the next one."""
+"""Lifetime of the key if its message is lost: beat sends the next one after 15 seconds."""
 
 
 def request_apply_events() -> None:

@@ -107,6 +107,7 @@ INSTALLED_APPS = [
     "storage",
     "jobs",
 ]
+# The first one gives a request its id and answers monitoring; static files need no session; the last ones need the user.
 MIDDLEWARE = [
     "console.monitoring.middleware.RequestMiddleware",
     "django.middleware.security.SecurityMiddleware",
@@ -166,6 +167,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 # --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
+# A message is acknowledged after its task, so that the task of a killed worker runs again. Tasks are safe to repeat.
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
@@ -176,6 +178,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 # Dispatch has a queue and worker processes of its own, so that no slow task delays the start of a job.
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {"jobs.dispatch.dispatch": {"queue": "dispatch"}}
+# `expires` drops a message that no worker took in time, so that messages do not pile up while workers are down.
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},
     "announce-deletions": {"task": "jobs.tasks.announce_deletions", "schedule": 3600.0},
@@ -390,6 +393,8 @@ UPLOAD_THREADS: int = env.int("UPLOAD_THREADS", 8)
 MAX_CONNECTIONS: int = env.int("MAX_CONNECTIONS", 4000)
 MAX_CONNECTIONS_PER_ADDRESS: int = env.int("MAX_CONNECTIONS_PER_ADDRESS", 256)
 MAX_STREAMS_PER_ORGANIZATION: int = env.int("MAX_STREAMS_PER_ORGANIZATION", 100)
+# A request's headers must arrive within HEADER_SECONDS. In each BODY_SECONDS, its body must bring
+# BODY_BYTES_PER_SECOND on average, which every mobile network does. See `console.serving.protocol`.
 HEADER_SECONDS = 10.0
 BODY_SECONDS = 10.0
 BODY_BYTES_PER_SECOND = 500

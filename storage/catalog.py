@@ -436,7 +436,7 @@ def move_into_place(finished: Path, *, area: str) -> Path:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a new folder for unfinished writes. What is still in it afterwards is removed."""
+    """Yield a new folder for unfinished writes; remove it afterwards with everything still in it."""
     folder = scratch() / secrets.token_hex(16)
     folder.mkdir()
     try:

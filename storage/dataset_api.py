@@ -111,7 +111,7 @@ class DatasetImportSerializer(serializers.ModelSerializer[DatasetImport]):
 
 
 class NewDatasetImportSerializer(serializers.Serializer[Any]):
-    """What to import: an https address, or `s3://bucket/key` with its server. The administrator allows some.
+    """An import to start: an https address, or `s3://bucket/key` with its server. The administrator allows some.
 
     A key that is no object imports all objects below it. Without secrets, the bucket must be public.
     """

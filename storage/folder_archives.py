@@ -32,8 +32,8 @@ _COMPRESSION_LEVEL = 1
 _SAMPLE_BYTES = 16 * 1024
 """How much of a chunk is compressed to decide whether the chunk is compressed or stored."""
 _MAX_COMPRESSED_SHARE = 0.8
-"""A chunk whose sample shrinks to more than this share is stored: trained models hardly compress, and storing is ten
-times as fast."""
+"""A chunk whose sample shrinks to more than this share is stored. Models hardly compress, and storing is ten times as
+fast."""
 # RFC 1952: deflate, no name, no time, unknown system.
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 _ZERO_BLOCK = bytes(tarfile.BLOCKSIZE)
@@ -61,7 +61,7 @@ class _LeftOut:
 
 
 def pack(sources: Sequence[Source]) -> Iterator[bytes]:
-    """Yield a .tar.gz of the sources. One that does not exist is left out."""
+    """Yield a .tar.gz of the sources. A source that does not exist is left out."""
     compressor = _Gzip()
     yield _GZIP_HEADER
     for block in _tar(sources):

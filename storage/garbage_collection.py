@@ -85,18 +85,18 @@ class Area:
 
 def areas() -> list[Area]:
     """Return the areas, each with the names that its rows give at this moment."""
-    root, kept = selectors.root(), KEPT_AFTER_DELETION
+    root, kept_for = selectors.root(), KEPT_AFTER_DELETION
     versions = DatasetVersion.objects.filter(removed_at=None)
     models = ModelVersion.objects.filter(removed_at=None)
     workspaces = Workspace.objects.filter(removed_at=None)
     return [
         Area(catalog.scratch(), ABANDONED_AFTER, set()),
-        Area(root / "datasets", kept, _with_manifests(_folders_of(versions))),
-        Area(root / "models", kept, _folders_of(models)),
-        Area(root / "workspaces", kept, _folders_of(workspaces)),
+        Area(root / "datasets", kept_for, _with_manifests(_folders_of(versions))),
+        Area(root / "models", kept_for, _folders_of(models)),
+        Area(root / "workspaces", kept_for, _folders_of(workspaces)),
         Area(uploads.folder(), ABANDONED_AFTER, uploads.open_names()),
         Area(imports.folder(), ABANDONED_AFTER, imports.open_names()),
-        Area(root / "bin", kept, _folders_of(DeletedFile.objects.all())),
+        Area(root / "bin", kept_for, _folders_of(DeletedFile.objects.all())),
     ]
 
 

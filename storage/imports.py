@@ -63,7 +63,7 @@ MAX_URL_LENGTH = 2000
 """Characters of an address: the length of its column."""
 MAX_REDIRECTS = 5
 SLOT = "slot"
-"""Name of the lock file. One import runs at a time, so a worker with two processes keeps one for other tasks."""
+"""Name of the lock file. One import is carried out at a time, so a worker of two processes keeps one for others."""
 STALE_AFTER = timedelta(minutes=3)
 """An open import without an update for this long has lost its process; longer than `connections.TIMEOUT_SECONDS`."""
 LISTING = ".list"

@@ -69,8 +69,8 @@ def require_unused(
 ) -> None:
     """Raise InUse with the open jobs that use any of them, and until when.
 
-    Call it with the organization's quota and the dataset versions locked. Placing an order locks the same rows, so no
-    order comes in between.
+    Call it with the organization's quota and the dataset versions locked. Placing an order locks the same rows, so
+    orders wait for the deletion.
     """
     names = jobs_using(
         reader=reader, versions=versions, models=models, workspaces=workspaces, images=images, secrets=secrets

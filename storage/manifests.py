@@ -108,12 +108,12 @@ def digests(manifest: Path) -> Iterator[tuple[bytes, str]]:
 
 def _records(file: BinaryIO) -> Iterator[_Record]:
     """Yield the records of a manifest. It may be damaged."""
-    rest = b""
+    incomplete = b""
     while chunk := file.read(CHUNK_BYTES):
-        *records, rest = (rest + chunk).split(b"\0")
+        *records, incomplete = (incomplete + chunk).split(b"\0")
         yield from (_Record(record[:HASH_LENGTH], record[_PATH_START:]) for record in records)
-    if rest:
-        yield _Record(rest[:HASH_LENGTH], rest[_PATH_START:])
+    if incomplete:
+        yield _Record(incomplete[:HASH_LENGTH], incomplete[_PATH_START:])
 
 
 class Manifest:

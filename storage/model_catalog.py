@@ -92,7 +92,7 @@ def publish_version(
         version_folder = move_into_place(folder, area="models")
         try:
             with transaction.atomic():
-                quota.lock(organization)  # deletions lock it too, so none comes in between
+                quota.lock(organization)  # deletions lock it too, so they wait
                 model = _model(organization, user, name, description)
                 version = _create_version(model, user, version_folder, copied, lineage)
                 reservation.release()

@@ -135,9 +135,9 @@ class Reservation:
                 raise TooLarge(_("Your organization has as many files as its quota allows. Delete some first."))
             step = max(missing, min(self._reserved, MAX_STEP_BYTES)) if missing else 0
             reserved = self._reserved + (step if step <= left.size_bytes else missing)
-            # Entries that the reserved bytes leave room for, so that the row never counts more bytes than `reserved`.
-            ahead = min(reserved // ENTRY_BYTES, self._counted_entries + MAX_STEP_ENTRIES)
-            entries = min(max(self._counted_entries, ahead), self._reserved_entries + left.entry_count)
+            # Entries to hold in advance: no more than the reserved bytes pay for, since each entry counts ENTRY_BYTES.
+            advance_entries = min(reserved // ENTRY_BYTES, self._counted_entries + MAX_STEP_ENTRIES)
+            entries = min(max(self._counted_entries, advance_entries), self._reserved_entries + left.entry_count)
             Allocation.objects.update_or_create(
                 key=self.key,
                 defaults={

@@ -105,7 +105,7 @@ def delete_registry(*, registry: Registry, user: User | None = None) -> None:
     """Delete the credentials of a registry. Raises InUse while an open job needs an image from it."""
     organization = registry.organization
     with transaction.atomic():
-        quota.lock(organization)  # as orders do, so that none comes in between
+        quota.lock(organization)  # as orders do, so that they wait
         images = Image.objects.filter(organization=organization, reference__startswith=f"{registry.host}/")
         in_use.require_unused(reader=organization.pk, images=list(images.values_list("pk", flat=True)))
         if Registry.objects.filter(pk=registry.pk).delete()[0]:

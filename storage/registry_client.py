@@ -1,7 +1,7 @@
 """Ask a registry for the digest of an image, by the OCI distribution API.
 
 Customers choose the host, so this client treats it as hostile. It connects only to public addresses unless
-REGISTRY_PRIVATE_ADDRESSES allows others, and to the very address that it has checked. It sends credentials only to the
+REGISTRY_PRIVATE_ADDRESSES allows others, and to the address that it has checked. It sends credentials only to the
 host that the customer named, and to the token service that this host names over HTTPS. Each request has a time limit
 and reads a limited number of bytes.
 """
@@ -118,13 +118,13 @@ def digest_of(reference: str, credentials: Credentials | None = None, *, seconds
         repository = repository if "/" in repository else f"library/{repository}"
     client = _Client(credentials, seconds)
     url = f"{_origin(host)}/v2/{quote(repository)}/manifests/{quote(parts.digest or parts.tag, safe=':')}"
-    answer = client.ask("HEAD", url)
+    answer = client.request("HEAD", url)
     if answer.status in {401, 403}:
         client.authorize(answer, repository)
-        answer = client.ask("HEAD", url)
+        answer = client.request("HEAD", url)
     digest = answer.headers.get("Docker-Content-Digest", "")
     if answer.status == 200 and not _DIGEST.match(digest):  # not every registry sends it
-        answer = client.ask("GET", url, limit_bytes=MAX_MANIFEST_BYTES)
+        answer = client.request("GET", url, limit_bytes=MAX_MANIFEST_BYTES)
         digest = "sha256:" + hashlib.sha256(answer.body).hexdigest()
     if answer.status in {401, 403}:
         raise RegistryError(Problem.UNAUTHORIZED)
@@ -141,10 +141,10 @@ def check_login(host: str, credentials: Credentials) -> None:
     """Check that a registry accepts these credentials. Raises RegistryError."""
     client = _Client(credentials, TOTAL_SECONDS)
     url = f"{_origin(DOCKER_HUB if host in DOCKER_HUB_HOSTS else host)}/v2/"
-    answer = client.ask("GET", url, limit_bytes=MAX_TOKEN_BYTES)
+    answer = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
     if answer.status in {401, 403}:
         client.authorize(answer, "")
-        answer = client.ask("GET", url, limit_bytes=MAX_TOKEN_BYTES)
+        answer = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
     if answer.status in {401, 403}:
         raise RegistryError(Problem.UNAUTHORIZED)
     if answer.status != 200:
@@ -159,7 +159,7 @@ class _Client:
         self._authorization = ""
         self._ends_at = time.monotonic() + seconds
 
-    def ask(self, method: str, url: str, *, limit_bytes: int = 0) -> _Answer:
+    def request(self, method: str, url: str, *, limit_bytes: int = 0) -> _Answer:
         """Send a request for a manifest; follow redirects, to other hosts without the authorization."""
         origin = urlsplit(url)[:2]
         for _redirect in range(MAX_REDIRECTS + 1):

@@ -138,7 +138,7 @@ def list_objects(bucket: Bucket, prefix: str) -> Iterator[list[Object]]:
     token = ""
     while True:
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
-        answer = _ask(bucket, "GET", query=query | ({"continuation-token": token} if token else {}))
+        answer = _request_xml(bucket, "GET", query=query | ({"continuation-token": token} if token else {}))
         key_of = _key_reader(answer)
         yield [
             Object(key_of(entry, "Key"), _number(entry, "Size"), _text(entry, "ETag"))
@@ -194,7 +194,7 @@ def delete_object(bucket: Bucket, key: str) -> None:
 
 def create_multipart(bucket: Bucket, key: str) -> str:
     """Begin a multipart upload and return its ID. Raises S3Error, OSError, HTTPException."""
-    answer = _ask(bucket, "POST", key, query={"uploads": ""})
+    answer = _request_xml(bucket, "POST", key, query={"uploads": ""})
     if not (multipart_id := _text(answer, "UploadId")):
         raise S3Error(http.client.OK)
     return multipart_id
@@ -214,7 +214,7 @@ def list_parts(bucket: Bucket, key: str, multipart_id: str) -> list[Part]:
         query: dict[str, str | int] = {"uploadId": multipart_id}
         if parts:
             query["part-number-marker"] = parts[-1].number
-        answer = _ask(bucket, "GET", key, query=query)
+        answer = _request_xml(bucket, "GET", key, query=query)
         page = [
             Part(_number(entry, "PartNumber"), _number(entry, "Size"), _text(entry, "ETag"))
             for entry in answer.iterfind("{*}Part")
@@ -231,7 +231,7 @@ def complete_multipart(bucket: Bucket, key: str, multipart_id: str, parts: Itera
         element = ET.SubElement(root, "Part")
         ET.SubElement(element, "PartNumber").text = str(part.number)
         ET.SubElement(element, "ETag").text = part.etag
-    answer = _ask(bucket, "POST", key, query={"uploadId": multipart_id}, body=ET.tostring(root))
+    answer = _request_xml(bucket, "POST", key, query={"uploadId": multipart_id}, body=ET.tostring(root))
     if answer.tag.rpartition("}")[2] == "Error":  # S3 answers 200 before it knows whether it succeeds
         raise S3Error(http.client.OK, _text(answer, "Code"))
 
@@ -245,7 +245,7 @@ def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[tuple[str, str]]:
     """Yield the key and ID of each unfinished multipart upload below `prefix`. Raises as `list_objects`."""
     marker: dict[str, str] = {}
     while True:
-        answer = _ask(bucket, "GET", query={"uploads": "", "prefix": prefix, "encoding-type": "url"} | marker)
+        answer = _request_xml(bucket, "GET", query={"uploads": "", "prefix": prefix, "encoding-type": "url"} | marker)
         key_of = _key_reader(answer)
         for entry in answer.iterfind("{*}Upload"):
             yield key_of(entry, "Key"), _text(entry, "UploadId")
@@ -278,7 +278,7 @@ def _response(
             yield response
 
 
-def _ask(
+def _request_xml(
     bucket: Bucket, method: str, key: str = "", *, query: Mapping[str, str | int], body: bytes = b""
 ) -> ET.Element:
     """Return the answer to a request, in XML."""

@@ -3,7 +3,7 @@
 A share begins with a code that the owner hands over and a member of the other organization enters. Nothing is looked
 up by the name of an organization, and neither side sees the other's name: the owner gives the share a label. A code is
 random, works once and for CODE_LIFETIME; the database has only its hash. Revoking a share ends new orders; runs that
-were ordered before go on (`in_use`).
+were ordered before continue (`in_use`).
 """
 
 from __future__ import annotations

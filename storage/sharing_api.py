@@ -104,7 +104,7 @@ class ShareView(TenantView):
 
     @extend_schema(operation_id="datasets_shares_revoke", responses={204: None})
     def delete(self, _request: Request, name: str, pk: int) -> Response:
-        """Revoke the share. Runs that were already ordered go on."""
+        """Revoke the share. Runs that were already ordered continue."""
         share = sharing.share_of(selectors.dataset_named(self.organization, name), pk)
         sharing.revoke_share(share=share, user=self.membership.user)
         return Response(status=204)

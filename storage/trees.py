@@ -1,7 +1,7 @@
 """Measure file trees, make them read-only, and remove them.
 
-Customers' code can nest folders to any depth, take permissions away and go on writing. As in `paths`, every folder is
-entered through an open descriptor, so nothing outside the tree is touched.
+Customers' code can nest folders to any depth, take permissions away and continue to write. As in `paths`, every folder
+is entered through an open descriptor, so nothing outside the tree is touched.
 """
 
 from __future__ import annotations

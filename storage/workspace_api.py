@@ -39,7 +39,7 @@ class MatchSerializer(EntrySerializer):
 
 
 class FoundSerializer(serializers.Serializer[Any]):
-    """What a search found. `stopped` says which bound ended it early; null if it saw every entry."""
+    """The matches of a search. `stopped` says which limit ended it early; null if it saw every entry."""
 
     results = MatchSerializer(many=True)
     stopped = serializers.ChoiceField(choices=[stop.value for stop in search.StopReason], allow_null=True)
@@ -130,13 +130,13 @@ class SearchView(_WorkspaceView):
         """Find files and folders by name. A search is bounded in matches, entries and time, and says if it stopped."""
         query = SearchQuery(data=request.query_params)
         query.is_valid(raise_exception=True)
-        found = search.find(
+        result = search.find(
             root=selectors.workspace_folder(self.workspace(name)),
             text=query.validated_data["q"],
             path=query.validated_data["path"],
         )
-        results = [{**vars(match.entry), "path": match.path} for match in found.matches]
-        return Response(FoundSerializer({"results": results, "stopped": found.stopped}).data)
+        results = [{**vars(match.entry), "path": match.path} for match in result.matches]
+        return Response(FoundSerializer({"results": results, "stopped": result.stopped}).data)
 
 
 class CopyView(_WorkspaceView):
@@ -165,11 +165,11 @@ class CompareView(_WorkspaceView):
         """Say which of your files the workspace lacks or has with other bytes, so that only those need be sent."""
         form = ComparisonSerializer(data=request.data)
         form.is_valid(raise_exception=True)
-        found = comparison.differing(
+        paths = comparison.differing(
             root=selectors.workspace_folder(self.workspace(name)),
             client_files=[comparison.ClientFile(**each) for each in form.validated_data["files"]],
         )
-        return Response({"differing": found})
+        return Response({"differing": paths})
 
 
 class ArchiveView(_WorkspaceView):

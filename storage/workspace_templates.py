@@ -28,12 +28,12 @@ class Template:
 @cache
 def templates() -> dict[str, Template]:
     """Return the examples by name. They are part of the installation and never change while it runs."""
-    found = {}
+    templates_by_name = {}
     for path in sorted((settings.BASE_DIR / "examples").glob("*.py")):
         content = path.read_bytes()
         title = (ast.get_docstring(ast.parse(content)) or path.stem).partition("\n")[0]
-        found[path.stem] = Template(path.stem, title, content)
-    return found
+        templates_by_name[path.stem] = Template(path.stem, title, content)
+    return templates_by_name
 
 
 def template_named(name: str) -> Fill:

@@ -18,7 +18,7 @@ EXPIRED = "This payment page has expired. Start again."
 
 @dataclass(frozen=True)
 class Step:
-    """The payer's next page, or the same page with an error."""
+    """The response to the payer: the URL of the next page, or an error to show on the same page."""
 
     url: str = ""
     error: str = ""

@@ -20,7 +20,7 @@ RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
 
 
 class Delivery:
-    """Sends a provider's events to one address. `deliver` runs in a thread until `stop`."""
+    """Sends a provider's events to one URL. Run `deliver` in a thread of its own; `stop` ends it."""
 
     def __init__(self, provider: Provider, *, url: str, secret: str) -> None:
         self.url = url

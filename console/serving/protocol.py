@@ -79,7 +79,7 @@ class GuardedProtocol(H11Protocol):
         self._stop_counting()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection to uvicorn's protocol of websockets, and go on counting it."""
+        """Hand the connection to uvicorn's websocket protocol, and continue to count it."""
         self._is_upgraded = True
         super().handle_websocket_upgrade(event)
 

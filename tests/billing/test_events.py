@@ -200,7 +200,7 @@ class TestOutOfOrder:
         forged = {"id": "evt_1", "type": "refund.created", "livemode": False}
         row = apply(forged | {"data": {"object": {"id": "re_unknown", "object": "refund"}}})
         assert row.state == QUARANTINED
-        assert "knows nothing of it" in row.reason
+        assert "does not know this object" in row.reason
 
     def test_an_event_waits_longer_and_longer_while_the_provider_does_not_answer(self, provider):
         paid_page(provider, DISPUTED)

@@ -63,7 +63,7 @@ class Command(BaseCommand):
             while not self.stopping.wait(CHECK_SECONDS):
                 if not supervisord.is_running():
                     raise supervisor.UpError(f"supervisord ended. Its log is in {settings.EMBEDDED.log_dir}.")
-            self.screen.print("Stopping. Runs in progress go on.")
+            self.screen.print("Stopping. Runs in progress continue.")
         finally:
             supervisord.stop()
             for name, config in settings.TRAINYARD_CLUSTERS.items():

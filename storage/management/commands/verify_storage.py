@@ -28,11 +28,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print each finding when it is made, and the totals."""
-        found: Counter[Level] = Counter()
+        counts: Counter[Level] = Counter()
         for finding in verify(with_hashes=not options["quick"], repair=options["repair"]):
-            found[finding.level] += 1
+            counts[finding.level] += 1
             size = "" if finding.size_bytes is None else f" ({finding.size_bytes} bytes)"
             self.stdout.write(f"{finding.level}: {finding.subject}: {finding.text}{size}")
-        self.stdout.write(", ".join(f"{level}: {found[level]}" for level in Level))
-        if found[Level.PROBLEM]:
+        self.stdout.write(", ".join(f"{level}: {counts[level]}" for level in Level))
+        if counts[Level.PROBLEM]:
             sys.exit(1)
