@@ -107,7 +107,7 @@ INSTALLED_APPS = [
     "storage",
     "jobs",
 ]
-# The first one gives a request its id and answers monitoring; static files need no session; the last ones need the user.
+# The first gives a request its id and answers monitoring; static files need no session; the last ones need the user.
 MIDDLEWARE = [
     "console.monitoring.middleware.RequestMiddleware",
     "django.middleware.security.SecurityMiddleware",
