@@ -5,7 +5,7 @@ import pytest
 
 from storage import search
 from storage.errors import FileMissing, UnsafePath, WrongKind
-from storage.search import Stop, find
+from storage.search import StopReason, find
 
 
 def paths(found):
@@ -40,12 +40,12 @@ def test_a_search_says_why_it_stopped(root, monkeypatch):
         (root / f"a{number}").touch()
     assert find(root=root, text="a", max_entries=5).stopped is None
     stopped = find(root=root, text="a", max_entries=4)
-    assert (len(stopped.matches), stopped.stopped) == (4, Stop.ENTRIES)
-    assert find(root=root, text="a", max_seconds=-1).stopped is Stop.SECONDS
+    assert (len(stopped.matches), stopped.stopped) == (4, StopReason.ENTRIES)
+    assert find(root=root, text="a", max_seconds=-1).stopped is StopReason.SECONDS
     monkeypatch.setattr(search, "MAX_MATCHES", 4)
     stopped = find(root=root, text="a")
-    assert (len(stopped.matches), stopped.stopped) == (4, Stop.MATCHES)
+    assert (len(stopped.matches), stopped.stopped) == (4, StopReason.MATCHES)
     monkeypatch.setattr(search, "MAX_DEPTH", 2)
     (root / "x/y/z").mkdir(parents=True)
     (root / "x/y/z/deep").touch()
-    assert find(root=root, text="deep").stopped is Stop.DEPTH
+    assert find(root=root, text="deep").stopped is StopReason.DEPTH

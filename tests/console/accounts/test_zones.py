@@ -55,7 +55,7 @@ def test_months_are_the_installations_in_every_readers_zone():
         assert trainyard.month(MOMENT) == "November 2026"
         assert trainyard.day(MOMENT) == "Nov 1, 2026"
         assert budgets.month_start(MOMENT) == costs.month_of(MOMENT).start == datetime(2026, 11, 1, tzinfo=UTC)
-        assert costs.month_named("2026-11").end == datetime(2026, 12, 1, tzinfo=UTC)
+        assert costs.parse_month("2026-11").end == datetime(2026, 12, 1, tzinfo=UTC)
 
 
 @pytest.mark.django_db

@@ -166,7 +166,7 @@ def test_a_backup_is_restored_into_an_empty_installation_once(origin, backup, pl
     assert [path for root in ("storage", "runs", "sandbox") for path in (place.var / root).glob(".*")] == []
     refused = place.manage("restore", backup)
     assert refused.returncode == 1
-    assert "There are accounts in this database. --force" in refused.stderr
+    assert "This database has accounts. --force" in refused.stderr
 
 
 def test_a_backup_does_not_replace_another(backup):
@@ -233,12 +233,12 @@ def add_account(_copied, _settings):
 @pytest.mark.parametrize(
     ("spoil", "options", "sentence"),
     [
-        (lengthen, [], "storage.tar is missing, or not as long as it was"),
-        (lengthen, ["--verify"], "storage.tar is missing, or not as long as it was"),
+        (lengthen, [], "storage.tar is missing, or has another size than in the manifest"),
+        (lengthen, ["--verify"], "storage.tar is missing, or has another size than in the manifest"),
         (add_migration, ["--force"], "jobs.9999_of_next_year is not known here"),
         (change_key, [], "SECRET_KEY differs from"),
         (add_files, [], "There are files in .*/storage. --force"),
-        (add_account, [], "There are accounts in this database. --force"),
+        (add_account, [], "This database has accounts. --force"),
     ],
 )
 def test_a_refused_restore_changes_nothing(copied, here, spoil, options, sentence):

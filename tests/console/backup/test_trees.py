@@ -148,7 +148,7 @@ def test_a_file_that_always_changes_is_kept_and_named(root, tmp_path, monkeypatc
     act_while_reading(monkeypatch, [lambda: log.write_text(log.read_text() + "1")] * 10)
     packed, back = pack_and_unpack(root, tmp_path)
     assert (back / "log").read_text().startswith("0")
-    assert packed.left_out == ["log: never held still; the copy may mix old and new"]
+    assert packed.left_out == ["log: changed during each read; the copy may mix old and new data"]
 
 
 def test_a_file_that_is_deleted_while_others_are_read_is_left_out(root, tmp_path, monkeypatch):
@@ -227,7 +227,7 @@ def test_an_entry_that_is_replaced_each_time_is_named_and_left_out(root, tmp_pat
     swap_after_stat(monkeypatch, root / "swapped", [to_link, to_folder] * 10)
     packed, back = pack_and_unpack(root, tmp_path)
     assert [path.name for path in back.iterdir()] == ["z"]
-    assert packed.left_out == ["swapped: became something else each time it was looked at"]
+    assert packed.left_out == ["swapped: was replaced during each attempt to read it"]
 
 
 def member(name, kind=tarfile.REGTYPE, **fields):
