@@ -3,6 +3,7 @@
 import base64
 import copy
 import datetime as dt
+import json
 import warnings
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -13,6 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from lxml import etree
 from onelogin.saml2.utils import OneLogin_Saml2_Utils
+
+from console import sign_in
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it uses an old name of `cryptography`
@@ -34,10 +37,20 @@ NAMESPACES = {
 }
 
 
+def configure(settings, certificate: str, console_url: str, **fields) -> None:
+    """Let the console at `console_url` trust the provider with this certificate."""
+    entry = {
+        "id": "acme", "name": "Acme", "entity_id": ENTITY_ID, "sso_url": SSO_URL, "certificate": certificate,
+        "verified_domains": ["trusted.example.com"],
+    }  # fmt: skip
+    settings.SAML_PROVIDERS = sign_in.parse_saml_providers(json.dumps([entry | fields]), console_url=console_url)
+    settings.SOCIALACCOUNT_PROVIDERS = {"saml": {"APPS": settings.SAML_PROVIDERS}}
+
+
 class IdentityProvider:
     """Answers requests to log in, as whom a test says."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, sso_url: str = SSO_URL):
         self.certificate, self.key = _write_key(folder)
         self.knows_console = False
         self._server = Server(
@@ -48,7 +61,7 @@ class IdentityProvider:
                 "xmlsec_binary": get_xmlsec_binary(),
                 "service": {
                     "idp": {
-                        "endpoints": {"single_sign_on_service": [(SSO_URL, BINDING_HTTP_REDIRECT)]},
+                        "endpoints": {"single_sign_on_service": [(sso_url, BINDING_HTTP_REDIRECT)]},
                         "policy": {"default": URI_NAMES},
                     },
                 },

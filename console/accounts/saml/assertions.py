@@ -14,6 +14,7 @@ from onelogin.saml2.auth import OneLogin_Saml2_Auth
 from onelogin.saml2.constants import OneLogin_Saml2_Constants as Saml
 from onelogin.saml2.xml_utils import OneLogin_Saml2_XML as Xml
 
+ASSERTION = "/samlp:Response/saml:Assertion"
 CLOCK_DRIFT_SECONDS = 300
 """How long python3-saml accepts an assertion after its end."""
 MAX_SUBJECT_LENGTH = 191
@@ -25,14 +26,16 @@ class InvalidAssertion(Exception):
 
 
 def require_profile(auth: OneLogin_Saml2_Auth) -> None:
-    """Check the assertion of a valid response. Raises InvalidAssertion."""
+    """Check the assertion of a valid response. Raises InvalidAssertion.
+
+    Only the assertion is signed, so that nothing is read beside it. python3-saml accepts one valid subject confirmation
+    of several; here each must hold, so that the one it accepted does.
+    """
     document = Xml.to_etree(auth.get_last_response_xml())
-    if not Xml.query(document, "//saml:Conditions/saml:AudienceRestriction/saml:Audience"):
+    if not Xml.query(document, f"{ASSERTION}/saml:Conditions/saml:AudienceRestriction/saml:Audience"):
         raise InvalidAssertion("It names no audience.")
     request_id = auth.get_last_response_in_response_to()
-    confirmations = Xml.query(document, "//saml:SubjectConfirmation")
-    for confirmation in confirmations:
-        # One that python3-saml skips may say anything; all must hold, so that the one it accepted does.
+    for confirmation in Xml.query(document, f"{ASSERTION}/saml:Subject/saml:SubjectConfirmation"):
         data = confirmation.find("saml:SubjectConfirmationData", namespaces=Saml.NSMAP)
         if data is None or not data.get("Recipient") or not data.get("NotOnOrAfter"):
             raise InvalidAssertion("Its subject confirmation lacks a recipient or an end.")

@@ -37,15 +37,6 @@ TRANSIENT = "urn:oasis:names:tc:SAML:2.0:nameid-format:transient"
 BOMB = '<?xml version="1.0"?><!DOCTYPE r [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><r>&b;</r>'
 
 
-def configure(settings, certificate, **fields):
-    entry = {
-        "id": "acme", "name": "Acme", "entity_id": saml_idp.ENTITY_ID, "sso_url": saml_idp.SSO_URL,
-        "certificate": certificate, "verified_domains": ["trusted.example.com"],
-    }  # fmt: skip
-    settings.SAML_PROVIDERS = sign_in.parse_saml_providers(json.dumps([entry | fields]), console_url=CONSOLE)
-    settings.SOCIALACCOUNT_PROVIDERS = {"saml": {"APPS": settings.SAML_PROVIDERS}}
-
-
 @pytest.fixture(scope="module")
 def providers(tmp_path_factory):
     """Two providers of one name: ours, and one with another key."""
@@ -55,7 +46,7 @@ def providers(tmp_path_factory):
 @pytest.fixture
 def idp(settings, providers):
     idp = providers[0]
-    configure(settings, idp.certificate)
+    saml_idp.configure(settings, idp.certificate, CONSOLE)
     if not idp.knows_console:
         metadata = browser().get(reverse("saml_metadata", args=["acme"])).content.decode()
         assert "validUntil" not in metadata
@@ -261,7 +252,7 @@ def test_a_response_is_used_once_and_by_the_browser_that_asked(idp):
 
 
 def test_a_log_in_that_the_provider_starts_works_once_if_it_is_allowed(idp, settings):
-    configure(settings, idp.certificate, allow_idp_initiated=True)
+    saml_idp.configure(settings, idp.certificate, CONSOLE, allow_idp_initiated=True)
     request = SimpleNamespace(
         id=None,
         assertion_consumer_service_url=f"{CONSOLE}{reverse('saml_acs', args=['acme'])}",
@@ -319,4 +310,4 @@ def test_the_start_says_what_to_install_and_the_form_may_lead_to_the_provider(id
     assert sign_in.origins(settings.SAML_PROVIDERS) == ["https://idp.example.com"]
     monkeypatch.setitem(sys.modules, sign_in.SAML_PACKAGE, None)
     with pytest.raises(ImproperlyConfigured, match="Install them"):
-        configure(settings, idp.certificate)
+        saml_idp.configure(settings, idp.certificate, CONSOLE)
