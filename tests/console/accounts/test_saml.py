@@ -108,7 +108,8 @@ def test_a_stranger_gets_an_account_and_returns_to_it(idp):
 def test_an_account_is_found_by_the_subject_alone_and_an_address_of_a_named_domain_is_verified(idp):
     user = MembershipFactory(user__email=fresh_address()).user
     EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
-    client, _answer = sign_on(idp, user.email)
+    client, answer = sign_on(idp, user.email)
+    assert "connect Acme under Security" in client.get(answer.url).content.decode()
     assert person(client) is None
     assert not SocialAccount.objects.exists()
     email = fresh_address("trusted.example.com")
