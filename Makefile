@@ -44,7 +44,7 @@ $(VENV)/.%: requirements/%.txt requirements/uv.txt
 .PHONY: requirements
 requirements: setup ## Pin what pyproject.toml asks for, with hashes; UPGRADE=1 for the newest versions
 	@for name in base production demo dev; do \
-	  case $$name in base) extra=;; production) extra="--extra tracing";; *) extra="--extra $$name";; esac; \
+	  case $$name in base) extra=;; production) extra="--extra saml --extra tracing";; *) extra="--extra $$name";; esac; \
 	  $(BIN)/uv pip compile pyproject.toml $$extra $(if $(UPGRADE),--upgrade) $(COMPILED) -o requirements/$$name.txt; \
 	done
 

@@ -197,6 +197,7 @@ CELERY_BEAT_SCHEDULE = {
     "check-books": {"task": "billing.tasks.check_books", "schedule": 600.0, "options": {"expires": 600}},
     "write-invoices": {"task": "billing.tasks.write_invoices", "schedule": 3600.0},
     "send-invitations": {"task": "console.accounts.invitations.send_due", "schedule": 60.0, "options": {"expires": 60}},
+    "clear-sessions": {"task": "console.accounts.sessions.clear_expired", "schedule": 3600.0},
     "deliver-webhooks": {"task": "console.notifications.tasks.deliver", "schedule": 10.0, "options": {"expires": 10}},
     "tidy-notifications": {"task": "console.notifications.tasks.tidy", "schedule": 86400.0},
     "mail-run-ends": {"task": "jobs.tasks.mail_run_ends", "schedule": 30.0, "options": {"expires": 30}},
@@ -230,7 +231,7 @@ ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
 # Failures by account and address are counted in `AccountAdapter`.
-ACCOUNT_RATE_LIMITS = {"login_failed": "10/m/ip", "second_factor": "5/15m/key"}
+ACCOUNT_RATE_LIMITS = {"login_failed": "10/m/ip", "second_factor": "5/15m/key", "saml_response": "120/m/ip"}
 MFA_ADAPTER = "console.accounts.second_factors.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True
@@ -247,8 +248,14 @@ SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
 API_REQUESTS_PER_MINUTE: int = env.int("API_REQUESTS_PER_MINUTE", 6000)
 # Single sign-on. An e-mail address from a provider never logs in to an existing account: the owner connects the two.
-OIDC_PROVIDERS = sign_in.parse_providers(env.str("OIDC_PROVIDERS", ""))
-SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": OIDC_PROVIDERS}}
+OIDC_PROVIDERS = sign_in.parse_oidc_providers(env.str("OIDC_PROVIDERS", ""))
+SAML_PROVIDERS = sign_in.parse_saml_providers(env.str("SAML_PROVIDERS", ""), console_url=TRAINYARD_URL)
+SOCIALACCOUNT_PROVIDERS = {
+    "openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": OIDC_PROVIDERS},
+    "saml": {"APPS": SAML_PROVIDERS},
+}
+if SAML_PROVIDERS:
+    INSTALLED_APPS.append("console.accounts.saml")
 SOCIALACCOUNT_ADAPTER = "console.accounts.adapter.SingleSignOnAdapter"
 SOCIALACCOUNT_FORMS = {"signup": "console.accounts.signup.SingleSignOnForm"}
 SOCIALACCOUNT_EMAIL_AUTHENTICATION = False
@@ -378,7 +385,7 @@ CONTENT_SECURITY_POLICY = {
         "form-action": [
             SELF,
             SANDBOX_URL if PAYMENTS_SANDBOX else "https://checkout.stripe.com",
-            *sign_in.origins(OIDC_PROVIDERS),
+            *sign_in.origins([*OIDC_PROVIDERS, *SAML_PROVIDERS]),
         ],
     },
 }

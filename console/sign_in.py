@@ -1,17 +1,36 @@
-"""Parse the settings of sign-up and of OpenID Connect providers. Errors stop the process at start."""
+"""Parse the settings of sign-up and of the providers of single sign-on. Errors stop the process at start."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from cryptography import x509
 from django.core.exceptions import ImproperlyConfigured
 
-REQUIRED_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
-OPTIONAL_FIELDS = ("verified_domains",)
+OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
+SAML_FIELDS = ("id", "name", "entity_id", "sso_url", "certificate")
+SAML_OPTIONAL_FIELDS = ("verified_domains", "id_attribute", "email_attribute", "allow_idp_initiated")
+SAML_PACKAGE = "onelogin.saml2.auth"
+SAML_ID_ATTRIBUTES = [
+    "urn:oasis:names:tc:SAML:attribute:subject-id",
+    "urn:oasis:names:tc:SAML:attribute:pairwise-id",
+]
+"""Attributes that identify a person for good, by the OASIS profile of subject identifiers. Without one, NameID does."""
+SAML_EMAIL_ATTRIBUTES = [
+    "urn:oid:0.9.2342.19200300.100.1.3",
+    "http://schemas.xmlsoap.org/ws/2005/05/identity/claims/emailaddress",
+    "email",
+    "mail",
+]
+"""Names of the mail address: in LDAP, at Microsoft, and as administrators often name it."""
+MAX_ENTITY_ID_LENGTH = 200
+"""The length of the column `provider` of allauth's accounts."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 """Hosts whose provider may use http, for tests and trials."""
 
@@ -25,48 +44,156 @@ def parse_signup(text: str) -> str:
     return text
 
 
-def parse_providers(text: str) -> list[dict[str, Any]]:
-    """Return the providers of a JSON list as allauth's `APPS`. Raises ImproperlyConfigured."""
-    if not text.strip():
-        return []
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ImproperlyConfigured(f"OIDC_PROVIDERS is no JSON: {error}.") from None
-    if not isinstance(data, list) or not all(isinstance(entry, Mapping) for entry in data):
-        raise ImproperlyConfigured("OIDC_PROVIDERS must be a JSON list of objects, one for each provider.")
-    providers = [_provider(entry) for entry in data]
-    if len({provider["provider_id"] for provider in providers}) < len(providers):
-        raise ImproperlyConfigured("OIDC_PROVIDERS: each provider needs an `id` of its own.")
-    return providers
+def parse_oidc_providers(text: str) -> list[dict[str, Any]]:
+    """Return the OpenID Connect providers of a JSON list as allauth's `APPS`. Raises ImproperlyConfigured."""
+    return [_oidc_provider(entry) for entry in _entries("OIDC_PROVIDERS", text, OIDC_FIELDS, ("verified_domains",))]
 
 
-def _provider(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one provider as an entry of allauth's `APPS`. Raises ImproperlyConfigured."""
-    for name in REQUIRED_FIELDS:
-        if not isinstance(data.get(name), str) or not data[name]:
-            raise ImproperlyConfigured(f"OIDC_PROVIDERS: each provider needs `{name}`, a text.")
-    known = REQUIRED_FIELDS + OPTIONAL_FIELDS
-    if unknown := sorted(set(data) - set(known)):
-        raise ImproperlyConfigured(f"OIDC_PROVIDERS: `{unknown[0]}` is not known. There are: {known}.")
-    if not re.fullmatch(r"[a-z0-9-]{1,40}", data["id"]):
-        raise ImproperlyConfigured("OIDC_PROVIDERS: an `id` has 1 to 40 lower-case letters, digits and dashes.")
-    url = urlsplit(data["server_url"])
-    if url.scheme != "https" and not (url.scheme == "http" and url.hostname in LOCAL_HOSTS):
-        raise ImproperlyConfigured(f"OIDC_PROVIDERS: the `server_url` of {data['id']} must begin with https://.")
-    domains = data.get("verified_domains", [])
-    if not isinstance(domains, list) or not all(isinstance(domain, str) for domain in domains):
-        raise ImproperlyConfigured("OIDC_PROVIDERS: `verified_domains` is a list of mail domains.")
+def _oidc_provider(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one OpenID Connect provider as an entry of allauth's `APPS`. Raises ImproperlyConfigured."""
+    _require_https("OIDC_PROVIDERS", data, "server_url")
     return {
         "provider_id": data["id"],
         "name": data["name"],
         "client_id": data["client_id"],
         "secret": data["client_secret"],
-        "settings": {"server_url": data["server_url"].rstrip("/"), "verified_email": domains},
+        "settings": {
+            "server_url": data["server_url"].rstrip("/"),
+            "verified_email": _verified_domains("OIDC_PROVIDERS", data),
+        },
     }
+
+
+def parse_saml_providers(text: str, *, console_url: str) -> list[dict[str, Any]]:
+    """Return the SAML identity providers of a JSON list as allauth's `APPS`. Raises ImproperlyConfigured.
+
+    The console's entity ID at each is the address of its metadata below `console_url`.
+    """
+    entries = _entries("SAML_PROVIDERS", text, SAML_FIELDS, SAML_OPTIONAL_FIELDS)
+    if entries:
+        _load_saml_packages()
+    if len({entry["entity_id"] for entry in entries}) < len(entries):
+        raise ImproperlyConfigured("SAML_PROVIDERS: each provider needs an `entity_id` of its own.")
+    return [_saml_provider(entry, console_url) for entry in entries]
+
+
+def _saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
+    """Return one SAML identity provider as an entry of allauth's `APPS`. Raises ImproperlyConfigured."""
+    # Accounts are stored under the entity ID. With a scheme it cannot equal the `id` of an OpenID Connect provider.
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", data["entity_id"]):
+        raise ImproperlyConfigured(f"SAML_PROVIDERS: the `entity_id` of {data['id']} must be a URI.")
+    if len(data["entity_id"]) > MAX_ENTITY_ID_LENGTH:
+        raise ImproperlyConfigured(
+            f"SAML_PROVIDERS: the `entity_id` of {data['id']} has more than {MAX_ENTITY_ID_LENGTH} characters."
+        )
+    _require_https("SAML_PROVIDERS", data, "sso_url")
+    for name in ("id_attribute", "email_attribute"):
+        if not isinstance(data.get(name, ""), str):
+            raise ImproperlyConfigured(f"SAML_PROVIDERS: `{name}` of {data['id']} is the name of an attribute.")
+    allows_idp_initiated = data.get("allow_idp_initiated", False)
+    if not isinstance(allows_idp_initiated, bool):
+        raise ImproperlyConfigured("SAML_PROVIDERS: `allow_idp_initiated` is true or false.")
+    return {
+        "provider_id": data["entity_id"],
+        "name": data["name"],
+        "client_id": data["id"],  # allauth's name for the part of the address that is the provider's own
+        "settings": {
+            "verified_email": _verified_domains("SAML_PROVIDERS", data),
+            "idp": {
+                "entity_id": data["entity_id"],
+                "sso_url": data["sso_url"],
+                "x509cert": _certificate(data),
+            },
+            "sp": {"entity_id": f"{console_url}/accounts/saml/{data['id']}/metadata/"},
+            "attribute_mapping": {
+                "uid": [data["id_attribute"]] if data.get("id_attribute") else SAML_ID_ATTRIBUTES,
+                "email": [data["email_attribute"]] if data.get("email_attribute") else SAML_EMAIL_ATTRIBUTES,
+            },
+            "advanced": {
+                "strict": True,
+                "want_assertion_signed": True,
+                "want_attribute_statement": False,  # a provider may send the NameID alone
+                "reject_deprecated_algorithm": True,
+                "allow_single_label_domains": True,  # of a console or provider inside a network: https://trainyard/
+                "reject_idp_initiated_sso": not allows_idp_initiated,
+            },
+        },
+    }
+
+
+def _load_saml_packages() -> None:
+    """Import python3-saml. Raises ImproperlyConfigured where that fails."""
+    try:
+        importlib.import_module(SAML_PACKAGE)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"SAML_PROVIDERS needs packages that are not installed ({error}). "
+            "Install them: .venv/bin/uv pip install --require-hashes -r requirements/production.txt"
+        ) from None
+    except Exception as error:  # xmlsec's own error, of a class that only a successful import would give
+        raise ImproperlyConfigured(
+            f"SAML_PROVIDERS: the packages lxml and xmlsec do not work together ({error}). "
+            "Install the versions of requirements/production.txt."
+        ) from error
+
+
+def _certificate(data: Mapping[str, Any]) -> str:
+    """Return the certificate of a SAML provider as PEM, from PEM or its base64 part. Raises ImproperlyConfigured."""
+    text: str = data["certificate"].strip()
+    if not text.startswith("-----"):
+        text = f"{ssl.PEM_HEADER}\n{text}\n{ssl.PEM_FOOTER}"
+    try:
+        x509.load_pem_x509_certificate(text.encode())
+    except ValueError:
+        raise ImproperlyConfigured(
+            f"SAML_PROVIDERS: the `certificate` of {data['id']} is no X.509 certificate in PEM or base64."
+        ) from None
+    return text
+
+
+def _entries(setting: str, text: str, required: tuple[str, ...], optional: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the objects of a JSON list, each with the required fields and an `id` of its own.
+
+    Raises ImproperlyConfigured.
+    """
+    if not text.strip():
+        return []
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{setting} is no JSON: {error}.") from None
+    if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
+        raise ImproperlyConfigured(f"{setting} must be a JSON list of objects, one for each provider.")
+    for entry in data:
+        for name in required:
+            if not isinstance(entry.get(name), str) or not entry[name]:
+                raise ImproperlyConfigured(f"{setting}: each provider needs `{name}`, a text.")
+        if unknown := sorted(set(entry) - {*required, *optional}):
+            raise ImproperlyConfigured(f"{setting}: `{unknown[0]}` is not known. There are: {required + optional}.")
+        if not re.fullmatch(r"[a-z0-9-]{1,40}", entry["id"]):
+            raise ImproperlyConfigured(f"{setting}: an `id` has 1 to 40 lower-case letters, digits and dashes.")
+    if len({entry["id"] for entry in data}) < len(data):
+        raise ImproperlyConfigured(f"{setting}: each provider needs an `id` of its own.")
+    return data
+
+
+def _require_https(setting: str, data: Mapping[str, Any], name: str) -> None:
+    """Raise ImproperlyConfigured unless an address is reached over HTTPS, or is on this machine."""
+    url = urlsplit(data[name])
+    if url.scheme != "https" and not (url.scheme == "http" and url.hostname in LOCAL_HOSTS):
+        raise ImproperlyConfigured(f"{setting}: the `{name}` of {data['id']} must begin with https://.")
+
+
+def _verified_domains(setting: str, data: Mapping[str, Any]) -> list[str]:
+    """Return the mail domains whose addresses count as verified. Raises ImproperlyConfigured."""
+    domains = data.get("verified_domains", [])
+    if not isinstance(domains, list) or not all(isinstance(domain, str) for domain in domains):
+        raise ImproperlyConfigured(f"{setting}: `verified_domains` is a list of mail domains.")
+    return domains
 
 
 def origins(providers: list[dict[str, Any]]) -> list[str]:
     """Return the origins of the providers, to which the log-in forms redirect."""
-    urls = [urlsplit(provider["settings"]["server_url"]) for provider in providers]
+    settings = [provider["settings"] for provider in providers]
+    urls = [urlsplit(each["idp"]["sso_url"] if "idp" in each else each["server_url"]) for each in settings]
     return sorted({f"{url.scheme}://{url.netloc}" for url in urls})

@@ -9,11 +9,12 @@ os.environ["REGISTRY_CHECKS"] = "0"  # no test asks a registry on the Internet
 os.environ["TRAINYARD_VAR"] = str(BASE / "var" / "test")
 for _name in (
     "DATABASE_URL", "REDIS_URL", "TRAINYARD_URL", "STRIPE_SECRET_KEY", "RUNTIME_BACKEND", "TRAINYARD_CLUSTERS", "DEBUG",
+    "OIDC_PROVIDERS", "SAML_PROVIDERS",
 ):  # fmt: skip
     os.environ.pop(_name, None)
 
 from console.settings import *  # noqa: E402, F403
-from console.settings import CACHES, DATABASES, MIDDLEWARE, STORAGES  # noqa: E402
+from console.settings import CACHES, DATABASES, INSTALLED_APPS, MIDDLEWARE, STORAGES  # noqa: E402
 
 # Two people, or two terminals, may test at once on the same servers: each process has a database of its own.
 DATABASES["default"]["TEST"] = {"NAME": f"test_{os.getpid()}"}
@@ -22,3 +23,4 @@ CACHES["default"]["KEY_PREFIX"] = f"test_{os.getpid()}"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STORAGES["staticfiles"] = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
 MIDDLEWARE.remove("console.serving.static.StaticMiddleware")  # it warns about the folder that collectstatic makes
+INSTALLED_APPS.append("console.accounts.saml")  # its addresses; no test but those of SAML names a provider

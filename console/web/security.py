@@ -35,7 +35,7 @@ def security(request: HttpRequest) -> HttpResponse:
             "passkeys": [factor for factor in factors if factor.type == Authenticator.Type.WEBAUTHN],
             "unused_codes": second_factors.count_unused_codes(factors),
             "lacks_staff_factor": second_factors.is_missing_for_staff(request.user),
-            "has_providers": bool(settings.OIDC_PROVIDERS),
+            "has_providers": bool(settings.OIDC_PROVIDERS or settings.SAML_PROVIDERS),
             "sessions": [
                 {"row": session, "browser": user_agents.name(session.user_agent), "is_current": session.is_current()}
                 for session in sorted(sessions, key=lambda session: session.created_at, reverse=True)

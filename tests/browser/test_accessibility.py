@@ -142,7 +142,13 @@ ACCOUNT = [
     "accounts/reauthenticate/",
     "no/such/page/",
 ]
-SIGNED_OUT = ["accounts/login/", "accounts/approval/", "accounts/signup/", "accounts/password/reset/"]
+SIGNED_OUT = [
+    "accounts/login/",
+    "accounts/approval/",
+    "accounts/signup/",
+    "accounts/password/reset/",
+    "accounts/3rdparty/login/cancelled/",
+]
 
 
 @pytest.fixture

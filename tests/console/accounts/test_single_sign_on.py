@@ -37,7 +37,7 @@ def _configured(settings, provider):
         f'[{{"id": "acme", "name": "Acme", "server_url": "{provider}", "client_id": "trainyard", '
         '"client_secret": "secret", "verified_domains": ["trusted.example.com"]}]'
     )
-    apps = sign_in.parse_providers(text)
+    apps = sign_in.parse_oidc_providers(text)
     settings.OIDC_PROVIDERS = apps
     settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": apps}}
 
@@ -160,4 +160,4 @@ def test_an_answer_without_our_state_and_a_foreign_next_page_are_refused(provide
 )
 def test_a_wrong_setting_stops_the_start(text, message):
     with pytest.raises(ImproperlyConfigured, match=message):
-        sign_in.parse_providers(text)
+        sign_in.parse_oidc_providers(text)

@@ -1,0 +1,12 @@
+"""Removes ended sessions, which Django keeps."""
+
+from __future__ import annotations
+
+from celery import shared_task
+from django.contrib.sessions.backends.db import SessionStore
+
+
+@shared_task(name="console.accounts.sessions.clear_expired")
+def clear_expired() -> None:
+    """Delete the rows of ended sessions. Everyone can cause rows, such as by a response to a single sign-on."""
+    SessionStore.clear_expired()

@@ -1,0 +1,67 @@
+"""SAML in a real browser: its provider is another site, which cookies and the content policy treat as one."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from django.urls import reverse
+from playwright.sync_api import expect
+
+from console import sign_in
+from tests import saml_idp
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
+    pytest.mark.xdist_group("accessibility"),
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("xmlsec1") is None, reason="No xmlsec1 to sign with: apt-get install xmlsec1."),
+]
+EMAIL = "ada@example.com"
+FORM = """<!doctype html><title>Acme</title><link rel="icon" href="data:,">
+<form method="post" action="{acs}"><input type="hidden" name="SAMLResponse" value="{response}"></form>
+<script>document.forms[0].submit()</script>"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Logs everyone in as EMAIL at once."""
+
+    def do_GET(self):
+        idp = self.server.idp
+        request = idp.read_request(self.path)
+        response = saml_idp.encode(idp.answer(request, email=EMAIL, subject="ada"))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(FORM.format(acs=request.assertion_consumer_service_url, response=response).encode())
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def provider(tmp_path):
+    """A provider on `localhost`, which for browsers is another site than the console's 127.0.0.1."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.url = f"http://localhost:{server.server_port}/sso"
+        server.idp = saml_idp.IdentityProvider(tmp_path, server.url)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_person_logs_in_at_the_provider(transactional_db, console, provider, watched, settings):
+    page = watched.page
+    saml_idp.configure(settings, provider.idp.certificate, console, sso_url=provider.url)
+    policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)
+    policy["DIRECTIVES"]["form-action"] += sign_in.origins(settings.SAML_PROVIDERS)
+    settings.CONTENT_SECURITY_POLICY = policy
+    provider.idp.read_metadata(page.request.get(f"{console}{reverse('saml_metadata', args=['acme'])}").text())
+    page.goto(f"{console}/accounts/login/?next=/security/")
+    page.get_by_role("button", name="Continue with Acme").click()
+    page.wait_for_url(f"{console}/security/")
+    expect(page.get_by_role("heading", name="Single sign-on")).to_be_visible()
