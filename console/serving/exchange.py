@@ -99,6 +99,11 @@ GATHER_SECONDS = 0.02
 many small ones; if the process dies, only the bytes that arrived in this time are lost."""
 
 
+TURNS_OF_LOOP = 8
+"""How often the event loop looks for arrived bytes before a body counts as quiet: bytes need four turns from the socket
+to a read. A busy machine may let the loop wait, and bytes with it."""
+
+
 class _End(enum.Enum):
     """How a body ended."""
 
@@ -117,6 +122,8 @@ class IncomingBody:
         self._receive, self._admit = receive, admit
         self._loop = asyncio.get_running_loop()
         self._receiving: Future[None] | None = None
+        self.quiet_seconds: float | None = None
+        """A read raises TimeoutError after so long without bytes. None: it waits as long as the client is connected."""
         self._has_room = asyncio.Event()
         # The view's thread and the event loop share the attributes below, under the condition `_changed`.
         self._changed = Condition()
@@ -133,13 +140,18 @@ class IncomingBody:
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, and none at the end. Raises ConnectionResetError if the client left.
 
-        Bytes that arrived before the client left are returned first.
+        Bytes that arrived before the client left are returned first. Raises TimeoutError after `quiet_seconds` without
+        any; then reading may go on.
         """
         if self._receiving is None:
             self._receiving = asyncio.run_coroutine_threadsafe(self._receive_ahead(), self._loop)
         with self._changed:
-            if not self._wait(size, timeout=GATHER_SECONDS):
-                self._wait(1)
+            has_bytes = self._wait(size, timeout=GATHER_SECONDS) or self._wait(1, timeout=self.quiet_seconds)
+        if not has_bytes:
+            asyncio.run_coroutine_threadsafe(_turn_loop(), self._loop).result()
+        with self._changed:
+            if not self._size and self._end is None:
+                raise TimeoutError
             if not self._pieces and self._end is _End.CLIENT_LEFT:
                 raise ConnectionResetError("The client closed the connection.")
             data = self._take(size)
@@ -205,6 +217,11 @@ class IncomingBody:
                 if self._size >= self._wanted:
                     self._changed.notify()
             return self._size >= READ_AHEAD_BYTES
+
+
+async def _turn_loop() -> None:
+    for _turn in range(TURNS_OF_LOOP):
+        await asyncio.sleep(0)
 
 
 def _end_of(message: Message) -> _End | None:

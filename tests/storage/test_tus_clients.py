@@ -184,8 +184,7 @@ def test_fifty_cuts_and_a_killed_process(server, token, source, member, send):
     assert (upload.state, upload.sha256, received(member.organization)) == ("complete", expected, expected)
     assert line.cut == CUTS
     assert killed
-    # The goal is 1 %, which a quiet machine reaches. On a busy one up to 5 % was seen; the cause is not known.
-    assert line.sent - SIZE <= SIZE // 10
+    assert line.sent - SIZE <= SIZE // 100
 
 
 def _receives(process):
