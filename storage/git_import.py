@@ -113,17 +113,8 @@ def fetch(
 
         _git(scratch, options, "init", "--quiet", "--bare", "--template=", str(repository))
         limits = ("--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance", "--quiet")
-        _git(
-            scratch,
-            options,
-            f"--git-dir={repository}",
-            "fetch",
-            *limits,
-            "--",
-            url,
-            branch or "HEAD",
-            on_wait=report_received,
-        )
+        to_fetch = ("fetch", *limits, "--", url, branch or "HEAD")
+        _git(scratch, options, f"--git-dir={repository}", *to_fetch, on_wait=report_received)
         report_received()
         to_tar = ("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
         _git(scratch, {}, f"--git-dir={repository}", *to_tar, on_wait=report_received)
@@ -180,7 +171,10 @@ def _credentials(organization: Organization, secret: str) -> dict[str, str]:
 
 @sensitive_variables("options", "environment")
 def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Callable[[], None] = lambda: None) -> None:
-    """Run git with limits; call `on_wait` every REPORT_SECONDS. Every process can read arguments, so options are not."""
+    """Run git with limits, and call `on_wait` every REPORT_SECONDS.
+
+    The options are environment variables, because every process can read arguments.
+    """
     path = shutil.which("git")
     if path is None:
         raise GitFailed(_("This installation has no git. Ask the administrator to install it."))
