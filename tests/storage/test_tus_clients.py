@@ -180,7 +180,7 @@ def test_fifty_cuts_and_a_killed_process(server, token, source, member, send):
         process = wait_for(lambda: next(filter(_receives, parent.children(recursive=True)), None))
         with line.stopped():
             process.kill()
-            process.wait()
+            wait_for(lambda: _has_ended(process))
         killed.append(process.pid)
 
     killer = threading.Thread(target=kill_the_receiver)
@@ -202,6 +202,14 @@ def _receives(process):
     with suppress(psutil.Error):
         return any("/uploads/" in file.path for file in process.open_files())
     return False
+
+
+def _has_ended(process):
+    """Return whether a process has ended, although its parent may not have noticed yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_parts_in_parallel(server, token, source, member):
