@@ -38,6 +38,8 @@ SIZE = 256 * MIB + 12345
 CUTS = 50
 PAUSE_SECONDS = 0.002
 """The line's pause after 64 KiB: 30 MB/s. What a killed process had not read is lost; at full speed that is much."""
+SEND_BUFFER = 64 * 1024
+"""Bytes that wait in the line while the server is slow. Megabytes that never left it would count as sent."""
 SENT_TWICE = 0.01
 """How much of the file may reach the server twice. A cut alone loses nothing that reached it; the rest are headers, and
 what the killed process had received but not written."""
@@ -63,6 +65,7 @@ class Line:
             while True:
                 client, _address = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._target))
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
                 for run in (self._send, self._answer):
                     threading.Thread(target=run, args=(client, server), daemon=True).start()
 
