@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import BinaryIO
 
 from django.conf import settings
@@ -177,19 +177,26 @@ def offset_of(upload: Upload) -> int:
         return upload.size_bytes if upload.state == Upload.States.FINISHING else 0
 
 
+_waiting = BoundedSemaphore(max(1, settings.WEB_THREADS // 2))
+"""The requests for an offset that may wait in this process. They wait on the threads of pages."""
+
+
 def settled_offset_of(upload: Upload) -> int:
     """Return how many bytes have arrived, once an earlier request has written them; wait at most SETTLE_SECONDS.
 
     A client that lost its connection asks at once for the offset, while what it sent before is still being written.
-    If it continued too early, it would send those bytes again. Only one request waits for each upload, so that nobody
-    fills the threads with waiting ones. Raises UploadEnded if the upload failed, or if the bytes are gone, as after the
-    restore of a backup.
+    If it continued too early, it would send those bytes again. Few requests wait at once, so that nobody fills the
+    threads with them; others get the offset of this moment. Raises UploadEnded if the upload failed, or if the bytes
+    are gone, as after the restore of a backup.
     """
     if upload.state == Upload.States.RECEIVING and not _file(upload).exists() and not upload.parts.exists():
         raise UploadEnded
-    if offset_of(upload) < upload.size_bytes and not _is_awaited(upload):
-        with _append_lock(upload):
-            pass
+    if offset_of(upload) < upload.size_bytes and _waiting.acquire(blocking=False):
+        try:
+            with _append_lock(upload):
+                pass
+        finally:
+            _waiting.release()
     offset = offset_of(upload)
     # The earlier request may have finished the upload. Its file is only moved after its state has changed.
     _refresh(upload)
