@@ -10,6 +10,7 @@ import enum
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
@@ -104,6 +105,10 @@ TURNS_OF_LOOP = 8
 to a read. A busy machine may let the loop wait, and bytes with it."""
 
 
+LOOP_SECONDS = 1.0
+"""How often a thread that waits for the event loop checks whether the body ended."""
+
+
 class _End(enum.Enum):
     """How a body ended."""
 
@@ -148,7 +153,7 @@ class IncomingBody:
         with self._changed:
             has_bytes = self._wait(size, timeout=GATHER_SECONDS) or self._wait(1, timeout=self.quiet_seconds)
         if not has_bytes:
-            asyncio.run_coroutine_threadsafe(_turn_loop(), self._loop).result()
+            self._let_loop_look()
         with self._changed:
             if not self._size and self._end is None:
                 raise TimeoutError
@@ -175,6 +180,14 @@ class IncomingBody:
         """Wait until `size` bytes arrived, or the body ended. The caller holds the condition."""
         self._wanted = size
         return self._changed.wait_for(lambda: self._size >= size or self._end is not None, timeout)
+
+    def _let_loop_look(self) -> None:
+        """Wait until the event loop has looked for arrived bytes, or the body ended, as when the server stops."""
+        turned = asyncio.run_coroutine_threadsafe(_turn_loop(), self._loop)
+        while self._end is None:
+            with suppress(TimeoutError):
+                turned.result(timeout=LOOP_SECONDS)
+                break
 
     def _take(self, size: int) -> bytes:
         """Remove and return the first bytes, at most `size`."""
