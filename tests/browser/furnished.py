@@ -80,8 +80,9 @@ def _fill_storage(customer):
     DatasetVersionFactory(dataset=dataset, number=2)
     DatasetFactory(organization=customer.organization, name="empty")
     WorkspaceImportFactory(
-        organization=customer.organization, name="nanogpt", error="The repository can't be read.", ended_at=timezone.now()
-    )
+        organization=customer.organization, name="nanogpt", error="The repository can't be read.",
+        ended_at=timezone.now(),
+    )  # fmt: skip
     model = ModelFactory(organization=customer.organization, name="net", description="Reads digits")
     metrics = {"loss": {"last": 0.2, "lowest": 0.1, "highest": 0.9}}
     ModelVersionFactory(model=model, lineage=LINEAGE | {"metrics": metrics})

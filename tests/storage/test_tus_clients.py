@@ -124,7 +124,7 @@ def server(settings):
     wait_for(is_ready, 90)
     yield port, psutil.Process(process.pid)
     process.terminate()
-    process.wait(30)
+    process.wait(120)  # it heeds the signal once the process that replaces the killed one has started
 
 
 @pytest.fixture
