@@ -25,6 +25,7 @@ from storage.models import (
     ModelVersion,
     Registry,
     Workspace,
+    WorkspaceImport,
 )
 
 
@@ -107,6 +108,15 @@ class WorkspaceAdmin(ReadOnlyAdmin):
     list_display = ("name", "organization", "size_bytes", "created_by", "created_at", "deleted_at")
     list_select_related = ("organization", "created_by")
     search_fields = ("name", "organization__name")
+
+
+@admin.register(WorkspaceImport)
+class WorkspaceImportAdmin(ReadOnlyAdmin):
+    """Imports of git repositories of all organizations."""
+
+    list_display = ("name", "organization", "git_url", "state", "attempts", "error", "created_at", "ended_at")
+    list_select_related = ("organization",)
+    search_fields = ("name", "git_url", "organization__name")
 
 
 @admin.register(DeletedFile)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from django.conf import settings
 from django.db.models import Model, QuerySet
 from django.http.response import HttpResponseBase
-from django.urls import path
+from django.urls import path, reverse
 from django.utils.http import parse_etags, quote_etag, urlencode
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field, inline_serializer
@@ -19,10 +19,10 @@ from rest_framework.response import Response
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.core.pagination import NewestFirst
-from storage import catalog, files, recycle_bin, retention, selectors, sharing
+from storage import catalog, files, recycle_bin, retention, selectors, sharing, workspace_imports
 from storage.converters import FILE
 from storage.downloads import download
-from storage.models import Dataset, DatasetVersion, Workspace
+from storage.models import Dataset, DatasetVersion, Workspace, WorkspaceImport
 from storage.paths import Kind
 from storage.upload_stream import RawBody, body_of
 from storage.workspace_sources import start_workspace
@@ -100,6 +100,20 @@ class NewWorkspaceSerializer(NewSerializer):
     git_secret = serializers.CharField(
         default="", allow_blank=True, help_text="The name of a secret with an access token, for a private repository."
     )
+
+
+class WorkspaceImportSerializer(serializers.ModelSerializer[WorkspaceImport]):
+    """An import of a git repository. `workspace` is the name of the workspace, once `state` is complete."""
+
+    state = serializers.ChoiceField(choices=WorkspaceImport.States.choices, read_only=True)
+    workspace = serializers.CharField(source="workspace.name", read_only=True, default=None, allow_null=True)
+
+    class Meta:
+        model = WorkspaceImport
+        fields = (
+            "id", "name", "description", "git_url", "git_branch", "state", "received_bytes", "workspace", "error",
+            "created_at", "ended_at",
+        )  # fmt: skip
 
 
 class EntrySerializer(serializers.Serializer[files.Entry]):
@@ -226,14 +240,41 @@ class WorkspacesView(_StorageView):
         return self.page(selectors.workspaces_for(self.organization), WorkspaceSerializer)
 
     @extend_schema(
-        operation_id="workspaces_create", request=NewWorkspaceSerializer, responses={201: WorkspaceSerializer}
+        operation_id="workspaces_create",
+        request=NewWorkspaceSerializer,
+        responses={201: WorkspaceSerializer, 202: WorkspaceImportSerializer},
     )
     def post(self, request: Request) -> Response:
-        """Create a workspace: empty, with an example, as a copy, or with the files of a git repository."""
+        """Create a workspace: empty, with an example, as a copy, or with the files of a git repository.
+
+        A git repository is imported after the response, which is 202 with the import. Its URL is in the header
+        Location. The workspace exists once the import's `state` is `complete`.
+        """
         form = NewWorkspaceSerializer(data=request.data)
         form.is_valid(raise_exception=True)
-        workspace = start_workspace(organization=self.organization, user=self.membership.user, **form.validated_data)
-        return Response(WorkspaceSerializer(workspace).data, status=201)
+        started = start_workspace(organization=self.organization, user=self.membership.user, **form.validated_data)
+        if isinstance(started, WorkspaceImport):
+            location = reverse("workspace-import", args=[started.pk])
+            return Response(WorkspaceImportSerializer(started).data, status=202, headers={"Location": location})
+        return Response(WorkspaceSerializer(started).data, status=201)
+
+
+class WorkspaceImportsView(_StorageView):
+    """The organization's imports of git repositories."""
+
+    @extend_schema(operation_id="workspace_imports_list", responses=page_of(WorkspaceImportSerializer))
+    def get(self, request: Request) -> Response:
+        """List the imports of git repositories as workspaces, newest first."""
+        return self.page(workspace_imports.imports_for(self.organization), WorkspaceImportSerializer)
+
+
+class WorkspaceImportView(_StorageView):
+    """One import of a git repository."""
+
+    @extend_schema(operation_id="workspace_imports_read", responses=WorkspaceImportSerializer)
+    def get(self, request: Request, pk: int) -> Response:
+        """Return the import with its progress, and its error if it failed."""
+        return Response(WorkspaceImportSerializer(workspace_imports.import_with_id(self.organization, pk)).data)
 
 
 class WorkspaceView(_StorageView):
@@ -352,6 +393,8 @@ urlpatterns = [
     path("datasets/<str:name>/", DatasetView.as_view(), name="dataset"),
     path("datasets/<str:name>/archive/", ArchiveView.as_view(), name="dataset-archive"),
     path("workspaces/", WorkspacesView.as_view(), name="workspaces"),
+    path("workspace-imports/", WorkspaceImportsView.as_view(), name="workspace-imports"),
+    path("workspace-imports/<int:pk>/", WorkspaceImportView.as_view(), name="workspace-import"),
     path("workspaces/<str:name>/", WorkspaceView.as_view(), name="workspace"),
     path("workspaces/<str:name>/files/", FilesView.as_view(), name="workspace-files"),
     path(f"workspaces/<str:name>/files/{FILE}", FileView.as_view(), name="workspace-file"),

@@ -230,11 +230,17 @@ def _deduplicate(blobs_folder: Path, folder: int, name: bytes, sha256: str) -> N
 
 
 def create_workspace(
-    *, organization: Organization, user: User | None, name: str, description: str = "", fill: Fill | None = None
+    *,
+    organization: Organization,
+    user: User | None,
+    name: str,
+    description: str = "",
+    fill: Fill | None = None,
+    on_created: Callable[[Workspace], None] | None = None,
 ) -> Workspace:
     """Create a workspace with what `fill` writes into its folder, else empty.
 
-    Raises InvalidInput, NameTaken, TooLarge, TooMany, and as `fill`.
+    `on_created` is called in the same transaction. Raises InvalidInput, NameTaken, TooLarge, TooMany, and as both.
     """
     validate_texts(name, description)
     with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
@@ -258,6 +264,8 @@ def create_workspace(
                     created_by=user,
                 )
                 record(organization=organization, actor=user, action="workspace.created", target=name)
+                if on_created:
+                    on_created(workspace)
                 reservation.release()
         except CustomerError:
             trees.remove_tree(folder=folder, scratch=scratch())

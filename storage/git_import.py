@@ -14,12 +14,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.core.cache import cache
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.debug import sensitive_variables
 
@@ -29,14 +30,16 @@ from runtime.packages.proxy import is_public
 from storage import catalog, secret_store
 from storage.archive_readers import Format, Limits
 from storage.archives import unpack_archive
-from storage.errors import GitFailed, TooManyUploads
+from storage.errors import GitFailed
 from storage.files import Meter
 from storage.trees import Usage
 
 PROTOCOL = "https"
 """The only protocol that git may use."""
-MAX_SECONDS = 45
-"""How long one git command may take. The request waits for it, and proxies often end one after 60 seconds."""
+MAX_SECONDS = 300
+"""How long one git command may take. One repository is imported at a time, so others wait for it."""
+REPORT_SECONDS = 2.0
+"""Interval of reports of the progress."""
 MAX_BYTES = 1024**3
 """The largest file that git may write: the packed commit, and the archive made of it."""
 MAX_MEMORY_BYTES = 2 * 1024**3
@@ -60,11 +63,19 @@ _OPTIONS = {
 }
 
 
-def git_repository(*, organization: Organization, url: str, branch: str = "", secret: str = "") -> catalog.Fill:
+def git_repository(
+    *,
+    organization: Organization,
+    url: str,
+    branch: str = "",
+    secret: str = "",
+    report: Callable[[int], None] = lambda _received: None,
+) -> catalog.Fill:
     """Return what fills a new workspace with the files of a branch or tag, else of the default branch.
 
-    `secret` names the organization's secret with an access token. Raises InvalidInput, at the fields `git_url`,
-    `git_branch` and `git_secret`. The filling raises GitFailed, TooManyUploads, TooLarge, BadArchive, UnsafePath.
+    `secret` names the organization's secret with an access token. `report` gets the number of received bytes now and
+    then, and may raise to stop. Raises InvalidInput, at the fields `git_url`, `git_branch` and `git_secret`. The
+    filling raises GitFailed, TooLarge, BadArchive, UnsafePath, NotFound for a secret that was deleted.
     """
     host, addresses = _allowed_host(url)
     if branch and not _BRANCH.match(branch):
@@ -77,34 +88,51 @@ def git_repository(*, organization: Organization, url: str, branch: str = "", se
     options = {f"protocol.{PROTOCOL}.allow": "always", "http.curloptResolve": f"{host}:443:{addresses}"}
 
     def fill(folder: Path, meter: Meter) -> Usage:
-        key = f"git-import:{organization.pk}"
-        if not cache.add(key, True, timeout=4 * MAX_SECONDS):
-            raise TooManyUploads(_("Your organization already imports a repository. Wait until that is done."))
-        try:
-            return fetch(
-                url=url, branch=branch, options=options | _credentials(organization, secret), into=folder, meter=meter
-            )
-        finally:
-            cache.delete(key)
+        all_options = options | _credentials(organization, secret)
+        return fetch(url=url, branch=branch, options=all_options, into=folder, meter=meter, report=report)
 
     return fill
 
 
 @sensitive_variables("options")
-def fetch(*, url: str, branch: str, options: dict[str, str], into: Path, meter: Meter) -> Usage:
-    """Unpack one commit into an empty folder. Raises GitFailed, TooLarge, BadArchive, UnsafePath."""
+def fetch(
+    *,
+    url: str,
+    branch: str,
+    options: dict[str, str],
+    into: Path,
+    meter: Meter,
+    report: Callable[[int], None] = lambda _received: None,
+) -> Usage:
+    """Unpack one commit into an empty folder. Raises GitFailed, TooLarge, BadArchive, UnsafePath, and as `report`."""
     with catalog.scratch_folder() as scratch:
         repository, archive = scratch / "repository", scratch / "archive"
+
+        def report_received() -> None:
+            report(_pack_bytes(repository))
+
         _git(scratch, options, "init", "--quiet", "--bare", "--template=", str(repository))
         limits = ("--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance", "--quiet")
-        _git(scratch, options, f"--git-dir={repository}", "fetch", *limits, "--", url, branch or "HEAD")
-        _git(scratch, {}, f"--git-dir={repository}", "archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
+        to_fetch = ("fetch", *limits, "--", url, branch or "HEAD")
+        _git(scratch, options, f"--git-dir={repository}", *to_fetch, on_wait=report_received)
+        report_received()
+        to_tar = ("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
+        _git(scratch, {}, f"--git-dir={repository}", *to_tar, on_wait=report_received)
         with archive.open("rb") as stream:
             unpacked = unpack_archive(
                 stream=stream, target=into, limits=Limits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
                 kind=Format.TAR,
             )  # fmt: skip
     return Usage(unpacked.size_bytes, unpacked.entry_count)
+
+
+def _pack_bytes(repository: Path) -> int:
+    """Return the size of what git has received. It renames files meanwhile."""
+    size = 0
+    for path in (repository / "objects" / "pack").glob("*"):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
 
 
 def _allowed_host(url: str) -> tuple[str, str]:
@@ -142,8 +170,11 @@ def _credentials(organization: Organization, secret: str) -> dict[str, str]:
 
 
 @sensitive_variables("options", "environment")
-def _git(scratch: Path, options: dict[str, str], *arguments: str) -> None:
-    """Run git with limits. The options are environment variables, because every process can read arguments."""
+def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Callable[[], None] = lambda: None) -> None:
+    """Run git with limits, and call `on_wait` every REPORT_SECONDS.
+
+    The options are environment variables, because every process can read arguments.
+    """
     path = shutil.which("git")
     if path is None:
         raise GitFailed(_("This installation has no git. Ask the administrator to install it."))
@@ -174,14 +205,27 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str) -> None:
         start_new_session=True,
     ) as process:
         try:
-            _output, errors = process.communicate(timeout=MAX_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise GitFailed(_("The repository took too long. Use a smaller one, or upload its files.")) from None
+            errors = _wait_for(process, on_wait)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also the helpers that git has started
     if process.returncode:
         raise GitFailed(_("The repository can't be read: %(reason)s") % {"reason": _reason(errors)})
+
+
+def _wait_for(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> bytes:
+    """Return what git wrote to its error output, once it has ended. Raises GitFailed after MAX_SECONDS."""
+    deadline = time.monotonic() + MAX_SECONDS
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise GitFailed(_("The repository took too long. Use a smaller one, or upload its files."))
+        try:
+            _output, errors = process.communicate(timeout=min(REPORT_SECONDS, left))
+        except subprocess.TimeoutExpired:
+            on_wait()
+        else:
+            return errors
 
 
 def _reason(errors: bytes) -> str:

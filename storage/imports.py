@@ -62,8 +62,8 @@ MAX_OPEN = 3
 MAX_URL_LENGTH = 2000
 """Characters of an address: the length of its column."""
 MAX_REDIRECTS = 5
-SLOT = "slot"
-"""Name of the lock file. One import is carried out at a time, so a worker of two processes keeps one for others."""
+SLOT, GIT_SLOT = "slot", "git-slot"
+"""Names of lock files. One import of each kind is carried out at a time, so a worker keeps processes for others."""
 STALE_AFTER = timedelta(minutes=3)
 """An open import without an update for this long has lost its process; longer than `connections.TIMEOUT_SECONDS`."""
 LISTING = ".list"
@@ -160,7 +160,7 @@ def import_dataset(pk: int) -> None:
 
 def run(row: DatasetImport) -> bool:
     """Carry out an import, or continue it, unless it has ended. Return False if another import is being carried out."""
-    with _slot() as is_free:
+    with slot(SLOT) as is_free:
         if not is_free:
             return False
         row.refresh_from_db()
@@ -197,7 +197,7 @@ def folder() -> Path:
 def open_names() -> set[str]:
     """Return the file names of the open imports."""
     names = [_name_of(pk) for pk in open_imports().values_list("pk", flat=True)]
-    return {SLOT, *names, *(name + LISTING for name in names)}
+    return {SLOT, GIT_SLOT, *names, *(name + LISTING for name in names)}
 
 
 # --- Transfer ---------------------------------------------------------------------------------------------------------
@@ -398,9 +398,9 @@ def _listing_of(row: DatasetImport) -> Path:
 
 
 @contextmanager
-def _slot() -> Iterator[bool]:
-    """Hold the lock of the one import that is carried out. Yield False if another process has it."""
-    with _opened(folder() / SLOT) as file:
+def slot(name: str) -> Iterator[bool]:
+    """Hold the lock of the one import of its kind that is carried out. Yield False if another process has it."""
+    with _opened(folder() / name) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -326,6 +326,59 @@ class Workspace(models.Model):
         return self.name
 
 
+class WorkspaceImport(models.Model):
+    """The import of a git repository as a new workspace. It ends with a `workspace` or with an `error`."""
+
+    class States(models.TextChoices):
+        """How far an import is. It follows from the columns."""
+
+        WAITING = "waiting", _("Waiting")
+        IMPORTING = "importing", _("Importing")
+        COMPLETE = "complete", _("Complete")
+        FAILED = "failed", _("Failed")
+
+    organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspace_imports")
+    name = models.CharField(_("name"), max_length=63)
+    """Of the workspace to create, with `description`."""
+    description = models.TextField(_("description"), blank=True)
+    git_url = models.CharField(_("address"), max_length=500)
+    git_branch = models.CharField(_("branch or tag"), max_length=200, blank=True)
+    git_secret = models.CharField(_("access token"), max_length=100, blank=True)
+    """The name of the secret with the token."""
+    workspace = models.ForeignKey(Workspace, models.SET_NULL, null=True, blank=True, related_name="+")
+    received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
+    attempts = models.PositiveSmallIntegerField(_("attempts"), default=0)
+    """How often a worker began. More than one means that a worker died."""
+    error = models.CharField(_("error"), max_length=500, blank=True)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    updated_at = models.DateTimeField(_("updated"), auto_now=True)
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("workspace import")
+        verbose_name_plural = _("workspace imports")
+        constraints = (
+            models.UniqueConstraint(
+                fields=["organization", "name"],
+                name="one_open_workspace_import_per_name",
+                condition=models.Q(ended_at__isnull=True),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.git_url}"
+
+    @property
+    def state(self) -> States:
+        """Return how far the import is."""
+        if self.error:
+            return self.States.FAILED
+        if self.ended_at:
+            return self.States.COMPLETE
+        return self.States.IMPORTING if self.attempts else self.States.WAITING
+
+
 class DeletedFile(models.Model):
     """A file or folder in a workspace's recycle bin. It is removed with its row after `kept_until`."""
 

@@ -8,7 +8,7 @@ from celery import shared_task
 
 from console.core.enqueue import send
 from console.core.errors import CustomerError
-from storage import direct_uploads, garbage_collection, imports, uploads
+from storage import direct_uploads, garbage_collection, imports, uploads, workspace_imports
 from storage.models import Upload
 
 
@@ -32,5 +32,7 @@ def resume_imports() -> None:
     """Continue the imports, and the fetches of direct uploads, whose process died."""
     for pk in imports.stale_imports():
         send(imports.import_dataset, pk)
+    for pk in workspace_imports.stale_imports():
+        send(workspace_imports.import_workspace, pk)
     if direct_uploads.waiting().exists():
         send(direct_uploads.fetch_uploads)

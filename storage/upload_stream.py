@@ -42,6 +42,8 @@ class _SizedBody:
             return b""
         try:
             data = self._stream.read(min(size, self._remaining))
+        except TimeoutError:  # the caller may read on
+            raise
         except OSError as error:  # Django's UnreadablePostError among them
             raise UploadBroken from error
         if not data:  # the end of the stream, before Content-Length bytes
@@ -60,13 +62,16 @@ class _ChunkedBody:
         """Return at most `size` bytes; none at the end. Raises UploadBroken if the connection ended too early."""
         try:
             return self._stream.read(size)
+        except TimeoutError:
+            raise
         except OSError as error:
             raise UploadBroken from error
 
 
-def body_of(request: Request, *, limit_bytes: int) -> Readable:
+def body_of(request: Request, *, limit_bytes: int, quiet_seconds: float | None = None) -> Readable:
     """Return the request's unread body; an empty stream if the request has none.
 
+    With `quiet_seconds`, reading raises TimeoutError whenever nothing arrived for so long; the caller may read on.
     Raises TooLarge if its Content-Length exceeds `limit_bytes`. A chunked body declares no length, so the caller must
     also limit what it reads. Raises TooManyUploads if the organization has too many in progress.
     """
@@ -74,6 +79,8 @@ def body_of(request: Request, *, limit_bytes: int) -> Readable:
     exchange = exchange_of(django_request)
     # Without an incoming body, as in Django's test client, Django's request is the stream.
     stream: Readable = exchange.body if exchange and exchange.body else django_request
+    if exchange and exchange.body:
+        exchange.body.quiet_seconds = quiet_seconds
     length = django_request.META.get("CONTENT_LENGTH") or ""
     if length.isdecimal():
         if int(length) > limit_bytes:

@@ -4,8 +4,10 @@ An upload's bytes are written once, to a file of its own, and its offset is the 
 true after a crash of any process. A crash of the machine can only make the file shorter, because file systems write
 data before the length that covers it; the file is forced to the disk before it is used.
 
-Any process may serve any request. Appending locks the file for one chunk only and checks that the file ends where the
-chunk begins. So of two requests at once one fails, bytes never mix, and a connection that hangs blocks no other one.
+Any process may serve any request. A request that appends holds the upload's advisory lock until it has written all
+that arrived, and a client that asks for the offset waits for that: what the server received is not sent again. A lost
+connection blocks nobody. When another request waits, the one that receives nothing more ends. Each chunk is written
+under a lock of the file, where the file ends. So bytes never mix, even if a database session was lost with its locks.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import time
 import uuid
 from base64 import b64decode
 from collections import OrderedDict
@@ -24,13 +25,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import BinaryIO
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from psycopg.errors import LockNotAvailable
 
 from console.accounts.models import Organization, User
 from console.core.errors import CustomerError, InvalidInput, NotAllowed, NotFound, Text
@@ -58,10 +60,12 @@ MAX_OPEN = 1000
 """Unfinished uploads of an organization; clients send a few at a time."""
 CHECKSUMS = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}
 """The algorithms of checksums of single requests. SHA-1 is required by the protocol, and detects line errors."""
-SETTLE_SECONDS = 2.0
-"""How long a request for the offset waits while bytes still arrive; clients wait at least 10 s."""
-QUIET_SECONDS = 0.1
-"""An upload that got no bytes for this long gets none now: the longest pause between two chunks on a busy machine."""
+SETTLE_SECONDS = 8.0
+"""How long a request waits for an earlier one that still receives or writes bytes; clients wait at least 10 s."""
+QUIET_SECONDS = 0.5
+"""A request that received nothing for this long ends if another one waits: its client lost the connection."""
+APPEND_LOCK = 7_416
+"""First key of the advisory lock for appending; the second is made of the upload's primary key. As FINISH_LOCK."""
 MAX_KEPT_DIGESTS = 256
 """Hash states of unfinished uploads that a process keeps in memory. A missing state costs reading the file again."""
 FINISH_LOCK = 7_415
@@ -173,23 +177,40 @@ def offset_of(upload: Upload) -> int:
         return upload.size_bytes if upload.state == Upload.States.FINISHING else 0
 
 
+_waiting = BoundedSemaphore(max(1, settings.WEB_THREADS // 2))
+"""The requests for an offset that may wait in this process. They wait on the threads of pages."""
+
+
 def settled_offset_of(upload: Upload) -> int:
-    """Return how many bytes have arrived, once no more arrive; wait at most SETTLE_SECONDS for that.
+    """Return how many bytes have arrived, once an earlier request has written them; wait at most SETTLE_SECONDS.
 
     A client that lost its connection asks at once for the offset, while what it sent before is still being written.
-    If it continued too early, it would send those bytes again. Raises UploadEnded if the bytes are gone, as after the
-    restore of a backup.
+    If it continued too early, it would send those bytes again. Few requests wait at once, so that nobody fills the
+    threads with them; others get the offset of this moment. Raises UploadEnded if the upload failed, or if the bytes
+    are gone, as after the restore of a backup.
     """
     if upload.state == Upload.States.RECEIVING and not _file(upload).exists() and not upload.parts.exists():
         raise UploadEnded
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while (offset := offset_of(upload)) < upload.size_bytes and time.monotonic() < deadline:
-        with suppress(FileNotFoundError):
-            if time.time() - _file(upload).stat().st_mtime < QUIET_SECONDS:
-                time.sleep(QUIET_SECONDS)  # another process writes, and tells nobody
-                continue
-        break
-    return offset
+    if offset_of(upload) < upload.size_bytes and _waiting.acquire(blocking=False):
+        try:
+            with _append_lock(upload):
+                pass
+        finally:
+            _waiting.release()
+    offset = offset_of(upload)
+    # The earlier request may have finished the upload. Its file is only moved after its state has changed.
+    _refresh(upload)
+    return offset if upload.state == Upload.States.RECEIVING else offset_of(upload)
+
+
+def _refresh(upload: Upload) -> None:
+    """Read the state again. Raises NotFound if the upload was terminated, UploadEnded if it failed."""
+    try:
+        upload.refresh_from_db(fields=["state", "error"])
+    except Upload.DoesNotExist:
+        raise NotFound from None
+    if upload.state == Upload.States.FAILED:
+        raise UploadEnded(upload.error)
 
 
 # --- Append -----------------------------------------------------------------------------------------------------------
@@ -202,26 +223,83 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
     are kept only if all of them arrived and match: else it raises UploadBroken or ChecksumMismatch. Raises TooLarge at
     a byte after the upload's size, and UploadEnded if the upload was terminated.
     """
-    if upload.state == Upload.States.FAILED:
-        raise UploadEnded
     if upload.parts.exists():
         raise NotAllowed(_("A final upload takes no bytes. Send them to its parts."))
     if upload.multipart_id:
         raise NotAllowed(_("A direct upload takes no bytes here. Send them to the URLs of its parts."))
-    if offset != offset_of(upload):
-        raise OffsetConflict
-    if upload.state != Upload.States.RECEIVING:
-        return offset
+    with _append_lock(upload) as is_ours:
+        _refresh(upload)
+        if not is_ours or offset != offset_of(upload):
+            raise OffsetConflict
+        if upload.state != Upload.States.RECEIVING:
+            return offset
+        stream = _Body(upload, stream)
+        try:
+            if checksum is None:
+                return append_unchecked(upload, offset, stream)
+            with _verified(upload, stream, checksum, upload.size_bytes - offset) as verified:
+                return append_unchecked(upload, offset, verified)
+        except UploadBroken:
+            raise UploadBroken(_("The upload was interrupted. Continue it at its offset.")) from None
+        finally:
+            expires_at = timezone.now() + KEPT_AFTER_LAST_BYTES
+            Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES).update(expires_at=expires_at)
+
+
+class _Body:
+    """The body of a request that appends. It ends early if it brings nothing while another request waits."""
+
+    def __init__(self, upload: Upload, stream: Readable) -> None:
+        self._upload, self._stream = upload, stream
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; none at the end. Raises UploadBroken."""
+        while True:
+            try:
+                return self._stream.read(size)
+            except TimeoutError:
+                if _is_awaited(self._upload):
+                    raise UploadBroken from None
+
+
+def _append_keys(upload: Upload) -> list[int]:
+    return [APPEND_LOCK, upload.pk % 2**31]  # PostgreSQL's keys are signed numbers of 32 bits
+
+
+@contextmanager
+def _append_lock(upload: Upload) -> Iterator[bool]:
+    """Yield whether the caller got the lock within SETTLE_SECONDS. PostgreSQL releases the lock of a process that dies.
+
+    It belongs to the session, because a transaction should not be open while a client sends.
+    """
+    keys = _append_keys(upload)
+    is_ours = True
     try:
-        if checksum is None:
-            return append_unchecked(upload, offset, stream)
-        with _verified(upload, stream, checksum, upload.size_bytes - offset) as verified:
-            return append_unchecked(upload, offset, verified)
-    except UploadBroken:
-        raise UploadBroken(_("The upload was interrupted. Continue it at its offset.")) from None
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{SETTLE_SECONDS * 1000:.0f}"])
+            cursor.execute("SELECT pg_advisory_lock(%s, %s)", keys)
+    except OperationalError as error:
+        if not isinstance(error.__cause__, LockNotAvailable):
+            raise
+        is_ours = False
+    try:
+        yield is_ours
     finally:
-        expires_at = timezone.now() + KEPT_AFTER_LAST_BYTES
-        Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES).update(expires_at=expires_at)
+        if is_ours:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(%s, %s)", keys)
+
+
+def _is_awaited(upload: Upload) -> bool:
+    """Return whether another request waits for the lock for appending."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objsubid = 2"
+            " AND classid = %s AND objid = %s"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))",
+            _append_keys(upload),
+        )
+        return bool(cursor.fetchone()[0])
 
 
 def append_unchecked(upload: Upload, offset: int, stream: Readable) -> int:

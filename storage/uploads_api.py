@@ -30,7 +30,7 @@ from console.core.errors import InvalidInput
 from console.core.pagination import NewestFirst
 from storage import direct_uploads, tasks, uploads
 from storage.api import page_of
-from storage.errors import StorageError, TooLarge, UploadEnded
+from storage.errors import StorageError, TooLarge
 from storage.models import Upload
 from storage.upload_stream import RawBody, body_of
 
@@ -124,7 +124,7 @@ class _TusView(TenantView):
         """Append the request's body at `offset`, and finish the upload at its last byte; return the new offset."""
         left = upload.size_bytes - offset
         try:
-            stream = body_of(request, limit_bytes=left)
+            stream = body_of(request, limit_bytes=left, quiet_seconds=uploads.QUIET_SECONDS)
         except TooLarge:
             raise TooLarge(_("More bytes arrived than the upload's size.")) from None
         checksum = request.headers.get("Upload-Checksum")
@@ -216,8 +216,6 @@ class UploadView(_TusView):
     def head(self, request: Request, key: uuid.UUID) -> Response:
         """Return the offset at which the client continues."""
         upload = self._upload(key)
-        if upload.state == Upload.States.FAILED:
-            raise UploadEnded(upload.error)
         headers = _state_headers(upload, uploads.settled_offset_of(upload))
         headers["Upload-Length"] = str(upload.size_bytes)
         if upload.metadata:

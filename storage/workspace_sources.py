@@ -8,8 +8,8 @@ from console.accounts.models import Organization, User
 from console.core.errors import InvalidInput, NotFound
 from storage import catalog, selectors
 from storage.copies import copy_of as copy_of_workspace
-from storage.git_import import git_repository
-from storage.models import Workspace
+from storage.models import Workspace, WorkspaceImport
+from storage.workspace_imports import start_import
 from storage.workspace_templates import template_named
 
 
@@ -24,13 +24,15 @@ def start_workspace(
     git_url: str = "",
     git_branch: str = "",
     git_secret: str = "",
-) -> Workspace:
-    """Create a workspace, from at most one source. Raises InvalidInput, and as `catalog.create_workspace`."""
+) -> Workspace | WorkspaceImport:
+    """Create a workspace, from at most one source; start an import if that is a git repository.
+
+    Raises InvalidInput, and as `catalog.create_workspace` and `workspace_imports.start_import`.
+    """
     if sum(map(bool, (template, copy_of, git_url))) > 1:
         raise InvalidInput(
             fields={"template": _("Choose an example, a workspace to copy or a repository, not several.")}
         )
-    catalog.validate_texts(name, description)  # before anything is fetched
     fill = template_named(template) if template else None
     if copy_of:
         try:
@@ -38,5 +40,8 @@ def start_workspace(
         except NotFound:
             raise InvalidInput(fields={"copy_of": _("This workspace does not exist. Choose another one.")}) from None
     if git_url:
-        fill = git_repository(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
+        return start_import(
+            organization=organization, user=user, name=name, description=description,
+            git_url=git_url, git_branch=git_branch, git_secret=git_secret,
+        )  # fmt: skip
     return catalog.create_workspace(organization=organization, user=user, name=name, description=description, fill=fill)

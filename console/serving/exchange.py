@@ -10,6 +10,7 @@ import enum
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
@@ -99,6 +100,15 @@ GATHER_SECONDS = 0.02
 many small ones; if the process dies, only the bytes that arrived in this time are lost."""
 
 
+TURNS_OF_LOOP = 8
+"""How often the event loop looks for arrived bytes before a body counts as quiet: bytes need four turns from the socket
+to a read. A busy machine may let the loop wait, and bytes with it."""
+
+
+LOOP_SECONDS = 1.0
+"""How often a thread that waits for the event loop checks whether the body ended."""
+
+
 class _End(enum.Enum):
     """How a body ended."""
 
@@ -117,6 +127,8 @@ class IncomingBody:
         self._receive, self._admit = receive, admit
         self._loop = asyncio.get_running_loop()
         self._receiving: Future[None] | None = None
+        self.quiet_seconds: float | None = None
+        """A read raises TimeoutError after so long without bytes. None: it waits as long as the client is connected."""
         self._has_room = asyncio.Event()
         # The view's thread and the event loop share the attributes below, under the condition `_changed`.
         self._changed = Condition()
@@ -133,13 +145,18 @@ class IncomingBody:
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, and none at the end. Raises ConnectionResetError if the client left.
 
-        Bytes that arrived before the client left are returned first.
+        Bytes that arrived before the client left are returned first. Raises TimeoutError after `quiet_seconds` without
+        any; then reading may go on.
         """
         if self._receiving is None:
             self._receiving = asyncio.run_coroutine_threadsafe(self._receive_ahead(), self._loop)
         with self._changed:
-            if not self._wait(size, timeout=GATHER_SECONDS):
-                self._wait(1)
+            has_bytes = self._wait(size, timeout=GATHER_SECONDS) or self._wait(1, timeout=self.quiet_seconds)
+        if not has_bytes:
+            self._let_loop_look()
+        with self._changed:
+            if not self._size and self._end is None:
+                raise TimeoutError
             if not self._pieces and self._end is _End.CLIENT_LEFT:
                 raise ConnectionResetError("The client closed the connection.")
             data = self._take(size)
@@ -163,6 +180,14 @@ class IncomingBody:
         """Wait until `size` bytes arrived, or the body ended. The caller holds the condition."""
         self._wanted = size
         return self._changed.wait_for(lambda: self._size >= size or self._end is not None, timeout)
+
+    def _let_loop_look(self) -> None:
+        """Wait until the event loop has looked for arrived bytes, or the body ended, as when the server stops."""
+        turned = asyncio.run_coroutine_threadsafe(_turn_loop(), self._loop)
+        while self._end is None:
+            with suppress(TimeoutError):
+                turned.result(timeout=LOOP_SECONDS)
+                break
 
     def _take(self, size: int) -> bytes:
         """Remove and return the first bytes, at most `size`."""
@@ -205,6 +230,11 @@ class IncomingBody:
                 if self._size >= self._wanted:
                     self._changed.notify()
             return self._size >= READ_AHEAD_BYTES
+
+
+async def _turn_loop() -> None:
+    for _turn in range(TURNS_OF_LOOP):
+        await asyncio.sleep(0)
 
 
 def _end_of(message: Message) -> _End | None:

@@ -74,6 +74,7 @@ SENTENCES: dict[str, Promise] = {
     "secret.deleted": _("Deleted the secret %(target)s"),
     "dataset.created": _("Created the dataset %(target)s"),
     "dataset.published": _("Published version %(version)s of the dataset %(target)s"),
+    "workspace.import_started": _("Started an import of a git repository as the workspace %(target)s"),
     "dataset.import_started": _("Started an import into the dataset %(target)s"),
     "dataset.shared": _("Created a code that shares the dataset %(target)s"),
     "dataset.share_taken": _("Another organization entered a code of the dataset %(target)s"),

@@ -68,6 +68,7 @@ urlpatterns = [
     ),
     path("jobs/<int:pk>/publish/", trained_models.job_publish, name="job_publish"),
     path("workspaces/", workspaces.workspace_list, name="workspace_list"),
+    path("workspaces/imports/", workspaces.workspace_imports_progress, name="workspace_imports"),
     path("workspaces/new/", workspaces.workspace_new, name="workspace_new"),
     path("workspaces/w/<slug:name>/", workspaces.workspace_detail, name="workspace_detail"),
     path("workspaces/w/<slug:name>/delete/", workspaces.workspace_delete, name="workspace_delete"),

@@ -29,11 +29,22 @@ from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
 from console.web.datasets import PAGE_SIZE, NamedForm, crumbs_of
 from console.web.searching import searched
-from storage import catalog, copies, direct_uploads, files, recycle_bin, retention, search, secret_store, selectors
+from storage import (
+    catalog,
+    copies,
+    direct_uploads,
+    files,
+    recycle_bin,
+    retention,
+    search,
+    secret_store,
+    selectors,
+    workspace_imports,
+)
 from storage.diffs import line_diff
 from storage.downloads import download, show_image
 from storage.errors import FileChanged, FileMissing, NameTaken, NotText, WrongKind
-from storage.models import Workspace
+from storage.models import Workspace, WorkspaceImport
 from storage.notebooks import EXPORT_MARK, read_notebook, script_of
 from storage.previews import IMAGE_BYTES, image_type
 from storage.workspace_sources import start_workspace
@@ -93,7 +104,25 @@ def workspace_list(request: MemberRequest) -> HttpResponse:
     """List the workspaces of a search."""
     workspaces, search = searched(request, selectors.workspaces_for(request.membership.organization))
     page = Paginator(workspaces, PAGE_SIZE).get_page(request.GET.get("page"))
-    return render(request, "storage/workspace_list.html", {"page": page, **search})
+    context = {"page": page, **search, **_imports(request)}
+    return render(request, "storage/workspace_list.html", context)
+
+
+@require_GET
+@member(Capability.VIEW)
+def workspace_imports_progress(request: MemberRequest) -> HttpResponse:
+    """Return the progress of imports, for the list of workspaces."""
+    context = _imports(request)
+    response = render(request, "storage/_workspace_imports.html", context)
+    if not context["imports_open"]:
+        response["HX-Refresh"] = "true"  # the list shows the new workspace
+    return response
+
+
+def _imports(request: MemberRequest) -> dict[str, Any]:
+    """Return the context of `_workspace_imports.html`."""
+    rows = workspace_imports.shown_imports(request.membership.organization)
+    return {"imports": rows, "imports_open": any(row.ended_at is None for row in rows)}
 
 
 @require_http_methods(["GET", "POST"])
@@ -108,8 +137,11 @@ def workspace_new(request: MemberRequest) -> HttpResponse:
     )
     if form.is_valid():
         with errors_in_form(form):
-            workspace = start_workspace(organization=organization, user=request.membership.user, **form.cleaned_data)
-            return redirect("workspace_detail", workspace.name)
+            started = start_workspace(organization=organization, user=request.membership.user, **form.cleaned_data)
+            if isinstance(started, WorkspaceImport):
+                messages.success(request, _("The import has started."))
+                return redirect("workspace_list")
+            return redirect("workspace_detail", started.name)
     return render(request, "storage/workspace_new.html", {"form": form})
 
 

@@ -21,7 +21,14 @@ from storage import images, recycle_bin, selectors
 from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import never_fits, start
 from tests.factories.notebooks import sell_notebook
-from tests.factories.storage import LINEAGE, DatasetFactory, DatasetVersionFactory, ModelFactory, ModelVersionFactory
+from tests.factories.storage import (
+    LINEAGE,
+    DatasetFactory,
+    DatasetVersionFactory,
+    ModelFactory,
+    ModelVersionFactory,
+    WorkspaceImportFactory,
+)
 from tests.factories.sweeps import Sweeper
 
 HOUR = 3600.0
@@ -72,6 +79,10 @@ def _fill_storage(customer):
     (folder / "raw" / "weights.bin").write_bytes(bytes(100))
     DatasetVersionFactory(dataset=dataset, number=2)
     DatasetFactory(organization=customer.organization, name="empty")
+    WorkspaceImportFactory(
+        organization=customer.organization, name="nanogpt", error="The repository can't be read.",
+        ended_at=timezone.now(),
+    )  # fmt: skip
     model = ModelFactory(organization=customer.organization, name="net", description="Reads digits")
     metrics = {"loss": {"last": 0.2, "lowest": 0.1, "highest": 0.9}}
     ModelVersionFactory(model=model, lineage=LINEAGE | {"metrics": metrics})

@@ -132,7 +132,7 @@ NO_PAGES = {
     "job_points_csv", "job_stacks", "job_tab", "notebook_admit", "notebook_open", "organization_export",
     "security_export", "sweep_importance", "tool", "tool_root", "top_up", "training_comparison",
     "training_environment", "training_paid", "training_script", "training_scripts", "wallet_arrival",
-    "workspace_download", "workspace_picture",
+    "workspace_download", "workspace_imports", "workspace_picture",
 }  # fmt: skip
 """URLs that answer a GET with a fragment or a file."""
 ACCOUNT = [

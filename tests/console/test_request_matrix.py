@@ -28,7 +28,7 @@ from storage import recycle_bin, selectors, sharing, uploads
 from storage.models import DeletedFile, Upload, Workspace
 from tests.factories.accounts import MembershipFactory, UserFactory
 from tests.factories.billing import quote
-from tests.factories.storage import DatasetFactory, ModelVersionFactory
+from tests.factories.storage import DatasetFactory, ModelVersionFactory, WorkspaceImportFactory
 
 pytestmark = pytest.mark.django_db
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -163,6 +163,8 @@ ROUTES = {
     "storage/deleted/<str:kind>/<int:pk>/": {"DELETE": Ask(STORE, 204)},
     "storage/deleted/<str:kind>/<int:pk>/restore/": {"POST": Ask(STORE, 204)},
     "workspaces/": {"GET": listing(), "POST": Ask(STORE, 201, 201, {"name": "fresh"})},
+    "workspace-imports/": {"GET": listing()},
+    "workspace-imports/<int:pk>/": {"GET": Ask(VIEW)},
     "workspaces/<str:name>/": {"GET": Ask(VIEW), "DELETE": Ask(STORE, 204)},
     "workspaces/<str:name>/files/": {"GET": Ask(VIEW)},
     "workspaces/<str:name>/files/<file:path>": {
@@ -326,6 +328,7 @@ class World:
         self.invitation = self.make("POST", "organization/invitations/", invited).data["id"]
         self.make("POST", "uploads/", tus(length=4, metadata=UPLOADED))
         self.upload = Upload.objects.get().key
+        self.workspace_import = WorkspaceImportFactory(organization=self.owner.organization).pk
         self.make("POST", "workspaces/", {"name": "gone"})
         self.deleted = Workspace.objects.get(name="gone").pk
         assert self.send("owner", "DELETE", "workspaces/gone/", None).status_code == 204
@@ -421,6 +424,7 @@ class World:
             "storage": self.deleted,
             "workspaces": self.binned.pk,
             "datasets": self.share,
+            "workspace-imports": self.workspace_import,
             "service-accounts": self.service_account,
         }
         pks["tokens"] = ApiToken.objects.filter(membership=self.owner).latest("id").pk

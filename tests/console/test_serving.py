@@ -19,6 +19,7 @@ from django.db import connection
 from django.http import StreamingHttpResponse
 
 from console.serving import streams
+from console.serving.exchange import IncomingBody
 from console.serving.refusals import Refused
 from tests.console.processes import free_port, wait_for
 
@@ -239,6 +240,19 @@ def test_an_interrupted_upload_is_an_error_in_its_view(server):
     with server.connect(UPLOAD) as client:
         client.sendall(b"some of it")
     assert httpx.get(f"{server.url}/broken", timeout=30).json() == {"broken": True}
+
+
+def test_a_quiet_upload_can_be_read_on():
+    async def read_twice():
+        messages = asyncio.Queue()
+        body = IncomingBody(messages.get, lambda: None)
+        body.quiet_seconds = 0.01
+        with pytest.raises(TimeoutError):
+            await asyncio.to_thread(body.read, 10)
+        messages.put_nowait({"type": "http.request", "body": b"late", "more_body": False})
+        return await asyncio.to_thread(body.read, 10)
+
+    assert asyncio.run(read_twice()) == b"late"
 
 
 def test_the_size_of_a_form_is_limited(server):

@@ -8,7 +8,7 @@ import factory
 from factory.django import DjangoModelFactory
 
 from storage import catalog
-from storage.models import Dataset, DatasetVersion, Image, Model, ModelVersion, Workspace
+from storage.models import Dataset, DatasetVersion, Image, Model, ModelVersion, Workspace, WorkspaceImport
 from tests.factories.accounts import OrganizationFactory
 
 LINEAGE = {
@@ -125,3 +125,14 @@ class WorkspaceFactory(DjangoModelFactory):
         workspace: Workspace = super()._create(model_class, *args, **kwargs)
         (catalog.root() / "workspaces" / workspace.folder).mkdir(parents=True, exist_ok=True)
         return workspace
+
+
+class WorkspaceImportFactory(DjangoModelFactory):
+    """An import of a git repository that waits."""
+
+    class Meta:
+        model = WorkspaceImport
+
+    organization = factory.SubFactory(OrganizationFactory)
+    name = factory.Sequence(lambda n: f"import-{n}")
+    git_url = "https://github.com/name/repository.git"

@@ -1,14 +1,18 @@
 import socket
 import subprocess
+from itertools import count
 
 import pytest
-from django.core.cache import cache
+from django.utils import timezone
 
 from console.core.errors import InvalidInput
-from storage import catalog, git_import, secret_store, selectors
-from storage.errors import GitFailed, TooLarge, TooManyUploads, UnsafePath
+from storage import catalog, git_import, secret_store, selectors, tasks, workspace_imports
+from storage.errors import GitFailed, NameTaken, TooLarge, UnsafePath
 from storage.git_import import fetch, git_repository
+from storage.models import WorkspaceImport
+from storage.trees import Usage
 from storage.workspace_sources import start_workspace
+from tests.crashes import crash_at
 
 pytestmark = pytest.mark.django_db
 URL = "https://github.com/name/repository.git"
@@ -151,12 +155,92 @@ def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, strange
     assert options["http.extraHeader"] == "Authorization: Basic eC1hY2Nlc3MtdG9rZW46b2YtZ2l0aHVi"
     with pytest.raises(InvalidInput):
         git_repository(organization=stranger.organization, url=URL, secret="GITHUB")
-    cache.add(f"git-import:{owner.organization.pk}", True, timeout=10)
-    with pytest.raises(TooManyUploads):
-        git_repository(organization=owner.organization, url=URL)(None, None)
-    cache.delete(f"git-import:{owner.organization.pk}")
 
 
 def test_a_workspace_has_one_source_at_most(owner, resolve):
     with pytest.raises(InvalidInput):
         start_workspace(organization=owner.organization, user=None, name="code", template="mnist_ddp", git_url=URL)
+
+
+@pytest.fixture
+def client(api, member):
+    return api(member)
+
+
+@pytest.fixture
+def imported(repository, resolve, monkeypatch):
+    """`imported()` carries out the only open import, from the repository on the disk; returns it."""
+    real = git_import.fetch
+    local = {"protocol.file.allow": "always"}
+    monkeypatch.setattr(
+        git_import, "fetch", lambda **values: real(**values | {"url": f"file://{repository}", "options": local})
+    )
+
+    def carry_out():
+        workspace_imports.import_workspace(WorkspaceImport.objects.get().pk)
+        return WorkspaceImport.objects.get()
+
+    return carry_out
+
+
+def test_a_repository_is_imported_by_a_worker(client, member, imported):
+    body = {"name": "code", "git_url": URL}
+    started = client.post("/api/v1/workspaces/", body)
+    assert (started.status_code, started.json()["state"]) == (202, "waiting")
+    assert client.get("/api/v1/workspaces/code/").status_code == 404
+    with pytest.raises(NameTaken):
+        start_workspace(organization=member.organization, user=None, **body)
+    imported()
+    done = client.get(started["Location"]).json()
+    assert (done["state"], done["workspace"], done["error"]) == ("complete", "code", "")
+    assert done["received_bytes"] > 0
+    assert client.get("/api/v1/workspaces/code/").status_code == 200
+
+
+def test_a_failed_import_tells_its_reason_and_leaves_nothing(client, imported):
+    started = client.post("/api/v1/workspaces/", {"name": "code", "git_url": URL, "git_branch": "none"})
+    imported()
+    failed = client.get(started["Location"]).json()
+    assert (failed["state"], failed["workspace"]) == ("failed", None)
+    assert "couldn't find remote ref none" in failed["error"]
+    assert client.get("/api/v1/workspaces/code/").status_code == 404
+
+
+def write_one_file(**values):
+    (values["into"] / "train.py").write_text("print(1)")
+    values["report"](8)
+    return Usage(8, 2)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_may_die_before_any_statement_of_an_import(member, resolve, monkeypatch):
+    monkeypatch.setattr(git_import, "fetch", write_one_file)
+    row = start_workspace(organization=member.organization, user=member.user, name="code", git_url=URL)
+    for step in count(1):
+        died = crash_at(step, lambda: workspace_imports.import_workspace(row.pk))
+        row.refresh_from_db()
+        created = list(selectors.workspaces_for(member.organization))
+        assert (row.state, [row.workspace]) == (("complete", created) if created else (row.state, [None]))
+        if created:
+            break
+        assert died
+        assert row.ended_at is None
+        WorkspaceImport.objects.update(attempts=0)
+    assert step > 10
+    assert (selectors.workspace_folder(created[0]) / "train.py").exists()
+    workspace_imports.import_workspace(row.pk)
+    assert selectors.workspaces_for(member.organization).count() == 1
+
+
+def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_times(member, resolve, monkeypatch):
+    sent = []
+    monkeypatch.setattr(tasks, "send", lambda task, *arguments: sent.append(arguments))
+    row = start_workspace(organization=member.organization, user=member.user, name="code", git_url=URL)
+    tasks.resume_imports()
+    assert not sent
+    WorkspaceImport.objects.update(updated_at=timezone.now() - workspace_imports.STALE_AFTER, attempts=3)
+    tasks.resume_imports()
+    assert sent == [(row.pk,)]
+    workspace_imports.import_workspace(row.pk)
+    row.refresh_from_db()
+    assert (row.state, row.error[:36]) == ("failed", "The import was interrupted too often")

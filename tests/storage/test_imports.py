@@ -162,7 +162,7 @@ def test_one_import_is_carried_out_at_a_time_and_starts_the_next(server, dataset
     first, second = (
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f") for _number in range(2)
     )
-    with imports._slot() as is_free:
+    with imports.slot(imports.SLOT) as is_free:
         assert is_free
         assert not imports.run(first)
     assert server.requests == []

@@ -38,6 +38,11 @@ SIZE = 256 * MIB + 12345
 CUTS = 50
 PAUSE_SECONDS = 0.002
 """The line's pause after 64 KiB: 30 MB/s. What a killed process had not read is lost; at full speed that is much."""
+SEND_BUFFER = 64 * 1024
+"""Bytes that wait in the line while the server is slow. Megabytes that never left it would count as sent."""
+SENT_TWICE = 0.01
+"""How much of the file may reach the server twice. A cut alone loses nothing that reached it; the rest are headers, and
+what the killed process had received but not written."""
 METADATA = {"purpose": "workspace", "name": "code", "path": "received.bin", "filename": "source.bin"}
 
 
@@ -47,8 +52,9 @@ class Line:
     def __init__(self, port, cuts):
         self._target, self._cuts = port, sorted(cuts)
         self._lock = threading.Lock()
+        self._open = threading.Lock()
         self.sent = 0
-        """Bytes that reached the server."""
+        """Bytes that reached the server while it lived: the client may have put more on its side of a cut line."""
         self.cut = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -59,13 +65,15 @@ class Line:
             while True:
                 client, _address = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._target))
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
                 for run in (self._send, self._answer):
                     threading.Thread(target=run, args=(client, server), daemon=True).start()
 
     def _send(self, client, server):
         with suppress(OSError):
             while data := client.recv(65536):
-                server.sendall(data)
+                with self._open:
+                    server.sendall(data)
                 time.sleep(PAUSE_SECONDS)
                 with self._lock:
                     self.sent += len(data)
@@ -87,6 +95,10 @@ class Line:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+    def stopped(self):
+        """Let nothing through for a block: the kernel would accept bytes for a process that is just being killed."""
+        return self._open
 
     def close(self):
         self._listener.close()
@@ -112,7 +124,7 @@ def server(settings):
     wait_for(is_ready, 90)
     yield port, psutil.Process(process.pid)
     process.terminate()
-    process.wait(30)
+    process.wait(120)  # it heeds the signal once the process that replaces the killed one has started
 
 
 @pytest.fixture
@@ -169,7 +181,9 @@ def test_fifty_cuts_and_a_killed_process(server, token, source, member, send):
         """Kill the process that has the upload's file open, halfway."""
         wait_for(lambda: line.sent > SIZE // 2, 200)
         process = wait_for(lambda: next(filter(_receives, parent.children(recursive=True)), None))
-        process.kill()
+        with line.stopped():
+            process.kill()
+            wait_for(lambda: _has_ended(process))
         killed.append(process.pid)
 
     killer = threading.Thread(target=kill_the_receiver)
@@ -184,14 +198,21 @@ def test_fifty_cuts_and_a_killed_process(server, token, source, member, send):
     assert (upload.state, upload.sha256, received(member.organization)) == ("complete", expected, expected)
     assert line.cut == CUTS
     assert killed
-    # The goal is 1 %, which a quiet machine reaches. On a busy one up to 5 % was seen; the cause is not known.
-    assert line.sent - SIZE <= SIZE // 10
+    assert line.sent - SIZE <= SIZE * SENT_TWICE
 
 
 def _receives(process):
     with suppress(psutil.Error):
         return any("/uploads/" in file.path for file in process.open_files())
     return False
+
+
+def _has_ended(process):
+    """Return whether a process has ended, although its parent may not have noticed yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_parts_in_parallel(server, token, source, member):

@@ -1,6 +1,7 @@
 """Resumable uploads through the API: the tus protocol, quota, tenancy, crashes."""
 
 import hashlib
+import threading
 from base64 import b64encode
 from datetime import timedelta
 
@@ -12,7 +13,9 @@ from console.accounts.models import Quota
 from storage import catalog, files, garbage_collection, selectors, uploads
 from storage.models import Allocation, DatasetVersion, Upload
 from storage.trees import ENTRY_BYTES
+from tests.console.processes import wait_for
 from tests.factories.storage import DatasetFactory, WorkspaceFactory
+from tests.racing import together
 from tests.storage.archives import tar_of
 
 pytestmark = pytest.mark.django_db
@@ -416,3 +419,32 @@ def test_of_two_requests_at_once_one_fails(tus, organization):
     with pytest.raises(uploads.UploadEnded):
         uploads.append(upload=Upload.objects.latest("pk"), offset=0, stream=body)
     assert left_over(organization) == ([], [])
+
+
+class Lost:
+    """The body of a client that lost its connection: its last bytes arrive late, then nothing does."""
+
+    def __init__(self, upload):
+        self.upload, self.pieces, self.has_begun = upload, [CODE[:100], CODE[100:150]], threading.Event()
+
+    def read(self, _size, /):
+        if len(self.pieces) == 1:
+            self.has_begun.set()
+            wait_for(lambda: uploads._is_awaited(self.upload))
+        if not self.pieces:
+            raise TimeoutError
+        return self.pieces.pop(0)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("next_request", ["HEAD", "PATCH"])
+def test_the_next_request_sees_all_that_arrived_before_and_ends_a_lost_one(tus, next_request):
+    url = tus.begin(len(CODE), FILE)
+    body = Lost(Upload.objects.get())
+
+    def continue_upload():
+        body.has_begun.wait(30)
+        return tus.offset(url) if next_request == "HEAD" else int(tus.patch(url, 150, CODE[150:])["Upload-Offset"])
+
+    lost, offset = together(lambda: uploads.append(upload=body.upload, offset=0, stream=body), continue_upload)
+    assert (type(lost), offset) == (uploads.UploadBroken, 150 if next_request == "HEAD" else len(CODE))

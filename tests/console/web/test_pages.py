@@ -19,6 +19,7 @@ VIEW, STORE, RUN, PAY = Capability.VIEW, Capability.STORE, Capability.RUN, Capab
 PAGES = {
     VIEW: {
         "overview": [], "activation": [], "dataset_list": [], "dataset_detail": ["digits"], "workspace_list": [],
+        "workspace_imports": [],
         "dataset_version": ["digits", 1], "dataset_folder": ["digits", 1, "raw"],
         "dataset_file": ["digits", 1, "raw/a.csv"], "dataset_download": ["digits", 1, "raw/a.csv"],
         "dataset_image": ["digits", 1, "picture"],

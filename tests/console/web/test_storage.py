@@ -3,11 +3,13 @@
 import pytest
 from django.template.loader import render_to_string
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.safestring import mark_safe
 
 from jobs import results
 from storage import retention, selectors
-from tests.factories.storage import DatasetFactory, DatasetVersionFactory, WorkspaceFactory
+from storage.models import WorkspaceImport
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory, WorkspaceFactory, WorkspaceImportFactory
 
 pytestmark = pytest.mark.django_db
 API = "/api/v1/storage/"
@@ -94,3 +96,13 @@ def test_the_editor_shows_the_links_of_a_new_file_once_it_is_saved(owner_page):
         assert f'id="{link}" hidden' in new
     saved = owner_page.get(reverse("workspace_file", args=["main", "train.py"])).content.decode()
     assert 'id="train" href' in saved
+
+
+def test_the_list_of_workspaces_shows_imports_until_the_last_has_ended(owner_page, customer):
+    row = WorkspaceImportFactory(organization=customer.organization, attempts=1, received_bytes=2048)
+    page = owner_page.get(reverse("workspace_list")).content.decode()
+    assert "Importing" in page
+    assert reverse("workspace_imports") in page
+    WorkspaceImport.objects.filter(pk=row.pk).update(error="No such branch.", ended_at=timezone.now())
+    fragment = owner_page.get(reverse("workspace_imports"))
+    assert (fragment["HX-Refresh"], "No such branch." in fragment.content.decode()) == ("true", True)

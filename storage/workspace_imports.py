@@ -1,0 +1,167 @@
+"""Import a git repository as a new workspace, in a worker.
+
+The workspace is created with its files in one transaction, which also ends the import. So a worker may die between any
+two lines: the workspace is there and the import has ended, or the import is repeated. What a dead worker left in the
+scratch folder is removed by garbage collection.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from datetime import timedelta
+
+from celery import shared_task
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone, translation
+from django.utils.translation import gettext as _
+
+from console.accounts.models import Organization, User
+from console.accounts.services import record
+from console.core.enqueue import send, send_on_commit
+from console.core.errors import CustomerError, InvalidInput, NotFound
+from storage import catalog, imports, selectors
+from storage.errors import NameTaken
+from storage.git_import import git_repository
+from storage.models import Workspace, WorkspaceImport
+
+MAX_OPEN = 3
+"""Imports of one organization that wait or are carried out."""
+MAX_ATTEMPTS = 3
+"""A repository with which so many workers died is not tried again."""
+STALE_AFTER = timedelta(minutes=3)
+"""An open import without an update for this long may have lost its process. Sending it twice does no harm."""
+
+log = logging.getLogger(__name__)
+
+
+def start_import(
+    *,
+    organization: Organization,
+    user: User | None,
+    name: str,
+    description: str = "",
+    git_url: str,
+    git_branch: str = "",
+    git_secret: str = "",
+) -> WorkspaceImport:
+    """Start an import. Raises InvalidInput and NameTaken."""
+    catalog.validate_texts(name, description)
+    git_repository(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
+    with transaction.atomic():
+        Organization.objects.select_for_update().get(pk=organization.pk)
+        opened = open_imports().filter(organization=organization)
+        if selectors.workspaces_for(organization).filter(name=name).exists() or opened.filter(name=name).exists():
+            raise NameTaken
+        if opened.count() >= MAX_OPEN:
+            raise InvalidInput(_("Your organization has 3 imports in progress. Wait for one to end."))
+        row = WorkspaceImport.objects.create(
+            organization=organization,
+            name=name,
+            description=description,
+            git_url=git_url,
+            git_branch=git_branch,
+            git_secret=git_secret,
+            created_by=user,
+        )
+        record(organization=organization, actor=user, action="workspace.import_started", target=name)
+        send_on_commit(import_workspace, row.pk)
+    return row
+
+
+def open_imports() -> QuerySet[WorkspaceImport]:
+    """Return the imports that have not ended."""
+    return WorkspaceImport.objects.filter(ended_at=None)
+
+
+def imports_for(organization: Organization) -> QuerySet[WorkspaceImport]:
+    """Return the organization's imports."""
+    return WorkspaceImport.objects.filter(organization=organization).select_related("workspace")
+
+
+def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
+    """Return an import. Raises NotFound."""
+    row = imports_for(organization).filter(pk=pk).first()
+    if row is None:
+        raise NotFound
+    return row
+
+
+def shown_imports(organization: Organization) -> list[WorkspaceImport]:
+    """Return the open imports and the failed ones of the last day, newest first."""
+    recent = timezone.now() - timedelta(days=1)
+    rows = imports_for(organization).filter(workspace=None).order_by("-pk")
+    return [row for row in rows[:20] if row.ended_at is None or (row.error and row.ended_at > recent)]
+
+
+def stale_imports() -> list[int]:
+    """Return the open imports that no process seems to work on."""
+    return list(open_imports().filter(updated_at__lt=timezone.now() - STALE_AFTER).values_list("pk", flat=True))
+
+
+@shared_task
+def import_workspace(pk: int) -> None:
+    """Carry out an import, or repeat it after its worker died."""
+    row = open_imports().select_related("organization", "created_by").filter(pk=pk).first()
+    if row and run(row) and (waiting := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
+        send(import_workspace, waiting)
+
+
+def run(row: WorkspaceImport) -> bool:
+    """Carry out an import, unless it has ended. Return False if another one is being carried out."""
+    with imports.slot(imports.GIT_SLOT) as is_free:
+        if is_free and _begin(row):
+            language = row.created_by.language if row.created_by else ""
+            with translation.override(language or settings.LANGUAGE_CODE):  # of the sentence of an error
+                _carry_out(row)
+    return is_free
+
+
+def _begin(row: WorkspaceImport) -> bool:
+    """Count an attempt. Return False if the import has ended, or ends now because its workers died."""
+    with transaction.atomic():
+        current = open_imports().select_for_update().filter(pk=row.pk).first()
+        if current is None:
+            return False
+        if current.attempts >= MAX_ATTEMPTS:
+            _end(row, error=_("The import was interrupted too often. Use a smaller repository, or upload its files."))
+            return False
+        _update(row, attempts=current.attempts + 1)
+    return True
+
+
+def _carry_out(row: WorkspaceImport) -> None:
+    """Create the workspace, or store why that failed."""
+    try:
+        fill = git_repository(
+            organization=row.organization, url=row.git_url, branch=row.git_branch, secret=row.git_secret,
+            report=lambda received: _update(row, received_bytes=received),
+        )  # fmt: skip
+        catalog.create_workspace(
+            organization=row.organization, user=row.created_by, name=row.name, description=row.description,
+            fill=fill, on_created=lambda workspace: _end(row, workspace=workspace),
+        )  # fmt: skip
+    except InvalidInput as error:
+        _end_failed(row, " ".join(map(str, error.fields.values())) or str(error.message))
+    except CustomerError as error:
+        _end_failed(row, str(error.message))
+    except Exception:
+        log.exception("The import %s failed", row.pk)
+        _end_failed(row, _("The import failed. Try again, and contact the administrator if it fails again."))
+
+
+def _end_failed(row: WorkspaceImport, error: str) -> None:
+    with suppress(NotFound):  # its organization was deleted
+        _end(row, error=error)
+
+
+def _end(row: WorkspaceImport, *, workspace: Workspace | None = None, error: str = "") -> None:
+    _update(row, ended_at=timezone.now(), workspace=workspace, error=error[:500])
+
+
+def _update(row: WorkspaceImport, **values: object) -> None:
+    """Store values of an open import. Raises NotFound if it is gone with its organization, or has ended."""
+    if not open_imports().filter(pk=row.pk).update(**values, updated_at=timezone.now()):
+        raise NotFound
