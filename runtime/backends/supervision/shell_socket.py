@@ -1,8 +1,8 @@
 """The Unix socket through which the console opens shells in a node. Standard library only: the supervisor imports this.
 
 It is in the run's folder `nodes`, which the sandbox does not contain. So only processes of the console's user can
-connect, and nothing in the sandbox can put another socket in its place. Its listener is inherited by the launcher, which
-starts a shell for each connection (`runtime.launcher.shells`).
+connect, and nothing in the sandbox can put another socket in its place. The launcher inherits the listener, and starts
+a shell for each connection (`runtime.launcher.shells`).
 """
 
 from __future__ import annotations
