@@ -117,9 +117,10 @@ def sentence(event: AuditEvent) -> str:
     role = event.data.get("to", "")
     kind, _colon, number = event.target.partition(":")
     values = {
-        "version": "",  # these three are empty if the event's data lacks them
+        "version": "",  # these four are empty if the event's data lacks them
         "member": "",
         "why": "",
+        "node": "",
         **event.data,
         "target": f"#{number}" if kind in {"job", "sweep"} else event.target,
         "role": roles.get(role, role),

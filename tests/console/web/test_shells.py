@@ -2,24 +2,21 @@
 
 import asyncio
 import json
-import threading
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from django.conf import settings as django_settings
 from django.db import connection
-from django.test import Client
 from django.urls import reverse
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus
 
 from console.accounts import services
 from console.accounts.models import AuditEvent
 from console.serving import shells as gateway
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
+from tests.factories.shells import Browser, Node, closing_code
 from tests.tools import asgi_console
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,67 +34,13 @@ def job(customer):
     return customer.started()
 
 
-class Node:
-    """Listens where the shells of node 0 are opened. Sends `output`, and what it is sent."""
-
-    def __init__(self, path):
-        self.path = path
-        self.connections = 0
-        self.output = b"$ "
-        self.loop = asyncio.new_event_loop()
-        self.stop = asyncio.Event()
-
-    async def serve(self, is_ready):
-        async def echo(reader, writer):
-            self.connections += 1
-            try:
-                writer.write(self.output)
-                while data := await reader.read(65536):
-                    if b"exit" in data:
-                        break
-                    writer.write(data)
-                    await writer.drain()
-            except ConnectionError:
-                pass
-            writer.close()
-
-        async with await asyncio.start_unix_server(echo, str(self.path)):
-            is_ready.set()
-            await self.stop.wait()
-
-
 @pytest.fixture
 def node(job, customer, short_folders, monkeypatch):
-    """A Node of the job."""
-    listening = Node(short_folders() / "0.shell")
-    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, node: listening.path.with_name(f"{node}.shell"))
-    is_ready = threading.Event()
-    thread = threading.Thread(target=lambda: listening.loop.run_until_complete(listening.serve(is_ready)))
-    thread.start()
-    is_ready.wait(30)
-    yield listening
-    listening.loop.call_soon_threadsafe(listening.stop.set)
-    thread.join()
-    listening.loop.close()
-
-
-class Browser:
-    """A browser of a member."""
-
-    def __init__(self, url, membership):
-        self.url = url
-        self.session = Client()
-        self.session.force_login(membership.user)
-        self.cookie = f"sessionid={self.session.cookies[django_settings.SESSION_COOKIE_NAME].value}"
-
-    def websocket(self, job, *, node=0, origin=None):
-        address = f"{self.url.replace('http', 'ws')}{reverse('job_shell', args=[job.job_id, node])}socket"
-        return connect(address, origin=origin or self.url, additional_headers={"Cookie": self.cookie}, proxy=None)
-
-    def log_out(self):
-        """End the session. Closes the database connection of a thread."""
-        self.session.logout()
-        connection.close()
+    """A listening Node 0 of the job."""
+    folder = short_folders()
+    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, node: folder / f"{node}.shell")
+    with Node(folder / "0.shell").running() as listening:
+        yield listening
 
 
 @pytest.fixture
@@ -108,16 +51,8 @@ def browser(settings):
         yield lambda membership: Browser(url, membership)
 
 
-async def closing_code(websocket):
-    """Read a websocket to its end; return the code that closed it."""
-    with pytest.raises(ConnectionClosed) as closed:
-        while True:
-            await websocket.recv()
-    return closed.value.rcvd.code
-
-
 def audited():
-    """The entries about shells, as (action, data)."""
+    """The entries about shells, as (action, target, data, address)."""
     events = AuditEvent.objects.filter(action__startswith="shell.").order_by("pk")
     return [(event.action, event.target, event.data | {"seconds": 0}, event.address) for event in events]
 
@@ -126,7 +61,7 @@ def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, cus
     member = browser(customer.membership)
 
     async def use():
-        async with member.websocket(job) as websocket:
+        async with member.websocket(job.job_id) as websocket:
             assert await websocket.recv() == b"$ "
             await websocket.send(b"ls")
             assert await websocket.recv() == b"i\x00\x02ls"
@@ -165,21 +100,21 @@ def test_who_gets_no_shell(browser, customer, stranger, job, node):
         assert answer.value.response.status_code == HTTPStatus.FORBIDDEN
 
     for other in (browser(stranger), viewer, logged_out):
-        refused(lambda other=other: other.websocket(job))
+        refused(lambda other=other: other.websocket(job.job_id))
     for origin in ("http://evil.example", member.url.replace("http", "https"), "null"):
-        refused(lambda origin=origin: member.websocket(job, origin=origin))
-    refused(lambda: member.websocket(job, node=1))  # it does not run
+        refused(lambda origin=origin: member.websocket(job.job_id, origin=origin))
+    refused(lambda: member.websocket(job.job_id, node=1))  # it does not run
     refused(lambda: connect(f"{member.url.replace('http', 'ws')}/jobs/", origin=member.url, proxy=None))
     for name, allowed in (("shell_enabled", True), ("requires_second_factor", False)):
         setattr(organization, name, not allowed)
         organization.save()
-        refused(lambda: member.websocket(job))
+        refused(lambda: member.websocket(job.job_id))
         setattr(organization, name, allowed)
         organization.save()
     # The gate is for the server alone.
     assert httpx.get(f"{member.url}{gateway.GATE_PATH}", headers={"Cookie": member.cookie}).status_code == 404
     customer.end(job, Outcome.COMPLETED)
-    refused(lambda: member.websocket(job))
+    refused(lambda: member.websocket(job.job_id))
     assert (node.connections, audited()) == (0, [])
 
 
@@ -202,7 +137,7 @@ def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, cu
         member = browser(customer.membership)
 
         async def use():
-            async with member.websocket(job) as websocket:
+            async with member.websocket(job.job_id) as websocket:
                 await websocket.recv()
                 await asyncio.to_thread(change, member)
                 return await closing_code(websocket)
@@ -220,8 +155,13 @@ def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, cu
     assert reasons == [None, "not_admitted", None, "not_admitted", None, "idle", None, "not_admitted"]
 
 
-def test_a_shell_is_bounded_in_what_it_sends_and_takes(browser, customer, job, node, monkeypatch):
+@pytest.fixture
+def one_shell(monkeypatch):
+    """Limit organizations to one shell at a console that is served later."""
     monkeypatch.setattr(gateway, "MAX_SHELLS", 1)
+
+
+def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, customer, job, node):
     node.output = b"x" * (gateway.MAX_UNSEEN_BYTES + 2 * gateway.READ_BYTES)
     member = browser(customer.membership)
 
@@ -232,8 +172,8 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(browser, customer, job, n
         return received
 
     async def use():
-        async with member.websocket(job) as websocket:
-            async with member.websocket(job) as another:
+        async with member.websocket(job.job_id) as websocket:
+            async with member.websocket(job.job_id) as another:
                 assert await closing_code(another) == gateway.TOO_MANY
             received = await read(websocket, gateway.MAX_UNSEEN_BYTES)
             assert received < len(node.output)  # the rest waits until this has been drawn
@@ -246,7 +186,7 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(browser, customer, job, n
     for invalid in ('{"rows": 0, "columns": 80}', '{"seen": 1000000000}', '{"rows": "1"}', "[", "[" * 100_000):
 
         async def send_invalid(text=invalid):
-            async with member.websocket(job) as websocket:
+            async with member.websocket(job.job_id) as websocket:
                 await websocket.send(text)
                 return await closing_code(websocket)
 
