@@ -36,7 +36,7 @@ MAX_SHELLS = 8
 CHECK_SECONDS = 10.0
 """After how long an open shell is admitted anew: its member may have logged out, or the job may have been stopped."""
 IDLE_SECONDS = 1800.0
-"""A shell without input for this long is closed: it may be forgotten on a screen."""
+"""A shell without input for this long is closed: it may be forgotten on a screen. The page names the 30 minutes."""
 READ_BYTES = 32 * 1024
 """How much of a shell's output is passed on at once."""
 MAX_UNSEEN_BYTES = 256 * 1024

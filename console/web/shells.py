@@ -37,7 +37,7 @@ POLICY = {
 
 
 @never_cache
-@csp_replace(POLICY)
+@csp_replace(POLICY)  # type: ignore[arg-type]  # its type knows views without arguments only
 @require_GET
 @member(Capability.RUN)
 def job_shell(request: MemberRequest, pk: int, node: int) -> HttpResponse:

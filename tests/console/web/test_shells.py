@@ -193,7 +193,8 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, custo
         assert asyncio.run(send_invalid()) == gateway.INVALID, invalid
 
 
-def test_pages_offer_a_shell_to_those_who_may_open_one(client, customer, job, node):
+@pytest.mark.usefixtures("node")
+def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, job):
     address = reverse("job_shell", args=[job.job_id, 0])
     nodes = f"{reverse('job_detail', args=[job.job_id])}?tab=nodes"
 
@@ -220,3 +221,7 @@ def test_pages_offer_a_shell_to_those_who_may_open_one(client, customer, job, no
     client.force_login(MembershipFactory(organization=customer.organization, role="member").user)
     assert client.post(reverse("organization_shells"), {"enabled": "1"}).status_code == HTTPStatus.FORBIDDEN
     assert AuditEvent.objects.filter(action="organization.shells_disabled").count() == 1
+    for membership, status in ((customer.membership, HTTPStatus.OK), (viewer, HTTPStatus.FORBIDDEN)):
+        answer = api(membership).patch("/api/v1/organization/", {"shell_enabled": True}, format="json")
+        assert answer.status_code == status
+    assert client.get("/api/v1/organization/").json()["shell_enabled"]
