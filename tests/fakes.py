@@ -271,6 +271,10 @@ class FakeBackend:
         """See `Backend.run_folder`."""
         return self.root / name
 
+    def shell_socket(self, name: str, node: int) -> Path | None:
+        """See `Backend.shell_socket`."""
+        return self.root / name / f"{node}.shell"
+
     def checkpoint_folder(self, key: str) -> Path:
         """See `Backend.checkpoint_folder`."""
         return self.root / ".checkpoints" / key

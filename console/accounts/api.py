@@ -28,7 +28,7 @@ class OrganizationSerializer(serializers.ModelSerializer[Organization]):
 
     class Meta:
         model = Organization
-        fields = ("id", "name", "slug", "created_at", "service_active", "requires_second_factor")
+        fields = ("id", "name", "slug", "created_at", "service_active", "requires_second_factor", "shell_enabled")
         read_only_fields = ("slug", "created_at")
 
     def get_service_active(self, organization: Organization) -> bool:
@@ -209,7 +209,7 @@ class OrganizationView(TenantView):
 
     @extend_schema(operation_id="organization_change", request=OrganizationSerializer, responses=OrganizationSerializer)
     def patch(self, request: Request) -> Response:
-        """Change the display name, or whether members need a second factor."""
+        """Change the display name, whether members need a second factor, or whether they may open shells in nodes."""
         serializer = OrganizationSerializer(data=request.data, partial=True)
         serializer.is_valid(raise_exception=True)
         organization, actor, data = self.organization, self.membership.user, serializer.validated_data
@@ -220,6 +220,8 @@ class OrganizationView(TenantView):
                 services.require_second_factor(
                     organization=organization, is_required=data["requires_second_factor"], actor=actor
                 )
+            if "shell_enabled" in data:
+                services.enable_shells(organization=organization, is_enabled=data["shell_enabled"], actor=actor)
         return Response(OrganizationSerializer(organization).data)
 
 

@@ -91,6 +91,12 @@ class Organization(models.Model):
         db_default=False,
         help_text=_("Members without a second factor cannot access the organization. Service accounts can."),
     )
+    shell_enabled = models.BooleanField(
+        _("shells are enabled"),
+        default=False,
+        db_default=False,
+        help_text=_("Members who may run trainings can open a shell in the nodes of running jobs."),
+    )
     members: models.ManyToManyField[User, Membership] = models.ManyToManyField(User, through="Membership")
 
     class Meta:

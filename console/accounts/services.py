@@ -98,6 +98,19 @@ def require_second_factor(*, organization: Organization, is_required: bool, acto
     return organization
 
 
+def enable_shells(*, organization: Organization, is_enabled: bool, actor: User) -> Organization:
+    """Let members open shells in nodes, or no longer. Idempotent. Open shells end at their next check."""
+    with transaction.atomic():
+        lock(organization)
+        organization.refresh_from_db(fields=["shell_enabled"])
+        if organization.shell_enabled != is_enabled:
+            organization.shell_enabled = is_enabled
+            organization.save(update_fields=["shell_enabled"])
+            action = "organization.shells_" + ("enabled" if is_enabled else "disabled")
+            record(organization=organization, actor=actor, action=action)
+    return organization
+
+
 def change_role(*, membership: Membership, role: str, actor: User | None) -> Membership:
     """Change a member's role. Raises InvalidInput, LastOwner."""
     role = checked_role(role)

@@ -19,7 +19,7 @@ from typing import Any
 from django.conf import settings
 
 from console.observability import addresses, heartbeats, logs
-from console.serving import notebooks, proxy, refusals
+from console.serving import notebooks, proxy, refusals, shells
 from console.serving.exchange import SCOPE_KEY, Exchange, IncomingBody
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refused, Send
@@ -65,7 +65,9 @@ class Application:
         # One address or organization can use at most half of the upload threads.
         self._upload_limit = Limit(max(1, settings.UPLOAD_THREADS // 2), refusals.TOO_MANY_UPLOADS)
         self._streams = Streams()
-        self._notebooks = notebooks.Notebooks(partial(_run_django, django, threads=self._pages))
+        run_page = partial(_run_django, django, threads=self._pages)
+        self._notebooks = notebooks.Notebooks(run_page)
+        self._shells = shells.Shells(run_page)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or websocket, or the lifespan of the process."""
@@ -93,13 +95,14 @@ class Application:
             )  # fmt: skip
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Connect a websocket with a notebook; the console itself has none. Raises Refused."""
-        job = notebooks.job_of(scope)
-        if job is None:
+        """Connect a websocket with a notebook, or on the console's host with a shell. Raises Refused."""
+        if (job := notebooks.job_of(scope)) is not None:
+            await self._notebooks.serve_websocket(job, scope, receive, send)
+        elif (place := shells.node_of(scope)) is not None:
+            await self._shells.serve(*place, scope, receive, send)
+        else:
             await receive()  # websocket.connect
             await send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
-        else:
-            await self._notebooks.serve_websocket(job, scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, let Django answer, then send the response. Raises Refused, ClientLeft."""

@@ -68,13 +68,42 @@ class NotebookRequest:
     query: str
 
 
+@dataclass(frozen=True)
+class ShellOpening:
+    """A shell that a member may open: the socket of its node, and the member by their row ids."""
+
+    socket: Path
+    organization: int
+    user: int
+
+
+@dataclass(frozen=True)
+class ShellEnd:
+    """The end of a shell: who had opened it, why it ended, and after how many seconds."""
+
+    opening: ShellOpening
+    why: str
+    seconds: int
+
+
+@dataclass(frozen=True)
+class ShellRequest:
+    """A question about a shell in a job's node: may it be open? `is_new`: it is opened now. `end`: it has ended."""
+
+    job: int
+    node: int
+    is_new: bool = False
+    end: ShellEnd | None = None
+
+
 @dataclass
 class Exchange:
     """What the server and the view of one request share.
 
     The view of an upload reads `body`. The server sends `stream` after Django is done. The view of a tool sets
     `upstream`: if the view returns 200, the server sends the tool's response instead. Likewise the view that admits a
-    request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook listens.
+    request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook listens. That of a shell reads
+    `shell` and sets `shell_opening`.
     """
 
     body: IncomingBody | None = None
@@ -82,6 +111,8 @@ class Exchange:
     upstream: Upstream | None = None
     notebook: NotebookRequest | None = None
     notebook_socket: Path | None = None
+    shell: ShellRequest | None = None
+    shell_opening: ShellOpening | None = None
 
 
 def exchange_of(request: HttpRequest) -> Exchange | None:

@@ -8,14 +8,12 @@ of that host (`console.web.notebooks.admit`). The notebook never gets that cooki
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,13 +22,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.typing import Origin
 
-from console.observability import logs
-from console.serving import proxy
-from console.serving.exchange import SCOPE_KEY, Exchange, NotebookRequest
+from console.serving import gate, proxy
+from console.serving.exchange import Exchange, NotebookRequest
+from console.serving.gate import Scope, header, opened
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refusal, Refused, Send
-
-Scope = dict[str, Any]
 
 GATE_PATH = "/notebook-gate/"
 """The path of the view that admits requests to notebooks. It refuses requests that come to this path from outside."""
@@ -69,7 +65,7 @@ def origin_of(job: int) -> str:
 
 def job_of(scope: Scope) -> int | None:
     """Return the job whose notebook's host name a request has; None for every other host."""
-    match = _HOST.fullmatch(_header(scope, b"host").lower())
+    match = _HOST.fullmatch(header(scope, b"host").lower())
     if match is None or not settings.NOTEBOOK_URL or match[2] != urlsplit(settings.NOTEBOOK_URL).netloc.lower():
         return None
     return int(match[1])
@@ -78,7 +74,7 @@ def job_of(scope: Scope) -> int | None:
 class Notebooks:
     """Forwards to notebooks. `run_django` sends a scope, without a body, to Django and returns the response."""
 
-    def __init__(self, run_django: Callable[[Scope], Awaitable[list[Message]]]) -> None:
+    def __init__(self, run_django: gate.RunDjango) -> None:
         self._run_django = run_django
         self._websockets = Limit(MAX_WEBSOCKETS, TOO_MANY_WEBSOCKETS)
 
@@ -95,13 +91,13 @@ class Notebooks:
     async def serve_websocket(self, job: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Connect a websocket with the notebook until one side closes it, or it is no longer admitted."""
         await receive()  # websocket.connect
-        if _header(scope, b"origin") != origin_of(job):
+        if header(scope, b"origin") != origin_of(job):
             raise Refused(CROSS_SITE)
         path, _messages = await self._ask_django(job, scope)
         if path is None:
             await send({"type": "websocket.close", "code": NOT_ADMITTED})
             return
-        with self._websockets.held(job), _opened(path) as socket:
+        with self._websockets.held(job), opened(path) as socket:
             try:
                 async with _connect(socket, scope) as notebook:
                     await send({"type": "websocket.accept", "subprotocol": notebook.subprotocol})
@@ -148,28 +144,10 @@ class Notebooks:
         """Return the notebook's socket, None if the browser may not use the notebook, and Django's response."""
         exchange = Exchange(notebook=NotebookRequest(job, scope["path"], scope["query_string"].decode("latin-1")))
         console = urlsplit(settings.TRAINYARD_URL)
-        passed = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-language"}
-        gate: Scope = {
-            "type": "http",
-            "asgi": scope["asgi"],
-            "http_version": "1.1",
-            "method": "GET",
-            "scheme": console.scheme,
-            "path": GATE_PATH,
-            "raw_path": GATE_PATH.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [
-                (b"host", console.netloc.encode()),
-                (b"cookie", f"{COOKIE}={_cookie(scope)}".encode("latin-1")),
-                *((name, value) for name, value in scope["headers"] if name in passed),
-            ],
-            "client": scope.get("client"),
-            "server": scope.get("server"),
-            SCOPE_KEY: exchange,
-        }
-        messages = await self._run_django(gate)
-        scope[logs.FIELDS_KEY] = gate.get(logs.FIELDS_KEY)  # for the access log
+        messages = await gate.ask(
+            self._run_django, scope, exchange, path=GATE_PATH, host=console.netloc,
+            cookie=f"{COOKIE}={_cookie(scope)}", scheme=console.scheme,
+        )  # fmt: skip
         is_admitted = messages[0]["status"] == HTTPStatus.OK
         return exchange.notebook_socket if is_admitted else None, messages
 
@@ -177,45 +155,24 @@ class Notebooks:
 async def forward(path: Path, scope: Scope, body: IO[bytes], receive: Receive, send: Send) -> None:
     """Send the response of the notebook that listens at `path`. Raises Refused."""
     content = _chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
-    request = proxy.request_of(scope, REQUEST_HEADERS, host=_header(scope, b"host").encode(), content=content)
-    with _opened(path) as socket:
+    request = proxy.request_of(scope, REQUEST_HEADERS, host=header(scope, b"host").encode(), content=content)
+    with opened(path) as socket:
         await proxy.relay(socket, request, _response_headers, receive, send)
 
 
 def _connect(socket: str, scope: Scope) -> connect:
     query = scope["query_string"].decode("latin-1")
-    host = _header(scope, b"host")
+    host = header(scope, b"host")
     return connect(
         f"ws://{host}{scope['raw_path'].decode('latin-1')}{'?' if query else ''}{query}",
         unix=True,
         path=socket,
-        origin=Origin(_header(scope, b"origin")),
+        origin=Origin(header(scope, b"origin")),
         subprotocols=scope["subprotocols"] or None,
         compression=None,  # it does not leave this machine
         max_size=MAX_MESSAGE_BYTES,
         max_queue=1,  # a notebook may send faster than its browser reads
     )
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[str]:
-    """Yield a path of the socket that stays the same, whatever the run's code puts in its place. Raises Refused.
-
-    The code writes to the socket's folder: a link there could lead to a socket of the console. Links are not followed.
-    """
-    descriptors: list[int] = []
-    try:
-        try:
-            descriptors.append(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
-            descriptors.append(os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptors[0]))
-        except OSError as error:
-            raise Refused(proxy.ENDED) from error
-        if not stat.S_ISSOCK(os.fstat(descriptors[1]).st_mode):
-            raise Refused(proxy.ENDED)
-        yield f"/proc/self/fd/{descriptors[1]}"
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 async def _chunks(body: IO[bytes]) -> AsyncIterator[bytes]:
@@ -245,19 +202,15 @@ def _response_headers(response: httpx.Response) -> proxy.Headers:
 def _is_cross_site(job: int, scope: Scope) -> bool:
     """Return whether another site's page sent the request. It may link to a notebook, but not load or change parts."""
     if scope["method"] not in {"GET", "HEAD", "OPTIONS"}:
-        return _header(scope, b"origin") != origin_of(job)
-    site = _header(scope, b"sec-fetch-site") or "none"
-    return site not in {"same-origin", "none"} and _header(scope, b"sec-fetch-mode") != "navigate"
+        return header(scope, b"origin") != origin_of(job)
+    site = header(scope, b"sec-fetch-site") or "none"
+    return site not in {"same-origin", "none"} and header(scope, b"sec-fetch-mode") != "navigate"
 
 
 def _cookie(scope: Scope) -> str:
     """Return the value of COOKIE in a request; empty without one."""
-    for part in _header(scope, b"cookie").split(";"):
+    for part in header(scope, b"cookie").split(";"):
         name, _, value = part.strip().partition("=")
         if name == COOKIE:
             return value
     return ""
-
-
-def _header(scope: Mapping[str, Any], name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

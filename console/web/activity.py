@@ -12,6 +12,8 @@ SENTENCES: dict[str, Promise] = {
     "organization.renamed": _("Renamed the organization to %(to)s"),
     "organization.second_factor_required": _("Required a second factor of all members"),
     "organization.second_factor_optional": _("No longer requires a second factor of members"),
+    "organization.shells_enabled": _("Let members open shells"),
+    "organization.shells_disabled": _("No longer lets members open shells"),
     "service.activated": _("Activated the service"),
     "service.deactivated": _("Deactivated the service"),
     "organization.closure_requested": _("Asked to close the organization"),
@@ -49,6 +51,8 @@ SENTENCES: dict[str, Promise] = {
     "order.placed": _("Ordered job %(target)s"),
     "job.cancelled": _("Cancelled job %(target)s"),
     "notebook.opened": _("Opened notebook %(target)s"),
+    "shell.opened": _("Opened a shell in node %(node)s of job %(target)s"),
+    "shell.closed": _("Closed a shell in node %(node)s of job %(target)s"),
     "sweep.placed": _("Ordered sweep %(target)s"),
     "sweep.stopped": _("Stopped sweep %(target)s"),
     "sweep.stopped_by_operator": _("An administrator stopped sweep %(target)s: %(why)s"),
@@ -114,9 +118,10 @@ def sentence(event: AuditEvent) -> str:
     role = event.data.get("to", "")
     kind, _colon, number = event.target.partition(":")
     values = {
-        "version": "",  # these three are empty if the event's data lacks them
+        "version": "",  # these four are empty if the event's data lacks them
         "member": "",
         "why": "",
+        "node": "",
         **event.data,
         "target": f"#{number}" if kind in {"job", "sweep"} else event.target,
         "role": roles.get(role, role),

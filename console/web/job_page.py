@@ -37,6 +37,7 @@ from jobs import (
     results,
     run_specs,
     selectors,
+    shells,
     snapshots,
     tensorboards,
 )
@@ -160,7 +161,7 @@ def _logs(job: Job) -> dict[str, Any]:
 
 
 def _nodes(job: Job) -> dict[str, Any]:
-    return {"nodes": [_node(node) for node in selectors.nodes(job)]}
+    return {"nodes": [_node(node) for node in selectors.nodes(job)], "has_shells": shells.is_offered(job)}
 
 
 def _events(job: Job) -> dict[str, Any]:

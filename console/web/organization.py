@@ -148,6 +148,20 @@ def require_second_factor(request: MemberRequest) -> HttpResponse:
 
 @require_POST
 @member(Capability.MANAGE)
+def enable_shells(request: MemberRequest) -> HttpResponse:
+    """Let members open shells in nodes, or no longer."""
+    is_enabled = request.POST.get("enabled") == "1"
+    services.enable_shells(
+        organization=request.membership.organization, is_enabled=is_enabled, actor=request.membership.user
+    )
+    messages.success(
+        request, _("Members can now open shells.") if is_enabled else _("Members can no longer open shells.")
+    )
+    return redirect("organization")
+
+
+@require_POST
+@member(Capability.MANAGE)
 def invite(request: MemberRequest) -> HttpResponse:
     """Invite a person by mail."""
     form = InvitationForm(request.POST)

@@ -2,7 +2,8 @@
 
 from django.urls import path
 
-from console.serving.notebooks import GATE_PATH
+from console.serving import notebooks as notebook_hosts
+from console.serving import shells as shell_sockets
 from console.web import (
     activation,
     audit,
@@ -29,6 +30,7 @@ from console.web import (
     secrets,
     security,
     service_accounts,
+    shells,
     status,
     storage,
     sweeps,
@@ -117,7 +119,7 @@ urlpatterns = [
     path("notebooks/quote/", notebooks.notebook_quote, name="notebook_quote"),
     path("notebooks/order/", notebooks.notebook_order, name="notebook_order"),
     path("notebooks/<int:pk>/open/", notebooks.notebook_open, name="notebook_open"),
-    path(GATE_PATH.lstrip("/"), notebooks.admit, name="notebook_admit"),
+    path(notebook_hosts.GATE_PATH.lstrip("/"), notebooks.admit, name="notebook_admit"),
     path("sweeps/", sweeps.sweep_list, name="sweep_list"),
     path("sweeps/new/", sweeps.sweep_new, name="sweep_new"),
     path("sweeps/quote/", sweeps.sweep_quote, name="sweep_quote"),
@@ -147,6 +149,8 @@ urlpatterns = [
     path("jobs/<int:pk>/configuration/", jobs.job_configuration, name="job_configuration"),
     path("jobs/<int:pk>/edit/", jobs.job_edit, name="job_edit"),
     path("jobs/<int:pk>/cancel/", jobs.job_cancel, name="job_cancel"),
+    path("jobs/<int:pk>/nodes/<int:node>/shell/", shells.job_shell, name="job_shell"),
+    path(shell_sockets.GATE_PATH.lstrip("/"), shells.admit, name="shell_admit"),
     path("jobs/<int:pk>/tensorboard/", tools.job_tensorboard, name="job_tensorboard"),
     path("tools/<str:key>/<path:rest>", tools.tool, name="tool"),
     path("tools/<str:key>/", tools.tool, {"rest": ""}, name="tool_root"),
@@ -193,6 +197,7 @@ urlpatterns = [
     path("organization/switch/", organization.switch, name="organization_switch"),
     path("organization/rename/", organization.rename, name="organization_rename"),
     path("organization/second-factor/", organization.require_second_factor, name="organization_second_factor"),
+    path("organization/shells/", organization.enable_shells, name="organization_shells"),
     path("organization/close/", closure.close_organization, name="organization_close"),
     path("organization/close/withdraw/", closure.withdraw, name="organization_close_withdraw"),
     path("organization/export/", closure.export_organization, name="organization_export"),

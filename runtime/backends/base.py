@@ -113,6 +113,14 @@ class Backend(Protocol):
     def stop_prepared(self) -> None:
         """End the processes that `prepare` has started. Called when the console stops; runs continue."""
 
+    def shell_socket(self, name: str, node: int) -> Path | None:
+        """Return the Unix socket on which a node starts a shell for each connection; None on a cluster without shells.
+
+        Nothing listens there while the node does not run. `runtime.launcher.shell` defines what passes over a
+        connection. Customer code decides what the shell sends, but cannot replace the socket. Raises RunNotFound for a
+        name that no run can have.
+        """
+
     def isolation_gaps(self) -> list[str]:
         """Return one English sentence for each resource that this cluster cannot isolate or limit."""
 

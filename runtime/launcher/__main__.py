@@ -44,7 +44,8 @@ def main(arguments: List[str]) -> int:
     os.umask(launch_plan.get("umask", 0o022))
     listener_fd = launch_plan.get("listener")
     warm_fd = launch_plan.get("warm")
-    for descriptor in (supervisor_socket.fileno(), listener_fd, warm_fd, *launch_plan["outputs"]):
+    shells_fd = launch_plan.get("shells")
+    for descriptor in (supervisor_socket.fileno(), listener_fd, warm_fd, shells_fd, *launch_plan["outputs"]):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
     plan = Plan.from_data(launch_plan["plan"])

@@ -19,6 +19,7 @@ from .processes import Exit, reap
 from .protocol import ConnectionLost, Link, Message, cause, first_cause
 from .rendezvous.peers import HEARTBEAT_SECONDS, Peers
 from .rendezvous.rounds import Rounds
+from .shells import Shells
 from .topology import LaunchPlan, Plan
 from .warm.client import WarmRanks
 from .worker_group import Rank, WorkerGroup
@@ -61,6 +62,9 @@ class Agent:
                 send=self._peers.send,
                 on_all_started=self._rounds.note_all_started,
             )
+        shells_fd = launch_plan.get("shells")
+        if shells_fd is not None:
+            Shells(shells_fd, self._selector, self._worker_group, launch_plan["python"])
         # A pod's launch plan names the GPUs; a local run's environment does.
         visible = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
         self._devices = [name for name in launch_plan.get("devices") or visible if name]

@@ -25,6 +25,8 @@ class LaunchPlan(TypedDict, total=False):
     """Where the launcher of node 0 listens for the others."""
     listener: Optional[int]
     """Descriptor of that listening socket; None on every other node, and where the supervisor could not open it."""
+    shells: Optional[int]
+    """Descriptor of the socket on which the launcher starts shells (`shells`); None where there are none."""
     outputs: List[int]
     """A descriptor for the output of each local rank."""
     warm: Optional[int]

@@ -172,6 +172,8 @@ class WorkerGroup:
         self._owns_pid_namespace = bool(launch_plan.get("owns_pid_namespace"))
         self._by_pid: Dict[int, Rank] = {}
         self._kill_at: Optional[float] = None
+        self.first_environment: Optional[Dict[str, str]] = None
+        """The environment of the node's first rank; None before its start."""
 
     def start(self, plan: Plan, announcement: str = "") -> Dict[str, int]:
         """Start every rank of this node and return {pid: rank_id}.
@@ -213,6 +215,8 @@ class WorkerGroup:
         if "PYTHONPATH" in self._environment and environment["PYTHONPATH"] != self._environment["PYTHONPATH"]:
             # The order's own folders come first, but do not replace the platform's.
             environment["PYTHONPATH"] = "{}:{}".format(environment["PYTHONPATH"], self._environment["PYTHONPATH"])
+        if not local_rank:
+            self.first_environment = environment
         rank_script = extract_file("rank.py", "step_timer.py")
         arguments = [self._python, "-u", rank_script, "{},{}".format(rank_report_fd, counts_fd), plan.script]
         arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._variables})
@@ -239,6 +243,11 @@ class WorkerGroup:
         self._by_pid[pid] = rank
         self._selector.register(report_fd, EVENT_READ, rank)
         return rank
+
+    @property
+    def folder(self) -> str:
+        """The folder in which ranks start: the script's."""
+        return self._folder
 
     @property
     def pids(self) -> Dict[str, int]:

@@ -75,6 +75,7 @@ PAGES = {
         "jobs/{failed}/", "jobs/{hung}/", "jobs/{check}/", "jobs/{queued}/", "jobs/{queued}/#nodes",
         "jobs/{notebook}/", "jobs/{notebook}/#configuration",
     ],
+    "job_shell": ["jobs/{running}/nodes/0/shell/"],
     "notebook_list": ["notebooks/"],
     "notebook_new": ["notebooks/new/?workspace=main"],
     "sweep_list": ["sweeps/"],
@@ -130,7 +131,7 @@ NO_PAGES = {
     "brand_logo", "brand_style", "cost_export", "dataset_download", "dataset_image", "dataset_import",
     "image_check", "invoice_csv", "invoice_pdf", "job_export", "job_image", "job_live", "job_metrics",
     "job_points_csv", "job_stacks", "job_tab", "notebook_admit", "notebook_open", "organization_export",
-    "security_export", "sweep_importance", "tool", "tool_root", "top_up", "training_comparison",
+    "security_export", "shell_admit", "sweep_importance", "tool", "tool_root", "top_up", "training_comparison",
     "training_environment", "training_paid", "training_script", "training_scripts", "wallet_arrival",
     "workspace_download", "workspace_imports", "workspace_picture",
 }  # fmt: skip

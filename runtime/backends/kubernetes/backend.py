@@ -270,6 +270,10 @@ class KubernetesBackend:
         """See `Backend.run_folder`. Does not exist if storage is not shared."""
         return self._root / name
 
+    def shell_socket(self, name: str, node: int) -> None:
+        """See `Backend.shell_socket`. A shell would need the right to execute programs in every pod (`pods/exec`)."""
+        del name, node
+
     def checkpoint_folder(self, key: str) -> Path:
         """See `Backend.checkpoint_folder`."""
         return self._root / ".checkpoints" / key

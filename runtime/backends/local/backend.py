@@ -19,7 +19,7 @@ from runtime.backends.local.inotify import FolderWatch
 from runtime.backends.local.runs import Run
 from runtime.backends.local.warm_pool.client import WarmPool, network_gap
 from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
-from runtime.backends.supervision import cgroups, submission
+from runtime.backends.supervision import cgroups, shell_socket, submission
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
@@ -173,6 +173,10 @@ class LocalBackend(FolderBackend):
             gaps.append(f"Runs may make every system call, including those that reach other runs. {reason}")
         return gaps
 
+    def shell_socket(self, name: str, node: int) -> Path | None:
+        """See `Backend.shell_socket`."""
+        return shell_socket.path_of(self._run(name).folder, node)
+
     def stop_prepared(self) -> None:
         """See `Backend.stop_prepared`."""
         self._pool.stop()
@@ -251,6 +255,7 @@ class LocalBackend(FolderBackend):
                 plan["folder"] = str(run.folder)
                 plan["change_file"] = str(run.change_file)
                 plan["fork_server"] = str(self._pool.socket_path(fork_server)) if fork_server else ""
+                plan["shells"] = True
                 plan["launcher"]["token"] = token
                 plans.append(plan)
             ports = launch_plan.ports_needed(spec)

@@ -5,6 +5,7 @@
                   nodes/<node>.json      the record of the node's supervisor
                   nodes/<node>.lock      locked while the supervisor lives
                   nodes/<node>.silent    exists if the supervisor was killed because it sent no heartbeat
+                  nodes/<node>.shell     the socket on which members open shells in the node, while it runs
                   nodes/<node>.cgroups   the node's control groups, while they exist
                   nodes/<node>.samples.jsonl  resource usage over time
                   logs/rank-<rank>.log   the output of each rank

@@ -32,6 +32,8 @@ class SupervisorPlan(NodePlan, total=False):
     """The command that starts the launcher inside the sandbox."""
     cgroups: bool
     """Whether to use control groups where the kernel allows."""
+    shells: bool
+    """Whether members may open shells in the node, through the socket of `shell_socket.path_of`; default false."""
     fork_server: str
     """The socket of the fork server that forks the ranks; "" where they start cold."""
     nonce: str

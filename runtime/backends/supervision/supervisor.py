@@ -22,6 +22,7 @@ from runtime.backends.supervision import resource_limits
 from runtime.backends.supervision.limits import Limits
 from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.backends.supervision.process_tree import ProcessTree
+from runtime.backends.supervision.shell_socket import ShellSocket
 from runtime.launcher.node import Node
 from runtime.launcher.output import Output
 from runtime.launcher.processes import Exit, reap, signal_name
@@ -57,6 +58,7 @@ class Supervisor(Node):
             metrics_path=str(folder / "run" / "metrics.jsonl"),
         )
         self._stop_path = folder / "stop.json"
+        self._shell_socket = ShellSocket(folder, plan["node"]) if plan.get("shells") else None
 
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
         # By these fields, readers find out whether this process is alive.
@@ -78,6 +80,8 @@ class Supervisor(Node):
         self._catch_signals()
         self._start(plan["ranks"], plan["listener"], plan["launcher"])
         self._run_loop()
+        if self._shell_socket is not None:
+            self._shell_socket.remove()
         self._finish_record()
         self._tree.remove_cgroups()
         ended = self._tree.exit
@@ -99,7 +103,12 @@ class Supervisor(Node):
         self._caught_signals = reader
 
     def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
-        return {"warm": self._tree.start(launch_plan_fd, output=output, inherit=inherit)}
+        listener = None if self._shell_socket is None else self._shell_socket.listen()
+        if listener is None:
+            return {"warm": self._tree.start(launch_plan_fd, output=output, inherit=inherit)}
+        with listener:  # only the launcher keeps it open: nobody can connect after its end
+            warm = self._tree.start(launch_plan_fd, output=output, inherit=[*inherit, listener.fileno()])
+            return {"warm": warm, "shells": listener.fileno()}
 
     # Events
 

@@ -27,6 +27,7 @@ OPEN = PERSONAL | {
     "docs", "docs_page", "brand_style", "brand_logo", "legal_text", "invitation", "invitation_accept",
     "invitation_decline",
     "notebook_admit",  # for the server alone, which it tells whether a member's session may use a notebook
+    "shell_admit",  # likewise for a shell
 }  # fmt: skip
 ARGUMENTS = {"uuid": "00000000-0000-4000-8000-000000000000", "int": "1", "file": "a.py"}
 PATCH = {"path": "/api/v1/organization/", "content_type": "application/json"}

@@ -21,6 +21,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Response
 
+from console.serving import gate
 from console.serving import notebooks as gateway
 from jobs import notebooks
 from jobs.errors import NoNotebooks
@@ -342,7 +343,7 @@ class TestHost:
         lab.path.rename(elsewhere)
         lab.path.symlink_to(elsewhere)
         assert browser.ask().status_code == HTTPStatus.FORBIDDEN
-        with pytest.raises(gateway.Refused), gateway._opened(lab.path):  # put there after Django looked
+        with pytest.raises(gateway.Refused), gate.opened(lab.path):  # put there after Django looked
             pass
         lab.path.unlink()
         os.mkfifo(lab.path)

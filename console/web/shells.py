@@ -1,0 +1,101 @@
+"""The page with a terminal in a job's node, and the view that admits its websocket (`console.serving.shells`)."""
+
+from __future__ import annotations
+
+from csp.constants import NONE, SELF, UNSAFE_INLINE
+from csp.decorators import csp_replace
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, HttpResponseNotFound
+from django.shortcuts import render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET
+
+from console.accounts.access import membership_of_session
+from console.accounts.models import Membership, Organization, User
+from console.accounts.roles import Capability
+from console.accounts.services import record
+from console.core.errors import NotFound
+from console.serving.exchange import ShellEnd, ShellOpening, exchange_of
+from console.web.access import MemberRequest, member
+from jobs import free_runs, selectors, shells
+from jobs.models import Job
+
+POLICY = {
+    "default-src": [NONE],
+    "script-src": [SELF],
+    # xterm.js writes the theme's colors and the size of a character into <style> elements.
+    "style-src": [SELF, UNSAFE_INLINE],
+    "img-src": [SELF, "data:"],
+    "font-src": [SELF],
+    # Some browsers do not count websockets among 'self'.
+    "connect-src": [SELF, settings.TRAINYARD_URL.replace("http", "ws", 1)],
+    "form-action": [SELF],
+    "base-uri": [NONE],
+    "frame-ancestors": [NONE],
+}
+"""The policy of the terminal's page, which shows text that customers' code decides."""
+
+
+@never_cache
+@csp_replace(POLICY)  # type: ignore[arg-type]  # its type knows views without arguments only
+@require_GET
+@member(Capability.RUN)
+def job_shell(request: MemberRequest, pk: int, node: int) -> HttpResponse:
+    """Show a terminal that opens a shell in a node, or the reason why none can be opened."""
+    job = selectors.job_for(request.membership.organization, pk)
+    if node >= job.nodes:
+        raise NotFound
+    context = {"job": job, "title": free_runs.title(job), "node": node, "problem": shells.problem(job, node)}
+    return render(request, "jobs/shell.html", context)
+
+
+@never_cache
+@require_GET
+def admit(request: HttpRequest) -> HttpResponse:
+    """Decide whether a shell may be open; write openings and ends to the audit log. Only the server can ask this."""
+    exchange = exchange_of(request)
+    wanted = exchange.shell if exchange else None
+    if exchange is None or wanted is None:
+        return HttpResponseNotFound()
+    if wanted.end is not None:
+        _record_end(wanted.job, wanted.node, wanted.end)
+        return HttpResponse()
+    membership = _membership(request.session.session_key or "", wanted.job)
+    if membership is None:
+        return HttpResponse(status=403)
+    job = selectors.job_row(membership.organization, wanted.job)
+    socket = shells.socket_of(job, wanted.node)
+    if socket is None:
+        return HttpResponse(status=409)
+    if wanted.is_new:
+        data = {"node": wanted.node}
+        record(
+            organization=job.organization,
+            actor=membership.user,
+            action="shell.opened",
+            target=f"job:{job.pk}",
+            data=data,
+        )
+    exchange.shell_opening = ShellOpening(socket, membership.organization_id, membership.user_id)
+    return HttpResponse()
+
+
+def _membership(session: str, pk: int) -> Membership | None:
+    """Return the membership by which the session may open shells in a job's nodes."""
+    organization = Job.objects.filter(pk=pk).values_list("organization", flat=True).first()
+    membership = None if organization is None else membership_of_session(session, organization=organization)
+    return membership if membership is not None and membership.allows(Capability.RUN) else None
+
+
+def _record_end(pk: int, node: int, end: ShellEnd) -> None:
+    # Both may have been deleted while the shell was open.
+    organization = Organization.objects.filter(pk=end.opening.organization).first()
+    if organization is None:
+        return
+    record(
+        organization=organization,
+        actor=User.objects.filter(pk=end.opening.user).first(),
+        action="shell.closed",
+        target=f"job:{pk}",
+        data={"node": node, "why": end.why, "seconds": end.seconds},
+    )

@@ -1,0 +1,51 @@
+"""Shells in the nodes of running jobs: whether one may be opened, and on which socket.
+
+A shell is a process of the run's sandbox (`runtime.launcher.shells`). It ends with the run at the latest, and changes
+neither the run's deadline nor its price.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.utils.translation import gettext as _
+
+from jobs.clusters import cluster
+from jobs.models import Attempt, Job
+from jobs.states import JobState
+from runtime.errors import RuntimeFault
+
+
+def is_offered(job: Job) -> bool:
+    """Return whether the job page offers shells: the organization lets its members open them, and the job runs."""
+    return job.organization.shell_enabled and job.state == JobState.RUNNING
+
+
+def socket_of(job: Job, node: int) -> Path | None:
+    """Return the socket of a node's shells; None if no shell may be opened in it now. See `problem`."""
+    return None if problem(job, node) else _socket(job, node)
+
+
+def problem(job: Job, node: int) -> str:
+    """Return why no shell can be opened in a node, as a sentence; empty if one can."""
+    if not job.organization.shell_enabled:
+        return _("Your organization does not allow shells. An owner can enable them on the page Organization.")
+    if job.state != JobState.RUNNING:
+        return _("The job does not run. A shell is a part of a running node and ends with it.")
+    socket = _socket(job, node)
+    if socket is None:
+        return _("Shells are available on the console's own machine only, and this job runs on another cluster.")
+    if not socket.is_socket():
+        return _("This node does not run.")
+    return ""
+
+
+def _socket(job: Job, node: int) -> Path | None:
+    """Return where the socket is while the node runs; None on a cluster without shells."""
+    attempt: Attempt | None = job.attempts.filter(finished_at=None).last()
+    if attempt is None:
+        return None
+    try:
+        return cluster(attempt.backend).shell_socket(attempt.run_name, node)
+    except RuntimeFault:
+        return None

@@ -1,0 +1,129 @@
+"""A shell on a terminal of its own, whose screen and keyboard are a socket: descriptor 1. See `shells`.
+
+What the terminal shows goes to the socket as it is. What comes from the socket are frames: one byte that says what it
+is, the length of its content in two bytes (big-endian), and the content.
+
+    i   input for the terminal
+    s   the terminal's size: rows and columns, two bytes each
+
+The shell has the environment of the node's first rank. When the socket is closed, the terminal hangs up.
+"""
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import termios
+
+TYPE_CHECKING = False  # type checkers take it for True
+if TYPE_CHECKING:
+    from typing import List, NoReturn, Tuple
+
+HEADER = struct.Struct(">cH")
+"""The beginning of a frame: what it is, and the length of its content."""
+SIZE = struct.Struct(">HH")
+"""The content of a frame with the terminal's size: rows and columns."""
+INPUT, RESIZE = b"i", b"s"
+_SHELLS = ("/bin/bash", "/bin/sh")
+_READ_BYTES = 32768
+_CHECK_MS = 500
+"""How often to look whether the shell has ended. A process that it left behind may keep the terminal open."""
+
+
+def main() -> None:
+    """Connect a shell and the socket until one of them ends."""
+    connection = os.dup(1)
+    pid, terminal = pty.fork()
+    if not pid:
+        _become_shell(connection)
+    for descriptor in (connection, terminal):
+        os.set_blocking(descriptor, False)
+    pump(connection, terminal, pid)
+
+
+def _become_shell(output: int) -> "NoReturn":
+    try:
+        path = next(each for each in _SHELLS if os.access(each, os.X_OK))
+        environment = {**os.environ, "TERM": "xterm-256color", "SHELL": path}
+        if path.endswith("bash"):
+            environment.setdefault("PS1", r"\u@\h:\w\$ ")
+        os.execve(path, [path], environment)  # noqa: S606 - a shell is what is wanted
+    except (OSError, StopIteration) as error:
+        os.write(output, "There is no shell in this image: {}\r\n".format(error).encode())
+    finally:
+        os._exit(127)
+
+
+def pump(connection: int, terminal: int, pid: int) -> None:
+    """Pass bytes in both directions until the shell (`pid`) has ended, or the socket is closed.
+
+    Each direction holds what one read returns, and reads on only when that is written.
+    """
+    frames, to_terminal, to_connection = Frames(), b"", b""
+    has_ended = False
+    while True:
+        wanted = {
+            connection: (0 if to_terminal else select.POLLIN) | (select.POLLOUT if to_connection else 0),
+            terminal: (0 if to_connection else select.POLLIN) | (select.POLLOUT if to_terminal else 0),
+        }
+        poll = select.poll()
+        poll.register(connection, wanted[connection])
+        if wanted[terminal]:  # a terminal that hung up would otherwise be ready again and again
+            poll.register(terminal, wanted[terminal])
+        ready = dict(poll.poll(0 if has_ended else _CHECK_MS))
+        events, shown = ready.get(connection, 0), ready.get(terminal, 0)
+        if has_ended and wanted[terminal] & select.POLLIN and not shown:
+            return  # everything that the shell wrote is sent
+        if to_terminal and events & (select.POLLHUP | select.POLLERR):
+            return
+        try:
+            if to_connection and events & select.POLLOUT:
+                to_connection = to_connection[os.write(connection, to_connection) :]
+            if to_terminal and shown & select.POLLOUT:
+                to_terminal = to_terminal[os.write(terminal, to_terminal) :]
+            if wanted[terminal] & select.POLLIN and shown & (select.POLLIN | select.POLLHUP):
+                to_connection = os.read(terminal, _READ_BYTES)
+            if wanted[connection] & select.POLLIN and events & (select.POLLIN | select.POLLHUP):
+                data = os.read(connection, _READ_BYTES)
+                if not data:
+                    return
+                to_terminal = _handle_frames(frames.add(data), terminal)
+        except BlockingIOError:
+            continue
+        except OSError:  # the terminal is closed by its last process (EIO), or the socket by the console
+            return
+        has_ended = has_ended or os.waitpid(pid, os.WNOHANG)[0] == pid
+
+
+def _handle_frames(frames: "List[Tuple[bytes, bytes]]", terminal: int) -> bytes:
+    """Set the terminal's size as the frames ask; return the input in them."""
+    for kind, content in frames:
+        if kind == RESIZE and len(content) == SIZE.size:
+            rows, columns = SIZE.unpack(content)
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return b"".join(content for kind, content in frames if kind == INPUT)
+
+
+class Frames:
+    """Splits a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def add(self, data: bytes) -> "List[Tuple[bytes, bytes]]":
+        """Return the frames that are complete now, as (what it is, content)."""
+        self._data += data
+        frames = []
+        while len(self._data) >= HEADER.size:
+            kind, length = HEADER.unpack_from(self._data)
+            end = HEADER.size + length
+            if len(self._data) < end:
+                break
+            frames.append((kind, self._data[HEADER.size : end]))
+            self._data = self._data[end:]
+        return frames
+
+
+if __name__ == "__main__":
+    main()

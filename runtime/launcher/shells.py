@@ -1,0 +1,50 @@
+"""The shells of one node. The launcher starts one for each connection to a socket that it inherits.
+
+Only the console can connect: the socket's path is outside of the sandbox, and ranks do not inherit the descriptor. So a
+shell is a process of the sandbox like any other, with the filter, limits and user of the run's code. It is no rank:
+its end is no failure, its output no sign of progress, and it ends with the launcher.
+
+The launcher never reads what comes over a connection. `shell` does, in a process of its own that customer code may
+kill or replace.
+"""
+
+from __future__ import annotations
+
+import socket
+from selectors import EVENT_READ, BaseSelector
+
+from .extract import extract_file
+from .processes import spawn
+from .worker_group import WorkerGroup
+
+
+class Shells:
+    """Starts shells. `listener_fd` is the listening socket, `python` the interpreter of the image."""
+
+    def __init__(self, listener_fd: int, selector: BaseSelector, worker_group: WorkerGroup, python: str) -> None:
+        self._listener = socket.socket(fileno=listener_fd)
+        self._listener.setblocking(False)
+        self._worker_group = worker_group
+        self._python = python
+        selector.register(self._listener, EVENT_READ, self.start_next)
+
+    def start_next(self) -> None:
+        """Start a shell for the next connection; close the connection where none can start."""
+        try:
+            connection, _address = self._listener.accept()
+        except OSError:  # the console has closed it already
+            return
+        environment = self._worker_group.first_environment
+        with connection:
+            if environment is None:  # no rank has started yet
+                return
+            try:
+                spawn(
+                    [self._python, "-I", extract_file("shell.py")],
+                    environment,
+                    output=connection.fileno(),
+                    folder=self._worker_group.folder,
+                    new_session=True,
+                )
+            except OSError:  # the run's own processes leave no room for another
+                return

@@ -1,0 +1,67 @@
+"""The page of a shell in a real browser: xterm.js works under the page's policy, and axe accepts it."""
+
+import pytest
+from playwright.sync_api import expect
+
+from console.accounts import services
+from tests.browser.conftest import log_in
+from tests.browser.test_accessibility import AXE
+from tests.factories.shells import Node
+from tests.tools import asgi_console
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+LINK_AND_CLIPBOARD = b"\x1b]8;;https://evil.example/\x1b\\click here\x1b]8;;\x1b\\ \x1b]52;c;ZXZpbA==\x07<b id=evil>"
+
+
+@pytest.fixture
+def customer(transactional_db, customer):
+    services.enable_shells(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
+    return customer
+
+
+@pytest.fixture
+def url(settings, tmp_path, customer):
+    """The URL of a console that is served with its static files."""
+    settings.MIDDLEWARE = ["console.serving.static.StaticMiddleware", *settings.MIDDLEWARE]
+    settings.WHITENOISE_USE_FINDERS = True
+    settings.STATIC_ROOT = tmp_path
+    with asgi_console() as served:
+        settings.TRAINYARD_URL = served
+        yield served
+
+
+@pytest.fixture
+def node(short_folders, customer, monkeypatch):
+    path = short_folders() / "0.shell"
+    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: path)
+    with Node(path).running() as listening:
+        listening.output = LINK_AND_CLIPBOARD
+        yield listening
+
+
+@pytest.mark.usefixtures("node")
+def test_a_shell_is_typed_into_and_shows_customers_data_as_text(customer, url, watched):
+    job = customer.started()
+    page = watched.page
+    log_in(page.context, url, customer.membership.user)
+    page.goto(f"{url}/jobs/{job.job_id}/?tab=nodes")
+    with page.expect_popup() as popup:
+        page.get_by_role("link", name="Open a shell in node 0").click()
+    shell = popup.value
+    page.goto("about:blank")  # the page of the job would go on renewing itself
+    problems = []
+    shell.on("console", lambda message: problems.append(message.text))
+    shell.on("pageerror", lambda error: problems.append(str(error)))
+    shell.reload()
+    screen = shell.locator(".xterm-rows")
+    expect(screen).to_contain_text("click here")
+    expect(screen).to_contain_text("<b id=evil>")
+    assert shell.locator("#evil, #shell a").count() == 0
+    shell.keyboard.type("hello")
+    expect(screen).to_contain_text("ihieililio")  # a frame for each key, whose length is not printable
+    shell.evaluate(AXE)
+    violations = shell.evaluate("axe.run().then((result) => result.violations.map((each) => each.id))")
+    shell.keyboard.press("Control+c")
+    expect(shell.get_by_role("status").filter(has_text="The shell has ended.")).to_be_visible()
+    shell.close()
+    assert (violations, problems) == ([], [])

@@ -1,0 +1,227 @@
+"""Shells in the nodes of running jobs: from the websocket to the sandbox, and who gets none."""
+
+import asyncio
+import json
+from http import HTTPStatus
+
+import httpx
+import pytest
+from django.db import connection
+from django.urls import reverse
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from console.accounts import services
+from console.accounts.models import AuditEvent
+from console.serving import shells as gateway
+from runtime.specs import Outcome
+from tests.factories.accounts import MembershipFactory
+from tests.factories.shells import Browser, Node, closing_code
+from tests.tools import asgi_console
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def customer(transactional_db, customer):
+    services.enable_shells(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
+    return customer
+
+
+@pytest.fixture
+def job(customer):
+    """A job that runs on two nodes of the fake cluster."""
+    return customer.started()
+
+
+@pytest.fixture
+def node(job, customer, short_folders, monkeypatch):
+    """A listening Node 0 of the job."""
+    folder = short_folders()
+    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, node: folder / f"{node}.shell")
+    with Node(folder / "0.shell").running() as listening:
+        yield listening
+
+
+@pytest.fixture
+def browser(settings):
+    """`browser(membership)` is a Browser, at a console that is served."""
+    with asgi_console() as url:
+        settings.TRAINYARD_URL = url
+        yield lambda membership: Browser(url, membership)
+
+
+def audited():
+    """The entries about shells, as (action, target, data, address)."""
+    events = AuditEvent.objects.filter(action__startswith="shell.").order_by("pk")
+    return [(event.action, event.target, event.data | {"seconds": 0}, event.address) for event in events]
+
+
+def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, customer, job, node):
+    member = browser(customer.membership)
+
+    async def use():
+        async with member.websocket(job.job_id) as websocket:
+            assert await websocket.recv() == b"$ "
+            await websocket.send(b"ls")
+            assert await websocket.recv() == b"i\x00\x02ls"
+            await websocket.send(json.dumps({"rows": 50, "columns": 200}))
+            assert await websocket.recv() == b"s\x00\x04\x00\x32\x00\xc8"
+            await websocket.send(b"exit")
+            return await closing_code(websocket)
+
+    assert asyncio.run(use()) == gateway.ENDED
+    target = f"job:{job.job_id}"
+    assert audited() == [
+        ("shell.opened", target, {"node": 0, "seconds": 0}, "127.0.0.1"),
+        ("shell.closed", target, {"node": 0, "seconds": 0, "why": "ended"}, "127.0.0.1"),
+    ]
+    assert {event.actor for event in AuditEvent.objects.filter(target=target, action__startswith="shell.")} == {
+        customer.membership.user
+    }
+    page = httpx.get(f"{member.url}/organization/audit/", headers={"Cookie": member.cookie}).text
+    assert f"Closed a shell in node 0 of job #{job.job_id}" in page
+
+
+def test_who_gets_no_shell(browser, customer, stranger, job, node):
+    member = browser(customer.membership)
+    viewer = browser(MembershipFactory(organization=customer.organization, role="viewer"))
+    logged_out = browser(customer.membership)
+    logged_out.session.logout()
+    organization = customer.organization
+
+    def refused(websocket):
+        async def attempt():
+            async with websocket():
+                pass
+
+        with pytest.raises(InvalidStatus) as answer:
+            asyncio.run(attempt())
+        assert answer.value.response.status_code == HTTPStatus.FORBIDDEN
+
+    for other in (browser(stranger), viewer, logged_out):
+        refused(lambda other=other: other.websocket(job.job_id))
+    for origin in ("http://evil.example", member.url.replace("http", "https"), "null"):
+        refused(lambda origin=origin: member.websocket(job.job_id, origin=origin))
+    refused(lambda: member.websocket(job.job_id, node=1))  # it does not run
+    refused(lambda: connect(f"{member.url.replace('http', 'ws')}/jobs/", origin=member.url, proxy=None))
+    for name, allowed in (("shell_enabled", True), ("requires_second_factor", False)):
+        setattr(organization, name, not allowed)
+        organization.save()
+        refused(lambda: member.websocket(job.job_id))
+        setattr(organization, name, allowed)
+        organization.save()
+    # The gate is for the server alone.
+    assert httpx.get(f"{member.url}{gateway.GATE_PATH}", headers={"Cookie": member.cookie}).status_code == 404
+    customer.end(job, Outcome.COMPLETED)
+    refused(lambda: member.websocket(job.job_id))
+    assert (node.connections, audited()) == (0, [])
+
+
+def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, job, node, monkeypatch):
+    monkeypatch.setattr(gateway, "CHECK_SECONDS", 0.05)
+
+    def disable():
+        services.enable_shells(organization=customer.organization, is_enabled=False, actor=customer.membership.user)
+        connection.close()
+
+    def enable():
+        services.enable_shells(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
+        connection.close()
+
+    def end():
+        customer.end(job, Outcome.COMPLETED)
+        connection.close()
+
+    def closed_by(change):
+        member = browser(customer.membership)
+
+        async def use():
+            async with member.websocket(job.job_id) as websocket:
+                await websocket.recv()
+                await asyncio.to_thread(change, member)
+                return await closing_code(websocket)
+
+        return asyncio.run(use())
+
+    assert closed_by(lambda member: member.log_out()) == gateway.NOT_ADMITTED
+    assert closed_by(lambda _member: disable()) == gateway.NOT_ADMITTED
+    enable()
+    monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.0)
+    assert closed_by(lambda _member: None) == gateway.IDLE
+    monkeypatch.setattr(gateway, "IDLE_SECONDS", 1800.0)
+    assert closed_by(lambda _member: end()) == gateway.NOT_ADMITTED
+    reasons = [data.get("why") for _action, _target, data, _address in audited()]
+    assert reasons == [None, "not_admitted", None, "not_admitted", None, "idle", None, "not_admitted"]
+
+
+@pytest.fixture
+def one_shell(monkeypatch):
+    """Limit organizations to one shell at a console that is served later."""
+    monkeypatch.setattr(gateway, "MAX_SHELLS", 1)
+
+
+def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, customer, job, node):
+    node.output = b"x" * (gateway.MAX_UNSEEN_BYTES + 2 * gateway.READ_BYTES)
+    member = browser(customer.membership)
+
+    async def read(websocket, size):
+        received = 0
+        while received < size:
+            received += len(await websocket.recv())
+        return received
+
+    async def use():
+        async with member.websocket(job.job_id) as websocket:
+            async with member.websocket(job.job_id) as another:
+                assert await closing_code(another) == gateway.TOO_MANY
+            received = await read(websocket, gateway.MAX_UNSEEN_BYTES)
+            assert received < len(node.output)  # the rest waits until this has been drawn
+            await websocket.send(json.dumps({"seen": received}))
+            await read(websocket, len(node.output) - received)
+            await websocket.send(b"x" * (gateway.MAX_INPUT_BYTES + 1))
+            return await closing_code(websocket)
+
+    assert asyncio.run(use()) == gateway.INVALID
+    for invalid in ('{"rows": 0, "columns": 80}', '{"seen": 1000000000}', '{"rows": "1"}', "[", "[" * 100_000):
+
+        async def send_invalid(text=invalid):
+            async with member.websocket(job.job_id) as websocket:
+                await websocket.send(text)
+                return await closing_code(websocket)
+
+        assert asyncio.run(send_invalid()) == gateway.INVALID, invalid
+
+
+@pytest.mark.usefixtures("node")
+def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, job):
+    address = reverse("job_shell", args=[job.job_id, 0])
+    nodes = f"{reverse('job_detail', args=[job.job_id])}?tab=nodes"
+
+    def shown(membership, url):
+        client.force_login(membership.user)
+        answer = client.get(url)
+        return answer, answer.content.decode()
+
+    assert address in shown(customer.membership, nodes)[1]
+    answer, page = shown(customer.membership, address)
+    assert f'data-socket="{address}socket"' in page
+    policy = answer["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    viewer = MembershipFactory(organization=customer.organization, role="viewer")
+    assert address not in shown(viewer, nodes)[1]
+    assert shown(viewer, address)[0].status_code == HTTPStatus.FORBIDDEN
+    assert shown(customer.membership, reverse("job_shell", args=[job.job_id, 2]))[0].status_code == HTTPStatus.NOT_FOUND
+    customer.backend.shell_socket = lambda _name, _node: None  # as another kind of cluster
+    assert "on the console&#x27;s own machine only" in shown(customer.membership, address)[1]
+    assert client.post(reverse("organization_shells"), {"enabled": "0"}).status_code == HTTPStatus.FOUND
+    assert "Your organization does not allow shells." in shown(customer.membership, address)[1]
+    assert address not in shown(customer.membership, nodes)[1]
+    client.force_login(MembershipFactory(organization=customer.organization, role="member").user)
+    assert client.post(reverse("organization_shells"), {"enabled": "1"}).status_code == HTTPStatus.FORBIDDEN
+    assert AuditEvent.objects.filter(action="organization.shells_disabled").count() == 1
+    for membership, status in ((customer.membership, HTTPStatus.OK), (viewer, HTTPStatus.FORBIDDEN)):
+        answer = api(membership).patch("/api/v1/organization/", {"shell_enabled": True}, format="json")
+        assert answer.status_code == status
+    assert client.get("/api/v1/organization/").json()["shell_enabled"]
