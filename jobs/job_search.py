@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from billing.models import NodeSpec
-from console.accounts.models import Membership, Organization
+from console.accounts.models import Membership, Organization, User
 from console.core.errors import InvalidInput, NotFound
 from jobs import rows
 from jobs.errors import QuotaExceeded
@@ -274,13 +274,15 @@ def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
 
 
 def _windowed_filter(search: JobSearch) -> Q:
+    """Return the filters that are compared in a window. The member is resolved first, as in `_indexed_filter`."""
     wanted = Q()
     if search.q:
         wanted &= Q(name__icontains=search.q)
     if search.tag:
         wanted &= Q(tags__contains=[search.tag])
     if search.member:
-        wanted &= Q(order__placed_by__email=search.member.lower())
+        members = User.objects.filter(email=search.member.lower())
+        wanted &= Q(order__placed_by__in=list(members.values_list("pk", flat=True)))
     return wanted
 
 
