@@ -32,7 +32,7 @@ LISTS = (
 SEARCHES = {
     "job_list, by name": "job_list?q=training+12",
     "job_list, by state": "job_list?state=failed",
-    "job_list, by member": "job_list?member=person1%40example.com&filters=1",
+    "job_list, by member": "job_list?member=copy-1%40example.com&filters=1",
     "job_list, by cost": "job_list?sort=cost",
     "receipt_list, by name": "receipt_list?q=training+12",
 }
