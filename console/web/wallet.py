@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 from django import forms
 from django.conf import settings
 from django.contrib import messages
-from django.core.paginator import Paginator
+from django.core.paginator import Page, Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
@@ -107,12 +108,11 @@ def receipt_list(request: MemberRequest) -> HttpResponse:
     query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
     receipts, number = _receipts(request.membership.organization), request.GET.get("page")
     if not query:
-        page = Paginator(receipts, PAGE_SIZE).get_page(number)
-        return render(request, "billing/receipt_list.html", {"page": page})
+        return render(request, "billing/receipt_list.html", {"page": Paginator(receipts, PAGE_SIZE).get_page(number)})
     # One scan of an index finds the ids; the rows are read for the page alone.
     found = list(_matching(receipts, query).values_list("pk", flat=True)[: MAX_MATCHES + 1])
-    page = Paginator(found[:MAX_MATCHES], PAGE_SIZE).get_page(number)
-    page.object_list = list(receipts.filter(pk__in=page.object_list))
+    page: Page[Any] = Paginator(found[:MAX_MATCHES], PAGE_SIZE).get_page(number)
+    page.object_list = list(receipts.filter(pk__in=list(page)))
     context = {"page": page, "query": query, "most": MAX_MATCHES if len(found) > MAX_MATCHES else None}
     return render(request, "billing/receipt_list.html", context)
 
