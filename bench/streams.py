@@ -33,7 +33,7 @@ FOLLOWERS = 10
 WAITING_JOBS = 25
 SECONDS = 15.0 if rounds.is_quick() else 60.0
 """How long each part is measured."""
-SETTLE_SECONDS = 5.0
+SETTLE_SECONDS = 20.0
 """Time between the last stream's first bytes and the measurement: streams begin with a burst of reads."""
 LINES_PER_SECOND = 5
 OPENING_AT_ONCE = 20

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -208,9 +209,13 @@ def log_data(chunk: LogChunk) -> dict[str, Any]:
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
-    """Wait for a change, at most so long."""
+    """Wait for a change, at most about so long.
+
+    The time varies by a half: hundreds of streams that were opened together, after a restart say, would otherwise read
+    together each time, and the output of runs would wait for them.
+    """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds * random.uniform(0.5, 1.5)):  # noqa: S311 - spreads the streams' reads
             await changed.wait()
 
 
