@@ -17,18 +17,18 @@ PARTS = {
 """A text in the command line of a process of `manage.py up`, and the part that the process belongs to."""
 
 
-def cpu_seconds_by_part(server: psutil.Process, services: list[psutil.Process], script: str) -> dict[str, float]:
+def cpu_seconds_by_part(server: psutil.Process, services: list[psutil.Process], script: str = "") -> dict[str, float]:
     """Return the CPU seconds used so far by each part. The clients run in this process.
 
     `server` is `manage.py up`, `services` are its PostgreSQL and Redis. The run is not a child of them; its process has
-    `script` in its command line.
+    `script` in its command line. Without a `script` there is no run.
     """
     seconds = Counter({"clients": _cpu_seconds(psutil.Process(), with_ended_children=False)})
     for process in server.children(recursive=True):
         seconds[_part(process)] += _cpu_seconds(process)
     for service in services:
         seconds[service.name()] += sum(_cpu_seconds(each) for each in (service, *service.children(recursive=True)))
-    for process in psutil.process_iter(["cmdline"]):
+    for process in psutil.process_iter(["cmdline"]) if script else ():
         if script in " ".join(process.info["cmdline"] or ()):
             seconds["run"] += _cpu_seconds(process)
     return dict(seconds)

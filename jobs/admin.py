@@ -23,7 +23,7 @@ from console.accounts.models import User
 from console.accounts.reports import Report, Table, show
 from console.accounts.services import record
 from console.core.errors import CustomerError
-from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
+from console.core.readonly import LargeTableAdmin, ReadOnlyAdmin, ReadOnlyInline
 from jobs import estimates, models, operations, orders, selectors
 from jobs.sweeps.purchase import stop_sweep_as_operator
 from runtime.specs import Framework
@@ -84,7 +84,7 @@ class FrameworkFilter(admin.SimpleListFilter):
 
 
 @admin.register(models.Job)
-class JobAdmin(ReadOnlyAdmin):
+class JobAdmin(LargeTableAdmin):
     """Jobs, read-only, because only `lifecycle` changes them. Operators can read a run's output, stop and move it."""
 
     list_display = ("id", "organization", "name", "state", "reason", "node_spec", "nodes", "queued_at", "finished_at")
@@ -313,7 +313,7 @@ class ClusterAdmin(ReadOnlyAdmin):
 
 
 @admin.register(models.Order)
-class OrderAdmin(ReadOnlyAdmin):
+class OrderAdmin(LargeTableAdmin):
     """Orders."""
 
     list_display = ("id", "organization", "product", "placed_by", "created_at")

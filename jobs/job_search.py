@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from billing.models import NodeSpec
-from console.accounts.models import Membership, Organization
+from console.accounts.models import Membership, Organization, User
 from console.core.errors import InvalidInput, NotFound
 from jobs import rows
 from jobs.errors import QuotaExceeded
@@ -281,14 +281,15 @@ def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
 
 
 def _windowed_filter(search: JobSearch) -> Q:
-    """Return the filters without an index, which are compared within the window."""
+    """Return the filters that are compared within the window. The member is resolved first, as in `_indexed_filter`."""
     condition = Q()
     if search.q:
         condition &= Q(name__icontains=search.q)
     if search.tag:
         condition &= Q(tags__contains=[search.tag])
     if search.member:
-        condition &= Q(order__placed_by__email=search.member.lower())
+        members = User.objects.filter(email=search.member.lower())
+        condition &= Q(order__placed_by__in=list(members.values_list("pk", flat=True)))
     return condition
 
 

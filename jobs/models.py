@@ -332,7 +332,16 @@ class Job(models.Model):
             models.Index(fields=["organization", "state", "queued_at", "id"], name="jobs_in_a_state"),
             models.Index(fields=["organization", "node_spec", "queued_at", "id"], name="jobs_on_a_node_spec"),
             models.Index(fields=["workspace", "queued_at", "id"], name="jobs_of_a_workspace"),
-            models.Index(fields=["code_key", "-id"], name="jobs_of_the_same_code"),
+            models.Index(fields=["organization", "code_key", "-id"], name="jobs_of_a_code"),
+            # Every quote reads the latest of these. The index has all columns of that query: from their frequencies
+            # alone the planner would expect to find some among the latest jobs of all organizations, and read those.
+            models.Index(
+                fields=["organization", "code_key", "node_spec", "workers_per_node", "-id"],
+                name="completed_jobs_of_a_code",
+                condition=Q(
+                    builtin_script="", state=JobState.SUCCEEDED, started_at__isnull=False, finished_at__isnull=False
+                ),
+            ),
             GinIndex(fields=["tags"], name="jobs_by_tag", opclasses=["jsonb_path_ops"]),
             # The queue: in order, in order per node spec, and by needed nodes. These indexes leave out ended jobs, of
             # which there may be millions.

@@ -20,7 +20,7 @@ from billing.admin.amounts import AmountForm, ShowsAmounts, input_value
 from billing.errors import WriteOffRefused
 from billing.messages import money, to_major
 from console.accounts.models import User
-from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
+from console.core.readonly import LargeTableAdmin, ReadOnlyAdmin, ReadOnlyInline
 
 
 @admin.register(models.Account)
@@ -123,7 +123,7 @@ class EntryInline(ShowsAmounts, ReadOnlyInline):
 
 
 @admin.register(models.Transaction)
-class TransactionAdmin(ShowsAmounts, ReadOnlyAdmin):
+class TransactionAdmin(ShowsAmounts, LargeTableAdmin):
     """Transactions of the ledger."""
 
     list_display = ("reference", "kind", "description", "created_at")
@@ -132,7 +132,7 @@ class TransactionAdmin(ShowsAmounts, ReadOnlyAdmin):
 
 
 @admin.register(models.Hold)
-class HoldAdmin(ShowsAmounts, ReadOnlyAdmin):
+class HoldAdmin(ShowsAmounts, LargeTableAdmin):
     """Holds, open and ended."""
 
     list_display = ("reference", "account", "amount_minor", "metered_minor", "charged_minor", "state", "created_at")
@@ -142,7 +142,7 @@ class HoldAdmin(ShowsAmounts, ReadOnlyAdmin):
 
 
 @admin.register(models.Receipt)
-class ReceiptAdmin(ShowsAmounts, ReadOnlyAdmin):
+class ReceiptAdmin(ShowsAmounts, LargeTableAdmin):
     """Receipts."""
 
     list_display = ("title", "organization", "total_minor", "ceiling_minor", "created_at")
@@ -151,8 +151,9 @@ class ReceiptAdmin(ShowsAmounts, ReadOnlyAdmin):
 
 
 @admin.register(models.Quote)
-class QuoteAdmin(ShowsAmounts, ReadOnlyAdmin):
+class QuoteAdmin(ShowsAmounts, LargeTableAdmin):
     """Quotes."""
 
     list_display = ("id", "organization", "mode", "p50_minor", "p90_minor", "ceiling_minor", "created_at", "expires_at")
     list_filter = ("mode",)
+    list_select_related = ("organization",)

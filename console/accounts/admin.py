@@ -32,7 +32,7 @@ from console.accounts.models import (
 )
 from console.accounts.roles import Role
 from console.core.errors import CustomerError
-from console.core.readonly import ReadOnly
+from console.core.readonly import ROWS_PER_PAGE, LargeTableAdmin, ReadOnly
 
 # allauth's pages would show the keys of second factors and of sessions. Single sign-on is set in the environment.
 for _model in (Group, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken):
@@ -63,6 +63,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
     add_form = NewUserForm
     change_password_form = AdminPasswordChangeForm
     ordering = ("email",)
+    list_per_page = ROWS_PER_PAGE
     list_display = ("email", "first_name", "last_name", "is_active", "awaits_approval", "is_staff", "last_login")
     list_filter = ("awaits_approval", "is_active", "is_staff")
     search_fields = ("email", "first_name", "last_name")
@@ -135,6 +136,7 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
     """Organizations with their quotas, members and services."""
 
     list_display = ("name", "slug", "created_at", "service_active")
+    list_per_page = ROWS_PER_PAGE
     search_fields = ("name", "slug", "memberships__user__email")
     readonly_fields = ("slug", "created_at")
     inlines = (QuotaInline, MembershipInline, ActivationInline)
@@ -232,13 +234,12 @@ class ApiTokenAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publi
 
 
 @admin.register(AuditEvent)
-class AuditEventAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+class AuditEventAdmin(LargeTableAdmin):
     """The audit log."""
 
     list_display = ("created_at", "actor", "action", "target", "organization", "address")
     list_select_related = ("actor", "organization")
     search_fields = ("action", "target", "actor__email", "organization__name")
-    show_full_result_count = False
 
 
 def _actor(request: HttpRequest) -> User | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 from django import forms
 from django.conf import settings
 from django.contrib import messages
-from django.core.paginator import Paginator
+from django.core.paginator import Page, Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
@@ -31,6 +32,8 @@ SUGGESTED_MULTIPLES = (4, 10, 20, 100)
 """Top-up amounts offered as buttons, as multiples of the minimum."""
 PAGE_SIZE = 25
 """How many transactions or receipts one page shows."""
+MAX_MATCHES = 1000
+"""Receipts that a search finds at most, the newest first: nobody reads 40 pages."""
 MAX_AMOUNT_DIGITS = 11
 """Longer amounts in a URL are ignored: no reasonable top-up has as many digits, even in a small currency."""
 
@@ -103,9 +106,15 @@ def arrival(request: MemberRequest) -> HttpResponse:
 def receipt_list(request: MemberRequest) -> HttpResponse:
     """List the receipts: all, or those that match `?q=`."""
     query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
-    receipts = _matching(_receipts(request.membership.organization), query)
-    page = Paginator(receipts, PAGE_SIZE).get_page(request.GET.get("page"))
-    return render(request, "billing/receipt_list.html", {"page": page, "query": query})
+    receipts, number = _receipts(request.membership.organization), request.GET.get("page")
+    if not query:
+        return render(request, "billing/receipt_list.html", {"page": Paginator(receipts, PAGE_SIZE).get_page(number)})
+    # One scan of an index finds the ids; the rows are read for the page alone.
+    found = list(_matching(receipts, query).values_list("pk", flat=True)[: MAX_MATCHES + 1])
+    page: Page[Any] = Paginator(found[:MAX_MATCHES], PAGE_SIZE).get_page(number)
+    page.object_list = list(receipts.filter(pk__in=list(page)))
+    context = {"page": page, "query": query, "most": MAX_MATCHES if len(found) > MAX_MATCHES else None}
+    return render(request, "billing/receipt_list.html", context)
 
 
 @require_GET

@@ -30,6 +30,7 @@ ACCEPTED = {
     "billing.0012_move_function": "adds a function; the one that the previous release calls stays",
     "billing.0019_storage_charges": "widens a constraint for prices of storage, which old code never writes",
     "billing.0021_indexes_of_large_tables": "replaces the index of an entry's account by one that begins with it",
+    "billing.0022_indexes_of_receipts": "replaces the index of a receipt's organization by ones that begin with it",
     "jobs.0005_every_metric_point": "removes a constraint; the previous release drops repeated steps itself",
     "jobs.0009_capacity_snapshot": "renames the model in Django; the table and its columns stay",
     "jobs.0017_job_search": "replaces the index of a job's workspace by one that begins with it",

@@ -49,6 +49,7 @@ def token(customer, monkeypatch):
 def _no_polling(monkeypatch):
     """Changes must be announced: polling would hide one that is not."""
     monkeypatch.setattr(streams, "POLL_SECONDS", 60.0)
+    monkeypatch.setattr(streams, "ROW_POLL_SECONDS", 60.0)
 
 
 def in_loop(test):

@@ -9,6 +9,7 @@ from django.urls import reverse
 from billing import budgets, invoice_pdf, invoices
 from billing.models import BillingDetails, BillingPolicy, Budget, Quote, Voucher
 from console.accounts.roles import Role
+from console.web import wallet
 from jobs import orders, reconciliation
 from jobs.models import Job
 from runtime.specs import Outcome
@@ -165,6 +166,15 @@ def test_receipts_are_found_by_name_and_number(owner_page, done):
         assert found(query), query
     for query in (f"{done.name}x", f"R-{receipt + 1}", f"#{done.pk + 1}", f"#{done.pk}0", "9" * 40, "R-"):
         assert not found(query), query
+
+
+def test_a_search_for_receipts_shows_the_newest_matches(owner_page, done, customer, monkeypatch):
+    newest = customer.end(customer.started(name=done.name), Outcome.COMPLETED).order.hold.receipt
+    monkeypatch.setattr(wallet, "MAX_MATCHES", 1)
+    page = text(owner_page.get(reverse("receipt_list"), {"q": done.name}))
+    assert f"R-{newest.pk}<" in page
+    assert f"R-{done.order.hold.receipt.pk}<" not in page
+    assert "Only the newest 1 matches are shown." in page
 
 
 def test_another_organization_sees_no_invoice_receipt_quote_or_cost(browser, stranger, customer, done):
