@@ -1,4 +1,4 @@
-"""Parse the settings of sign-up and of OpenID Connect providers. Errors stop the process at start."""
+"""Parse the settings of sign-up and of OpenID Connect, in both directions. Errors stop the process at start."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from django.core.exceptions import ImproperlyConfigured
 
 REQUIRED_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
 OPTIONAL_FIELDS = ("verified_domains",)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 """Hosts whose provider may use http, for tests and trials."""
+
+MIN_KEY_BITS = 2048
+"""The shortest RSA key that signs ID tokens, as RFC 7518 asks."""
 
 SIGNUP_RULES = ("open", "approval", "closed")
 
@@ -70,3 +75,19 @@ def origins(providers: list[dict[str, Any]]) -> list[str]:
     """Return the origins of the providers, to which the log-in forms redirect."""
     urls = [urlsplit(provider["settings"]["server_url"]) for provider in providers]
     return sorted({f"{url.scheme}://{url.netloc}" for url in urls})
+
+
+def parse_private_key(text: str) -> str:
+    """Return the PEM of the RSA key that signs ID tokens; empty: the console is no provider.
+
+    Raises ImproperlyConfigured.
+    """
+    if not text.strip():
+        return ""
+    try:
+        key = load_pem_private_key(text.encode(), password=None)
+    except (ValueError, TypeError):
+        raise ImproperlyConfigured("OPENID_PRIVATE_KEY is no private key. Create one: openssl genrsa 2048") from None
+    if not isinstance(key, RSAPrivateKey) or key.key_size < MIN_KEY_BITS:
+        raise ImproperlyConfigured(f"OPENID_PRIVATE_KEY must be an RSA key of at least {MIN_KEY_BITS} bits.")
+    return text
