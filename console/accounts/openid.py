@@ -87,9 +87,15 @@ def is_redirect_uri(text: str) -> bool:
     return is_encrypted and text.isascii() and not url.username and not url.fragment
 
 
-def revoke_client_tokens(*, user: User) -> None:
-    """End the access of every client to a person's account."""
-    Token.objects.filter(user=user).delete()
+def clients_of(user: User) -> list[Client]:
+    """Return the clients that may act for a person now, by name."""
+    return list(Client.objects.filter(pk__in=Token.objects.valid().filter(user=user).values("client")).order_by("name"))
+
+
+def revoke_client_tokens(*, user: User, client: Client | None = None) -> None:
+    """End the access of a client, or of every client, to a person's account."""
+    tokens = Token.objects.filter(user=user)
+    (tokens.filter(client=client) if client else tokens).delete()
 
 
 @receiver([account.password_changed, account.password_set, account.password_reset])

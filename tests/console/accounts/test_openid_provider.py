@@ -227,7 +227,17 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
     assert Client().get(USERINFO_URL, headers=bearer(token)).status_code == 401
 
 
-def test_a_new_password_ends_every_access(hub, browser, owner):
+def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, owner, stranger):
+    got, other = access(browser, hub), Client()
+    other.force_login(stranger.user)
+    end = reverse("security_end_access", args=[hub.pk])
+    assert end not in other.get(reverse("security")).content.decode()
+    other.post(end)  # ends nothing of another person
+    assert end in browser.get(reverse("security")).content.decode()
+    assert Client().get(USERINFO_URL, headers=bearer(got["access_token"])).status_code == 200
+    browser.post(end)
+    assert Client().get(USERINFO_URL, headers=bearer(got["access_token"])).status_code == 401
+    assert end not in browser.get(reverse("security")).content.decode()
     got = access(browser, hub)
     browser.post(
         reverse("account_change_password"),
