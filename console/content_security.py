@@ -6,9 +6,12 @@ from csp.middleware import CSPMiddleware, PolicyParts
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
+FORM_TARGET = "form_target"
+"""A request's attribute with an origin: the forms of its page may redirect there too."""
+
 
 class PolicyMiddleware(CSPMiddleware):
-    """Sends `CONTENT_SECURITY_POLICY`, extended by `ADMIN_POLICY_UPDATE` on the admin's pages."""
+    """Sends `CONTENT_SECURITY_POLICY`, extended on the admin's pages, and on a page whose request has a FORM_TARGET."""
 
     def get_policy_parts(
         self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
@@ -17,4 +20,6 @@ class PolicyMiddleware(CSPMiddleware):
         parts = super().get_policy_parts(request, response, report_only)
         if request.resolver_match and "admin" in request.resolver_match.namespaces:
             parts.update = settings.ADMIN_POLICY_UPDATE
+        elif target := getattr(request, FORM_TARGET, ""):
+            parts.update = {"form-action": [target]}
         return parts

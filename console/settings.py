@@ -92,6 +92,7 @@ INSTALLED_APPS = [
     "allauth.usersessions",
     "allauth.socialaccount",
     "allauth.socialaccount.providers.openid_connect",
+    "allauth.idp.oidc",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -196,6 +197,7 @@ CELERY_BEAT_SCHEDULE = {
     "watch-money": {"task": "billing.tasks.watch_money", "schedule": 60.0, "options": {"expires": 60}},
     "check-books": {"task": "billing.tasks.check_books", "schedule": 600.0, "options": {"expires": 600}},
     "write-invoices": {"task": "billing.tasks.write_invoices", "schedule": 3600.0},
+    "forget-client-tokens": {"task": "console.accounts.openid.forget_expired_tokens", "schedule": 86400.0},
     "send-invitations": {"task": "console.accounts.invitations.send_due", "schedule": 60.0, "options": {"expires": 60}},
     "clear-sessions": {"task": "console.accounts.sessions.clear_expired", "schedule": 3600.0},
     "deliver-webhooks": {"task": "console.notifications.tasks.deliver", "schedule": 10.0, "options": {"expires": 10}},
@@ -261,6 +263,15 @@ SOCIALACCOUNT_FORMS = {"signup": "console.accounts.signup.SingleSignOnForm"}
 SOCIALACCOUNT_EMAIL_AUTHENTICATION = False
 SOCIALACCOUNT_EMAIL_VERIFICATION = ACCOUNT_EMAIL_VERIFICATION
 SOCIALACCOUNT_REAUTHENTICATION_REQUIRED = True
+# The console as an OpenID provider, for the clients that administrators register. Without a key it is none.
+OPENID_PRIVATE_KEY = sign_in.parse_private_key(env.str("OPENID_PRIVATE_KEY", "", multiline=True))
+IDP_OIDC_PRIVATE_KEY = OPENID_PRIVATE_KEY
+IDP_OIDC_ADAPTER = "console.accounts.openid.ProviderAdapter"
+IDP_OIDC_AUTH_METHODS = ["client_secret_basic", "client_secret_post"]
+IDP_OIDC_REFRESH_TOKEN_EXPIRES_IN = SESSION_COOKIE_AGE
+# Every client has a secret, without which nobody can use a stolen refresh token. Replacing the token at each use would
+# only log people out whose client asks twice at once.
+IDP_OIDC_ROTATE_REFRESH_TOKEN = False
 TERMS_VERSION = "2026-11-22"
 
 # --- API -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Parse the settings of sign-up and of the providers of single sign-on. Errors stop the process at start."""
+"""Parse the settings of sign-up, of single sign-on, and of the console as an OpenID provider.
+
+Errors stop the process at start.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from django.core.exceptions import ImproperlyConfigured
 
 OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
@@ -33,6 +38,9 @@ MAX_ENTITY_ID_LENGTH = 200
 """The length of the column `provider` of allauth's accounts."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 """Hosts whose provider may use http, for tests and trials."""
+
+MIN_KEY_BITS = 2048
+"""The shortest RSA key that signs ID tokens, as RFC 7518 asks."""
 
 SIGNUP_RULES = ("open", "approval", "closed")
 
@@ -197,3 +205,19 @@ def origins(providers: list[dict[str, Any]]) -> list[str]:
     settings = [provider["settings"] for provider in providers]
     urls = [urlsplit(each["idp"]["sso_url"] if "idp" in each else each["server_url"]) for each in settings]
     return sorted({f"{url.scheme}://{url.netloc}" for url in urls})
+
+
+def parse_private_key(text: str) -> str:
+    """Return the PEM of the RSA key that signs ID tokens; empty: the console is no provider.
+
+    Raises ImproperlyConfigured.
+    """
+    if not text.strip():
+        return ""
+    try:
+        key = load_pem_private_key(text.encode(), password=None)
+    except (ValueError, TypeError):
+        raise ImproperlyConfigured("OPENID_PRIVATE_KEY is no private key. Create one: openssl genrsa 2048") from None
+    if not isinstance(key, RSAPrivateKey) or key.key_size < MIN_KEY_BITS:
+        raise ImproperlyConfigured(f"OPENID_PRIVATE_KEY must be an RSA key of at least {MIN_KEY_BITS} bits.")
+    return text

@@ -7,7 +7,7 @@ from django.views.generic import RedirectView, TemplateView
 
 from console import api
 from console.monitoring import health, metrics
-from console.web import access
+from console.web import access, openid
 from console.web.organization import set_language
 
 # Administrators log in on the same page as everyone, under the same limits.
@@ -26,6 +26,7 @@ urlpatterns = [
     ),
     path("accounts/approval/", TemplateView.as_view(template_name="accounts/approval.html"), name="account_approval"),
     path("accounts/", include("allauth.urls")),
+    *openid.urlpatterns,
     path("i18n/setlang/", set_language, name="set_language"),
     path("api/v1/", include(api.urlpatterns)),
     path("", include("console.web.urls")),

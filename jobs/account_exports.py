@@ -29,6 +29,7 @@ from billing.models import (
     Refund,
     TopUp,
 )
+from console.accounts import openid
 from console.accounts.models import ApiToken, AuditEvent, Invitation, Membership, Organization, User
 from console.accounts.services import record
 from console.core.zip_stream import zip_stream
@@ -72,6 +73,7 @@ def _person_files(user: User) -> ArchiveFiles:
         "single_sign_on": list(
             SocialAccount.objects.filter(user=user).values("provider", "uid", "extra_data", "date_joined", "last_login")
         ),
+        "services": [client.name for client in openid.clients_of(user)],
     }
     yield "profile.json", [_json(profile)]
     yield "memberships.csv", _table(

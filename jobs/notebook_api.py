@@ -1,4 +1,4 @@
-"""API of notebooks: quote, buy, watch and stop."""
+"""API of notebooks: quote, buy, watch and stop. OpenID clients with the scope `notebooks` may use it for a person."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rest_framework.response import Response
 from billing.api import LineSerializer
 from billing.models import Quote
 from billing.quotes import quote_for
+from console.accounts.authentication import ClientTokenAuthentication
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.core.pagination import NewestFirst
@@ -83,7 +84,13 @@ class NotebookSerializer(serializers.ModelSerializer[Job]):
         return selectors.cost_minor(job)
 
 
-class NotebookQuotesView(TenantView):
+class NotebookApiView(TenantView):
+    """Base class of the views of notebooks."""
+
+    authentication_classes = (ClientTokenAuthentication, *TenantView.authentication_classes)
+
+
+class NotebookQuotesView(NotebookApiView):
     """Quotes of notebooks."""
 
     capabilities: ClassVar = {"POST": Capability.RUN}
@@ -95,7 +102,7 @@ class NotebookQuotesView(TenantView):
         return Response(NotebookQuoteSerializer(quote).data, status=201)
 
 
-class NotebooksView(TenantView, ListAPIView[Job]):
+class NotebooksView(NotebookApiView, ListAPIView[Job]):
     """Notebooks."""
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.RUN}
@@ -124,7 +131,7 @@ class NotebooksView(TenantView, ListAPIView[Job]):
         return Response(NotebookSerializer(notebooks.notebook_for(self.organization, order.job.pk)).data, status=201)
 
 
-class NotebookView(TenantView):
+class NotebookView(NotebookApiView):
     """One notebook."""
 
     capabilities: ClassVar = {"GET": Capability.VIEW}
@@ -135,7 +142,7 @@ class NotebookView(TenantView):
         return Response(NotebookSerializer(notebooks.notebook_for(self.organization, pk)).data)
 
 
-class StopNotebookView(TenantView):
+class StopNotebookView(NotebookApiView):
     """The stop of a notebook."""
 
     capabilities: ClassVar = {"POST": Capability.RUN}

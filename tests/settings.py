@@ -3,9 +3,16 @@
 import os
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
 BASE = Path(__file__).resolve().parent.parent
 os.environ.setdefault("TRAINYARD_IMAGES_ROOT", str(BASE / "var" / "images"))  # built once: it takes minutes
 os.environ["REGISTRY_CHECKS"] = "0"  # no test asks a registry on the Internet
+_key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+os.environ["OPENID_PRIVATE_KEY"] = _key.private_bytes(
+    Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()
+).decode()
 os.environ["TRAINYARD_VAR"] = str(BASE / "var" / "test")
 for _name in (
     "DATABASE_URL", "REDIS_URL", "TRAINYARD_URL", "STRIPE_SECRET_KEY", "RUNTIME_BACKEND", "TRAINYARD_CLUSTERS", "DEBUG",

@@ -16,6 +16,7 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from console.accounts import second_factors, selectors
+from console.accounts.authentication import ClientAccess
 from console.accounts.models import ApiToken, Membership, User
 from console.accounts.roles import Capability
 from console.core.errors import SecondFactorRequired
@@ -47,7 +48,7 @@ class HasCapability(BasePermission):
 
 def request_membership(request: Request) -> Membership | None:
     """Return the request's membership: its token's, or the one chosen in the session."""
-    if isinstance(request.auth, ApiToken):
+    if isinstance(request.auth, ApiToken | ClientAccess):
         return request.auth.membership
     return getattr(request._request, "membership", None)  # noqa: SLF001  # DRF offers the wrapped request nowhere else
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from allauth.idp.oidc.adapter import get_adapter
+from allauth.idp.oidc.models import Client, Token
 from allauth.mfa.models import Authenticator
 from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
 from allauth.usersessions.models import UserSession
@@ -13,13 +15,14 @@ from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.db import transaction
 from django.db.models import QuerySet
-from django.forms import ModelForm
+from django.forms import CheckboxSelectMultiple, ModelForm, MultipleChoiceField, ValidationError
 from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from console.accounts import emails, second_factors, services
+from console.accounts import emails, openid, second_factors, services
 from console.accounts.models import (
     ApiToken,
     AuditEvent,
@@ -35,7 +38,8 @@ from console.core.errors import CustomerError
 from console.core.readonly import ROWS_PER_PAGE, LargeTableAdmin, ReadOnly
 
 # allauth's pages would show the keys of second factors and of sessions. Single sign-on is set in the environment.
-for _model in (Group, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken):
+# The forms of clients would offer what they may not do here (`openid`).
+for _model in (Group, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken, Client, Token):
     admin.site.unregister(_model)
 
 
@@ -240,6 +244,76 @@ class AuditEventAdmin(LargeTableAdmin):
     list_display = ("created_at", "actor", "action", "target", "organization", "address")
     list_select_related = ("actor", "organization")
     search_fields = ("action", "target", "actor__email", "organization__name")
+
+
+class ClientForm(ModelForm):  # type: ignore[type-arg]  # allauth publishes no types
+    """The name of a client, where it receives people, and its scopes."""
+
+    scopes = MultipleChoiceField(
+        label=_("scopes"),
+        choices=[(scope, scope) for scope in openid.SCOPES],
+        widget=CheckboxSelectMultiple,
+        help_text=_("The scope notebooks lets the client start notebooks, which people's organizations pay for."),
+    )
+
+    class Meta:
+        model = Client
+        fields = ("name", "redirect_uris", "scopes")
+        labels = {"redirect_uris": _("redirect URIs")}
+        help_texts = {"redirect_uris": _("One on each line, exactly as the client sends it.")}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.initial["scopes"] = self.instance.get_scopes()
+
+    def clean_redirect_uris(self) -> str:
+        """Return one address on each line. Raises ValidationError."""
+        addresses = str(self.cleaned_data["redirect_uris"]).split()
+        if not addresses or not all(map(openid.is_redirect_uri, addresses)):
+            raise ValidationError(
+                _("Each redirect URI must be a complete https:// address. Only localhost may use http://.")
+            )
+        return "\n".join(addresses)
+
+    def clean_scopes(self) -> str:
+        """Return one scope on each line. OpenID Connect requires `openid`."""
+        return "\n".join({"openid": None} | dict.fromkeys(self.cleaned_data["scopes"]))
+
+
+@admin.register(Client)
+class ClientAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """Clients of the OpenID provider. Deleting one ends its access to every account."""
+
+    form = ClientForm
+    list_display = ("name", "id", "created_at")
+    search_fields = ("name", "id")
+    readonly_fields = ("id", "created_at")
+    actions = ("replace_secret", "revoke_tokens")
+
+    def save_model(self, request: HttpRequest, obj: Client, form: Any, change: bool) -> None:
+        """Save the client. A new one gets a secret, which is shown once."""
+        obj.set_grant_types([grant.value for grant in openid.GRANT_TYPES])
+        if not change:
+            self._give_secret(request, obj)
+        super().save_model(request, obj, form, change)
+
+    @admin.action(description=_("Replace the secrets of the chosen clients"))
+    def replace_secret(self, request: HttpRequest, queryset: QuerySet[Client]) -> None:
+        """Give each client a new secret. The old one stops working."""
+        for client in queryset:
+            self._give_secret(request, client)
+            client.save(update_fields=["secret"])
+
+    @admin.action(description=_("Log everybody out of the chosen clients"))
+    def revoke_tokens(self, request: HttpRequest, queryset: QuerySet[Client]) -> None:
+        """End the access of each client to every account."""
+        Token.objects.filter(client__in=queryset).delete()
+
+    def _give_secret(self, request: HttpRequest, client: Client) -> None:
+        secret = get_adapter().generate_client_secret()
+        client.set_secret(secret)
+        sentence = format_html("{} <code>{}</code>", _("The secret of %s, shown only now:") % client.name, secret)
+        self.message_user(request, sentence, messages.WARNING)
 
 
 def _actor(request: HttpRequest) -> User | None:

@@ -13,5 +13,5 @@ class AccountsConfig(AppConfig):
     verbose_name = _("Accounts")
 
     def ready(self) -> None:
-        """Connect the receivers that write the audit log."""
-        autodiscover_modules("audit")  # models exist only now
+        """Connect the receivers that write the audit log, and those that end the access of clients."""
+        autodiscover_modules("audit", "openid")  # models exist only now

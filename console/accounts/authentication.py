@@ -1,24 +1,32 @@
-"""API authentication by the token in the `Authorization` header. An invalid token is a 401, never a session."""
+"""API authentication by the token in the `Authorization` header. An invalid token is a 401, never a session.
+
+All views accept API tokens. Views with `ClientTokenAuthentication` also accept access tokens of OpenID clients.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 
+from allauth.idp.oidc.models import Token
+from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
-from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
-from console.accounts import selectors
-from console.accounts.models import ApiToken, User
-from console.accounts.services import token_digest
+from console.accounts import openid, selectors
+from console.accounts.models import ApiToken, Membership, User
+from console.accounts.roles import Capability
+from console.accounts.services import TOKEN_PREFIX, token_digest
 from console.observability import context
 
 USED_AT_PRECISION = timedelta(minutes=1)
 """Minimum interval between updates of `last_used_at`, which shows whether a token is in use."""
 SCHEMES = {b"token", b"bearer"}
+ORGANIZATION_HEADER = "Trainyard-Organization"
 
 
 class TokenAuthentication(BaseAuthentication):
@@ -52,3 +60,50 @@ class TokenAuthentication(BaseAuthentication):
         if token.last_used_at is None or token.last_used_at < now - USED_AT_PRECISION:
             is_outdated = Q(last_used_at=None) | Q(last_used_at__lt=now - USED_AT_PRECISION)
             ApiToken.objects.filter(is_outdated, pk=token.pk).update(last_used_at=now)
+
+
+@dataclass(frozen=True)
+class ClientAccess:
+    """What `request.auth` is for an access token of an OpenID client: the membership in which it acts."""
+
+    membership: Membership
+
+
+class ClientTokenAuthentication(BaseAuthentication):
+    """Accepts `Authorization: Bearer` with an access token of an OpenID client that has the scope `notebooks`.
+
+    It acts for the person, in the organization that the header ORGANIZATION_HEADER names by its slug. A person with one
+    organization can leave the header out. It comes before TokenAuthentication, which refuses what it does not know.
+    """
+
+    def authenticate(self, request: Request) -> tuple[User, ClientAccess] | None:
+        """Return the person and their membership; None without such a token. Raises AuthenticationFailed."""
+        scheme, _separator, value = get_authorization_header(request).partition(b" ")
+        if scheme.lower() != b"bearer" or value.startswith(TOKEN_PREFIX.encode()) or not settings.OPENID_PRIVATE_KEY:
+            return None
+        token = Token.objects.lookup(Token.Type.ACCESS_TOKEN, value.decode("latin-1"))
+        # A token that names resources (RFC 8707) is for those alone.
+        if token is None or token.user is None or not token.user.is_active or token.get_resources():
+            raise AuthenticationFailed(_("This access token is unknown or expired. Log in again."))
+        granted = set(token.get_scopes()) & set(token.client.get_scopes())
+        if openid.NOTEBOOKS not in granted:
+            raise PermissionDenied(_("This access token has no scope for notebooks."))
+        membership = self._membership(request, token.user)
+        membership.scopes = frozenset({Capability.VIEW, Capability.RUN})
+        context.add(user=token.user.pk, organization=membership.organization_id)
+        return token.user, ClientAccess(membership)
+
+    def authenticate_header(self, request: Request) -> str:
+        """Return the WWW-Authenticate header of a 401."""
+        return 'Bearer realm="trainyard"'
+
+    def _membership(self, request: Request, user: User) -> Membership:
+        """Return the membership in which the token acts. Raises PermissionDenied."""
+        wanted = request.headers.get(ORGANIZATION_HEADER, "")
+        usable = openid.usable_memberships(user)
+        chosen = [each for each in usable if wanted in {"", each.organization.slug}]
+        if not usable:
+            raise PermissionDenied(_("You belong to no organization, or lack the second factor that it requires."))
+        if len(chosen) != 1:
+            raise PermissionDenied(_("Name one of your organizations in the header Trainyard-Organization."))
+        return chosen[0]

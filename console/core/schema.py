@@ -33,6 +33,18 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
         return {"type": "apiKey", "in": "header", "name": "Authorization", "description": description}
 
 
+class ClientTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # as above
+    """`Authorization: Bearer ...` of an OpenID client."""
+
+    target_class = "console.accounts.authentication.ClientTokenAuthentication"
+    name = "openid"
+
+    def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, str]:
+        """Return the security scheme."""
+        description = "An access token of an OpenID client with the scope `notebooks`: `Authorization: Bearer ...`"
+        return {"type": "http", "scheme": "bearer", "description": description}
+
+
 class Schema(AutoSchema):
     """Adds the responses of errors to every operation."""
 

@@ -43,6 +43,8 @@ SENTENCES: dict[str, Promise] = {
     "account.factor_added": _("Added a second factor: %(target)s"),
     "account.factor_removed": _("Removed a second factor: %(target)s"),
     "account.codes_renewed": _("Created new recovery codes"),
+    "account.client_authorized": _("Logged in to another service: %(target)s"),
+    "account.client_ended": _("Ended the access of another service: %(target)s"),
     "account.provider_connected": _("Connected single sign-on: %(target)s"),
     "account.provider_disconnected": _("Disconnected single sign-on: %(target)s"),
     "account.session_ended": _("Ended a session"),

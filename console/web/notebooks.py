@@ -28,7 +28,7 @@ from console.accounts.access import membership_of_session
 from console.accounts.roles import Capability
 from console.accounts.services import is_active, record
 from console.core import encryption
-from console.core.errors import CustomerError, InvalidInput
+from console.core.errors import CustomerError, InvalidInput, NotFound
 from console.serving.exchange import exchange_of
 from console.serving.notebooks import COOKIE, origin_of
 from console.web.access import MemberRequest, error_text, member
@@ -140,8 +140,14 @@ def notebook_order(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.RUN)
 def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
-    """Send the browser to the notebook's own host, with a ticket."""
-    job = notebooks.notebook_for(request.membership.organization, pk)
+    """Send the browser to the notebook's own host, with a ticket.
+
+    The notebook may belong to another organization of the person than the one chosen in this session: a link to it
+    may come from another service (`deploy/jupyterhub`).
+    """
+    job = _job_for(request.session.session_key or "", pk)
+    if job is None:
+        raise NotFound
     if notebooks.socket_of(job) is None:
         messages.info(request, _("This notebook does not run now."))
         return redirect("job_detail", pk)

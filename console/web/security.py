@@ -1,7 +1,11 @@
-"""The page of a person's own log-in: password, second factors and sessions. allauth has the forms of second factors."""
+"""The page of a person's own log-in: password, second factors, sessions and other services.
+
+allauth has the forms of second factors.
+"""
 
 from __future__ import annotations
 
+from allauth.idp.oidc.models import Client
 from allauth.mfa.models import Authenticator
 from allauth.usersessions.adapter import get_adapter
 from allauth.usersessions.models import UserSession
@@ -15,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from console.accounts import audit, second_factors, user_agents
+from console.accounts import audit, openid, second_factors, user_agents
 from console.accounts.models import User
 
 
@@ -23,7 +27,7 @@ from console.accounts.models import User
 @require_GET
 @login_required
 def security(request: HttpRequest) -> HttpResponse:
-    """Show the password, second factors and sessions of the person."""
+    """Show the password, second factors and sessions of the person, and the services that may act for them."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     factors = list(Authenticator.objects.filter(user=request.user).order_by("id"))
     sessions = UserSession.objects.purge_and_list(request.user)
@@ -36,6 +40,7 @@ def security(request: HttpRequest) -> HttpResponse:
             "unused_codes": second_factors.count_unused_codes(factors),
             "lacks_staff_factor": second_factors.is_missing_for_staff(request.user),
             "has_providers": bool(settings.OIDC_PROVIDERS or settings.SAML_PROVIDERS),
+            "services": openid.clients_of(request.user),
             "sessions": [
                 {"row": session, "browser": user_agents.name(session.user_agent), "is_current": session.is_current()}
                 for session in sorted(sessions, key=lambda session: session.created_at, reverse=True)
@@ -66,4 +71,16 @@ def end_other_sessions(request: HttpRequest) -> HttpResponse:
     get_adapter().end_sessions([each for each in sessions if not each.is_current()])
     audit.record_for_person(user=request.user, action="session_ended")
     messages.success(request, _("All other sessions were ended."))
+    return redirect("security")
+
+
+@require_POST
+@login_required
+def end_access(request: HttpRequest, pk: str) -> HttpResponse:
+    """End what another service may do for the person, until they log in to it again."""
+    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
+    service = get_object_or_404(Client, pk=pk)
+    openid.revoke_client_tokens(user=request.user, client=service)
+    audit.record_for_person(user=request.user, action="client_ended", target=service.name)
+    messages.success(request, _("The access was ended."))
     return redirect("security")

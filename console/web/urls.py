@@ -201,6 +201,7 @@ urlpatterns = [
     path("organization/close/", closure.close_organization, name="organization_close"),
     path("organization/close/withdraw/", closure.withdraw, name="organization_close_withdraw"),
     path("organization/export/", closure.export_organization, name="organization_export"),
+    path("security/services/<str:pk>/end/", security.end_access, name="security_end_access"),
     path("security/export/", closure.export_account, name="security_export"),
     path("security/delete/", closure.delete_account, name="security_delete"),
     path("organization/service-accounts/", service_accounts.account_list, name="organization_service_accounts"),

@@ -6,6 +6,7 @@ import struct
 import time
 import zlib
 
+from allauth.idp.oidc.models import Client
 from django.utils import timezone
 
 from billing import auto_topup, budgets, credit, customers, invoices, payments
@@ -42,6 +43,8 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"".join(
 )
 """A picture of 32 by 32 shades of gray."""
 
+HUB_ADDRESS = "https://hub.example.com/hub/oauth_callback"
+
 
 def furnish(customer, provider):
     """Fill the organization. Return the ids that URLs contain: of jobs by state, a receipt, invoices, an invitation."""
@@ -60,7 +63,9 @@ def furnish(customer, provider):
     line, left = next((line, left) for line, left in invoices.correctable_lines(invoice) if left)
     note = invoices.correct(invoice=invoice, amounts={line.pk: left}, reason="Goodwill", user=user)
     offer = invitations.invite(organization=organization, email="new@example.com", role=Role.VIEWER, actor=user)
+    hub = Client.objects.create(name="JupyterHub", redirect_uris=HUB_ADDRESS, scopes="openid\nnotebooks")
     return jobs | {
+        "client": hub.pk,
         "receipt": receipt.pk,
         "invoice": invoice.pk,
         "note": note.pk,

@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 
 from console.web import urls
 from tests.browser.conftest import log_in, open_context
-from tests.browser.furnished import furnish
+from tests.browser.furnished import HUB_ADDRESS, furnish
 from tests.factories.jobs import Customer
 
 pytestmark = [
@@ -141,6 +141,11 @@ ACCOUNT = [
     "accounts/email/",
     "accounts/3rdparty/",
     "accounts/reauthenticate/",
+    (
+        f"identity/o/authorize?client_id={{client}}&redirect_uri={HUB_ADDRESS}&response_type=code&scope=openid+notebooks"
+        f"&code_challenge={'c' * 43}&code_challenge_method=S256"
+    ),
+    "identity/o/authorize?client_id=unknown",
     "no/such/page/",
 ]
 SIGNED_OUT = [

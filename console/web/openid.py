@@ -1,0 +1,80 @@
+"""The page on which a person lets a client of the OpenID provider log them in (`console.accounts.openid`).
+
+allauth serves the protocol. Before it sees a request, this view refuses what no client of ours needs: allauth accepts
+parameters that were added to a redirect URI, another port on this machine, and requests without PKCE, and it would
+skip the consent to a client (`prompt=none`) if the person has trusted another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from allauth.idp.oidc import views
+from allauth.idp.oidc.models import Client
+from django.conf import settings
+from django.core.exceptions import BadRequest
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import include, path
+
+from console.accounts.audit import record_for_person
+from console.accounts.models import User
+from console.content_security import FORM_TARGET
+
+
+class AuthorizationView(views.AuthorizationView):  # type: ignore[misc]  # allauth publishes no types
+    """Asks for consent each time, for exact redirect URIs and with PKCE."""
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Return the log-in page, the consent page, or an error. Raises BadRequest."""
+        _check(request)
+        return super().get(request, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the template's context, and let the form redirect to the client."""
+        context: dict[str, Any] = super().get_context_data(**kwargs)
+        if self._request_info["redirect_uri"] not in context["client"].get_redirect_uris():
+            raise BadRequest("The redirect_uri is not registered for this client.")  # however it was parsed before
+        target = urlsplit(self._request_info["redirect_uri"])
+        setattr(self.request, FORM_TARGET, f"{target.scheme}://{target.netloc}")
+        return context | {"target": target.netloc}
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        """Redirect to the client with a code, and record the consent."""
+        response: HttpResponse = super().form_valid(form)
+        if isinstance(self.request.user, User):
+            client = Client.objects.get(pk=self._request_info["client_id"])
+            record_for_person(user=self.request.user, action="client_authorized", target=client.name)
+        return response
+
+
+def _check(request: HttpRequest) -> None:
+    """Raise BadRequest for a request that a registered client would not send. Unknown clients are left to allauth."""
+    asked = request.GET
+    client = Client.objects.filter(pk=asked.get("client_id", "")).first()
+    if client is None:
+        return
+    if asked.get("redirect_uri") not in client.get_redirect_uris():
+        raise BadRequest("The redirect_uri is not registered for this client.")
+    if not asked.get("code_challenge") or asked.get("code_challenge_method") != "S256":
+        raise BadRequest("This provider requires PKCE with the method S256.")
+    if "none" in asked.get("prompt", "").split() or client.skip_consent:
+        raise BadRequest("This provider always asks for consent.")
+
+
+def not_offered(_request: HttpRequest) -> HttpResponse:
+    """Refuse the log-in by device code, which no client of ours uses."""
+    raise Http404
+
+
+urlpatterns = (
+    [
+        path("identity/o/authorize", AuthorizationView.as_view()),
+        path("identity/o/device", not_offered),
+        path("identity/o/api/device/code", not_offered),
+        path("", include("allauth.idp.urls")),
+    ]
+    if settings.OPENID_PRIVATE_KEY
+    else []
+)
+"""Before allauth's own, these paths come first. Without a key there are none."""

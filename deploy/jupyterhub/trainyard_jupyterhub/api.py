@@ -1,0 +1,87 @@
+"""The console's API of notebooks, with the access token of a user of the hub."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest
+from tornado.web import HTTPError
+
+TIMEOUT_SECONDS = 30
+"""How long a request may take; a purchase takes less than a second."""
+
+ZERO_DECIMALS = frozenset(
+    ("BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "VND", "VUV", "XAF", "XOF", "XPF")
+)
+THREE_DECIMALS = frozenset(["BHD", "JOD", "KWD", "OMR", "TND"])
+"""Decimals of the minor unit, as the console counts them; all other currencies have two."""
+SHOWN_STATUSES = {400, 402, 403, 404, 409, 429}
+"""Those of the console's statuses that mean the same for a user of the hub."""
+
+
+class Refused(HTTPError):
+    """The console refused a request, or cannot be reached. JupyterHub shows `jupyterhub_message` to the user."""
+
+    def __init__(self, console_status: int, sentence: str) -> None:
+        # A 401 of the console is none of the hub's. HTTPError would interpret a percent sign in the name of something.
+        super().__init__(console_status if console_status in SHOWN_STATUSES else 502, sentence.replace("%", "%%"))
+        self.console_status = console_status
+        self.jupyterhub_message = sentence
+
+
+class Notebooks:
+    """Requests of one user. `user` is JupyterHub's, `organization` a short name or empty."""
+
+    def __init__(self, *, console_url: str, user: Any, authenticator: Any, organization: str) -> None:
+        self._url = f"{console_url.rstrip('/')}/api/v1/notebooks/"
+        self._user, self._authenticator, self._organization = user, authenticator, organization
+
+    async def call(self, method: str, path: str = "", body: dict[str, Any] | None = None, key: str = "") -> Any:
+        """Return the response's JSON. An expired token is refreshed, and stored. Raises Refused."""
+        response = await self._send(method, path, body, key)
+        if response.code == 401:
+            refreshed = await self._authenticator.refresh_user(self._user)
+            if isinstance(refreshed, dict):
+                await self._user.save_auth_state(refreshed["auth_state"])
+                response = await self._send(method, path, body, key)
+        try:
+            data = json.loads(response.body or b"{}")
+        except ValueError:
+            data = {}
+        if response.code >= 400:
+            raise Refused(response.code, _sentence(data) or "The console cannot be reached. Try again later.")
+        return data
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None, key: str) -> Any:
+        state = await self._user.get_auth_state() or {}
+        headers = {"Authorization": f"Bearer {state.get('access_token') or ''}", "Content-Type": "application/json"}
+        if self._organization:
+            headers["Trainyard-Organization"] = self._organization
+        if key:
+            headers["Idempotency-Key"] = key
+        request = HTTPRequest(
+            self._url + path,
+            method=method,
+            headers=headers,
+            body=None if method == "GET" else json.dumps(body or {}),
+            request_timeout=TIMEOUT_SECONDS,
+            follow_redirects=False,  # the token is for this address alone
+        )
+        try:
+            return await AsyncHTTPClient().fetch(request, raise_error=False)
+        except OSError as error:
+            raise Refused(502, "The console cannot be reached. Try again later.") from error
+
+
+def _sentence(data: dict[str, Any]) -> str:
+    """Return the console's sentence about an error; of each field where it names some."""
+    fields = data.get("fields") or {}
+    return " ".join(f"{name}: {sentence}" for name, sentence in fields.items()) or str(data.get("message", ""))
+
+
+def money(amount_minor: int, currency: str) -> str:
+    """Return an amount such as `12.50 USD`."""
+    places = 0 if currency in ZERO_DECIMALS else 3 if currency in THREE_DECIMALS else 2
+    return f"{Decimal(amount_minor).scaleb(-places):,.{places}f} {currency}"

@@ -1,0 +1,205 @@
+"""Servers of JupyterHub that are notebooks of the console, bought for the user's organization."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from html import escape
+from typing import Any
+
+from jupyterhub.spawner import Spawner
+from traitlets import Dict, Integer, List, Unicode, default
+
+from trainyard_jupyterhub.api import Notebooks, Refused, money
+from trainyard_jupyterhub.authenticator import organizations
+from trainyard_jupyterhub.redirects import REDIRECTS
+
+ENDED = {"succeeded", "failed", "cancelled"}
+"""The states of a notebook that has ended."""
+LOOK_SECONDS = 1.0
+"""Time between two looks at a notebook that starts or stops."""
+STOP_SECONDS = 120
+"""How long to wait for a stopped notebook's end: it has 30 seconds to save, and a busy node takes its time."""
+PURCHASE = ("image", "node_spec", "max_seconds", "idle_seconds", "ceiling_minor")
+"""The fields of a profile that a notebook is bought with. See the API."""
+
+
+class TrainyardSpawner(Spawner):
+    """Buys a notebook, waits until it runs, and stops it. Its user reaches it on the console's own address."""
+
+    console_url = Unicode(config=True, help="Address of the console. Default: that of the TrainyardAuthenticator.")
+    profiles = List(
+        Dict(),
+        config=True,
+        help="What a user may start. Each is a dict with `name`, `image` and `node_spec`, and optionally "
+        "`max_seconds`, `idle_seconds` and `ceiling_minor`, as in the console's API. The first one is the default.",
+    )
+    workspace = Unicode("main", config=True, help="Workspace that the form proposes.")
+    redirect_ip = Unicode("127.0.0.1", config=True, help="Where the hub listens for its proxy, to redirect browsers.")
+    redirect_port = Integer(8092, config=True, help="The port for it. It must stay the same when the hub restarts.")
+    redirect_host = Unicode(config=True, help="How the proxy reaches `redirect_ip`. Default: the same.")
+
+    notebook_id: int | None = None
+    url = ""
+    ceiling = ""
+
+    @default("console_url")
+    def _console_url(self) -> str:
+        return getattr(self.authenticator, "console_url", "")
+
+    @default("start_timeout")
+    def _start_timeout(self) -> int:
+        return 900  # a notebook may wait for capacity
+
+    @default("options_form")
+    def _options_form(self) -> Any:
+        return type(self).form
+
+    async def form(self) -> str:
+        """Return the form: organization and profile, where there are several, and workspace."""
+        state = await self.user.get_auth_state()
+        field = f'id="workspace" name="workspace" value="{escape(self.workspace)}" class="form-control" required'
+        rows = [
+            _select("organization", "Organization", [(each["slug"], each["name"]) for each in organizations(state)]),
+            _select("profile", "Size", [(str(n), each["name"]) for n, each in enumerate(self.profiles)]),
+            f'<label for="workspace">Workspace</label><input {field}>',
+        ]
+        return "".join(f'<div class="mb-3">{row}</div>' for row in rows if row)
+
+    def options_from_form(self, form_data: dict[str, list[str]]) -> dict[str, str]:
+        """Return the options that a posted form contains."""
+        return {name: form_data[name][0] for name in ("organization", "profile", "workspace") if form_data.get(name)}
+
+    async def start(self) -> str:
+        """Buy a notebook and wait until it runs. Return the address that redirects to it. Raises Refused.
+
+        A notebook that is open already, since the hub was killed before, is taken over instead of bought again.
+        """
+        wanted = self._wanted()
+        api = self._api()
+        notebook = await self._open_one(api, wanted) or await self._buy(api, wanted)
+        self.notebook_id = notebook["id"]
+        while not notebook["url"]:
+            if notebook["state"] in ENDED:
+                raise Refused(
+                    502, f"The notebook ended before it was ready: {notebook['reason'] or notebook['state']}."
+                )
+            self._waiting = notebook["waiting_for"] or f"The notebook is {notebook['state']}."
+            await asyncio.sleep(LOOK_SECONDS)
+            notebook = await api.call("GET", f"{self.notebook_id}/")
+        self.url = notebook["url"]
+        self._redirect()
+        return f"http://{self.redirect_host or self.redirect_ip}:{self.redirect_port}"
+
+    async def stop(self, now: bool = False) -> None:
+        """Stop the notebook and wait for its end, which settles its charge. Raises Refused."""
+        if self.notebook_id is None:
+            return
+        api, path = self._api(), f"{self.notebook_id}/"
+        try:
+            await api.call("POST", f"{path}stop/")
+            deadline = time.monotonic() + STOP_SECONDS
+            while not now and (await api.call("GET", path))["state"] not in ENDED and time.monotonic() < deadline:
+                await asyncio.sleep(LOOK_SECONDS)
+        except Refused as error:
+            if error.console_status not in {404, 409}:  # it has ended, or is the user's no longer
+                raise
+
+    async def poll(self) -> int | None:
+        """Return None while the notebook is open, or its exit status.
+
+        Where the console refuses the user, who for example left the organization, the hub forgets the notebook; it ends
+        when it is idle. Where the console cannot be reached, nothing is known, and the notebook counts as open.
+        """
+        if self.notebook_id is None:
+            return 0
+        try:
+            notebook = await self._api().call("GET", f"{self.notebook_id}/")
+        except Refused as error:
+            if error.console_status in {401, 403, 404}:
+                self.log.warning("The console refuses notebook %s: %s", self.notebook_id, error.jupyterhub_message)
+                return 1
+            return None
+        if notebook["state"] not in ENDED:
+            return None
+        return 1 if notebook["state"] == "failed" else 0
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what the notebook waits for, and at most what it costs."""
+        shown, percent = "", 10
+        while self._start_pending:
+            sentence = " ".join(filter(None, (self.ceiling, self._waiting)))
+            if sentence != shown:
+                shown, percent = sentence, min(percent + 20, 90)
+                yield {"progress": percent, "message": sentence}
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the hub stores over its restarts."""
+        return super().get_state() | {"notebook_id": self.notebook_id, "url": self.url}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over the notebook that ran when the hub stopped."""
+        super().load_state(state)
+        self.notebook_id, self.url = state.get("notebook_id"), state.get("url", "")
+        if self.url:
+            self._redirect()
+
+    def clear_state(self) -> None:
+        """Forget the notebook."""
+        super().clear_state()
+        REDIRECTS.targets.pop(self._prefix, None)
+        self.notebook_id, self.url, self.ceiling = None, "", ""
+
+    _waiting = _prefix = ""
+
+    def _api(self) -> Notebooks:
+        return Notebooks(
+            console_url=self.console_url,
+            user=self.user,
+            authenticator=self.authenticator,
+            organization=str(self.user_options.get("organization", "")),
+        )
+
+    def _wanted(self) -> dict[str, Any]:
+        """Return the fields of the purchase. Raises Refused."""
+        number = str(self.user_options.get("profile", "0"))
+        if not (number.isdecimal() and int(number) < len(self.profiles)):
+            raise Refused(400, "Choose one of the sizes." if self.profiles else "This hub offers no notebooks yet.")
+        profile = self.profiles[int(number)]
+        wanted = {field: profile[field] for field in PURCHASE if field in profile}
+        name = f"JupyterHub {self.user.name} {self.name}".strip()[:100]
+        return wanted | {"name": name, "workspace": str(self.user_options.get("workspace") or self.workspace)}
+
+    async def _open_one(self, api: Notebooks, wanted: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a notebook of this server that has not ended; None without one."""
+        for notebook in (await api.call("GET"))["results"]:
+            is_same = all(notebook[field] == wanted[field] for field in ("name", "workspace", "image", "node_spec"))
+            if is_same and notebook["state"] not in {*ENDED, "stopping"}:
+                return notebook
+        return None
+
+    async def _buy(self, api: Notebooks, wanted: dict[str, Any]) -> dict[str, Any]:
+        quote = await api.call("POST", "quotes/", wanted)
+        if quote["refusal"]:
+            raise Refused(402, quote["refusal"])
+        notebook = await api.call("POST", body={"quote": quote["id"]}, key=str(quote["id"]))
+        self.ceiling = f"Costs at most {money(quote['ceiling_minor'], quote['currency'])}."
+        return notebook
+
+    def _redirect(self) -> None:
+        """Let the hub's proxy redirect from this server's address to the notebook."""
+        REDIRECTS.listen(self.redirect_ip, self.redirect_port)
+        self._prefix = self.server.base_url
+        REDIRECTS.targets[self._prefix] = self.url
+
+
+def _select(name: str, label: str, choices: list[tuple[str, str]]) -> str:
+    """Return the HTML of a choice; empty if there is none to make."""
+    if len(choices) < 2:
+        return ""
+    options = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in choices)
+    return (
+        f'<label for="{name}">{label}</label><select class="form-select" id="{name}" name="{name}">{options}</select>'
+    )

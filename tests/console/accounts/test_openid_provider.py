@@ -1,0 +1,294 @@
+"""The console as an OpenID provider: who gets in, what a client learns, and what its tokens cannot do."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import jwt
+import pytest
+from allauth.account.models import EmailAddress
+from allauth.idp.oidc.models import Client as Service
+from django.core.exceptions import ImproperlyConfigured
+from django.test import Client
+from django.urls import reverse
+
+from console import sign_in
+from console.accounts import services
+from console.accounts.models import AuditEvent
+from console.accounts.openid import SCOPES, is_redirect_uri
+from console.accounts.roles import Role
+from tests.console.test_request_matrix import ROUTES
+from tests.factories.accounts import PASSWORD, MembershipFactory
+from tests.factories.notebooks import notebook_form
+
+pytestmark = pytest.mark.django_db
+HUB = "https://hub.example.com/hub/oauth_callback"
+VERIFIER = "v" * 64
+CHALLENGE = base64.urlsafe_b64encode(hashlib.sha256(VERIFIER.encode()).digest()).decode().rstrip("=")
+SECRET = "the secret of the hub"
+TOKEN_URL, USERINFO_URL = "/identity/o/api/token", "/identity/o/api/userinfo"
+
+
+@pytest.fixture
+def hub():
+    """A client as an administrator registers it."""
+    service = Service(name="Hub", redirect_uris=HUB, scopes="\n".join(SCOPES))
+    service.set_grant_types(["authorization_code", "refresh_token"])
+    service.set_secret(SECRET)
+    service.save()
+    return service
+
+
+@pytest.fixture
+def browser(owner):
+    client = Client()
+    client.force_login(owner.user)
+    return client
+
+
+def request_of(service, **changes):
+    asked = {
+        "client_id": service.pk, "redirect_uri": HUB, "response_type": "code", "scope": " ".join(SCOPES),
+        "state": "a state", "code_challenge": CHALLENGE, "code_challenge_method": "S256",
+    } | changes  # fmt: skip
+    return f"/identity/o/authorize?{urlencode({name: value for name, value in asked.items() if value is not None})}"
+
+
+def consent(browser, service, action="grant", **changes):
+    """Answer the consent page. Return the parameters with which the browser goes back to the client."""
+    page = browser.get(request_of(service, **changes))
+    assert page.status_code == 200, page.content.decode()
+    fields = re.findall(r'<input type="hidden" name="(request|scopes)" value="([^"]*)"', page.content.decode())
+    posted = {
+        "request": html.unescape(dict(fields)["request"]),
+        "scopes": [value for name, value in fields if name == "scopes"],
+    }
+    answer = browser.post("/identity/o/authorize", posted | {"action": action})
+    assert answer["Location"].startswith(f"{HUB}?"), answer["Location"]
+    return dict(parse_qsl(urlsplit(answer["Location"]).query))
+
+
+def exchange(service, **form):
+    form = {"client_id": service.pk, "client_secret": SECRET} | form
+    return Client().post(TOKEN_URL, {name: value for name, value in form.items() if value is not None})
+
+
+def access(browser, service, **changes):
+    """Log in to the client; return what it got for the code."""
+    code = consent(browser, service, **changes)["code"]
+    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": HUB, "code_verifier": VERIFIER}
+    return exchange(service, **form).json()
+
+
+def bearer(token, organization=None):
+    headers = {"Authorization": f"Bearer {token}"}
+    return headers | ({"Trainyard-Organization": organization} if organization else {})
+
+
+def test_a_person_consents_and_the_client_learns_who_they_are(hub, browser, owner):
+    EmailAddress.objects.create(user=owner.user, email=owner.user.email, verified=True, primary=True)
+    assert Client().get(request_of(hub)).url.startswith(f"{reverse('account_login')}?next=")
+    page = browser.get(request_of(hub))
+    policy = dict(part.strip().partition(" ")[::2] for part in page["Content-Security-Policy"].split(";"))
+    assert "https://hub.example.com" in policy["form-action"].split()
+    assert "hub.example.com" not in browser.get("/")["Content-Security-Policy"]
+    assert "Start, see and stop notebooks" in page.content.decode()
+    assert consent(browser, hub, "cancel") == {"error": "access_denied", "state": "a state"}
+    got = access(browser, hub, nonce="n")
+    told = Client().get(USERINFO_URL, headers=bearer(got["access_token"])).json()
+    organization = owner.organization
+    assert told == {
+        "sub": str(owner.user.pk), "email": owner.user.email, "email_verified": True,
+        "organizations": [{"slug": organization.slug, "name": organization.name, "role": "owner"}],
+    }  # fmt: skip
+    known = Client().get("/.well-known/openid-configuration").json()
+    keys = Client().get(urlsplit(known["jwks_uri"]).path).json()
+    stated = jwt.decode(
+        got["id_token"], jwt.PyJWKSet.from_dict(keys).keys[0], algorithms=["RS256"], audience=hub.pk,
+        issuer=known["issuer"],
+    )  # fmt: skip
+    assert (stated["sub"], stated["nonce"]) == (told["sub"], "n")
+    assert AuditEvent.objects.get(action="account.client_authorized").target == "Hub"
+    renewed = exchange(hub, grant_type="refresh_token", refresh_token=got["refresh_token"]).json()
+    assert Client().get(USERINFO_URL, headers=bearer(renewed["access_token"])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"redirect_uri": f"{HUB}?next=x"},
+        {"redirect_uri": f"{HUB}/"},
+        {"redirect_uri": "https://x@hub.example.com/hub/oauth_callback"},
+        {"redirect_uri": None},
+        {"code_challenge": None},
+        {"code_challenge_method": None},
+        {"code_challenge_method": "plain"},
+        {"prompt": "none"},
+        {"client_id": "unknown"},
+        {"response_type": "token"},
+        {"response_type": "id_token", "nonce": "n"},
+        {"scope": "openid manage"},
+    ],
+)
+def test_a_request_that_the_client_would_not_send_gets_no_consent_page(hub, browser, changes):
+    answer = browser.get(request_of(hub, **changes))
+    assert 'name="action"' not in answer.content.decode()
+    if answer.status_code == 302:  # back to the client's own address, with an error
+        assert answer["Location"].startswith(f"{HUB}?error=")
+
+
+def test_consent_cannot_be_given_by_another_page(hub, owner):
+    checked = Client(enforce_csrf_checks=True)
+    checked.force_login(owner.user)
+    page = checked.get(request_of(hub)).content.decode()
+    signed = html.unescape(re.search(r'name="request" value="([^"]*)"', page)[1])
+    forged = {"request": signed, "scopes": "openid", "action": "grant"}
+    assert checked.post("/identity/o/authorize", forged).status_code == 403
+    assert Client().post("/identity/o/authorize", forged).url.startswith(reverse("account_login"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"code_verifier": None},
+        {"code_verifier": "w" * 64},
+        {"client_secret": "guessed"},
+        {"client_secret": None},
+        {"redirect_uri": f"{HUB}?next=x"},
+        {"grant_type": "client_credentials"},
+        {"grant_type": "password", "username": "a", "password": PASSWORD},
+    ],
+)
+def test_a_code_is_worth_nothing_without_the_secret_and_the_verifier(hub, browser, changes):
+    code = consent(browser, hub)["code"]
+    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": HUB, "code_verifier": VERIFIER}
+    assert 400 <= exchange(hub, **form | changes).status_code < 500
+
+
+def test_a_code_is_used_once_and_a_device_gets_none(hub, browser):
+    code = consent(browser, hub)["code"]
+    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": HUB, "code_verifier": VERIFIER}
+    assert [exchange(hub, **form).status_code for _twice in range(2)] == [200, 400]
+    assert browser.get("/identity/o/device").status_code == 404
+    assert Client().post("/identity/o/api/device/code", {"client_id": hub.pk}).status_code == 404
+
+
+def test_a_token_reaches_notebooks_and_nothing_else(hub, browser, customer):
+    browser.force_login(customer.membership.user)
+    got = access(browser, hub)
+    headers = bearer(got["access_token"])
+    client = Client()
+    asked = notebook_form(customer)
+    quoted = client.post("/api/v1/notebooks/quotes/", asked, content_type="application/json", headers=headers)
+    assert quoted.status_code == 201, quoted.content
+    refused = set()
+    for route, methods in ROUTES.items():
+        if not route.startswith("notebooks/"):
+            path = f"/api/v1/{re.sub(r'<[^>]*>', '1', route)}"
+            refused |= {client.generic(method, path, headers=headers).status_code for method in methods}
+    assert refused <= {401, 404}  # 404: no such path for this kind of argument
+    assert client.get("/tokens/", headers=headers).status_code == 302
+    for wrong in (got["id_token"], got["refresh_token"], "ey.ey.ey", ""):
+        assert client.get("/api/v1/notebooks/", headers=bearer(wrong)).status_code == 401
+    narrow = access(browser, hub, scope="openid organizations")["access_token"]
+    assert client.get("/api/v1/notebooks/", headers=bearer(narrow)).status_code == 403
+    hub.scopes = "openid"
+    hub.save()
+    assert client.get("/api/v1/notebooks/", headers=headers).status_code == 403
+
+
+def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browser, owner, stranger, api):
+    token = access(browser, hub)["access_token"]
+
+    def status(organization=None):
+        return Client().get("/api/v1/notebooks/", headers=bearer(token, organization)).status_code
+
+    second = MembershipFactory(user=owner.user, role=Role.BILLING)
+    mine, other = owner.organization.slug, second.organization.slug
+    assert [status(each) for each in (None, mine, other, stranger.organization.slug)] == [403, 200, 200, 403]
+    run = Client().post(
+        "/api/v1/notebooks/quotes/", "{}", content_type="application/json", headers=bearer(token, other)
+    )
+    assert run.status_code == 403  # the role's, as everywhere
+    services.require_second_factor(organization=owner.organization, is_required=False, actor=owner.user)
+    owner.organization.requires_second_factor = True
+    owner.organization.save()
+    assert status(mine) == 403
+    told = Client().get(USERINFO_URL, headers=bearer(token)).json()
+    assert [each["slug"] for each in told["organizations"]] == [other]
+    second.delete()
+    assert status() == 403
+    owner.user.is_active = False
+    owner.user.save()
+    assert status(mine) == 401
+    assert Client().get(USERINFO_URL, headers=bearer(token)).status_code == 401
+
+
+def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, owner, stranger):
+    got, other = access(browser, hub), Client()
+    other.force_login(stranger.user)
+    end = reverse("security_end_access", args=[hub.pk])
+    assert end not in other.get(reverse("security")).content.decode()
+    other.post(end)  # ends nothing of another person
+    assert end in browser.get(reverse("security")).content.decode()
+    assert Client().get(USERINFO_URL, headers=bearer(got["access_token"])).status_code == 200
+    browser.post(end)
+    assert Client().get(USERINFO_URL, headers=bearer(got["access_token"])).status_code == 401
+    assert end not in browser.get(reverse("security")).content.decode()
+    got = access(browser, hub)
+    browser.post(
+        reverse("account_change_password"),
+        {"oldpassword": PASSWORD, "password1": "another horse 9", "password2": "another horse 9"},
+    )
+    assert Client().get(USERINFO_URL, headers=bearer(got["access_token"])).status_code == 401
+    assert exchange(hub, grant_type="refresh_token", refresh_token=got["refresh_token"]).status_code == 400
+
+
+def test_administrators_register_clients_with_exact_addresses(admin_client):
+    add = reverse("admin:allauth_idp_oidc_client_add")
+    form = {"name": "Hub", "redirect_uris": f"{HUB}\nhttps://*.example.com/", "scopes": ["notebooks"]}
+    assert "complete https:// address" in admin_client.post(add, form).content.decode()
+    page = admin_client.post(add, form | {"redirect_uris": HUB}, follow=True).content.decode()
+    service = Service.objects.get()
+    secret = html.unescape(re.search(r"<code>([^<]+)</code>", page)[1])
+    assert service.check_secret(secret)
+    assert (service.get_scopes(), service.get_redirect_uris(), service.type) == (
+        ["openid", "notebooks"], [HUB], "confidential",
+    )  # fmt: skip
+    chosen = {"action": "replace_secret", "_selected_action": [service.pk]}
+    page = admin_client.post(reverse("admin:allauth_idp_oidc_client_changelist"), chosen, follow=True)
+    service.refresh_from_db()
+    assert not service.check_secret(secret)
+    assert (
+        secret
+        not in admin_client.get(reverse("admin:allauth_idp_oidc_client_change", args=[service.pk])).content.decode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "is_good"),
+    [
+        (HUB, True),
+        ("http://127.0.0.1:8000/hub/oauth_callback", True),
+        ("http://hub.example.com/", False),
+        ("https://*.example.com/", False),
+        ("https://a:b@example.com/", False),
+        ("https://example.com/#x", False),
+        ("https://example.com;script-src/x", False),
+        ("javascript:alert(1)", False),
+        ("org.example.app://x", False),
+    ],
+)
+def test_a_redirect_uri_is_complete_and_encrypted(address, is_good):
+    assert is_redirect_uri(address) is is_good
+
+
+def test_without_a_key_nothing_is_accepted_and_a_wrong_key_stops_the_start(hub, browser, settings):
+    token = access(browser, hub)["access_token"]
+    settings.OPENID_PRIVATE_KEY = sign_in.parse_private_key("")
+    assert Client().get("/api/v1/notebooks/", headers=bearer(token)).status_code == 401
+    with pytest.raises(ImproperlyConfigured, match="no private key"):
+        sign_in.parse_private_key(json.dumps({}))

@@ -1,0 +1,233 @@
+"""deploy/jupyterhub on a real JupyterHub from PyPI: log-in with the console, a server that it runs and bills, its stop.
+
+JupyterHub gets an environment of its own in var/jupyterhub, once. Where it cannot be installed the test is skipped.
+"""
+
+import hashlib
+import html
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.console.processes import free_port, wait_for
+from tests.flows.console import PASSWORD, ROOT, Buyer
+
+pytestmark = [
+    pytest.mark.flow,
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.xdist_group("whole-console"),
+    pytest.mark.late("it awaits a console, JupyterHub and JupyterLab, with limits of seconds"),
+    pytest.mark.cores(2),
+]
+PACKAGES = ["jupyterhub==6.1.1", "oauthenticator==17.4.0"]
+PROXY = "configurable-http-proxy@5.3.0"
+SOURCE = ROOT / "deploy" / "jupyterhub"
+HOME = ROOT / "var" / "jupyterhub"
+PATIENCE_SECONDS = 120
+CONFIG = """
+load_subconfig({example!r})
+c.JupyterHub.bind_url = "{url}"
+c.JupyterHub.hub_port = {hub_port}
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
+c.ConfigurableHTTPProxy.command = ["node", {proxy!r}]
+c.TrainyardSpawner.redirect_port = {redirect_port}
+c.TrainyardSpawner.poll_interval = 1
+c.TrainyardSpawner.profiles = [{{"name": "Small", "image": "pytorch", "node_spec": "nano", "max_seconds": 3600}}]
+"""
+REGISTER = """
+from allauth.idp.oidc.models import Client
+from console.accounts.openid import GRANT_TYPES, SCOPES
+client = Client(name="Hub", redirect_uris="{callback}", scopes="\\n".join(SCOPES))
+client.set_grant_types([grant.value for grant in GRANT_TYPES])
+client.set_secret("{secret}")
+client.save()
+print("client", client.pk)
+"""
+EXPIRE = "from allauth.idp.oidc.models import Token; print(Token.objects.filter(type='at').delete())"
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """The environment with JupyterHub, its proxy and our package."""
+    wanted = "\n".join([*PACKAGES, PROXY, str(SOURCE), (SOURCE / "pyproject.toml").read_text(), sys.version])
+    mark = HOME / f"installed-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
+    if not mark.exists():
+        shutil.rmtree(HOME, ignore_errors=True)
+        python = HOME / "venv" / "bin" / "python"
+        steps = [
+            [sys.executable, "-m", "venv", "--without-pip", HOME / "venv"],
+            [sys.executable, "-m", "runtime.images.uv", "pip", "install", "--python", python, *PACKAGES, "-e", SOURCE],
+            ["npm", "install", "--prefix", HOME, "--ignore-scripts", "--no-audit", "--no-fund", "--silent", PROXY],
+        ]
+        for step in steps:
+            try:
+                subprocess.run(step, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300)
+            except (OSError, subprocess.SubprocessError) as error:
+                pytest.skip(f"JupyterHub cannot be installed here: {error}: {getattr(error, 'stderr', '')}")
+        mark.touch()
+    return HOME
+
+
+class Hub:
+    """A JupyterHub process, and a person's browser that is logged in to the console."""
+
+    def __init__(self, installed: Path, console, folder: Path, buyer: Buyer) -> None:
+        self.installed, self.console, self.folder = installed, console, folder
+        self.url = f"http://127.0.0.1:{free_port()}"
+        callback, secret = f"{self.url}/hub/oauth_callback", secrets.token_urlsafe()
+        shown = console.manage("shell", "-c", REGISTER.format(callback=callback, secret=secret))
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "TRAINYARD_URL": console.url,
+            "OAUTH_CLIENT_ID": re.search(r"client (\w+)", shown.stdout)[1],
+            "OAUTH_CLIENT_SECRET": secret,
+            "OAUTH_CALLBACK_URL": callback,
+            "JUPYTERHUB_CRYPT_KEY": secrets.token_hex(32),
+            "ALLOWED_ORGANIZATIONS": buyer.call("GET", "organization/")["slug"],
+        }
+        config = CONFIG.format(
+            example=str(SOURCE / "jupyterhub_config.py"), url=self.url, hub_port=free_port(), proxy_port=free_port(),
+            redirect_port=free_port(), proxy=str(installed / "node_modules" / ".bin" / "configurable-http-proxy"),
+        )  # fmt: skip
+        (folder / "config.py").write_text(config)
+        self.browser = httpx.Client(follow_redirects=True, timeout=60)
+        page = self.browser.get(f"{console.url}/accounts/login/")
+        self._post(page, f"{console.url}/accounts/login/", login=buyer.email, password=PASSWORD)
+
+    def up(self) -> None:
+        """Start the hub, and wait until it responds through its proxy."""
+        command = [self.installed / "venv" / "bin" / "jupyterhub", "-f", "config.py"]
+        with (self.folder / "hub.log").open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=log, stderr=log)
+        wait_for(lambda: self.process.poll() is not None or self._is_up(), PATIENCE_SECONDS)
+        assert self.process.poll() is None, self.log()
+
+    def down(self) -> None:
+        """Stop the hub; its notebooks go on."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(60)
+
+    def log(self) -> str:
+        return (self.folder / "hub.log").read_text()[-6000:]
+
+    def log_in(self) -> str:
+        """Log in through the console. Return the name of the hub's user."""
+        consent = self.browser.get(f"{self.url}/hub/oauth_login")
+        assert "Log in to Hub" in consent.text, self.log()
+        fields = re.findall(r'<input type="hidden" name="(request|scopes)" value="([^"]*)"', consent.text)
+        self._post(
+            consent,
+            f"{self.console.url}/identity/o/authorize",
+            request=html.unescape(dict(fields)["request"]),
+            scopes=[value for name, value in fields if name == "scopes"],
+            action="grant",
+        )
+        return str(self.api("GET", "user")["name"])
+
+    def api(self, method: str, path: str) -> dict:
+        """Call the hub's API as its own pages do."""
+        headers = {"X-XSRFToken": self._xsrf(), "Referer": f"{self.url}/hub/home"}
+        response = self.browser.request(method, f"{self.url}/hub/api/{path}", headers=headers)
+        assert response.status_code < 400, f"{response.text}\n{self.log()}"
+        return response.json() if response.content else {}
+
+    def spawn(self, **options: str) -> str:
+        """Post the form that starts a server. Return the page."""
+        form = self.browser.get(f"{self.url}/hub/spawn")
+        assert 'name="workspace"' in form.text, form.text
+        return self.browser.post(f"{self.url}/hub/spawn?_xsrf={self._xsrf()}", data=options).text
+
+    def target(self, user: str) -> str:
+        """Where the server's address leads; empty while it is not ready."""
+        response = self.browser.get(f"{self.url}/user/{user}/lab", follow_redirects=False)
+        target = response.headers.get("location", "")
+        return target if target.startswith(self.console.url) else ""
+
+    def _is_up(self) -> bool:
+        try:
+            return self.browser.get(f"{self.url}/hub/api/").status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def _xsrf(self) -> str:
+        self.browser.get(f"{self.url}/hub/home")
+        return next(cookie.value for cookie in self.browser.cookies.jar if cookie.name == "_xsrf") or ""
+
+    def _post(self, page: httpx.Response, url: str, **form) -> None:
+        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)[1]
+        response = self.browser.post(url, data={"csrfmiddlewaretoken": token} | form, headers={"Referer": url})
+        assert response.status_code == httpx.codes.OK, f"{response.url}: {response.text}"
+
+
+@pytest.fixture
+def buyer(torch_console):
+    customer = Buyer(torch_console)
+    yield customer
+    for notebook in customer.call("GET", "notebooks/")["results"]:
+        if notebook["finished_at"] is None:
+            customer.call("POST", f"notebooks/{notebook['id']}/stop/")
+            customer.ended(notebook["id"])
+    customer.http.close()
+
+
+@pytest.fixture
+def hub(installed, torch_console, buyer, tmp_path):
+    running = Hub(installed, torch_console, tmp_path, buyer)
+    try:
+        running.up()
+        yield running
+    finally:
+        running.down()
+        running.browser.close()
+
+
+def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, torch_console, buyer):
+    user = hub.log_in()
+    assert "workspace: This object does not exist" in hub.spawn(workspace="no-such")
+    hub.spawn(workspace="main")
+    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
+    (notebook,) = buyer.call("GET", "notebooks/")["results"]
+    job = notebook["id"]
+    assert (notebook["state"], notebook["workspace"], notebook["node_spec"]) == ("running", "main", "nano")
+    opened = hub.browser.get(hub.target(user), follow_redirects=False).headers["location"]
+    assert urlsplit(opened).hostname == f"n{job}.localhost"
+
+    hub.down()
+    assert buyer.job(job)["state"] == "running"
+    torch_console.manage("shell", "-c", EXPIRE)
+    hub.up()
+    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
+    assert hub.api("GET", "user")["servers"][""]["ready"]
+    hub.api("DELETE", f"users/{user}/server")
+    ended = buyer.ended(job)
+    assert (ended["state"], ended["reason"]) == ("cancelled", "cancelled")
+    assert 0 < buyer.bill(job)["total_minor"] <= notebook["ceiling_minor"]
+    wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
+
+
+def test_a_hub_that_forgot_a_notebook_takes_it_over_and_one_that_ended_leaves_the_hub(hub, buyer):
+    user = hub.log_in()
+    hub.spawn(workspace="main")
+    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
+    target = hub.target(user)
+    hub.down()
+    (hub.folder / "jupyterhub.sqlite").unlink()
+    hub.up()
+    assert hub.log_in() == user
+    hub.spawn(workspace="main")
+    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
+    assert hub.target(user) == target
+    (notebook,) = buyer.call("GET", "notebooks/")["results"]
+    buyer.call("POST", f"notebooks/{notebook['id']}/stop/")
+    wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
