@@ -6,7 +6,7 @@ import struct
 import time
 import zlib
 
-from allauth.idp.oidc.models import Client
+from allauth.idp.oidc.models import Client, Token
 from django.utils import timezone
 
 from billing import auto_topup, budgets, credit, customers, invoices, payments
@@ -64,6 +64,7 @@ def furnish(customer, provider):
     note = invoices.correct(invoice=invoice, amounts={line.pk: left}, reason="Goodwill", user=user)
     offer = invitations.invite(organization=organization, email="new@example.com", role=Role.VIEWER, actor=user)
     hub = Client.objects.create(name="JupyterHub", redirect_uris=HUB_ADDRESS, scopes="openid\nnotebooks")
+    Token.objects.create(client=hub, user=user, type=Token.Type.REFRESH_TOKEN, hash="hash")
     return jobs | {
         "client": hub.pk,
         "receipt": receipt.pk,

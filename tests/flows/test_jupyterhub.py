@@ -142,11 +142,16 @@ class Hub:
         assert response.status_code < 400, f"{response.text}\n{self.log()}"
         return response.json() if response.content else {}
 
-    def spawn(self, **options: str) -> str:
-        """Post the form that starts a server. Return the page."""
+    def spawn(self, **options: str) -> None:
+        """Post the form that starts a server."""
         form = self.browser.get(f"{self.url}/hub/spawn")
         assert 'name="workspace"' in form.text, form.text
-        return self.browser.post(f"{self.url}/hub/spawn?_xsrf={self._xsrf()}", data=options).text
+        address = f"{self.url}/hub/spawn?_xsrf={self._xsrf()}"
+        self.browser.post(address, data=options, follow_redirects=False)  # a fast one leads to JupyterLab already
+
+    def page(self, path: str) -> str:
+        """Return the text of a page of the hub."""
+        return self.browser.get(f"{self.url}/hub/{path}").text
 
     def target(self, user: str) -> str:
         """Where the server's address leads; empty while it is not ready."""
@@ -162,7 +167,7 @@ class Hub:
 
     def _xsrf(self) -> str:
         self.browser.get(f"{self.url}/hub/home")
-        return next(cookie.value for cookie in self.browser.cookies.jar if cookie.name == "_xsrf") or ""
+        return next(cookie.value for cookie in self.browser.cookies.jar if cookie.name == "_xsrf")
 
     def _post(self, page: httpx.Response, url: str, **form) -> None:
         token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)[1]
@@ -171,52 +176,47 @@ class Hub:
 
 
 @pytest.fixture
-def buyer(torch_console):
-    customer = Buyer(torch_console)
-    yield customer
-    for notebook in customer.call("GET", "notebooks/")["results"]:
-        if notebook["finished_at"] is None:
-            customer.call("POST", f"notebooks/{notebook['id']}/stop/")
-            customer.ended(notebook["id"])
-    customer.http.close()
-
-
-@pytest.fixture
-def hub(installed, torch_console, buyer, tmp_path):
-    running = Hub(installed, torch_console, tmp_path, buyer)
+def hub(installed, torch_console, torch_buyer, tmp_path):
+    running = Hub(installed, torch_console, tmp_path, torch_buyer)
     try:
         running.up()
         yield running
     finally:
         running.down()
         running.browser.close()
+        torch_buyer.started += [each["id"] for each in open_notebooks(torch_buyer)]  # cancelled after the test
 
 
-def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, torch_console, buyer):
+def open_notebooks(buyer):
+    return [each for each in buyer.call("GET", "notebooks/")["results"] if each["finished_at"] is None]
+
+
+def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, torch_console, torch_buyer):
     user = hub.log_in()
-    assert "workspace: This object does not exist" in hub.spawn(workspace="no-such")
+    hub.spawn(workspace="no-such")
+    wait_for(lambda: "workspace: This object does not exist" in hub.page(f"spawn-pending/{user}"), PATIENCE_SECONDS)
     hub.spawn(workspace="main")
     wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
-    (notebook,) = buyer.call("GET", "notebooks/")["results"]
+    (notebook,) = open_notebooks(torch_buyer)
     job = notebook["id"]
     assert (notebook["state"], notebook["workspace"], notebook["node_spec"]) == ("running", "main", "nano")
     opened = hub.browser.get(hub.target(user), follow_redirects=False).headers["location"]
     assert urlsplit(opened).hostname == f"n{job}.localhost"
 
     hub.down()
-    assert buyer.job(job)["state"] == "running"
+    assert torch_buyer.job(job)["state"] == "running"
     torch_console.manage("shell", "-c", EXPIRE)
     hub.up()
     wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
     assert hub.api("GET", "user")["servers"][""]["ready"]
     hub.api("DELETE", f"users/{user}/server")
-    ended = buyer.ended(job)
+    ended = torch_buyer.ended(job)
     assert (ended["state"], ended["reason"]) == ("cancelled", "cancelled")
-    assert 0 < buyer.bill(job)["total_minor"] <= notebook["ceiling_minor"]
+    assert 0 < torch_buyer.bill(job)["total_minor"] <= notebook["ceiling_minor"]
     wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
 
 
-def test_a_hub_that_forgot_a_notebook_takes_it_over_and_one_that_ended_leaves_the_hub(hub, buyer):
+def test_a_hub_that_forgot_a_notebook_takes_it_over_and_one_that_ended_leaves_the_hub(hub, torch_buyer):
     user = hub.log_in()
     hub.spawn(workspace="main")
     wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
@@ -228,6 +228,6 @@ def test_a_hub_that_forgot_a_notebook_takes_it_over_and_one_that_ended_leaves_th
     hub.spawn(workspace="main")
     wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
     assert hub.target(user) == target
-    (notebook,) = buyer.call("GET", "notebooks/")["results"]
-    buyer.call("POST", f"notebooks/{notebook['id']}/stop/")
+    (notebook,) = open_notebooks(torch_buyer)
+    torch_buyer.call("POST", f"notebooks/{notebook['id']}/stop/")
     wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
