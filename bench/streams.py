@@ -46,7 +46,7 @@ PRINTING = f"""import os, time
 ends_at = time.monotonic() + {2 * SECONDS + 1200}
 while time.monotonic() < ends_at and not os.path.exists("{STOP_FILE}"):
     print(f"line {{time.time()}}\\n", end="", flush=True)
-    time.sleep(1 / {LINES_PER_SECOND})
+    time.sleep(1 / {LINES_PER_SECOND})  # the pace of the output
 """
 EVENT_STREAM_LIMITS = {"MAX_CONNECTIONS_PER_ADDRESS": "1000", "MAX_STREAMS_PER_ORGANIZATION": "1000"}
 """The clients are one address and one organization; users of an installation are many."""
