@@ -136,7 +136,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost: half of such runs cost less than `p50_minor`, nine of ten less than `p90_minor`."""
+    """The estimated cost, likely and high. `basis` says whether it rests on earlier runs or on the price list alone."""
 
     p50_minor: int
     p90_minor: int
