@@ -176,8 +176,8 @@ class _Packer:
         elif stat.S_ISREG(status.st_mode):
             if not self._add_file(parent_fd, name, path):
                 self._changed.append(path)
-        else:
-            self._packed.leave_out(path, "no file, folder or link")  # a pipe, socket or device
+        elif not stat.S_ISSOCK(status.st_mode):  # a socket is the address of a running program, and has no content
+            self._packed.leave_out(path, "no file, folder or link")  # a pipe or device
 
     def _add_folder(self, parent_fd: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
         if depth > MAX_DEPTH or len(os.fsencode(path)) > MAX_PATH_BYTES:
