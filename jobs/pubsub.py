@@ -70,7 +70,7 @@ def _publish(job_pk: int) -> None:
     try:
         _client().publish(channel(job_pk), "changed")
     except redis.RedisError:
-        logger.warning("Redis does not answer: live views of job %s show its change up to 15 seconds later.", job_pk)
+        logger.warning("Redis does not answer: live views of job %s show its change up to 25 seconds later.", job_pk)
 
 
 @cache
