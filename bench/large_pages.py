@@ -25,6 +25,7 @@ from bench.pages import create_customer, serving_console
 REDUCTION = 10 if rounds.is_quick() else 1
 JOBS, ORGANIZATIONS, ENTRIES = 1_000_000 // REDUCTION, 10_000 // REDUCTION, 5_000_000 // REDUCTION
 USERS = 8
+WARM_UP_CLIENTS, WARM_UP_SECONDS = 32, 5.0
 SECONDS = 8.0 if rounds.is_quick() else 15.0
 """How long each page is requested."""
 LISTS = (
@@ -74,21 +75,29 @@ def measure(settings: Any, url: str, customer: Any) -> dict[str, rounds.Figure]:
     figures = {}
     # Without the other processes, which would issue the invoices of seven months for all organizations at once.
     with serving_console(url, "serve", "web") as server:
-        for (name, path), cookie in [
+        pages = [
             *((page, member) for page in member_pages(customer).items()),
             *((page, operator) for page in admin_pages(customer).items()),
-        ]:
-            cpu_before = _cpu_seconds(server, settings)
+        ]
+
+        def load(path: str, cookie: str, clients: int, seconds: float, interval_seconds: float) -> http_load.Responses:
             responses = http_load.run(
                 port=int(settings.WEB_BIND.rpartition(":")[2]),
                 paths=[path],
                 cookie=cookie,
-                clients=USERS,
-                seconds=SECONDS,
-                interval_seconds=1.0,
+                clients=clients,
+                seconds=seconds,
+                interval_seconds=interval_seconds,
             )
             if responses.failed:
                 raise SystemExit(f"{responses.failed} requests of {path} were not answered with 200")
+            return responses
+
+        # The server starts its threads and their connections with the first requests that come together.
+        load(pages[0][0][1], member, clients=WARM_UP_CLIENTS, seconds=WARM_UP_SECONDS, interval_seconds=0.0)
+        for (name, path), cookie in pages:
+            cpu_before = _cpu_seconds(server, settings)
+            responses = load(path, cookie, clients=USERS, seconds=SECONDS, interval_seconds=1.0)
             milliseconds = [seconds * 1000 for seconds in responses.seconds[USERS:]]  # the first of each fill caches
             p95 = round(statistics.quantiles(milliseconds, n=20)[-1], 3)
             cpu_ms = round((_cpu_seconds(server, settings) - cpu_before) * 1000 / len(responses.seconds), 3)
