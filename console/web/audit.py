@@ -8,6 +8,7 @@ from django import forms
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 from django.views.decorators.http import require_GET
 
 from console.accounts import selectors
@@ -45,8 +46,12 @@ class FilterForm(forms.Form):
     area = forms.ChoiceField(label=_("What"), required=False, choices=[("", _("Everything")), *AREAS.items()])
     member = forms.ChoiceField(label=_("Who"), required=False)
     address = forms.GenericIPAddressField(label=_("IP address"), required=False)
-    since = forms.DateField(label=_("From"), required=False, widget=forms.DateInput(attrs={"type": "date"}))
-    until = forms.DateField(label=_("To"), required=False, widget=forms.DateInput(attrs={"type": "date"}))
+    since = forms.DateField(
+        label=pgettext_lazy("first day", "From"), required=False, widget=forms.DateInput(attrs={"type": "date"})
+    )
+    until = forms.DateField(
+        label=pgettext_lazy("last day", "To"), required=False, widget=forms.DateInput(attrs={"type": "date"})
+    )
 
     def __init__(self, members: list[Membership], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -22,18 +22,12 @@ from console.accounts.roles import Capability
 from console.accounts.services import is_active
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
+from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checks, images
-from runtime.specs import Framework
 from storage import images as catalogue
 from storage import registries, selectors
 from storage.models import Image
 
-FRAMEWORK_TITLES = {
-    Framework.PYTORCH.value: "PyTorch",
-    Framework.HOROVOD.value: "Horovod",
-    Framework.TENSORFLOW.value: "TensorFlow",
-}
-"""Product names, which are not translated."""
 CHECK_FIELDS = ("image", "framework", "workspace", "datasets", "node_spec", "nodes", "workers_per_node")
 """Fields that the form of an image check sends; `jobs.checks` reads them."""
 

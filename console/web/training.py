@@ -35,7 +35,7 @@ from console.accounts.services import is_active
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, error_text, member
 from console.web.amounts import parse_row_id, parse_seconds
-from console.web.images import FRAMEWORK_TITLES
+from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checkout, comparison, orders, packages, probes, reruns, script_data
 from jobs import selectors as jobs
 from jobs.clusters import cluster_named, resources_of

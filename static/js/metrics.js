@@ -242,7 +242,7 @@ const start = (root) => {
   const drawAll = (anew = false) => {
     if (!isSeen()) return;
     const names = [...new Set(runs.flatMap((run) => [...run.curves.keys()]))].sort();
-    find("empty").hidden = names.length > 0;
+    find("empty").hidden = !isLoaded || names.length > 0;
     form.hidden = !names.length;
     const keptEvery = Math.max(1, ...runs.map((run) => run.keptEvery ?? 1));
     find("thinned").hidden = keptEvery === 1;
@@ -278,6 +278,7 @@ const start = (root) => {
   // --- Points: at the start, and again at most every EVERY while the page says that there are more ---------------------
   let timer = 0;
   let isLoading = false;
+  let isLoaded = false; // before, nobody knows whether there are curves
   let isWanted = false;
   const refresh = async () => {
     clearTimeout(timer);
@@ -286,6 +287,7 @@ const start = (root) => {
     isWanted = false;
     try {
       await Promise.all(runs.map(load));
+      isLoaded = true;
       find("failed").hidden = true;
     } catch {
       // The next news of the job asks again.

@@ -29,6 +29,7 @@ from jobs import free_runs
 from jobs.messages import failure_sentence
 from jobs.models import Job
 from jobs.states import JobState
+from runtime.specs import Framework
 
 register = template.Library()
 register.filter("line_title", messages.line_title)
@@ -46,6 +47,12 @@ STATE_COLOURS = {
     JobState.FAILED: "red",
     JobState.CANCELLED: "secondary",
 }
+FRAMEWORK_TITLES = {
+    Framework.PYTORCH.value: "PyTorch",
+    Framework.HOROVOD.value: "Horovod",
+    Framework.TENSORFLOW.value: "TensorFlow",
+}
+"""Product names, which are not translated."""
 ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 MAX_CACHED_TIMES = 4096
 """How many formatted times a process caches: repeated requests of a list show the same times."""
@@ -115,6 +122,21 @@ def number(value: Decimal | float | str | None) -> str:
 def significant(value: float | str) -> str:
     """Format a value of a curve or a parameter: a fraction with at most six significant digits, others as they are."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@register.filter
+def significant_decimal(text: str) -> str:
+    """Format a number that is stored as text, such as a learning rate, with at most six significant digits."""
+    try:
+        return f"{Decimal(text):.6g}"
+    except InvalidOperation:
+        return text
+
+
+@register.filter
+def framework(name: str) -> str:
+    """Return the product name of a framework."""
+    return FRAMEWORK_TITLES.get(name, name)
 
 
 @register.filter
