@@ -121,7 +121,7 @@ def _run_jobs(customer):
     _write_curves(succeeded.job_id)
     _write_files(backend, succeeded)
     customer.end(succeeded, Outcome.COMPLETED, at=now - 2 * HOUR)
-    failed = customer.started(at=now - 2 * HOUR, max_seconds=7200, retries=1)
+    failed = customer.started(at=now - 2 * HOUR, max_seconds=14_400, retries=1)
     customer.end(failed, Outcome.CODE_FAILED, at=now - HOUR, message="Rank 1: ValueError: no such shape")
     hung = customer.started(at=now - HOUR, max_seconds=7200, nodes=3, min_nodes=1)
     backend.shrink(hung.run_name, 2, at=now - 2000)
