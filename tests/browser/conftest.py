@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
+from babel.messages.pofile import read_po
 from django.conf import settings
 from django.test import Client
+from django.utils import translation
 from playwright.sync_api import (
     Page,
     expect,
@@ -25,14 +29,30 @@ PATIENCE_MS = 60_000
 """How long a page may take to load or to show something: a limit for a busy machine, which nothing waits for."""
 
 
+LOCALES = {"en": "en", "zh-hans": "zh-CN"}
+"""What browsers send for the console's languages."""
+in_chinese = pytest.mark.parametrize("language", ["zh-hans"], indirect=True)
+"""Marks a flow that runs in Chinese.
+
+No flow runs in both languages, since that would take twice the time; about half of them run in Chinese.
+`test_every_page_is_translated` opens the pages that no such flow meets.
+"""
+
+
 @dataclass
 class Watched:
     """A page, and the errors in it."""
 
     page: Page
+    language: str
     errors: list[str] = field(default_factory=list)
     refused_with: int | None = None
     """A status that the page must meet."""
+
+    def say(self, text, **values):
+        """Return a text of the pages in the language of the browser."""
+        with translation.override(self.language):
+            return translation.gettext(text) % values if values else translation.gettext(text)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +86,35 @@ def console(settings, tmp_path):
     server.stop()
 
 
-def open_context(browser, **options):
-    """Return a new window, in English and as wide as a desktop's."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, locale="en", **options)
+def open_context(browser, *, language="en", **options):
+    """Return a new window as wide as a desktop's, whose browser asks for pages in a language of LANGUAGES."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, locale=LOCALES[language], **options)
     context.set_default_timeout(PATIENCE_MS)
     return context
+
+
+@cache
+def english_texts():
+    """Return patterns of the texts that have a Chinese translation: whole lines, with any value in a placeholder."""
+    with (settings.BASE_DIR / "locale" / "zh_Hans" / "LC_MESSAGES" / "django.po").open("rb") as file:
+        catalogue = read_po(file)
+    patterns = []
+    for message in catalogue:
+        texts = message.id if isinstance(message.id, tuple) else (message.id,)
+        translated = message.string if isinstance(message.string, tuple) else (message.string,)
+        for text in texts:
+            words = re.sub(r"%(\(\w+\))?[sd]", "", text)
+            # A single word may be a name that a customer gave, and few words beside a value may be anything.
+            if text not in translated and len(re.findall(r"[A-Za-z]{2,}", words)) >= 2:
+                parts = (re.escape(part) for part in re.split(r"%(?:\(\w+\))?[sd]", text.replace("%%", "%")))
+                patterns.append(".+".join(parts))
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+
+
+def untranslated(page):
+    """Return the lines of a Chinese page that are texts of the catalogue in English."""
+    lines = {line.strip() for line in page.locator("body").inner_text().splitlines()}
+    return sorted(line for line in lines if english_texts().fullmatch(line))
 
 
 def session_cookie(url, user):
@@ -99,11 +143,17 @@ def ask_for_quote(page):
 
 
 @pytest.fixture
-def watched(chromium):
+def language(request):
+    """The language of the browser."""
+    return getattr(request, "param", "en")
+
+
+@pytest.fixture
+def watched(chromium, language):
     """A new window. It must end without console errors, failed requests and exceptions."""
-    context = open_context(chromium)
+    context = open_context(chromium, language=language)
     page = context.new_page()
-    watched = Watched(page)
+    watched = Watched(page, language)
 
     def on_console(message):
         # htmx logs a request that a newer one replaces as an error.

@@ -15,7 +15,7 @@ from django.urls import reverse
 from playwright.sync_api import Page, expect
 
 from console.web import urls
-from tests.browser.conftest import log_in, open_context
+from tests.browser.conftest import log_in, open_context, untranslated
 from tests.browser.furnished import HUB_ADDRESS, furnish
 from tests.factories.jobs import Customer
 
@@ -254,6 +254,18 @@ def test_axe_accepts_every_page_of_the_console(walker):
     walker.page.goto(f"{walker.url}/api/v1/docs/")  # Swagger UI, of others: only its policy is checked
     expect(walker.page.get_by_role("heading", name="Trainyard API")).to_be_visible()
     assert not walker.violations, "\n".join(walker.violations)
+
+
+def test_every_page_is_translated(walker):
+    cookie = {"name": django_settings.LANGUAGE_COOKIE_NAME, "value": "zh-hans", "url": walker.url}
+    walker.page.context.add_cookies([cookie])
+    english = {}
+    # The manuals are in English. Of a page with many looks, the first ones have the texts.
+    pages = {name: paths for name, paths in PAGES.items() if name not in {"docs", "docs_page"}}
+    for path in chain.from_iterable(paths if name == "job_detail" else paths[:1] for name, paths in pages.items()):
+        walker.open(path)
+        english[path] = untranslated(walker.page)
+    assert not any(english.values()), {path: lines for path, lines in english.items() if lines}
 
 
 def test_axe_accepts_the_admin(walker):

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import open_context
+from tests.browser.conftest import in_chinese, open_context, untranslated
 from tests.flows.console import PASSWORD, Buyer
 
 pytestmark = [
@@ -53,18 +53,20 @@ def test_a_declined_card_pays_nothing_and_another_one_does(torch_console, buyer,
     expect(page.get_by_role("row").filter(has_text="+$7.00")).to_have_count(1)
 
 
+@in_chinese
 def test_two_windows_follow_a_job_and_one_cancels_it(torch_console, buyer, watched, chromium):
     job = buyer.start("windows", nodes=1)
     url = f"{torch_console.url}/jobs/{job}/"
-    context = open_context(chromium)
+    context = open_context(chromium, language=watched.language)
     pages = [watched.page, context.new_page()]
     for page in pages:
         log_in(page, url, buyer)
         expect(page.locator("#job-header [data-state=running]")).to_be_visible()
-        page.get_by_role("tab", name="Logs").click()
+        page.get_by_role("tab", name=watched.say("Logs")).click()
         expect(page.locator("#log")).to_contain_text("began 0")
-    pages[1].locator("#job-header").get_by_role("button", name="Cancel").click()
-    pages[1].get_by_role("dialog").get_by_role("button", name="Cancel job").click()
+    pages[1].locator("#job-header").get_by_role("button", name=watched.say("Cancel")).click()
+    pages[1].get_by_role("dialog").get_by_role("button", name=watched.say("Cancel job")).click()
     for page in pages:
         expect(page.locator("#job-header [data-state=cancelled]")).to_be_visible()
+        assert untranslated(page) == []
     context.close()

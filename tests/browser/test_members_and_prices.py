@@ -10,7 +10,7 @@ from billing import pricebooks
 from billing.models import PriceBook
 from console.accounts import invitations
 from console.accounts.models import Invitation
-from tests.browser.conftest import ask_for_quote, log_in, open_context
+from tests.browser.conftest import ask_for_quote, in_chinese, log_in, open_context, untranslated
 from tests.factories.accounts import PASSWORD, UserFactory
 
 pytestmark = [
@@ -22,41 +22,43 @@ pytestmark = [
 
 
 @pytest.fixture
-def second(chromium):
+def second(chromium, language):
     """The page of another person's window."""
-    context = open_context(chromium)
+    context = open_context(chromium, language=language)
     yield context.new_page()
     context.close()
 
 
+@in_chinese
 def test_an_invited_member_joins_and_cannot_manage_or_pay(transactional_db, console, customer, watched, second):
-    page = watched.page
+    page, say = watched.page, watched.say
     log_in(page.context, console, customer.membership.user)
     page.goto(f"{console}/organization/")
     page.locator("[name=email]").fill("grace@example.com")
-    page.get_by_role("button", name="Send invitation").click()
-    expect(page.get_by_role("row").filter(has_text="grace@example.com")).to_contain_text("Member")
+    page.get_by_role("button", name=say("Send invitation")).click()
+    expect(page.get_by_role("row").filter(has_text="grace@example.com")).to_contain_text(say("Member"))
 
     second.goto(f"{console}/invitations/{invitations.token_of(Invitation.objects.get())}/")
-    second.get_by_role("link", name="Create an account to accept").click()
+    second.get_by_role("link", name=say("Create an account to accept")).click()
     second.locator("[name=password1]").fill(PASSWORD)
     second.locator("[name=password2]").fill(PASSWORD)
-    second.get_by_role("button", name="Create account and join").click()
-    expect(second.get_by_role("heading", name="Overview")).to_be_visible()
+    second.get_by_role("button", name=say("Create account and join")).click()
+    expect(second.get_by_role("heading", name=say("Overview"))).to_be_visible()
     second.goto(f"{console}/organization/")
-    expect(second.get_by_role("row").filter(has_text="grace@example.com")).to_contain_text("you")
-    expect(second.get_by_role("button", name="Send invitation")).to_have_count(0)
+    expect(second.get_by_role("row").filter(has_text="grace@example.com")).to_contain_text(say("you"))
+    expect(second.get_by_role("button", name=say("Send invitation"))).to_have_count(0)
     second.goto(f"{console}/wallet/")
     expect(second.locator("[data-available]")).to_be_visible()
-    expect(second.get_by_role("button", name="Go to payment")).to_have_count(0)
+    expect(second.get_by_role("button", name=say("Go to payment"))).to_have_count(0)
     assert second.goto(f"{console}/invoices/").status == 403
     second.goto(f"{console}/training/new/")
     ask_for_quote(second)
     expect(second.locator("#buy")).to_be_enabled()
+    assert untranslated(second) == untranslated(page) == []
 
     page.reload()
-    page.get_by_label("Role of grace@example.com").select_option("viewer")
-    expect(page.get_by_label("Role of grace@example.com")).to_have_value("viewer")
+    page.get_by_label(say("Role of %(email)s", email="grace@example.com")).select_option("viewer")
+    expect(page.get_by_label(say("Role of %(email)s", email="grace@example.com"))).to_have_value("viewer")
     second.goto(f"{console}/training/new/")
     expect(second.locator("#buy")).to_have_count(0)
 
