@@ -1,4 +1,4 @@
-"""A customer's first purchase in a real browser: from sign-up to the receipt of a real run on two nodes."""
+"""A customer's first purchase in a real browser: from sign-up to the receipt of a real run on two nodes, in Chinese."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ask_for_quote
+from tests.browser.conftest import ask_for_quote, in_chinese, untranslated
 from tests.flows.console import PASSWORD, ROOT
 
 pytestmark = [
@@ -21,63 +21,66 @@ pytestmark = [
 ]
 
 RUN_SECONDS = 180
+NO_FILE = "This file does not exist in the workspace. Check the path and spelling."
+BAD_NAME = "Use 1 to 63 lowercase letters, digits, hyphens and underscores. Start and end with a letter or digit."
 
 
+@in_chinese
 def test_from_sign_up_to_the_receipt(torch_console, watched, tmp_path):
-    page = watched.page
-    _sign_up(torch_console.url, page)
-    _activate(page)
-    _top_up(page)
-    _upload_dataset(page, tmp_path)
-    _upload_script(page)
-    job = _buy(page)
-    _watch(page)
-    _read_receipt(page)
-    _publish_and_use(torch_console.url, job, page)
+    page, say = watched.page, watched.say
+    _sign_up(torch_console.url, page, say)
+    _activate(page, say)
+    _top_up(page, say)
+    _upload_dataset(page, say, tmp_path)
+    _upload_script(page, say)
+    job = _buy(page, say)
+    _watch(page, say)
+    _read_receipt(page, say)
+    _publish_and_use(torch_console.url, job, page, say)
     _look_around(torch_console.url, job, page)
 
 
-def _sign_up(url, page):
+def _sign_up(url, page, say):
     page.goto(url)
-    expect(page.get_by_text("Never pay more than your cap")).to_be_visible()
-    page.get_by_role("link", name="Create an account").click()
+    expect(page.get_by_text(say("Never pay more than your cap"))).to_be_visible()
+    page.locator("a[href^='/accounts/signup/']").click()
     page.locator("[name=email]").fill(f"ada-{uuid4().hex[:8]}@example.com")
     page.locator("[name=password1]").fill(PASSWORD)
     page.locator("[name=password2]").fill(PASSWORD)
-    page.get_by_role("button", name="Create account").click()
-    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    expect(page.get_by_role("heading", name="Get started")).to_be_visible()
+    page.get_by_role("button", name=say("Create account"), exact=True).click()
+    expect(page.get_by_role("heading", name=say("Overview"))).to_be_visible()
+    expect(page.get_by_role("heading", name=say("Get started"))).to_be_visible()
 
 
-def _activate(page):
-    page.get_by_role("link", name="Start", exact=True).click()
-    page.get_by_role("button", name="Activate the service").click()
-    expect(page.get_by_text("Accept the terms to activate the service.")).to_be_visible()
-    page.get_by_label("I have read these terms").check()
-    page.get_by_role("button", name="Activate the service").click()
-    expect(page.get_by_text("The service is active.")).to_be_visible()
+def _activate(page, say):
+    page.get_by_role("link", name=say("Start"), exact=True).click()
+    page.get_by_role("button", name=say("Activate the service")).click()
+    expect(page.get_by_text(say("Accept the terms to activate the service."))).to_be_visible()
+    page.get_by_label(say("I have read these terms and accept them for my organization.")).check()
+    page.get_by_role("button", name=say("Activate the service")).click()
+    expect(page.get_by_text(say("The service is active. Your wallet and a first workspace are ready."))).to_be_visible()
 
 
-def _top_up(page):
-    page.get_by_role("link", name="Wallet", exact=True).first.click()
+def _top_up(page, say):
+    page.get_by_role("link", name=say("Wallet"), exact=True).first.click()
     page.wait_for_url("**/wallet/")  # until it has loaded: its script fills the field
     page.get_by_role("button", name="20", exact=True).click()
-    expect(page.get_by_label("Amount")).to_have_value("20")
-    page.get_by_role("button", name="Go to payment").click()
+    expect(page.get_by_label(say("Amount"))).to_have_value("20")
+    page.get_by_role("button", name=say("Go to payment")).click()
     page.get_by_role("button", name=re.compile("Pay")).click()
-    expect(page.locator("[data-available]")).to_have_text("$20.00")
+    expect(page.locator("[data-available]")).to_have_text("US$20.00")
 
 
-def _upload_dataset(page, folder):
+def _upload_dataset(page, say, folder):
     archive = folder / "digits.tar.gz"
     subprocess.run([sys.executable, ROOT / "examples" / "make_digits.py", archive], check=True)
-    page.get_by_role("link", name="Datasets").click()
-    page.get_by_role("link", name="New dataset").first.click()
+    page.get_by_role("link", name=say("Datasets"), exact=True).click()
+    page.get_by_role("link", name=say("New dataset")).first.click()
     page.locator("#id_name").fill("Not A Name")
-    page.get_by_role("button", name="Create, then upload files").click()
-    expect(page.get_by_role("alert").first).to_contain_text("lowercase")
+    page.get_by_role("button", name=say("Create, then upload files")).click()
+    expect(page.get_by_role("alert").first).to_contain_text(say(BAD_NAME))
     page.locator("#id_name").fill("digits")
-    page.get_by_role("button", name="Create, then upload files").click()
+    page.get_by_role("button", name=say("Create, then upload files")).click()
     page.wait_for_url("**/datasets/d/digits/")  # until it has loaded: its script takes the files
     page.locator("[data-pick=files]").set_input_files(archive)
     expect(page.get_by_text("v1", exact=True)).to_be_visible()
@@ -91,39 +94,39 @@ def _upload_dataset(page, folder):
     expect(page.get_by_text("v3", exact=True)).to_be_visible()
 
 
-def _upload_script(page):
-    page.get_by_role("link", name="Workspaces").click()
+def _upload_script(page, say):
+    page.get_by_role("link", name=say("Workspaces"), exact=True).click()
     page.get_by_role("link", name="main").click()
     page.wait_for_url("**/workspaces/w/main/")
     page.locator("[data-pick=files]").set_input_files(ROOT / "examples" / "mnist_ddp.py")
     expect(page.get_by_role("link", name="mnist_ddp.py")).to_be_visible()
     page.wait_for_load_state()
-    _write_a_note(page)
+    _write_a_note(page, say)
     page.get_by_role("link", name="main", exact=True).click()
     page.get_by_role("link", name="mnist_ddp.py").click()
     expect(page.locator(".CodeMirror")).to_contain_text("DATASETS_PATH")
 
 
-def _write_a_note(page):
-    page.get_by_role("button", name="New", exact=True).click()
+def _write_a_note(page, say):
+    page.get_by_role("button", name=say("New"), exact=True).click()
     page.locator("#new-name").fill("notes/plan.md")
-    page.get_by_role("button", name="File", exact=True).click()
+    page.get_by_role("button", name=say("File"), exact=True).click()
     page.locator(".CodeMirror").click()
     page.keyboard.type("# Plan")
-    expect(page.locator("#save-state")).to_have_text("changed, not saved")
+    expect(page.locator("#save-state")).to_have_text(say("changed, not saved"))
     page.keyboard.press("Control+s")
-    expect(page.locator("#save-state")).to_have_text("Saved.")
+    expect(page.locator("#save-state")).to_have_text(say("Saved."))
     page.reload()
     expect(page.locator(".CodeMirror")).to_contain_text("# Plan")
 
 
-def _buy(page):
+def _buy(page, say):
     """Buy a run. Return its job's number."""
-    page.get_by_role("link", name="New training").first.click()
+    page.get_by_role("link", name=say("New training")).first.click()
     page.wait_for_url("**/training/new/")  # until it has loaded: its script notes which fields were typed in
     expect(page.locator("#code_path")).to_have_value("mnist_ddp.py")  # the only one there is
     page.locator("#code_path").fill("nowhere.py")
-    expect(page.locator("#error-code_path")).to_contain_text("does not exist")
+    expect(page.locator("#error-code_path")).to_contain_text(say(NO_FILE))
     page.locator("#code_path").fill("mnist_ddp.py")
     page.locator("[data-dataset=digits]").check()
     page.locator("#lr").fill("abc")
@@ -144,37 +147,37 @@ def _buy(page):
     return job
 
 
-def _watch(page):
-    page.get_by_role("tab", name="Logs").click()
+def _watch(page, say):
+    page.get_by_role("tab", name=say("Logs")).click()
     expect(page.locator("#log")).to_contain_text("epoch 1/4", timeout=RUN_SECONDS * 1000)
-    page.get_by_role("tab", name="Metrics").click()
+    page.get_by_role("tab", name=say("Metrics")).click()
     expect(page.locator("#metrics .uplot").first).to_be_visible(timeout=RUN_SECONDS * 1000)
     expect(page.locator("#job-header [data-state=succeeded]")).to_be_visible(timeout=RUN_SECONDS * 1000)
-    page.get_by_role("tab", name="Logs").click()
+    page.get_by_role("tab", name=say("Logs")).click()
     page.locator("#log-search").fill("epoch 4/4")
     expect(page.locator("#log mark").first).to_be_visible()
     for tab in ("Overview", "Nodes", "Events", "Cost", "Configuration"):
-        page.get_by_role("tab", name=tab).click()
+        page.get_by_role("tab", name=say(tab)).click()
         expect(page.locator(f"#{tab.lower()}")).to_be_visible()
 
 
-def _read_receipt(page):
+def _read_receipt(page, say):
     cost = page.locator("[data-cost]").inner_text()
     page.locator("#receipt-link").click()
     expect(page.locator("[data-total]")).to_have_text(cost)
-    expect(page.get_by_text("Node time")).to_be_visible()
-    page.get_by_role("link", name="Jobs", exact=True).click()
+    expect(page.get_by_text(say("Node time"))).to_be_visible()
+    page.get_by_role("link", name=say("Jobs"), exact=True).click()
     expect(page.locator("#job-rows tbody tr")).to_have_count(1)  # the double click bought once
 
 
-def _publish_and_use(url, job, page):
+def _publish_and_use(url, job, page, say):
     """Publish the result as a model, and train on from it and from the checkpoints."""
     page.goto(f"{url}/jobs/{job}/")
-    page.locator("#job-header").get_by_role("link", name="Publish as a model").click()
+    page.locator("#job-header").get_by_role("link", name=say("Publish as a model")).click()
     page.locator("[name=name]").fill("net")
-    page.get_by_role("button", name="Publish").click()
-    expect(page.get_by_role("heading", name="How version 1 was made")).to_be_visible()
-    page.get_by_role("link", name="Use in training").click()
+    page.get_by_role("button", name=say("Publish"), exact=True).click()
+    expect(page.get_by_role("heading", name=say("How version %(number)s was made", number=1))).to_be_visible()
+    page.get_by_role("link", name=say("Use in training")).click()
     page.wait_for_url("**/training/new/**")
     expect(page.locator("#model-net")).to_have_value("net")
     page.locator("[data-dataset=digits]").check()
@@ -204,3 +207,4 @@ def _look_around(url, job, page):
             expect(page.locator(".htmx-request")).to_have_count(0)
             wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, f"{path} is {wide} pixels wider than a screen of {width}"
+            assert untranslated(page) == [], path
