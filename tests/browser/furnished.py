@@ -42,6 +42,11 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"".join(
     )
 )
 """A picture of 32 by 32 shades of gray."""
+TRACEBACK = """Traceback (most recent call last):
+  File "/workspace/train.py", line 1, in <module>
+    print('hello')
+ValueError: no such shape
+"""
 
 HUB_ADDRESS = "https://hub.example.com/hub/oauth_callback"
 
@@ -121,8 +126,9 @@ def _run_jobs(customer):
     _write_curves(succeeded.job_id)
     _write_files(backend, succeeded)
     customer.end(succeeded, Outcome.COMPLETED, at=now - 2 * HOUR)
-    failed = customer.started(at=now - 2 * HOUR, max_seconds=14_400, retries=1)
-    customer.end(failed, Outcome.CODE_FAILED, at=now - HOUR, message="Rank 1: ValueError: no such shape")
+    failed = customer.started(at=now - 2 * HOUR, max_seconds=14_400)
+    backend.write(failed.run_name, TRACEBACK, rank=1)
+    customer.end(failed, Outcome.CODE_FAILED, at=now - HOUR, message="Rank 1: ValueError: no such shape", rank=1)
     hung = customer.started(at=now - HOUR, max_seconds=7200, nodes=3, min_nodes=1)
     backend.shrink(hung.run_name, 2, at=now - 2000)
     backend.hang(hung.run_name, at=now - 500, progress_at=now - 1200)
