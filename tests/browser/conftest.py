@@ -34,7 +34,7 @@ LOCALES = {"en": "en", "zh-hans": "zh-CN"}
 in_chinese = pytest.mark.parametrize("language", ["zh-hans"], indirect=True)
 """Marks a flow that runs in Chinese.
 
-No flow runs in both languages, since that would take twice the time; about half of them run in Chinese.
+No flow runs in both languages, since that would take twice the time; some of them run in Chinese.
 `test_every_page_is_translated` opens the pages that no such flow meets.
 """
 
