@@ -185,9 +185,9 @@ def settled_offset_of(upload: Upload) -> int:
     """Return how many bytes have arrived, once an earlier request has written them; wait at most SETTLE_SECONDS.
 
     A client that lost its connection asks at once for the offset, while what it sent before is still being written.
-    If it continued too early, it would send those bytes again. Few requests wait at once, so that nobody fills the
-    threads with them; others get the offset of this moment. Raises UploadEnded if the upload failed, or if the bytes
-    are gone, as after the restore of a backup.
+    If it continued too early, it would send those bytes again. Few requests may wait at once, to leave threads for
+    pages; the others get the current offset. Raises UploadEnded if the upload failed, or if its
+    file is missing, as after the restore of a backup.
     """
     if upload.state == Upload.States.RECEIVING and not _file(upload).exists() and not upload.parts.exists():
         raise UploadEnded

@@ -102,8 +102,8 @@ class Exchange:
 
     The view of an upload reads `body`. The server sends `stream` after Django is done. The view of a tool sets
     `upstream`: if the view returns 200, the server sends the tool's response instead. Likewise the view that admits a
-    request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook listens. That of a shell reads
-    `shell` and sets `shell_opening`.
+    request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook listens. The view that admits
+    a shell reads `shell` and sets `shell_opening`.
     """
 
     body: IncomingBody | None = None

@@ -50,7 +50,7 @@ async def ask(
 
 @contextmanager
 def opened(path: Path) -> Iterator[str]:
-    """Yield a path of the socket that stays the same, whatever the run's code puts in its place. Raises Refused.
+    """Yield a path that stays that of this socket, even if the run's code replaces the file. Raises Refused.
 
     The code may write to the socket's folder: a link there could lead to a socket of the console. Links are not
     followed. The yielded path is short, as a socket's path must be.
