@@ -1,4 +1,4 @@
-"""Faults of ranks, nodes and disks on one machine: the first cause is reported, and no process outlives its node.
+"""Faults of ranks, nodes and disks on one machine: each is noticed, and no process outlives its node.
 
 Processes are counted by the sandbox's pid namespace, which none can leave, never by name.
 """
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from runtime import pids
 from runtime.backends import host
 from runtime.specs import FailureCode, Outcome, RunPhase
+from tests.runtime.backends.test_first_cause import MEET
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -24,31 +24,6 @@ DOWN_SECONDS = 5
 """How long the other ranks of a failed run may live."""
 DETECTION_SECONDS = 15
 """How long a silent node may stay undetected."""
-MEET = """
-    import os, pathlib, signal, sys, time
-    rank = int(os.environ["RANK"])
-    run = pathlib.Path(os.environ["RUN_DIR"])
-    (run / str(rank)).touch()
-    while len(list(run.glob("[0-9]"))) < int(os.environ["WORLD_SIZE"]): time.sleep(0.001)
-    print("last words of", rank, flush=True)
-"""
-"""Goes on once every rank is there."""
-SERVE = """
-    import socket
-    port = int(os.environ["MASTER_PORT"])
-    if rank == LAST:
-        with socket.create_server(("127.0.0.1", port)) as server:
-            peers = [server.accept()[0] for _ in range(LAST)]
-            print("connected", flush=True)
-            HOW
-    while True:
-        try: peer = socket.create_connection(("127.0.0.1", port))
-        except ConnectionRefusedError: time.sleep(0.01)
-        else: break
-    peer.recv(1)
-    raise RuntimeError("connection closed by peer")
-"""
-"""The last rank fails. The others fail at the same moment, as those of gloo do when a connection closes."""
 WAIT = """
     import signal
     print("ready", flush=True)
@@ -138,65 +113,6 @@ def causes(yard):
 
 
 # Ranks that fail
-
-
-@pytest.mark.parametrize("how", ["sys.exit(10 + rank)", "os.kill(os.getpid(), SIGNALS[rank % 2])"])
-def test_of_simultaneous_failures_the_first_is_reported_with_its_own_code(yard, how):
-    signals = "    SIGNALS = (signal.SIGKILL, signal.SIGSEGV)\n"
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, MEET + signals + "    " + how, nodes=2, workers_per_node=2)
-    assert failure.node == failure.rank // 2
-    expected = (10 + failure.rank, "") if "exit" in how else (None, ("SIGKILL", "SIGSEGV")[failure.rank % 2])
-    assert (failure.exit_code, failure.signal) == expected
-    assert failure.last_lines[-1] == f"last words of {failure.rank}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "name"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"), ("__import__('ctypes').string_at(0)", "SIGSEGV")],
-)
-def test_a_rank_that_a_signal_ended_outranks_its_echoes(yard, how, name):
-    script = MEET + SERVE.replace("HOW", how).replace("LAST", "3")
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
-    assert (failure.rank, failure.node, failure.signal) == (3, 1, name)
-    assert failure.last_lines[:2] == ("last words of 3", "connected")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [
-        "import atexit; atexit.register(leave); raise ValueError('a wrong shape')",
-        """
-            try: raise ValueError('a wrong shape')
-            finally: close(); time.sleep(0.5)
-        """,
-    ],
-    ids=["it leaves slowly", "its connections close before its error is known"],
-)
-def test_an_exception_outranks_its_echoes(yard, how):
-    script = """
-    def close():
-        for peer in peers: peer.close()
-    def leave():
-        close()
-        time.sleep(1)
-    """
-    script = textwrap.dedent(MEET) + textwrap.dedent(script)
-    script += textwrap.dedent(SERVE).replace("        HOW", textwrap.indent(textwrap.dedent(how), " " * 8).strip("\n"))
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script.replace("LAST", "3"), nodes=4)
-    assert (failure.rank, failure.code, failure.exit_code) == (3, FailureCode.RANK_RAISED, 1)
-    assert (failure.data["exception"], failure.data["message"]) == ("ValueError", "a wrong shape")
-    assert failure.data["file"] == "train.py"
-    assert failure.last_lines[-1] == "ValueError: a wrong shape"
-    assert all(record["causes"] for record in yard.records()), "each node's record has a cause"
-
-
-@pytest.mark.slow
-def test_an_echo_without_an_explanation_is_reported_itself(yard):
-    script = MEET + "    if rank: raise ConnectionResetError('by a download')\n    while True: signal.pause()"
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
-    assert (failure.rank, failure.data["exception"]) == (1, "ConnectionResetError")
 
 
 @pytest.mark.slow
