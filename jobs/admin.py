@@ -85,7 +85,7 @@ class FrameworkFilter(admin.SimpleListFilter):
 
 @admin.register(models.Job)
 class JobAdmin(LargeTableAdmin):
-    """Jobs, read-only, because only `lifecycle` changes them. Operators can read a run's output, stop and move it."""
+    """Jobs, read-only, because only `lifecycle` changes them. Operators can read, stop and move a run."""
 
     list_display = ("id", "organization", "name", "state", "reason", "node_spec", "nodes", "queued_at", "finished_at")
     list_filter = ("state", "reason", FrameworkFilter)
@@ -98,9 +98,9 @@ class JobAdmin(LargeTableAdmin):
 
     @admin.display(description=gettext_lazy("page in the console"))
     def customers_page(self, job: models.Job) -> str:
-        """Return a link to the customer's page, which members of the organization can open."""
-        address = reverse("job_detail", args=[job.pk])
-        return format_html('<a href="{}">{}</a>', address, _("Open (organization members only)"))
+        """Return a link to the customer's page, read-only. Opening it is recorded in the audit log."""
+        address = reverse("operator_job", args=[job.pk])
+        return format_html('<a href="{}">{}</a>', address, _("Open, read-only"))
 
     def has_stop_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
         """Return whether the user may change jobs: stop or move them."""
