@@ -85,5 +85,5 @@ urlpatterns = [
     path("admin/jobs/job/<int:pk>/page/curves/", operator_job_curves, name="operator_job_curves"),
     path("admin/jobs/job/<int:pk>/page/<slug:tab>/", operator_job, name="operator_job"),
 ]
-"""Below the admin's path, so that a proxy's rules for `/admin/` hold. They are not among the admin's own routes, because
-those have a looser content policy."""
+"""Below the admin's path, so that a proxy's rules for `/admin/` hold. They are not among the admin's own routes,
+because those have a looser content policy."""

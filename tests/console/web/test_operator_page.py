@@ -19,6 +19,11 @@ LOGIN, SECURITY = reverse("account_login"), reverse("security")
 ACTION = re.compile(r"<(form|button|input|select|textarea)\b|\b(hx|data-bs)-|method=|target=|download")
 CHART_CONTROLS = re.compile(r'<form class="curves-controls.*?</form>', re.DOTALL)
 """They change how charts are drawn, in the browser alone."""
+TRACEBACK = """Traceback (most recent call last):
+  File "/workspace/train.py", line 1, in <module>
+    print('hello')
+KeyError: 7
+"""
 
 
 def urls(job, *, tabs=operator_page.TABS):
@@ -101,11 +106,11 @@ def test_each_opening_is_in_the_audit_log_of_the_customer(customer, done):
 
 
 @pytest.fixture
-def jobs(customer, settings):
+def jobs(customer):
     """Jobs in several states, with all that a page of the customer's offers for them."""
-    failure = {"rank": 0, "exit_code": 1, "last_lines": ["KeyError: 7"], "headline": "KeyError: 7"}
-    started = customer.started()
-    failed = customer.end(customer.started(), Outcome.CODE_FAILED, message="Rank 0 exited.", failure=failure)
+    started, failing = customer.started(), customer.started()
+    customer.backend.write(failing.run_name, TRACEBACK, rank=0)
+    failed = customer.end(failing, Outcome.CODE_FAILED, rank=0)
     hung = customer.end(customer.started(), Outcome.HUNG)
     rerun = customer.end(customer.started(), Outcome.COMPLETED)
     Job.objects.filter(pk=rerun.pk).update(rerun_of=failed, from_checkpoint=failed, tags=["x"], environment={"A": "b"})
@@ -181,5 +186,8 @@ def test_the_customers_pages_stay_closed_to_the_administrator(done):
 
 
 def test_the_administration_links_to_it(done):
-    page = logged_in(operator("view_job")).get(reverse("admin:jobs_job_change", args=[done.pk]))
-    assert reverse("operator_job", args=[done.pk]) in page.content.decode()
+    client = logged_in(operator("view_job"))
+    button = reverse("admin:jobs_job_customers_page", args=[done.pk])
+    assert button in client.get(reverse("admin:jobs_job_change", args=[done.pk])).content.decode()
+    assert client.get(button).url == reverse("operator_job", args=[done.pk])
+    assert not AuditEvent.objects.filter(action="job.page_opened_by_operator")
