@@ -175,10 +175,8 @@ def test_the_page_has_the_content_policy_of_the_console(done):
 
 
 def test_the_customers_pages_stay_closed_to_the_administrator(done):
-    client = logged_in(operator("view_job"))
-    client.get(reverse("operator_job", args=[done.pk]))
-    MembershipFactory(user=operator("view_job"))
     client = logged_in(MembershipFactory(user=operator("view_job"), role=Role.OWNER).user)
+    assert client.get(reverse("operator_job", args=[done.pk])).status_code == 200
     for name in ("job_detail", "job_files", "job_live", "job_metrics", "job_configuration", "job_cost"):
         assert client.get(reverse(name, args=[done.pk])).status_code == 404, name
     for name in ("job_cancel", "job_edit", "job_tensorboard"):
