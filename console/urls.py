@@ -7,7 +7,7 @@ from django.views.generic import RedirectView, TemplateView
 
 from console import api
 from console.monitoring import health, metrics
-from console.web import access, openid
+from console.web import access, openid, operator_page
 from console.web.organization import set_language
 
 # Administrators log in on the same page as everyone, under the same limits.
@@ -18,6 +18,7 @@ urlpatterns = [
     path("readyz", health.ready, name="readyz"),
     path("metrics", metrics.metrics, name="metrics"),
     path("", include("billing.webhooks")),
+    *operator_page.urlpatterns,  # before the admin, which answers every other path below its own
     path("admin/", admin.site.urls),
     # One page of ours replaces allauth's overviews, to which its own forms redirect.
     *(

@@ -1,7 +1,7 @@
 """Access control of pages, and how errors are shown.
 
-Every view of an organization uses the decorator `member`, which checks a capability. Templates only hide actions that
-the role does not allow; `member` refuses them.
+Every view of an organization uses the decorator `member`, which checks a capability, or `operator`, for administrators
+who read a customer's page. Templates only hide actions that the role does not allow; `member` refuses them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from django.views import csrf
 from django_htmx.http import HttpResponseClientRedirect
 from django_htmx.middleware import HtmxDetails
 
+from console.accounts import second_factors
 from console.accounts.models import Membership
 from console.accounts.roles import Capability
 from console.core.errors import CustomerError, NotAllowed
@@ -120,6 +121,30 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
                 if error.code == "not_found":
                     raise Http404(str(error.message)) from error
                 raise
+
+        return wrapper
+
+    return decorate
+
+
+def operator(permission: str) -> Callable[[View[Arguments]], View[Arguments]]:
+    """Require an administrator with `permission`, for a page of a customer that is shown in the console's own frame.
+
+    Anonymous users must log in. Everybody else gets 404, as for a page that does not exist. Administrators who lack a
+    second factor that the installation requires are led to the page that sets one up, as from `/admin/`. The request
+    has no membership, even if the administrator is a member somewhere, so nothing acts for an organization.
+    """
+
+    def decorate(view: View[Arguments]) -> View[Arguments]:
+        @signed_in
+        @wraps(view)
+        def wrapper(request: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> HttpResponseBase:
+            if not (request.user.is_staff and request.user.has_perm(permission)):
+                raise Http404
+            if second_factors.is_missing_for_staff(request.user):
+                return redirect("security")
+            request.membership = None
+            return view(request, *args, **kwargs)
 
         return wrapper
 

@@ -68,6 +68,7 @@ SENTENCES: dict[str, Promise] = {
     "job.stopped_by_operator": _("An administrator stopped job %(target)s"),
     "job.moved_by_operator": _("An administrator moved job %(target)s"),
     "job.log_read_by_operator": _("An administrator read the log of job %(target)s"),
+    "job.page_opened_by_operator": _("An administrator opened the page of job %(target)s"),
     "job.changed": _("Changed the details of job %(target)s"),
     "job.results_removed": _("Deleted the results of job %(target)s"),
     "image.created": _("Registered the image %(target)s"),

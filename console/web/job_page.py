@@ -64,7 +64,7 @@ def job_detail(request: MemberRequest, pk: int) -> HttpResponse:
     job = selectors.job_for(request.membership.organization, pk)
     chosen = request.GET.get("tab", "")
     chosen = chosen if chosen in TABS or chosen in OTHER_TABS else OVERVIEW
-    context = _header(job) | {"title": free_runs.title(job), "chosen": chosen}
+    context = header(job) | {"title": free_runs.title(job), "chosen": chosen}
     if chosen in TABS:
         context |= TABS[chosen](job)
     return render(request, "jobs/job_detail.html", context)
@@ -85,7 +85,7 @@ def job_tab(request: MemberRequest, pk: int, tab: str) -> HttpResponse:
 def job_live(request: MemberRequest, pk: int) -> HttpResponse:
     """Return the header of the job page and, out of band, the tab that `?tab=` names if it is one of LIVE_TABS."""
     job = selectors.job_for(request.membership.organization, pk)
-    context = _header(job)
+    context = header(job)
     tab = request.GET.get("tab", "")
     if tab in LIVE_TABS:
         context |= {"tab": tab, "tab_template": f"jobs/_job_{tab}.html"} | TABS[tab](job)
@@ -118,7 +118,7 @@ def _shared(job: Job) -> dict[str, Any]:
     }
 
 
-def _header(job: Job) -> dict[str, Any]:
+def header(job: Job) -> dict[str, Any]:
     """Return the context of the header."""
     shared = _shared(job)
     attempt_failures = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]

@@ -15,6 +15,7 @@ from babel.numbers import format_decimal, format_percent
 from django import template
 from django.conf import settings
 from django.forms import BoundField, CheckboxInput, Select
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
@@ -75,6 +76,18 @@ def icon(name: str, classes: str = "") -> SafeString:
         classes,
         mark_safe(drawing),  # noqa: S308  # a file of ours, named by a template
     )
+
+
+@register.simple_tag(takes_context=True)
+def href(context: template.Context, url_name: str, *args: Any, **query: Any) -> str:
+    """Return the attribute `href` of a link; empty on a page that an administrator reads (`read_only`).
+
+    There the link would open an object of the administrator's own organization that has the same name, or nothing.
+    """
+    if context.get("read_only"):
+        return ""
+    url = reverse(url_name, args=args)
+    return format_html(' href="{}"', f"{url}?{urlencode(query)}" if query else url)
 
 
 @register.filter

@@ -1,0 +1,191 @@
+"""The page of a customer's job that administrators read: who opens it, what it lacks, and that it is recorded."""
+
+import json
+import re
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.test import Client
+from django.urls import reverse
+
+from console.accounts.models import AuditEvent
+from console.accounts.roles import Role
+from console.web import activity, job_page, operator_page
+from jobs.models import Job
+from runtime.specs import Outcome
+from tests.factories.accounts import MembershipFactory, UserFactory
+
+LOGIN, SECURITY = reverse("account_login"), reverse("security")
+ACTION = re.compile(r"<(form|button|input|select|textarea)\b|\b(hx|data-bs)-|method=|target=|download")
+CHART_CONTROLS = re.compile(r'<form class="curves-controls.*?</form>', re.DOTALL)
+"""They change how charts are drawn, in the browser alone."""
+TRACEBACK = """Traceback (most recent call last):
+  File "/workspace/train.py", line 1, in <module>
+    print('hello')
+KeyError: 7
+"""
+
+
+def urls(job, *, tabs=operator_page.TABS):
+    pages = [reverse("operator_job", args=[job.pk, tab]) for tab in tabs]
+    return [*pages, reverse("operator_job", args=[job.pk]), reverse("operator_job_curves", args=[job.pk])]
+
+
+def logged_in(user):
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def operator(*codenames, **options):
+    user = UserFactory(is_staff=True, **options)
+    user.user_permissions.add(*Permission.objects.filter(codename__in=codenames))
+    return user
+
+
+def main_of(answer):
+    """What the page shows, without its frame."""
+    assert answer.status_code == 200
+    return answer.content.decode().partition("<main")[2].partition("</main>")[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "status"),
+    [
+        (lambda customer: operator("view_job"), 200),
+        (lambda customer: operator(is_superuser=True), 200),
+        (lambda customer: operator("view_order", "change_job"), 404),
+        (lambda customer: operator("view_job", is_active=False), 302),
+        (lambda customer: customer.membership.user, 404),
+        (lambda customer: MembershipFactory(role=Role.OWNER).user, 404),
+    ],
+    ids=["operator", "superuser", "staff without the permission", "deactivated", "owner", "stranger"],
+)
+def test_only_administrators_with_the_permission_open_it(customer, done, make, status):
+    client = logged_in(make(customer))
+    assert {client.get(url).status_code for url in urls(done)} == {status}
+    written = AuditEvent.objects.filter(action="job.page_opened_by_operator").count()
+    assert written == (len(urls(done)) if status == 200 else 0)
+
+
+def test_a_customer_who_has_the_permission_but_is_not_staff_gets_404(customer, done):
+    user = customer.membership.user
+    user.user_permissions.add(Permission.objects.get(codename="view_job"))
+    assert {logged_in(user).get(url).status_code for url in urls(done)} == {404}
+
+
+def test_a_visitor_logs_in_and_nobody_posts(client, done):
+    assert all(client.get(url).url.startswith(LOGIN) for url in urls(done))
+    client = logged_in(operator("view_job"))
+    assert {client.post(url).status_code for url in urls(done)} == {405}
+
+
+def test_an_administrator_needs_a_second_factor_where_the_installation_says_so(settings, done):
+    settings.STAFF_SECOND_FACTOR = True
+    client = logged_in(operator("view_job"))
+    assert {client.get(url).url for url in urls(done)} == {SECURITY}
+    assert not AuditEvent.objects.filter(action="job.page_opened_by_operator")
+
+
+def test_no_other_tab_or_job_is_there(done):
+    client = logged_in(operator("view_job"))
+    for tab in ("files", "telemetry", "shell"):
+        assert client.get(reverse("operator_job", args=[done.pk, tab])).status_code == 404, tab
+    assert client.get(reverse("operator_job", args=[done.pk + 1])).status_code == 404
+
+
+def test_each_opening_is_in_the_audit_log_of_the_customer(customer, done):
+    user = operator("view_job")
+    MembershipFactory(user=user, role=Role.OWNER)
+    page = main_of(logged_in(user).get(reverse("operator_job", args=[done.pk, "nodes"])))
+    assert customer.organization.name in page
+    event = AuditEvent.objects.get(action="job.page_opened_by_operator")
+    assert (event.organization, event.actor, event.target) == (customer.organization, user, f"job:{done.pk}")
+    assert event.data == {"tab": "nodes"}
+    assert activity.sentence(event) == f"An administrator opened the page of job #{done.pk}"
+
+
+@pytest.fixture
+def jobs(customer):
+    """Jobs in several states, with all that a page of the customer's offers for them."""
+    started, failing = customer.started(), customer.started()
+    customer.backend.write(failing.run_name, TRACEBACK, rank=0)
+    failed = customer.end(failing, Outcome.CODE_FAILED, rank=0)
+    hung = customer.end(customer.started(), Outcome.HUNG)
+    rerun = customer.end(customer.started(), Outcome.COMPLETED)
+    Job.objects.filter(pk=rerun.pk).update(rerun_of=failed, from_checkpoint=failed, tags=["x"], environment={"A": "b"})
+    return [customer.job(), started.job, failed, hung, rerun, customer.ended_with_log()]
+
+
+def test_it_offers_nothing_but_its_tabs_and_the_administration(customer, jobs):
+    user = operator("view_job", is_superuser=True)
+    # Neither a membership of one's own nor one of the customer's makes an action appear.
+    MembershipFactory(user=user, role=Role.OWNER)
+    MembershipFactory(user=user, role=Role.OWNER, organization=customer.organization)
+    client = logged_in(user)
+    for job in jobs:
+        known = {
+            *urls(job),
+            reverse("admin:jobs_job_change", args=[job.pk]),
+            reverse("admin:jobs_job_log", args=[job.pk]),
+        }
+        for url in urls(job)[:-1]:
+            shown = CHART_CONTROLS.sub("", main_of(client.get(url)))
+            assert not ACTION.search(shown), (url, ACTION.search(shown))
+            assert set(re.findall(r'(?:href|src|action|data-from)="([^"]*)"', shown)) <= known, url
+
+
+def test_it_shows_what_the_customer_sees(customer, jobs):
+    client = logged_in(operator("view_job"))
+    failed, with_log = jobs[2], jobs[-1]
+    overview = main_of(client.get(reverse("operator_job", args=[failed.pk])))
+    assert "KeyError: 7" in overview
+    assert f"{customer.workspace.name}/train.py" in overview
+    for tab in set(operator_page.TABS) - {operator_page.METRICS}:
+        assert tab in job_page.TABS
+    assert "Receipt R-" in main_of(client.get(reverse("operator_job", args=[failed.pk, "cost"])))
+    assert "Read the whole log" in main_of(client.get(reverse("operator_job", args=[with_log.pk, "logs"])))
+    told = json.loads(client.get(reverse("operator_job_curves", args=[failed.pk])).content)
+    assert (told["job"], told["curves"]) == (failed.pk, [])
+
+
+def test_the_configuration_lacks_the_script(customer):
+    customer.write("train.py", "print('the recipe')")
+    job = customer.job()
+    customer.write("train.py", "print('a new recipe')")
+    shown = main_of(logged_in(operator("view_job")).get(reverse("operator_job", args=[job.pk, "configuration"])))
+    assert job.script.sha256 in shown
+    assert "has changed" in shown
+    assert "recipe" not in shown
+
+
+def test_the_frame_has_nothing_of_the_administrators_own_organization(done):
+    membership = MembershipFactory(user=operator("view_job"), role=Role.OWNER)
+    client = logged_in(membership.user)
+    page = client.get(reverse("operator_job", args=[done.pk])).content.decode()
+    assert membership.organization.name not in page
+    own = f'href="{reverse("job_list")}"'
+    assert own not in page
+    assert own in client.get(reverse("overview")).content.decode()
+
+
+def test_the_page_has_the_content_policy_of_the_console(done):
+    answer = logged_in(operator("view_job")).get(reverse("operator_job", args=[done.pk]))
+    assert "unsafe" not in answer["Content-Security-Policy"]
+
+
+def test_the_customers_pages_stay_closed_to_the_administrator(done):
+    client = logged_in(MembershipFactory(user=operator("view_job"), role=Role.OWNER).user)
+    assert client.get(reverse("operator_job", args=[done.pk])).status_code == 200
+    for name in ("job_detail", "job_files", "job_live", "job_metrics", "job_configuration", "job_cost"):
+        assert client.get(reverse(name, args=[done.pk])).status_code == 404, name
+    for name in ("job_cancel", "job_edit", "job_tensorboard"):
+        assert client.post(reverse(name, args=[done.pk])).status_code == 404, name
+
+
+def test_the_administration_links_to_it(done):
+    client = logged_in(operator("view_job"))
+    button = reverse("admin:jobs_job_customers_page", args=[done.pk])
+    assert button in client.get(reverse("admin:jobs_job_change", args=[done.pk])).content.decode()
+    assert client.get(button).url == reverse("operator_job", args=[done.pk])
+    assert not AuditEvent.objects.filter(action="job.page_opened_by_operator")
