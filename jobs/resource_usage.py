@@ -41,9 +41,13 @@ SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
 
 @dataclass
 class NodeUse:
-    """One node over time. Each of `series` is as long as `at` (Unix seconds); None marks missing values."""
+    """One node over time. Each of `series` is as long as `at` (Unix seconds); None marks missing values.
+
+    `recent_cpu` is the mean of the last RECENT_SECONDS, in cores: about the sum of its ranks' `cpu`.
+    """
 
     node: int
+    recent_cpu: float | None = None
     at: list[float] = field(default_factory=list)
     series: dict[str, list[float | None]] = field(default_factory=dict)
 
@@ -52,7 +56,7 @@ class NodeUse:
 class RankUse:
     """One rank: its recent usage, and its steps over the attempt and recently. Bytes, cores, seconds.
 
-    `cpu` is the recent mean, `memory` the recent maximum.
+    `cpu` is the recent mean, where samples without the rank count as zero. `memory` is the recent maximum.
     """
 
     rank: int
@@ -176,9 +180,11 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 def _node_use(node: int, samples: list[dict[str, Any]]) -> NodeUse:
     """Return a node's series, with at most POINTS_SHOWN points that are means of successive samples."""
+    since = _recent_since(samples)
+    recent_cpu = _mean(sample.get("cpu") for sample in samples if float(sample["at"]) > since)
     size = math.ceil(len(samples) / POINTS_SHOWN)
     buckets = [samples[start : start + size] for start in range(0, len(samples), size)]
-    use = NodeUse(node, at=[float(bucket[-1]["at"]) for bucket in buckets])
+    use = NodeUse(node, recent_cpu, at=[float(bucket[-1]["at"]) for bucket in buckets])
     values = {name: [_mean(sample.get(name) for sample in bucket) for bucket in buckets] for name in SERIES}
     for name, source in GPU_SERIES.items():
         values[name] = [
@@ -190,17 +196,20 @@ def _node_use(node: int, samples: list[dict[str, Any]]) -> NodeUse:
 
 def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any]]) -> None:
     """Add the usage and steps of a node's ranks to `ranks`."""
-    since = float(samples[-1]["at"]) - RECENT_SECONDS
-    recent_cpu: dict[int, list[Any]] = {}
+    since = _recent_since(samples)
+    recent_samples = 0
+    recent_cpu: dict[int, float] = {}
     for sample in samples:
+        is_recent = float(sample["at"]) > since
+        recent_samples += is_recent
         for part in _parts(sample, "ranks"):
             number = _number(part.get("rank"))
             if number is None:
                 continue
             use = ranks.setdefault(int(number), RankUse(int(number), node))
-            is_recent = float(sample["at"]) >= since
             if is_recent:
-                recent_cpu.setdefault(use.rank, []).append(part.get("cpu"))
+                if (cpu := _number(part.get("cpu"))) is not None:
+                    recent_cpu[use.rank] = recent_cpu.get(use.rank, 0.0) + cpu
                 use.memory = _maximum(use.memory, _number(part.get("memory")))
             steps, seconds = _number(part.get("steps")) or 0.0, _number(part.get("step_seconds")) or 0.0
             comm_seconds = _number(part.get("comm_seconds"))
@@ -211,8 +220,13 @@ def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any
             if is_recent and comm_seconds is not None:
                 use.recent_steps += steps
                 use.recent_compute_seconds = (use.recent_compute_seconds or 0.0) + max(0.0, seconds - comm_seconds)
-    for number, values in recent_cpu.items():
-        ranks[number].cpu = _mean(values)
+    for number, cores in recent_cpu.items():
+        ranks[number].cpu = cores / recent_samples
+
+
+def _recent_since(samples: list[dict[str, Any]]) -> float:
+    """Return when the last RECENT_SECONDS began, from where the chart's and the table's recent means count."""
+    return float(samples[-1]["at"]) - RECENT_SECONDS
 
 
 def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency | None:

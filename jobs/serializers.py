@@ -432,6 +432,7 @@ class NodeUseSerializer(serializers.Serializer[Any]):
     """Resource usage of one node over time: a list per series, as long as `at`."""
 
     node = serializers.IntegerField()
+    recent_cpu = serializers.FloatField(allow_null=True, help_text="Cores, mean of the last minute.")
     at = serializers.ListField(child=serializers.FloatField(), help_text="Unix seconds.")
     series = serializers.DictField(
         child=serializers.ListField(child=serializers.FloatField(allow_null=True)),

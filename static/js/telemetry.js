@@ -28,6 +28,13 @@ const seconds = (value) => (value < 1 ? `${number(value * 1000, value < 0.01 ? 1
 const table = (name) =>
   window.uPlot.join(told.nodes.filter((node) => node.series[name]).map((node) => [node.at, node.series[name]]));
 
+/** A node's value at the cursor. Without a cursor, its CPU over the same minute as in the table of ranks. */
+const legend = (name, node, value, index) => {
+  if (typeof index !== "number" && name === "cpu" && node.recent_cpu !== null)
+    return holder.dataset.recent.replace("{}", number(node.recent_cpu, 2));
+  return dash(value, BYTES.has(name) ? size : (amount) => number(amount, name === "cpu" ? 2 : 1));
+};
+
 const draw = (name) => {
   const nodes = told.nodes.filter((node) => node.series[name]);
   if (!nodes.length) return;
@@ -54,7 +61,7 @@ const draw = (name) => {
             width: 1.5,
             spanGaps: true,
             points: { show: node.at.length < 3 },
-            value: (_chart, value) => dash(value, shown),
+            value: (_chart, value, _series, index) => legend(name, node, value, index),
           })),
         ],
         axes: [axis, { ...axis, size: 72, values: (_chart, marks) => marks.map(shown), ...(BYTES.has(name) && { incrs: POWERS }) }],

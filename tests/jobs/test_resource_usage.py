@@ -62,6 +62,21 @@ def test_long_files_are_read_in_pieces_up_to_a_limit_and_averaged(customer, back
     assert 3 <= len(reads) <= 4
 
 
+def test_chart_and_table_agree_on_the_cpu_of_the_last_minute(customer, backend):
+    attempt = customer.started(nodes=1, workers_per_node=2)
+    # The ranks use 0.25 cores, then 0.5 in the last 60 s; rank 1 is absent from the first half of these.
+    for number in range(100):
+        cpu = 0.25 if number < 40 else 0.5
+        ranks = [rank(0, cpu=cpu)] if 40 <= number < 70 else [rank(0, cpu=cpu), rank(1, cpu=cpu)]
+        sample = {"at": 1000.0 + number, "seconds": 1.0, "cpu": cpu * len(ranks), "ranks": ranks}
+        backend.sample(attempt.run_name, sample, node=0)
+    data = selectors.telemetry(attempt.job)
+    (node,) = data["nodes"]
+    assert [each["cpu"] for each in data["ranks"]] == [0.5, 0.25]
+    assert node["recent_cpu"] == sum(each["cpu"] for each in data["ranks"])
+    assert node["recent_cpu"] == sum(node["series"]["cpu"][-60:]) / 60
+
+
 HOSTILE = [
     "", "null", "[]", "{", "[" * 100_000, '{"at": "soon"}', '{"at": true}', '{"at": NaN}', '{"at": -1}',
     json.dumps({"at": 5, "cpu": "much", "ranks": "no", "gpus": [1, {"utilization": []}]}),
