@@ -108,6 +108,11 @@ def test_a_quote_names_its_minimum_and_what_a_fixed_price_includes(owner_page, c
     assert (api["minimum_minor"], api["included_seconds"]) == (5, 60)
 
 
+def test_the_terms_name_the_minimum_charge(client, db):
+    answer = text(client.get(reverse("legal_text", args=["terms"])))
+    assert "A run that used any time costs at least the minimum charge in its quote." in answer
+
+
 def test_a_cancelled_run_pays_the_minimum_and_says_so(owner_page, customer):
     started_at = time.time()
     attempt = customer.started(at=started_at)
