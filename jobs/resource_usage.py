@@ -225,7 +225,7 @@ def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any
 
 
 def _recent_since(samples: list[dict[str, Any]]) -> float:
-    """Return when the last RECENT_SECONDS began, from where the chart's and the table's recent means count."""
+    """Return the start (Unix seconds) of the period whose means the chart's legend and the table of ranks show."""
     return float(samples[-1]["at"]) - RECENT_SECONDS
 
 

@@ -100,7 +100,7 @@ def revoke_client_tokens(*, user: User, client: Client | None = None) -> None:
 
 @receiver([account.password_changed, account.password_set, account.password_reset])
 def _password_changed(user: User, **_extra: Any) -> None:
-    # As with sessions: a thief of the old password may have authorized a client.
+    # As with sessions: someone who knew the old password may have authorized a client.
     revoke_client_tokens(user=user)
 
 

@@ -1,7 +1,7 @@
 """Access control of pages, and how errors are shown.
 
-Every view of an organization uses the decorator `member`, which checks a capability, or `operator`, for administrators
-who read a customer's page. Templates only hide actions that the role does not allow; `member` refuses them.
+Every view of an organization uses the decorator `member`, which checks a capability. Views in which administrators
+read a customer's page use `operator`. Templates only hide actions that the role does not allow; `member` refuses them.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
 
 
 def operator(permission: str) -> Callable[[View[Arguments]], View[Arguments]]:
-    """Require an administrator with `permission`, for a page of a customer that is shown in the console's own frame.
+    """Require an administrator with `permission`, for a page about a customer that is not part of Django's admin.
 
     Anonymous users must log in. Everybody else gets 404, as for a page that does not exist. Administrators who lack a
-    second factor that the installation requires are led to the page that sets one up, as from `/admin/`. The request
-    has no membership, even if the administrator is a member somewhere, so nothing acts for an organization.
+    second factor that the installation requires are redirected to *Security*, as from `/admin/`. The view gets a
+    request without a membership, even if the administrator has one, so that nothing acts for an organization.
     """
 
     def decorate(view: View[Arguments]) -> View[Arguments]:
