@@ -17,13 +17,10 @@ settings.MIDDLEWARE = []
 settings.ROOT_URLCONF = "bench.bare_webhook"
 settings.DATABASES["default"]["CONN_HEALTH_CHECKS"] = False
 
-from django.core.asgi import get_asgi_application  # noqa: E402 - the settings above must come first
+from console.serving.application import Application  # noqa: E402 - the settings above must come first
+from console.serving.handler import Handler  # noqa: E402 - as above
 
-django_application = get_asgi_application()
-
-from console.serving.application import Application  # noqa: E402 - as above
-
-application = Application(django_application)
+application = Application(Handler())
 
 from django.db import connection  # noqa: E402 - as above
 from django.http import HttpRequest, HttpResponse  # noqa: E402 - as above

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
-from django.core.asgi import get_asgi_application
+import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
-_django = get_asgi_application()
+django.setup(set_prefix=False)  # each request sets it
 
 from console.serving.application import Application  # noqa: E402  # it reads the settings
+from console.serving.handler import Handler  # noqa: E402  # as above
 
-application = Application(_django)
+application = Application(Handler())

@@ -8,12 +8,12 @@ import time
 from contextlib import contextmanager
 
 import uvicorn
-from django.core.asgi import get_asgi_application
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from console.serving.application import Application
+from console.serving.handler import Handler
 from console.serving.protocol import GuardedProtocol
 from runtime.tools.control import CONTROL_SOCKET
 from runtime.tools.owner import Limits, Owner
@@ -55,7 +55,7 @@ def asgi_console():
     """Serve the console's own ASGI application from a thread; yields its URL."""
     port = free_port()
     config = uvicorn.Config(
-        Application(get_asgi_application()), http=GuardedProtocol, ws="websockets-sansio", host="127.0.0.1",
+        Application(Handler()), http=GuardedProtocol, ws="websockets-sansio", host="127.0.0.1",
         port=port, lifespan="off", log_config=None,
     )  # fmt: skip
     server = uvicorn.Server(config)

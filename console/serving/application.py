@@ -10,9 +10,7 @@ import asyncio
 import re
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +19,7 @@ from django.conf import settings
 from console.observability import addresses, heartbeats, logs
 from console.serving import notebooks, proxy, refusals, shells
 from console.serving.exchange import SCOPE_KEY, Exchange, IncomingBody
+from console.serving.handler import Handler
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refused, Send
 from console.serving.server import end_with_parent
@@ -28,7 +27,6 @@ from console.serving.streams import Streams
 from console.serving.threads import Threads
 
 Scope = dict[str, Any]
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that have their own thread, so that they are served while all other threads are busy."""
@@ -57,7 +55,7 @@ class Application:
     """The ASGI application of one process. Its limits and threads are those of this process."""
 
     def __init__(self, django: Handler) -> None:
-        self._django = django
+        self._respond = django.respond
         self._pages = Threads(settings.WEB_THREADS, "page")
         self._monitoring = Threads(1, "probe")
         self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
@@ -65,9 +63,8 @@ class Application:
         # One address or organization can use at most half of the upload threads.
         self._upload_limit = Limit(max(1, settings.UPLOAD_THREADS // 2), refusals.TOO_MANY_UPLOADS)
         self._streams = Streams()
-        run_page = partial(_run_django, django, threads=self._pages)
-        self._notebooks = notebooks.Notebooks(run_page)
-        self._shells = shells.Shells(run_page)
+        self._notebooks = notebooks.Notebooks(self._run_page)
+        self._shells = shells.Shells(self._run_page)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or websocket, or the lifespan of the process."""
@@ -127,7 +124,7 @@ class Application:
                 spool.seek(0)
                 body = spool.read()
                 threads = self._monitoring if scope["path"] in MONITORING_PATHS else self._pages
-            messages = await _run_django(self._django, scope, body, threads=threads)
+            messages = await threads.run(self._respond, scope, body)
         if exchange.upstream is not None and messages[0]["status"] == HTTPStatus.OK:
             await proxy.forward(exchange.upstream, scope, body, receive, send)
         elif exchange.stream is not None:  # `messages` then holds only the start of the response
@@ -135,6 +132,10 @@ class Application:
         else:
             for message in messages:
                 await send(message)
+
+    async def _run_page(self, scope: Scope) -> list[Message]:
+        """Return Django's response to a request without a body. Raises Refused."""
+        return await self._pages.run(self._respond, scope, b"")
 
     def _admit_upload(self, scope: Scope, resources: ExitStack) -> None:
         """Count an upload under its organization too, because its users can have many addresses. Raises Refused."""
@@ -184,27 +185,6 @@ def _client_of(scope: Scope) -> str:
 def _organization_of(scope: Scope) -> Any:
     """Return the authenticated organization's id; None for anonymous clients, and before Django has authenticated."""
     return (scope.get(logs.FIELDS_KEY) or {}).get("organization")
-
-
-async def _run_django(django: Handler, scope: Scope, body: bytes = b"", *, threads: Threads) -> list[Message]:
-    """Return the ASGI messages of Django's response. Holds one of `threads` until Django is done."""
-    messages: list[Message] = []
-    never_set = asyncio.Event()
-    request_messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if request_messages:
-            return request_messages.pop()
-        # Never report a disconnect: a view runs to its end even if the client left.
-        await never_set.wait()
-        raise AssertionError  # not reached: the wait is cancelled after Django's response
-
-    async def collect(message: Message) -> None:
-        messages.append(message)
-
-    async with threads.acquire():
-        await django(scope, receive, collect)
-    return messages
 
 
 async def _read_into(

@@ -14,9 +14,9 @@ from django.conf import settings as django_settings
 from django.urls import reverse
 from playwright.sync_api import Page, expect
 
-from console.web import urls
 from tests.browser.conftest import log_in, open_context, untranslated
 from tests.browser.furnished import HUB_ADDRESS, furnish
+from tests.console.routes import routes_of
 from tests.factories.jobs import Customer
 
 pytestmark = [
@@ -405,8 +405,9 @@ def test_curves_are_zoomed_by_keyboard_smoothed_and_drawn_along_another_axis(wal
 
 def test_every_url_is_checked_or_is_not_a_page(client, db):
     pages = set()
-    for pattern in urls.urlpatterns:
-        arguments = {name: UUID(int=0) if name == "quote_id" else "0" for name in pattern.pattern.converters}
+    for route, pattern in routes_of("console.web.urls"):
+        names = re.findall(r"<\w+:(\w+)>", route)
+        arguments = {name: UUID(int=0) if name == "quote_id" else "0" for name in names}
         if client.get(reverse(str(pattern.name), kwargs=arguments)).status_code != 405:
             pages.add(pattern.name)
     assert pages - NO_PAGES == set(PAGES)

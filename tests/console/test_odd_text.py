@@ -13,13 +13,14 @@ from urllib.parse import urlencode
 import pytest
 from django.contrib import admin
 from django.db import transaction
-from django.urls import get_resolver, reverse
+from django.urls import reverse
 from drf_spectacular.generators import SchemaGenerator
 
 from jobs.models import Order
 from storage.models import Workspace
 from storage.selectors import workspace_folder
-from tests.console.test_request_matrix import QUOTE, ROUTES, Raw, World, routes_of
+from tests.console.routes import routes_of
+from tests.console.test_request_matrix import QUOTE, ROUTES, Raw, World
 from tests.factories.accounts import UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -158,7 +159,7 @@ def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
 def test_in_every_page_and_form(world, client, turn):
     texts = turn(ODD)
     ids = {"<int:pk>": world.job, "<int:attempt>": 1, "<uuid:quote_id>": world.quote, "<file:path>": "train.py"}
-    for route in routes_of(get_resolver()):
+    for route, _pattern in routes_of():
         if route.startswith(ELSEWHERE) or "^" in route:
             continue
         path = "/" + route.replace("<slug:name>", "matrix" if route.startswith("workspaces") else "digits")

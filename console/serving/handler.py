@@ -1,0 +1,46 @@
+"""Answers a request with Django, from its start to its end in one thread.
+
+Django's own ASGI handler starts each request in the event loop and crosses to a thread and back several times, which
+allows asynchronous views. We have none. With many clients these crossings took more time than the pages themselves.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any, cast
+
+from django.core import signals
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
+from django.http import HttpResponse, HttpResponseBase
+from django.urls import set_script_prefix
+
+from console.serving.refusals import Message
+
+
+class Handler(ASGIHandler):
+    """Django's handler of ASGI requests with a synchronous chain of middleware."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        """Load the middleware for `get_response`, which runs in the caller's thread."""
+        super().load_middleware(is_async=False)
+
+    def respond(self, scope: dict[str, Any], body: bytes) -> list[Message]:
+        """Return the ASGI messages of the response. A stream's content is in the scope's exchange, not in them."""
+        set_script_prefix(get_script_prefix(scope))
+        signals.request_started.send(sender=type(self), scope=scope)
+        request, refusal = self.create_request(scope, BytesIO(body))
+        # RequestMiddleware gave a stream to the exchange and left its head, so every response has its content.
+        response = cast("HttpResponse", refusal if request is None else self.get_response(request))
+        try:
+            return [
+                {"type": "http.response.start", "status": response.status_code, "headers": _headers(response)},
+                {"type": "http.response.body", "body": response.content},
+            ]
+        finally:
+            response.close()
+
+
+def _headers(response: HttpResponseBase) -> list[tuple[bytes, bytes]]:
+    """Return the headers and cookies as ASGI wants them."""
+    headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in response.items()]
+    return headers + [(b"Set-Cookie", cookie.OutputString().encode("ascii")) for cookie in response.cookies.values()]
