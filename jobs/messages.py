@@ -517,6 +517,8 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
         "starting": _("Capacity is allocated. The nodes are starting."),
         "running": _("Running on all nodes. Charging starts now."),
         "stopping": _("Cancelling. The code has a short time to write a checkpoint."),
+        "runs_snapshot": _("The script %(path)s was changed after the order. The job runs a copy of the ordered one.")
+        % {"path": data.get("path", "")},
         "stopped_by_operator": _("An administrator stopped this job: %(why)s") % {"why": data.get("why", "")},
         "moved_by_operator": _(
             "An administrator is moving this job. The code has a short time to write a checkpoint: %(why)s"

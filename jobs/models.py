@@ -292,7 +292,7 @@ class Job(models.Model):
     image_identity = models.CharField(max_length=600, blank=True, default="", db_default="", editable=False)
     """Identifies the image's content at the order: see `Backend.image_identity`."""
     runs_snapshot = models.BooleanField(default=False, db_default=False, editable=False)
-    """Whether it runs a copy of `script` instead of the file in the workspace."""
+    """Whether it runs a copy of `script` instead of the file in the workspace, which may have changed."""
     from_checkpoint = models.ForeignKey(
         "self", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("from the checkpoint of")
     )

@@ -97,7 +97,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
 def launch_spec(attempt: Attempt) -> RunSpec:
     """Return `run_spec` with what only the start needs: the remaining storage quota, the pull secret and the secrets.
 
-    Writes the script of an exact rerun to the workspace. Raises InvalidSpec.
+    Writes a copy of the ordered script to the workspace if the job needs one. Raises InvalidSpec.
     """
     job = attempt.job
     snapshots.restore(job)

@@ -339,7 +339,8 @@ class ConfigurationSerializer(serializers.Serializer[Any]):
     )
     datasets = serializers.SerializerMethodField(help_text="Each as `name@version`.")
     runs_snapshot = serializers.BooleanField(
-        source="job.runs_snapshot", help_text="Whether it is an exact rerun, which runs a copy of the script."
+        source="job.runs_snapshot",
+        help_text="Whether it runs a copy of the ordered script: an exact rerun, or a job whose script was changed.",
     )
     changes = serializers.ListField(
         child=serializers.CharField(),

@@ -1,7 +1,8 @@
 """Snapshots of a job's order: the script's bytes and the identity of the image.
 
 Arguments and dataset versions are columns of the job. A script is stored once per organization and content. The
-snapshot lets a customer see what changed since, and run the same script again (`reruns`).
+snapshot lets a customer see what changed since, and run the same script again (`reruns`). A job whose script was
+changed while it waited runs the snapshot: it runs what was ordered, and a model's lineage names what trained it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import io
 import posixpath
 from dataclasses import dataclass
 
+from django.db import transaction
+
 from console.core.errors import CustomerError
+from jobs import lifecycle
 from jobs.clusters import cluster, image_of
 from jobs.models import Job, ScriptSnapshot
 from runtime.errors import InvalidSpec, RuntimeFault
@@ -128,12 +132,17 @@ def script_path(job: Job) -> str:
 
 
 def restore(job: Job) -> None:
-    """Write the copy of the snapshot beside the job's script, unless an unchanged copy exists.
+    """Make the job run the script that was ordered, even if the file in the workspace was changed or deleted since.
 
-    Called before each attempt, because customers' code can change the copy in the workspace. Raises InvalidSpec.
+    Writes the copy of the snapshot beside the job's script, unless an unchanged copy exists. Called before each
+    attempt, because customers and their code can change both files. Raises InvalidSpec.
     """
-    if not job.runs_snapshot or job.script is None or job.script.content is None:
+    if job.script is None or job.script.content is None:
         return
+    if not job.runs_snapshot:
+        if state_of(job, script_now(job)) is ScriptState.UNCHANGED:
+            return
+        _run_snapshot(job)
     path = script_path(job)
     try:
         copy = read_script(job.workspace, path)
@@ -145,3 +154,11 @@ def restore(job: Job) -> None:
         catalog.write_file(workspace=job.workspace, path=path, stream=io.BytesIO(bytes(job.script.content)))
     except CustomerError as error:
         raise InvalidSpec(f"The script of the order can't be written to '{path}': {error}", field="script") from error
+
+
+def _run_snapshot(job: Job) -> None:
+    """Let the job run the copy of its snapshot from now on."""
+    with transaction.atomic():
+        if Job.objects.filter(pk=job.pk, runs_snapshot=False).update(runs_snapshot=True):
+            lifecycle.record_event(job=job, kind="runs_snapshot", data={"path": job.code_path})
+    job.runs_snapshot = True

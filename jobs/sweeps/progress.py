@@ -195,7 +195,8 @@ def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     purchase = parse(
         organization=organization, data=apply_parameters(base | name, suggestion.parameters), is_pinned=True
     )
-    script = orders.read_script(purchase)
+    first = sweep.trials.filter(number=0).select_related("job__script").first()
+    script = None if first else orders.read_script(purchase)
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))
     with transaction.atomic():
         locked = Sweep.objects.select_for_update(of=("self",)).select_related("hold").get(pk=sweep.pk)
@@ -219,7 +220,8 @@ def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             requirements=purchase.requirements,
             models=purchase.model_versions,
             job=orders.job_columns(purchase, script)
-            | {"image_digest": orders.pinned_digest(sweep.quote, purchase.image)},
+            | {"image_digest": orders.pinned_digest(sweep.quote, purchase.image)}
+            | ({"script": first.job.script} if first else {}),  # all trials compare the same code
             parent=locked.hold,
         )
         Trial.objects.create(

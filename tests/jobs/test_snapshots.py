@@ -9,6 +9,7 @@ from billing import pricebooks
 from billing.pricing import PriceKind
 from jobs import orders, reruns, snapshots
 from jobs.errors import ChoiceUnavailable
+from jobs.messages import event_sentence
 from jobs.models import Job, Order, ScriptSnapshot
 from storage import files, retention
 from tests.factories.jobs import start
@@ -171,6 +172,19 @@ def test_an_exact_rerun_runs_the_script_and_data_of_the_order(client, customer, 
     assert (job.code_path, job.code_key, job.tags) == ("src/train.py", original.code_key, ["kept"])
     again = client.post(f"/api/v1/jobs/{job.pk}/rerun/", {"exact": True}).json()["job"]
     assert Job.objects.get(pk=again).script == original.script
+
+
+@pytest.mark.parametrize("change", ["edited", "deleted"])
+def test_a_job_runs_the_script_of_its_order_though_it_was_changed_while_it_waited(client, customer, change):
+    script = customer.folder / "src/train.py"
+    customer.write("src/train.py", FIRST)
+    job = customer.job(code_path="src/train.py")
+    script.write_text(SECOND) if change == "edited" else script.unlink()
+    spec, text = submitted(customer, job)
+    assert (spec.script, text) == (f"src/train.{job.script.sha256[:12]}.py", FIRST)
+    (event,) = job.events.filter(kind="runs_snapshot")
+    assert "The script src/train.py was changed after the order." in event_sentence(event.kind, event.data)
+    assert configuration(client, job)["runs_snapshot"] is True
 
 
 def test_a_rerun_with_the_latest_runs_the_workspace(client, customer, original):

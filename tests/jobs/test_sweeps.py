@@ -238,8 +238,9 @@ def test_runs_and_sweeps_have_quotes_of_their_own(sweeper, customer):
     assert sweep.trials.count() == 2
 
 
-def test_trials_keep_the_prices_of_the_sweeps_quote(sweeper):
+def test_trials_keep_the_prices_and_the_script_of_the_sweeps_order(sweeper, customer):
     sweep = sweeper.buy(concurrency=1)
+    customer.write(sweep.trials.get().job.code_path, "import torch\nprint('another script')\n")
     draft = pricebooks.copy(book=pricebooks.current_book(currency="USD"))
     draft.prices.filter(kind="node_hour").update(amount=250)
     pricebooks.publish(book=draft)
@@ -248,6 +249,7 @@ def test_trials_keep_the_prices_of_the_sweeps_quote(sweeper):
     terms = [quote.terms["hourly"] for quote in Quote.objects.filter(order__job__trial__sweep=sweep)]
     assert len(terms) == 2
     assert len(set(terms)) == 1
+    assert len({trial.job.script for trial in sweep.trials.all()}) == 1
 
 
 def test_a_sweep_in_numbers_is_written_once(sweeper):
