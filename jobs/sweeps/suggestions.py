@@ -92,16 +92,36 @@ def suggest(
 
     `is_against_cost`: search for good values at every cost, not for the best value at any cost.
     """
+    study = study_of(space=space, goal=goal, method=method, seed=seed, trials=trials, is_against_cost=is_against_cost)
+    trial = study.ask()
+    values = values_of(trial, space)
+    # Not `trial.system_attrs`, which Optuna deprecates. The frozen trial has the same attributes.
+    return Suggestion(values, dict(study.get_trials(deepcopy=False)[trial.number].system_attrs))
+
+
+def study_of(
+    *,
+    space: Sequence[Parameter],
+    goal: Literal["minimize", "maximize"],
+    method: Method,
+    seed: int,
+    trials: Sequence[PastTrial],
+    is_against_cost: bool,
+) -> optuna.Study:
+    """Return Optuna's study of earlier trials; the parameters are those of `suggest`."""
     directions = [goal, "minimize"] if is_against_cost else [goal]
     study = optuna.create_study(directions=directions, sampler=_sampler(method, seed, len(trials)))
     study.add_trials([_frozen(space, past, is_against_cost=is_against_cost) for past in trials])
-    trial = study.ask()
+    return study
+
+
+def values_of(trial: optuna.Trial, space: Sequence[Parameter]) -> Values:
+    """Let Optuna choose the value of each parameter that applies to a new trial."""
     values: Values = {}
     for parameter in space:
         if parameter.applies(values):
             values[parameter.name] = _suggest(trial, parameter)
-    # Not `trial.system_attrs`, which Optuna deprecates. The frozen trial has the same attributes.
-    return Suggestion(values, dict(study.trials[trial.number].system_attrs))
+    return values
 
 
 @dataclass(frozen=True)
@@ -128,8 +148,8 @@ def judge(
     )
     study = optuna.create_study(direction=goal, pruner=optuna_pruner)
     study.add_trials([_frozen(space, past) for past in trials])
-    is_pruned = optuna_pruner.prune(study, study.trials[number])
-    return Verdict(is_pruned, dict(study.trials[number].system_attrs))
+    is_pruned = optuna_pruner.prune(study, study.get_trials(deepcopy=False)[number])
+    return Verdict(is_pruned, dict(study.get_trials(deepcopy=False)[number].system_attrs))
 
 
 def importance(

@@ -1,0 +1,90 @@
+"""Suggestions of a sweep with 1,000 past trials, beside an Optuna study that stays in memory.
+
+make bench NAME=sweeps (QUICK=1 for fewer rounds)
+
+A suggestion of ours rebuilds the study from the trials, because any process may make the next one. The baseline is an
+Optuna study of the same trials that only asks. The space has four parameters: a learning rate on a logarithmic scale,
+a width, a categorical optimizer, and a momentum that applies to one of its choices.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from bench import rounds
+from bench.environment import embedded_console
+
+PAST_TRIALS = 1000
+ROUNDS = 3 if rounds.is_quick() else 10
+GOAL_MS = 200.0
+"""Longest time of a suggestion: it is made for each trial, while other sweeps wait for the worker."""
+SPACE = {
+    "LR": {"type": "float", "low": 1e-4, "high": 1e-1, "log": True},
+    "--hidden": {"type": "int", "low": 16, "high": 512},
+    "--optimizer": {"type": "categorical", "choices": ["sgd", "adam"]},
+    "--momentum": {"type": "float", "low": 0.0, "high": 0.99, "when": {"parameter": "--optimizer", "in": ["sgd"]}},
+}
+
+
+def main() -> None:
+    """Measure, then print the table and the JSON object."""
+    with embedded_console():
+        samples = measure()
+    figures = rounds.summaries(samples)
+    rounds.print_table(f"{PAST_TRIALS} past trials, ms", figures)
+    for name, figure in figures.items():
+        if not name.endswith("_optuna"):
+            print(f"{name}: median {figure['median']:.0f} ms (goal: below {GOAL_MS:.0f})")
+    rounds.print_result(
+        "sweeps",
+        figures,
+        {
+            f"{method}_vs_optuna": round(figures[method]["median"] / figures[f"{method}_optuna"]["median"], 3)
+            for method in ("tpe", "cmaes")
+        },
+    )
+
+
+def measure() -> dict[str, list[float]]:
+    """Return the milliseconds of each suggestion, by method, ours and Optuna's in turn."""
+    from jobs.sweeps import space, suggestions  # noqa: PLC0415 - Django must be set up first
+
+    parameters = space.parse(SPACE)
+    samples: dict[str, list[float]] = {}
+    for method in (suggestions.Method.TPE, suggestions.Method.CMAES):
+        past = past_trials(parameters, method)
+        study = suggestions.study_of(
+            space=parameters, goal="maximize", method=method, seed=1, trials=past, is_against_cost=False
+        )
+        for _round in range(ROUNDS):
+            started_at = time.perf_counter()
+            suggestions.suggest(space=parameters, goal="maximize", method=method, seed=1, trials=past)
+            samples.setdefault(method.value, []).append((time.perf_counter() - started_at) * 1000)
+            started_at = time.perf_counter()
+            suggestions.values_of(study.ask(), parameters)
+            samples.setdefault(f"{method.value}_optuna", []).append((time.perf_counter() - started_at) * 1000)
+    return samples
+
+
+def past_trials(parameters: Any, method: Any) -> list[Any]:
+    """Return trials that a sweep of this method has ended, each with the state of its sampler."""
+    from jobs.sweeps import suggestions  # noqa: PLC0415 - Django must be set up first
+
+    values = random.Random(1)  # noqa: S311 - values of a metric, not secrets
+    study = suggestions.study_of(
+        space=parameters, goal="maximize", method=method, seed=1, trials=[], is_against_cost=False
+    )
+    past = []
+    for _number in range(PAST_TRIALS):
+        trial = study.ask()
+        chosen = suggestions.values_of(trial, parameters)
+        value = values.random()
+        study.tell(trial, value)
+        past.append(suggestions.PastTrial(chosen, value, is_ended=True, state=study.trials[trial.number].system_attrs))
+    return past
+
+
+if __name__ == "__main__":
+    main()
