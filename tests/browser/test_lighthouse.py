@@ -1,5 +1,7 @@
 """Lighthouse gives the log-in, the overview and *New training* all points for accessibility and best practices.
 
+The log-in and *New training* are audited as a phone shows them, too.
+
 Points for performance depend on the load: `make bench NAME=lighthouse` measures them. Here they are printed.
 """
 
@@ -23,10 +25,16 @@ def test_lighthouse_gives_all_points(transactional_db, console, backend, provide
     furnish(customer, provider)
     session = session_cookie(console, customer.membership.user)
     faults = []
-    for path, cookies in (("accounts/login/", []), ("", [session]), ("training/new/", [session])):
-        audit = lighthouse.audit(f"{console}/{path}", cookies=cookies)
-        print(f"/{path}: {audit.scores}")  # noqa: T201
+    for path, cookies, is_phone in (
+        ("accounts/login/", [], False),
+        ("", [session], False),
+        ("training/new/", [session], False),
+        ("accounts/login/", [], True),
+        ("training/new/", [session], True),
+    ):
+        audit = lighthouse.audit(f"{console}/{path}", cookies=cookies, is_phone=is_phone)
+        print(f"/{path}{' phone' * is_phone}: {audit.scores}")  # noqa: T201
         for category in ("accessibility", "best-practices"):
             if audit.scores[category] < 100:
-                faults += [f"/{path}: {fault}" for fault in audit.faults(category)]
+                faults += [f"/{path}{' phone' * is_phone}: {fault}" for fault in audit.faults(category)]
     assert not faults, "\n".join(faults)
