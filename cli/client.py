@@ -191,13 +191,17 @@ class Client:
         """Stop a job."""
         return decode(Job, self._transport.json("POST", f"jobs/{job}/cancel/"))
 
-    def log(self, job: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0) -> Log:
+    def log(
+        self, job: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0, timestamps: bool = False
+    ) -> Log:
         """Return a part of a rank's output."""
-        return decode(Log, self._get(f"jobs/{job}/logs/", params=_log_query(rank, attempt, offset)))
+        return decode(Log, self._get(f"jobs/{job}/logs/", params=_log_query(rank, attempt, offset, timestamps)))
 
-    def log_events(self, job: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0) -> Iterator[Event]:
+    def log_events(
+        self, job: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0, timestamps: bool = False
+    ) -> Iterator[Event]:
         """Stream a rank's output from a byte on, as `log` events with the fields of Log."""
-        return self._transport.events(f"jobs/{job}/logs/", params=_log_query(rank, attempt, offset))
+        return self._transport.events(f"jobs/{job}/logs/", params=_log_query(rank, attempt, offset, timestamps))
 
     def job_events(self, job: int) -> Iterator[Event]:
         """Stream a job as `state` events with the fields of Job, and `metrics` events with new points by name."""
@@ -330,8 +334,13 @@ def _next_cursor(data: Any, name: str) -> str:
     return parse_qs(urlsplit(str(following)).query).get(name, [""])[0]
 
 
-def _log_query(rank: int, attempt: int | None, offset: int) -> dict[str, int]:
-    return {"rank": rank, "offset": offset} | ({} if attempt is None else {"attempt": attempt})
+def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) -> dict[str, int]:
+    query = {"rank": rank, "offset": offset}
+    if attempt is not None:
+        query["attempt"] = attempt
+    if timestamps:
+        query["timestamps"] = 1
+    return query
 
 
 def _offset(response: httpx.Response) -> int:

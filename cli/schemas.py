@@ -242,11 +242,16 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Log:
-    """A part of a rank's output. `eof`: the output has ended."""
+    """A part of a rank's output. `eof`: the output has ended.
+
+    `times` has (line of `text`, Unix seconds), in order, if they were asked for and are known. A time holds up to the
+    line of the next entry.
+    """
 
     text: str
     next_offset: int
     eof: bool
+    times: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -168,31 +168,56 @@ class LogFollower:
             for line in lines(self._client, self._job, rank=0, attempt=attempt, pause=self._pause):
                 if self._is_stopped.is_set():
                     return
-                self._print(line)
+                self._print(line.text)
+
+
+class Line(NamedTuple):
+    """A line of output, and when it began (Unix seconds; None: not known, or not asked for)."""
+
+    text: str
+    time: float | None = None
+
+
+def add_part(incomplete: Line, part: Log) -> list[Line]:
+    """Return the lines of a part of the output that follows the line `incomplete`. The last one may be incomplete."""
+    times = {int(pair[0]): pair[1] for pair in part.times if len(pair) == 2}
+    found, seconds = list[Line](), None
+    for number, text in enumerate(part.text.split("\n")):
+        seconds = times.get(number, seconds)
+        found.append(Line(text, seconds))
+    if incomplete.text:
+        found[0] = Line(incomplete.text + found[0].text, incomplete.time)
+    return found
 
 
 def lines(
-    client: Client, job: int, *, rank: int, attempt: int | None, pause: Callable[[float], None] = time.sleep
-) -> Iterator[str]:
+    client: Client,
+    job: int,
+    *,
+    rank: int,
+    attempt: int | None,
+    timestamps: bool = False,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[Line]:
     """Yield the lines of a rank's output as they are written. Ends early if the console does not answer any more."""
-    offset, incomplete, tries, is_ended = 0, "", 0, False
+    offset, incomplete, tries, is_ended = 0, Line(""), 0, False
     while not is_ended and tries < TRIES:
         try:
-            for event in client.log_events(job, rank=rank, attempt=attempt, offset=offset):
+            for event in client.log_events(job, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps):
                 part = decode(Log, event.data, "log")
                 offset, is_ended, tries = part.next_offset, part.eof, 0
-                *complete, incomplete = (incomplete + part.text).split("\n")
+                *complete, incomplete = add_part(incomplete, part)
                 yield from complete
-                if len(incomplete) > MAX_LINE_LENGTH:
+                if len(incomplete.text) > MAX_LINE_LENGTH:
                     yield incomplete
-                    incomplete = ""
+                    incomplete = Line("")
         except (Unreachable, ApiError) as problem:
             if isinstance(problem, ApiError) and problem.status < 500:
                 break
         if not is_ended:
             tries += 1
             pause(RECONNECT_SECONDS)
-    if incomplete:
+    if incomplete.text:
         yield incomplete
 
 

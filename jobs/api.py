@@ -319,6 +319,7 @@ class LogsView(JobView):
             OpenApiParameter(
                 "whole_lines", OpenApiTypes.BOOL, description="Leave out an incomplete line at the beginning."
             ),
+            OpenApiParameter("timestamps", OpenApiTypes.BOOL, description="Add `times`: when each line was written."),
             OpenApiParameter("attempt", OpenApiTypes.INT, description="Default: the latest."),
         ],
     )
@@ -327,8 +328,10 @@ class LogsView(JobView):
         job = selectors.job_row(self.organization, pk)
         attempt = _whole_number(request, "attempt", 0) or None
         tail = _whole_number(request, "tail", 0)
+        with_times = _is_set(request, "timestamps")
         if request.query_params.get("rank") == "all" and wants_events(request.headers):
-            return self.event_stream(streams.all_log_events(job, min(tail, selectors.LOG_BYTES), attempt))
+            tail = min(tail, selectors.LOG_BYTES)
+            return self.event_stream(streams.all_log_events(job, tail, attempt, with_times=with_times))
         rank = _whole_number(request, "rank", 0)
         offset = -tail or _whole_number(request, "offset", 0)  # a negative offset counts from the end
         # A browser that reconnects sends the id of its last event, which is the offset of the next one.
@@ -336,10 +339,10 @@ class LogsView(JobView):
             offset = int(last_id)
         limit = min(max(1, _whole_number(request, "limit", selectors.LOG_BYTES)), MAX_LOG_BYTES)
         # Read before a stream begins too, because a stream can no longer answer with an error such as NotFound.
-        at_line = offset < 0 or request.query_params.get("whole_lines") in {"1", "true"}
-        chunk = selectors.log(job, rank, offset, attempt, limit=limit, at_line=at_line)
+        at_line = offset < 0 or _is_set(request, "whole_lines")
+        chunk = selectors.log(job, rank, offset, attempt, limit=limit, at_line=at_line, with_times=with_times)
         if wants_events(request.headers):
-            return self.event_stream(streams.log_events(job, rank, offset, attempt))
+            return self.event_stream(streams.log_events(job, rank, offset, attempt, with_times=with_times))
         return Response(streams.log_data(chunk))
 
 
@@ -517,6 +520,10 @@ def _whole_number(request: Request, name: str, default: int) -> int:
     if not 0 <= number < 10**MAX_NUMBER_DIGITS:
         raise InvalidInput(fields={name: _("Enter a whole number of at least 0.")})
     return number
+
+
+def _is_set(request: Request, name: str) -> bool:
+    return request.query_params.get(name) in {"1", "true"}
 
 
 urlpatterns = [

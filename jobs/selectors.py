@@ -348,22 +348,33 @@ def receipt(job: Job) -> Receipt | None:
 
 
 def log(
-    job: Job, rank: int, offset: int, attempt: int | None = None, *, limit: int = LOG_BYTES, at_line: bool = False
+    job: Job,
+    rank: int,
+    offset: int,
+    attempt: int | None = None,
+    *,
+    limit: int = LOG_BYTES,
+    at_line: bool = False,
+    with_times: bool = False,
 ) -> LogChunk:
     """Return up to `limit` bytes of a rank's output from byte `offset`; a negative one counts from the end.
 
     Empty before the run. `attempt` is a number; None: the latest. `at_line`: leave out an incomplete line at the
-    beginning. Raises NotFound for an unknown rank.
+    beginning. `with_times`: add the times of the lines. Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
-    return _read_log(job, _attempt_numbered(job, attempt), rank, offset, limit, at_line=at_line)
+    chosen = _attempt_numbered(job, attempt)
+    return _read_log(job, chosen, rank, offset, limit, at_line=at_line, with_times=with_times)
 
 
-def logs_of_ranks(job: Job, offsets: Mapping[int, int], attempt: int | None = None) -> dict[int, LogChunk]:
+def logs_of_ranks(
+    job: Job, offsets: Mapping[int, int], attempt: int | None = None, *, with_times: bool = False
+) -> dict[int, LogChunk]:
     """Return a chunk of the output of several ranks, each from its own offset as in `log`, beginning with a line."""
     chosen = _attempt_numbered(job, attempt)
     return {
-        rank: _read_log(job, chosen, rank, offset, LOG_BYTES, at_line=offset < 0) for rank, offset in offsets.items()
+        rank: _read_log(job, chosen, rank, offset, LOG_BYTES, at_line=offset < 0, with_times=with_times)
+        for rank, offset in offsets.items()
     }
 
 
@@ -427,14 +438,24 @@ def _attempt_numbered(job: Job, number: int | None) -> Attempt | None:
 
 
 def _read_log(
-    job: Job, attempt: Attempt | None, rank: int, offset: int, limit: int, *, at_line: bool = False
+    job: Job,
+    attempt: Attempt | None,
+    rank: int,
+    offset: int,
+    limit: int,
+    *,
+    at_line: bool = False,
+    with_times: bool = False,
 ) -> LogChunk:
     """Return a part of a rank's output; empty without an attempt, or if the cluster does not answer."""
-    empty_chunk = LogChunk("", max(0, offset), eof=job.is_ended, offset=max(0, offset))
+    times = () if with_times else None
+    empty_chunk = LogChunk("", max(0, offset), eof=job.is_ended, offset=max(0, offset), times=times)
     if attempt is None:
         return empty_chunk
     try:
-        return cluster(attempt.backend).logs(attempt.run_name, rank, offset, limit, at_line=at_line)
+        return cluster(attempt.backend).logs(
+            attempt.run_name, rank, offset, limit, at_line=at_line, with_times=with_times
+        )
     except RuntimeFault:
         return empty_chunk
 

@@ -379,6 +379,12 @@ class LogSerializer(serializers.Serializer[Any]):
     next_offset = serializers.IntegerField()
     size = serializers.IntegerField(allow_null=True, help_text="Bytes of the log now; null where that is not known.")
     eof = serializers.BooleanField(help_text="Whether the output has ended.")
+    times = serializers.ListField(
+        child=serializers.ListField(child=serializers.FloatField(), min_length=2, max_length=2),
+        required=False,
+        help_text="With `timestamps`: [line of `text` from 0, Unix seconds], in order. A time holds up to the line of "
+        "the next pair, and is known to about 0.1 s. Empty if the run has no times.",
+    )
 
 
 class LogMatchSerializer(serializers.Serializer[Any]):

@@ -154,7 +154,9 @@ async def job_events(job: Job) -> AsyncIterator[Event]:
             await _wait(changed, ROW_POLL_SECONDS)
 
 
-async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> AsyncIterator[Event]:
+async def log_events(
+    job: Job, rank: int, offset: int, attempt: int | None, *, with_times: bool = False
+) -> AsyncIterator[Event]:
     """Yield `log` (as LogSerializer) from byte `offset` until the end of the rank's output.
 
     A negative `offset` counts from the end; the text then begins with a whole line. `attempt` is a number; None: the
@@ -163,7 +165,9 @@ async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> A
     with OUTPUT_CHANGES.subscribed(job.pk) as changed:
         while True:
             changed.clear()
-            chunk = await query_in_thread(selectors.log, job, rank, offset, attempt, at_line=offset < 0)
+            chunk = await query_in_thread(
+                selectors.log, job, rank, offset, attempt, at_line=offset < 0, with_times=with_times
+            )
             if chunk.text or chunk.eof:
                 yield Event("log", log_data(chunk), id=str(chunk.next_offset))
                 offset = chunk.next_offset
@@ -175,7 +179,7 @@ async def log_events(job: Job, rank: int, offset: int, attempt: int | None) -> A
                 job = await query_in_thread(selectors.job_row, job.organization, job.pk)
 
 
-async def all_log_events(job: Job, tail: int, attempt: int | None) -> AsyncIterator[Event]:
+async def all_log_events(job: Job, tail: int, attempt: int | None, *, with_times: bool = False) -> AsyncIterator[Event]:
     """Yield `log` (as LogSerializer, with its `rank`) of all ranks as output arrives, from their last `tail` bytes on.
 
     A run with more than MAX_RANKS ranks shows only the first. `attempt` is a number; None: the latest.
@@ -185,7 +189,7 @@ async def all_log_events(job: Job, tail: int, attempt: int | None) -> AsyncItera
     with OUTPUT_CHANGES.subscribed(job.pk) as changed:
         while True:
             changed.clear()
-            chunks = await query_in_thread(selectors.logs_of_ranks, job, offsets, attempt)
+            chunks = await query_in_thread(selectors.logs_of_ranks, job, offsets, attempt, with_times=with_times)
             for rank, chunk in chunks.items():
                 if chunk.text or chunk.eof:
                     yield Event("log", {"rank": rank, **log_data(chunk)})
@@ -207,6 +211,7 @@ def log_data(chunk: LogChunk) -> dict[str, Any]:
         "next_offset": chunk.next_offset,
         "size": chunk.size,
         "eof": chunk.eof,
+        **({} if chunk.times is None else {"times": chunk.times}),
     }
 
 

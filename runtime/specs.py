@@ -479,6 +479,9 @@ class LogChunk:
 
     Offsets are bytes in the stored file. `text` begins at `offset` and ends at a UTF-8 boundary; invalid bytes appear
     as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
+
+    `times` has (line of `text`, Unix seconds), in order: when that line and those up to the next entry began, to about
+    0.1 s. Lines before the first entry have no known time. None: the times were not asked for.
     """
 
     text: str
@@ -486,3 +489,4 @@ class LogChunk:
     eof: bool
     offset: int = 0
     size: int | None = None
+    times: tuple[tuple[int, float], ...] | None = None

@@ -51,11 +51,15 @@ CODE_OF = {
 
 @dataclass
 class FakeRun:
-    """One run of the fake cluster. `output` holds each rank's bytes, `samples` each node's, `stacks` each rank's."""
+    """One run of the fake cluster. `output` holds each rank's bytes, `samples` each node's, `stacks` each rank's.
+
+    `log_times` holds (offset, Unix seconds) of each rank's writes.
+    """
 
     spec: RunSpec
     status: RunStatus
     output: dict[int, bytes] = field(default_factory=dict)
+    log_times: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     samples: dict[int, bytes] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     kill_at: float = math.inf
@@ -122,13 +126,23 @@ class FakeBackend:
             self._enforce(self._run(name))
             return self._run(name).status
 
-    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
+    def logs(
+        self,
+        name: str,
+        rank: int,
+        offset: int = 0,
+        limit: int = 65536,
+        *,
+        at_line: bool = False,
+        with_times: bool = False,
+    ) -> LogChunk:
         """See `Backend.logs`."""
         with self._answering():
             run = self._run(name)
             piece = log_chunks.read_piece(io.BytesIO(run.output.get(rank, b"")), offset, limit)
             ended = run.status.phase is RunPhase.ENDED and piece.at_end
-            return log_chunks.text_chunk(piece, final=ended, at_line=at_line)
+            times = run.log_times.get(rank, []) if with_times else None
+            return log_chunks.text_chunk(piece, final=ended, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`."""
@@ -317,7 +331,9 @@ class FakeBackend:
         """Let a rank write output."""
         with self._changed:
             run = self._run(name)
-            run.output[rank] = run.output.get(rank, b"") + text.encode()
+            before = run.output.get(rank, b"")
+            run.log_times.setdefault(rank, []).append((len(before), self.clock()))
+            run.output[rank] = before + text.encode()
             self._notify(name)
 
     def sample(self, name: str, line: Mapping[str, Any], *, node: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ..errors import CliError, InvalidChoice
 from ..schemas import Diagnosis, Receipt
 from ..screen import Screen, clean_output, count, money, size
 from ..session import Session, json_option, pass_session
-from ..watch import lines
+from ..watch import Line, add_part, lines
 
 job_argument = click.argument("job", type=click.IntRange(min=1))
 
@@ -73,27 +74,43 @@ def status(session: Session, job: int) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Go on until the output ends.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The process.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Default: the latest.")
+@click.option("--timestamps", is_flag=True, help="Begin each line with the time when it was written.")
 @json_option
 @pass_session
-def logs(session: Session, job: int, follow: bool, rank: int, attempt: int | None) -> None:
+def logs(session: Session, job: int, follow: bool, rank: int, attempt: int | None, *, timestamps: bool) -> None:
     """Print the output of one process of a job."""
     client = session.connect()
     if follow and not session.screen.is_json:
         client.log(job, rank=rank, attempt=attempt)  # an unknown job or rank is an error, not an empty output
-        for line in lines(client, job, rank=rank, attempt=attempt, pause=session.pause):
-            click.echo(clean_output(line))
+        for line in lines(client, job, rank=rank, attempt=attempt, timestamps=timestamps, pause=session.pause):
+            click.echo(_printed(line))
         return
-    text, offset = list[str](), 0
-    while True:
-        part = client.log(job, rank=rank, attempt=attempt, offset=offset)
-        text.append(part.text)
-        if part.eof or part.next_offset <= offset:
-            break
+    text, times = list[str](), list[float | None]()
+    incomplete, offset, is_last = Line(""), 0, False
+    while not is_last:
+        part = client.log(job, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps)
+        is_last = part.eof or part.next_offset <= offset
         offset = part.next_offset
-    output = "".join(text)
-    if not session.screen.print_json({"job": job, "rank": rank, "text": output}):
-        for line in output.removesuffix("\n").split("\n") if output else ():
-            click.echo(clean_output(line))
+        *complete, incomplete = add_part(incomplete, part)
+        if is_last and incomplete.text:
+            complete.append(incomplete)
+        if session.screen.is_json:
+            text.append(part.text)
+            times += [line.time for line in complete]
+        else:
+            for line in complete:
+                click.echo(_printed(line))
+    session.screen.print_json(
+        {"job": job, "rank": rank, "text": "".join(text)} | ({"times": times} if timestamps else {})
+    )
+
+
+def _printed(line: Line) -> str:
+    """Return a line of output for the terminal, after its local time if that is known."""
+    text = clean_output(line.text)
+    if line.time is None:
+        return text
+    return f"{datetime.fromtimestamp(line.time, UTC).astimezone().isoformat(timespec='milliseconds')} {text}"
 
 
 @click.command()

@@ -43,11 +43,21 @@ class Backend(Protocol):
     def describe(self, name: str) -> RunStatus:
         """Return the run's status. Raises RunNotFound, BackendUnavailable."""
 
-    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
+    def logs(
+        self,
+        name: str,
+        rank: int,
+        offset: int = 0,
+        limit: int = 65536,
+        *,
+        at_line: bool = False,
+        with_times: bool = False,
+    ) -> LogChunk:
         """Return up to `limit` bytes of one rank's output, from byte `offset` on. Raises RunNotFound.
 
         A negative `offset` counts from the end of the output, or stands for 0 on a cluster that does not know the size.
-        `at_line`: leave out an incomplete line at the beginning.
+        `at_line`: leave out an incomplete line at the beginning. `with_times`: add the times of the lines, where they
+        are known.
         """
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:

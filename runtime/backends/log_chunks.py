@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import codecs
 import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from typing import BinaryIO, NamedTuple
 
+from runtime.launcher.log_times import PAIR
 from runtime.specs import LogChunk
 
 MAX_LINE_BYTES = 1 << 20
 """The longest line of samples and the longest stack dump that are read. Both arrive in launchers' messages, which have
 the same limit (`runtime.launcher.protocol`)."""
+_MAX_TIMES = 16384
+"""Maximum times of one piece: each is a read of a file that customer code may have filled. A piece of 64 KiB with more
+of them has lines of less than four bytes."""
+_MAX_MILLISECONDS = 1000 << 32
+"""Later times, after the year 2100, come from a damaged file."""
+
+Times = list[tuple[int, float]]
+"""(offset in a log in bytes, Unix seconds), in order. A time holds for the bytes up to the next offset."""
 
 
 class Piece(NamedTuple):
@@ -34,11 +45,35 @@ def read_piece(stream: BinaryIO, offset: int, limit: int) -> Piece:
     return Piece(data, not stream.read(1), offset, size)
 
 
-def text_chunk(piece: Piece, *, final: bool, at_line: bool = False) -> LogChunk:
+def read_times(file_fd: int, piece: Piece) -> Times:
+    """Return the times of a piece of a log, from the open file that `LogTimes` has written for the log.
+
+    Customer code may have replaced the file: any content is read within bounds, and anything but a regular file is
+    empty. If there are too many times, only every nth is returned.
+    """
+    start, end = piece.offset, piece.offset + len(piece.data)
+    try:
+        pairs = range(os.fstat(file_fd).st_size // PAIR.size)
+        first = max(0, bisect_right(pairs, start, key=lambda pair: _read_pair(file_fd, pair)[0]) - 1)
+        last = bisect_left(pairs, end, lo=first, key=lambda pair: _read_pair(file_fd, pair)[0])
+        step = max(1, -(-(last - first) // _MAX_TIMES))
+        found = [_read_pair(file_fd, pair) for pair in pairs[first:last:step]]
+    except OSError:
+        return []
+    return sorted((offset, time / 1000) for offset, time in found if 0 < time < _MAX_MILLISECONDS)
+
+
+def _read_pair(file_fd: int, index: int) -> tuple[int, int]:
+    """Return the offset and the time (in milliseconds) of a pair; zeros if the file ends before it."""
+    offset, time = PAIR.unpack(os.pread(file_fd, PAIR.size, index * PAIR.size).ljust(PAIR.size, b"\0"))
+    return offset, time
+
+
+def text_chunk(piece: Piece, *, final: bool, at_line: bool = False, times: Times | None = None) -> LogChunk:
     """Decode the bytes of a log. Unless `final`, an incomplete character at their end is left to the next chunk.
 
     `at_line`: leave out an incomplete line at the beginning. If the bytes have no other line, leave out only an
-    incomplete character.
+    incomplete character. `times` are those of the piece.
     """
     data, offset = piece.data, piece.offset
     if offset and at_line:
@@ -51,7 +86,29 @@ def text_chunk(piece: Piece, *, final: bool, at_line: bool = False) -> LogChunk:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data, final=final)
     incomplete_bytes = len(decoder.getstate()[0])
-    return LogChunk(text, offset + len(data) - incomplete_bytes, eof=final, offset=offset, size=piece.size)
+    return LogChunk(
+        text,
+        offset + len(data) - incomplete_bytes,
+        eof=final,
+        offset=offset,
+        size=piece.size,
+        times=None if times is None else _times_of_lines(data, offset, times),
+    )
+
+
+def _times_of_lines(data: bytes, offset: int, times: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return when the lines of `data` began, which was read at `offset`, as `LogChunk.times`."""
+    by_line: dict[int, float] = {}
+    line, position = 0, 0  # the line that contains the byte at `position`
+    for time_offset, seconds in times:
+        next_position = max(0, time_offset - offset)
+        if next_position >= len(data):
+            break
+        line += data.count(b"\n", position, next_position)
+        position = next_position
+        begins_here = not position or data[position - 1 : position] == b"\n"
+        by_line[line if begins_here else line + 1] = seconds
+    return tuple(by_line.items())
 
 
 def lines_chunk(data: bytes, offset: int, *, final: bool) -> LogChunk:

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Callable, List, Optional
 
+from .log_times import LogTimes
 from .masking import MaskedStream
 from .record import open_file
 
@@ -39,7 +40,8 @@ class RankLog:
     """A pipe and the file that its data goes to. The end of the output is kept in memory, also beyond the limit.
 
     `listener` receives the file's data, even if the file cannot be written. `mask` replaces the values of secrets in
-    the data. An end that may be the beginning of a value waits for the next output.
+    the data. An end that may be the beginning of a value waits for the next output. The times of the data go to a file
+    beside the log (`LogTimes`).
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class RankLog:
         self._tail = b""
         self._listener = listener
         self._file = -1
+        self._times = LogTimes(path)
         self._dev_null = -1  # /dev/null, once output is discarded
         self._pumped_at = 0.0
         self.paused_until: Optional[float] = None
@@ -133,7 +136,8 @@ class RankLog:
         return [line for line in lines if not _MARKERS.match(line)][-_LAST_LINES:]
 
     def close(self) -> None:
-        """Close the pipe and the file."""
+        """Close the pipe and the files."""
+        self._times.close()
         for descriptor in (self.pipe, self._file, self._dev_null):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -155,6 +159,8 @@ class RankLog:
     def _append(self, data: bytes) -> None:
         if self._listener is not None:
             self._listener(data)
+        if data and self._file >= 0:
+            self._times.note(self._file)
         try:
             while data and self._file >= 0:
                 data = data[os.write(self._file, data) :]

@@ -11,6 +11,7 @@ const MAX_LINES = 20000; // lines in memory while all ranks are shown
 const MAX_COLUMNS = 4000; // of one line; longer ones are cut
 const ROW = 20; // height of a line in pixels, as in the style sheet
 const BESIDE = 30; // lines in the page above and below the visible ones
+const TIMES = "trainyard-log-times"; // in this browser alone: whether times are shown
 
 // --- Lines: colours of terminals, and the search ------------------------------------------------------------------------
 const ESCAPE = /\x1b(?:\[([0-9;]{0,40})m|\[[0-9;?]{0,40}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])/g;
@@ -63,6 +64,20 @@ const addText = (row, text, className, wanted) => {
   if (from < text.length) row.append(element("span", className, text.slice(from)));
 };
 
+/** Split a chunk of the log into its lines with their times, in seconds (undefined if not known). */
+const linesOf = (chunk) => {
+  let next = 0;
+  let time;
+  return chunk.text.split("\n").map((text, number) => {
+    while (chunk.times?.[next]?.[0] <= number) time = chunk.times[next++][1];
+    return { text, time };
+  });
+};
+
+const zone = { timeZone: document.documentElement.dataset.timeZone };
+const clock = new Intl.DateTimeFormat(document.documentElement.lang, { ...zone, hourCycle: "h23", hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 1 });
+const fullTime = new Intl.DateTimeFormat(document.documentElement.lang, { ...zone, dateStyle: "full", timeStyle: "long" });
+
 // --- The viewer ---------------------------------------------------------------------------------------------------------
 /** Show the log in the tab, whose contents are in the page by now. */
 const setUp = () => {
@@ -70,6 +85,7 @@ const setUp = () => {
   const rank = document.getElementById("log-rank");
   const attempt = document.getElementById("log-attempt");
   const follow = document.getElementById("log-follow");
+  const times = document.getElementById("log-times");
   const search = document.getElementById("log-search");
   const found = document.getElementById("log-found");
   const place = document.getElementById("log-place");
@@ -79,8 +95,8 @@ const setUp = () => {
   sizer.append(page);
   log.replaceChildren(sizer);
 
-  let parts = []; // contiguous: {text, start, end} in bytes
-  let lines = []; // {text, rank} of all parts, in order
+  let parts = []; // contiguous: {chunks, start, end} in bytes
+  let lines = []; // {text, time, rank} of all parts, in order
   let isOpen = false; // the last line has no end yet
   let size = null; // bytes of the log, null if not known
   let reached = 0; // where the stream is
@@ -98,6 +114,7 @@ const setUp = () => {
     const url = new URL(job.dataset.logs + path, location.href);
     url.searchParams.set("rank", rank.value);
     if (attempt) url.searchParams.set("attempt", attempt.value);
+    if (!path) url.searchParams.set("timestamps", "1");
     for (const [name, value] of Object.entries(values)) url.searchParams.set(name, value);
     return url;
   };
@@ -116,6 +133,11 @@ const setUp = () => {
 
   // Rows of the page
 
+  const timeOf = (line) => {
+    const shown = element("span", "log-time", line.time ? `${clock.format(line.time * 1000)} ` : "– ");
+    shown.title = line.time ? fullTime.format(line.time * 1000) : log.dataset.noTime;
+    return shown;
+  };
   let drawn = "";
   const draw = () => {
     const from = Math.max(0, Math.floor(log.scrollTop / ROW) - BESIDE);
@@ -123,12 +145,13 @@ const setUp = () => {
     sizer.style.height = `${lines.length * ROW}px`;
     page.style.transform = `translateY(${from * ROW}px)`;
     const wanted = search.value.toLowerCase();
-    const key = [generation, from, to, wanted, current, lines.length, lines.at(-1)?.text.length].join(" ");
+    const key = [generation, from, to, wanted, current, lines.length, lines.at(-1)?.text.length, times.checked].join(" ");
     if (key === drawn) return;
     drawn = key;
     page.replaceChildren(
       ...lines.slice(from, to).map((line, number) => {
         const row = element("div", from + number === current ? "log-row is-current" : "log-row");
+        if (times.checked) row.append(timeOf(line));
         if (line.rank !== undefined) row.append(element("span", `log-rank ansi-${31 + (line.rank % 6)}`, `[${line.rank}] `));
         for (const [text, className] of spans(overwritten(line.text))) addText(row, text, className, wanted);
         return row;
@@ -158,20 +181,26 @@ const setUp = () => {
 
   // Parts of one rank's log
 
-  const rebuild = () => {
-    const text = parts.map((part) => part.text).join("");
-    lines = text ? text.split("\n").map((each) => ({ text: each })) : [];
-    isOpen = lines.length > 0 && Boolean(lines.at(-1).text);
-    if (lines.length && !isOpen) lines.pop();
+  const addLines = (chunk) => {
+    const rows = linesOf(chunk);
+    if (isOpen) lines.at(-1).text += rows.shift().text;
+    for (const row of rows) lines.push(row);
+    isOpen = Boolean(lines.at(-1).text);
+    if (!isOpen) lines.pop();
   };
-  const newlines = (part) => part.text.split("\n").length - 1;
+  const rebuild = () => {
+    lines = [];
+    isOpen = false;
+    for (const chunk of parts.flatMap((part) => part.chunks)) if (chunk.text) addLines(chunk);
+  };
+  const newlines = (part) => part.chunks.reduce((sum, chunk) => sum + chunk.text.split("\n").length - 1, 0);
   const append = (chunk) => {
     if (!chunk.text) return;
     const previous = parts.at(-1);
     if (previous && previous.end - previous.start < PART) {
-      previous.text += chunk.text;
+      previous.chunks.push(chunk);
       previous.end = chunk.next_offset;
-    } else parts.push({ text: chunk.text, start: chunk.offset, end: chunk.next_offset });
+    } else parts.push({ chunks: [chunk], start: chunk.offset, end: chunk.next_offset });
     if (parts.length > MAX_PARTS) {
       const dropped = newlines(parts.shift());
       rebuild();
@@ -179,12 +208,7 @@ const setUp = () => {
       log.scrollTop = Math.max(0, log.scrollTop - dropped * ROW);
       return;
     }
-    const [rest, ...rows] = chunk.text.split("\n");
-    if (isOpen) lines.at(-1).text += rest;
-    else lines.push({ text: rest });
-    lines.push(...rows.map((text) => ({ text })));
-    isOpen = Boolean(lines.at(-1).text);
-    if (!isOpen) lines.pop();
+    addLines(chunk);
   };
   const loadEarlier = async () => {
     if (loading || isAll() || !first()) return;
@@ -195,7 +219,7 @@ const setUp = () => {
       const chunk = await ask({ offset, limit: end - offset, whole_lines: 1 });
       if (chunk?.text && first() === end) {
         const before = lines.length;
-        parts.unshift({ text: chunk.text, start: chunk.offset, end });
+        parts.unshift({ chunks: [chunk], start: chunk.offset, end });
         if (parts.length > MAX_PARTS) parts.pop();
         const added = newlines(parts[0]);
         rebuild();
@@ -231,7 +255,7 @@ const setUp = () => {
     const chunk = await ask({ offset: start, limit: PART, whole_lines: 1 });
     if (!chunk) return -1;
     size = chunk.size ?? size;
-    parts = [{ text: chunk.text, start: chunk.offset, end: chunk.next_offset }];
+    parts = [{ chunks: [chunk], start: chunk.offset, end: chunk.next_offset }];
     rebuild();
     return lineAt(offset);
   };
@@ -260,10 +284,12 @@ const setUp = () => {
   };
   const unfinished = new Map(); // by rank: the beginning of a line whose end has not come
   const receiveOf = (chunk) => {
-    const rows = ((unfinished.get(chunk.rank) ?? "") + chunk.text).split("\n");
-    unfinished.set(chunk.rank, chunk.eof ? "" : rows.pop());
-    if (chunk.eof && rows.at(-1) === "") rows.pop();
-    lines.push(...rows.map((text) => ({ text, rank: chunk.rank })));
+    const rows = linesOf(chunk);
+    const begun = unfinished.get(chunk.rank);
+    if (begun?.text) rows[0] = { ...begun, text: begun.text + rows[0].text };
+    unfinished.set(chunk.rank, chunk.eof ? null : rows.pop());
+    if (chunk.eof && rows.at(-1).text === "") rows.pop();
+    for (const row of rows) lines.push({ ...row, rank: chunk.rank });
     if (lines.length > MAX_LINES) lines = lines.slice(-MAX_LINES);
     show();
   };
@@ -404,6 +430,12 @@ const setUp = () => {
     if (!follow.checked) return;
     if (last() < reached) open();
     else show();
+  });
+  times.checked = localStorage.getItem(TIMES) !== null;
+  times.addEventListener("change", () => {
+    if (times.checked) localStorage.setItem(TIMES, "");
+    else localStorage.removeItem(TIMES);
+    draw();
   });
   rank.addEventListener("change", open);
   attempt?.addEventListener("change", open);

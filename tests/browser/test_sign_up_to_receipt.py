@@ -156,6 +156,8 @@ def _watch(page, say):
     page.get_by_role("tab", name=say("Logs")).click()
     page.locator("#log-search").fill("epoch 4/4")
     expect(page.locator("#log mark").first).to_be_visible()
+    page.get_by_label(say("Show times")).check()
+    expect(page.locator("#log .log-row:has(mark) .log-time").first).to_have_text(re.compile(r"\d\d:\d\d:\d\d\.\d"))
     for tab in ("Overview", "Nodes", "Events", "Cost", "Configuration"):
         page.get_by_role("tab", name=say(tab)).click()
         expect(page.locator(f"#{tab.lower()}")).to_be_visible()

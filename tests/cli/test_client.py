@@ -129,7 +129,7 @@ CALLS = {
     "differing_files": ("a", FILES), "workspace_entries": ("a", "data"), "write_file": ("a", "x/y z#?%.py", b"1"),
     "delete_file": ("a", "x"), "quote": (QUOTE,), "order": {"quote": "1", "idempotency_key": "k"},
     "jobs": {"state": "running", "tag": "a", "name": "b"}, "job": (1,), "diagnosis": (1,), "cancel": (1,),
-    "log": {"job": 1, "rank": 1, "attempt": 2, "offset": 3}, "log_events": {"job": 1, "attempt": 1},
+    "log": {"job": 1, "rank": 1, "attempt": 2, "offset": 3}, "log_events": {"job": 1, "timestamps": True},
     "job_events": (1,), "metrics": (1,), "receipt": (1,), "receipts": (), "job_files": (1, "outputs"),
     "job_file": {"job": 1, "path": "outputs/a b", "offset": 3, "etag": "e"}, "models": (), "model": ("a",),
     "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": {"quote": "1", "idempotency_key": "k"},

@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import datetime
 
 import pytest
 
@@ -109,7 +110,13 @@ def test_commands_of_one_job(shell, project, customer):
     assert str(job.pk) in shell("jobs")
     assert shell.json("status", job.pk)["state"] == "running"
     assert "at most" in shell("status", job.pk)
-    assert shell.json("logs", job.pk)["rank"] == 0
+    customer.backend.write(attempt.run_name, "one\ntwo")
+    assert shell.json("logs", job.pk) == {"job": job.pk, "rank": 0, "text": "one\ntwo"}
+    (time,) = set(shell.json("logs", job.pk, "--timestamps")["times"])
+    assert abs(time - customer.backend.clock()) < 60
+    printed = [line.split(" ") for line in shell("logs", job.pk, "--timestamps").splitlines()]
+    assert [datetime.fromisoformat(at).timestamp() for at, _text in printed] == [pytest.approx(time, abs=0.001)] * 2
+    assert [text for _at, text in printed] == shell("logs", job.pk).splitlines() == ["one", "two"]
     assert shell.json("metrics", job.pk) == {}
     shell("receipts", job.pk, status=1)
     assert "Error (not_found)" in shell.stderr

@@ -47,8 +47,8 @@ class Yard:
         return Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(self)))
 
 
-def log(text, offset, *, eof=False):
-    return ("log", {"text": text, "next_offset": offset, "eof": eof})
+def log(text, offset, *, eof=False, **fields):
+    return ("log", {"text": text, "next_offset": offset, "eof": eof, **fields})
 
 
 def test_a_job_is_followed_over_broken_streams_and_attempts(capsys):
@@ -92,7 +92,13 @@ def test_a_console_that_stays_away_is_given_up(monkeypatch):
 def test_a_line_without_an_end_is_printed_in_parts(monkeypatch):
     monkeypatch.setattr(watch, "MAX_LINE_LENGTH", 10)
     yard = Yard([], {1: [stream(log("x" * 11, 11), log("y", 12, eof=True))]})
-    assert list(lines(yard.client, 1, rank=0, attempt=1)) == ["x" * 11, "y"]
+    assert [line.text for line in lines(yard.client, 1, rank=0, attempt=1)] == ["x" * 11, "y"]
+
+
+def test_a_line_has_the_time_of_its_beginning():
+    parts = [log("a\nb\nc", 5, times=[[0, 1.5], [2, 2]]), log("c\nd", 8, times=[[0, 3.0], [1, 4.0]], eof=True)]
+    found = list(lines(Yard([], {1: [stream(*parts)]}).client, 1, rank=0, attempt=1, timestamps=True))
+    assert found == [("a", 1.5), ("b", 1.5), ("cc", 2.0), ("d", 4.0)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def huge(customer, backend, tmp_path, monkeypatch):
         file.truncate(GIB)
     assert path.stat().st_blocks < 1000
 
-    def logs(_name, _rank, offset=0, limit=65536, *, at_line=False):
+    def logs(_name, _rank, offset=0, limit=65536, *, at_line=False, with_times=False):
         with path.open("rb") as stream:
             return log_chunks.text_chunk(log_chunks.read_piece(stream, offset, limit), final=False, at_line=at_line)
 
@@ -61,6 +61,21 @@ def test_a_search_finds_a_text_and_the_first_error_piece_by_piece(api, customer,
     assert find("first line", 0) == (0, 1)
     assert find("first line", GIB - (1 << 20)) == (None, 1)
     assert get(f"{huge}search/", {"q": "x" * 201}).status_code == 400
+
+
+def test_times_are_returned_if_asked_for(api, customer, backend, monkeypatch):
+    attempt = customer.started()
+    first = backend.clock()
+    monkeypatch.setattr(backend, "clock", lambda: first)
+    backend.write(attempt.run_name, "one\ntwo ")
+    monkeypatch.setattr(backend, "clock", lambda: first + 9)
+    backend.write(attempt.run_name, "more\nthree\n")
+    get = api(customer.membership).get
+    path = f"/api/v1/jobs/{attempt.job_id}/logs/"
+    assert "times" not in get(path).json()
+    assert get(path, {"timestamps": 1}).json()["times"] == [[0, first], [2, first + 9]]
+    assert get(path, {"timestamps": "true", "offset": 6}).json()["times"] == [[0, first], [1, first + 9]]
+    assert get(f"/api/v1/jobs/{customer.job().pk}/logs/", {"timestamps": 1}).json()["times"] == []
 
 
 def test_a_search_finds_what_two_pieces_share(customer, backend, monkeypatch):

@@ -153,9 +153,10 @@ async def test_output_comes_as_it_is_written_from_before_the_run_to_its_end(job,
 async def test_all_ranks_come_together_from_their_last_lines_on(attempt, backend):
     backend.write(attempt.run_name, "old line\nzero\n", rank=0)
     backend.write(attempt.run_name, "one\n", rank=1)
-    events = streams.all_log_events(attempt.job, 8, None)
+    events = streams.all_log_events(attempt.job, 8, None, with_times=True)
     seen = [(await soon(events)).data for _rank in range(2)]
     assert {(data["rank"], data["text"]) for data in seen} == {(0, "zero\n"), (1, "one\n")}
+    assert [[line for line, _seconds in data["times"]] for data in seen] == [[0], [0]]
     backend.write(attempt.run_name, "later\n", rank=1)
     data = (await soon(events)).data
     assert (data["rank"], data["text"], data["offset"]) == (1, "later\n", 4)

@@ -23,11 +23,11 @@ ENDED = ("Succeeded", "Failed")
 
 
 class Api:
-    """One cluster's API. `log_of(namespace, pod)` returns a Pod's output."""
+    """One cluster's API. `log_of(namespace, pod, with_times)` returns a Pod's output."""
 
     def __init__(self, store: Store, access: Access) -> None:
         self.store, self.access = store, access
-        self.log_of: Callable[[str, str], bytes] = lambda _namespace, _pod: b""
+        self.log_of: Callable[[str, str, bool], bytes] = lambda _namespace, _pod, _with_times: b""
         self.checks_schemas = True
         self._applied: dict[str, Object] = {}
 

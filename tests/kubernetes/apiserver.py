@@ -147,7 +147,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._watch(asked)
             return
         if asked.subresource == "log":
-            self._send_bytes(200, "text/plain", self.owner.api.log_of(asked.namespace, asked.name))
+            with_times = asked.query.get("timestamps") == "true"
+            self._send_bytes(200, "text/plain", self.owner.api.log_of(asked.namespace, asked.name, with_times))
             return
         past = self.owner.store.as_of(self.owner.faults.stale_version) if fault is Fault.STALE else None
         response = self._carry_out(user, asked, past)

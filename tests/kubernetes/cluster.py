@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.kubernetes.api import set_condition
@@ -100,10 +101,11 @@ class FakeCluster:
 
     # Output of Pods
 
-    def _log_of(self, namespace: str, name: str) -> bytes:
+    def _log_of(self, namespace: str, name: str, with_times: bool) -> bytes:
         uid = self.store.get("pods", namespace, name)["metadata"]["uid"]
         containers = [node.pods[uid].container for node in self.nodes.values() if uid in node.pods and node.alive]
-        return b"".join(line for container in containers if container is not None for line in list(container.lines))
+        lines = [pair for container in containers if container is not None for pair in list(container.lines)]
+        return b"".join((_timestamp(at) if with_times else b"") + line for at, line in lines)
 
     # Names of Pods behind headless Services, in each container's /etc/hosts
 
@@ -127,6 +129,10 @@ class FakeCluster:
             self._cached[names] = (address, now)
             return line
         return f"{known} {names}"
+
+
+def _timestamp(at: float) -> bytes:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S.%f}789Z ".encode()
 
 
 def _hosts_line(service: Object, pod: Object) -> str:

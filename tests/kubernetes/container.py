@@ -121,10 +121,10 @@ def _parents(path: str) -> set[str]:
 
 @dataclass
 class Container:
-    """A container. `exit_code` is None while it runs."""
+    """A container. `exit_code` is None while it runs. `lines` has each line with the time when it came."""
 
     spec: ContainerSpec
-    lines: list[bytes] = field(default_factory=list)
+    lines: list[tuple[float, bytes]] = field(default_factory=list)
     exit_code: int | None = None
     out_of_memory: bool = False
     started_at: float = 0.0
@@ -168,7 +168,7 @@ class Container:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in iter(lambda: output.readline(_LINE_BYTES), b""):
-                self.lines.append(line)
+                self.lines.append((time.time(), line))
         # Only now, so that the log is complete when the container has ended.
         code = self._process.wait()
         self.finished_at = time.time()

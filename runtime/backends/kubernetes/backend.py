@@ -81,7 +81,16 @@ class KubernetesBackend:
         with self._translate_refusals():
             return self._runs.status(name)
 
-    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
+    def logs(
+        self,
+        name: str,
+        rank: int,
+        offset: int = 0,
+        limit: int = 65536,
+        *,
+        at_line: bool = False,
+        with_times: bool = False,
+    ) -> LogChunk:
         """See `Backend.logs`. Raises RunNotFound for a rank that the run does not have."""
         with self._translate_refusals():
             job, state, has_ended = self._read_run(name)
@@ -90,11 +99,14 @@ class KubernetesBackend:
                 raise RunNotFound(f"The run '{name}' has no rank {rank}.")
             if self._folders is not None:
                 piece = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
+                # The times are read after the log, because they are written before it.
+                times = self._folders.log_times(name, rank, piece) if with_times else None
             else:
                 offset = max(0, offset)  # the size is not known without reading all of it
-                data, at_end = self._read_pod_log(job, rank // workers, rank, offset, limit)
-                piece = log_chunks.Piece(data, at_end, offset)
-        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line)
+                output = self._read_pod_log(job, rank // workers, rank, offset, limit, with_times=with_times)
+                piece = log_chunks.Piece(output.data, output.at_end, offset)
+                times = output.times if with_times else None
+        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`. Empty if storage is not shared."""
@@ -312,19 +324,22 @@ class KubernetesBackend:
         state = read_job(job)
         return job, state, state.final_status is not None or self._runs.status(name).phase is RunPhase.ENDED
 
-    def _read_pod_log(self, job: Object, node: int, rank: int, offset: int, limit: int) -> RankOutput:
+    def _read_pod_log(
+        self, job: Object, node: int, rank: int, offset: int, limit: int, *, with_times: bool
+    ) -> RankOutput:
         """Read a rank's output from the API server. It is empty before the Pod starts and after it is deleted."""
         state = read_job(job)
         pods = newest_pods(state, [pod for pod in map(read_pod, self._runs.list_pods(job)) if pod is not None])
         pod = pods.get(node)
         if pod is None or pod.started_at is None:
-            return RankOutput(b"", at_end=True)
+            return RankOutput(b"", at_end=True, times=[])
         path = resource_path("v1", "pods", state.namespace, pod.name, "log")
         try:
-            return extract_rank(self._api.stream(path, container=names.CONTAINER_NAME), rank, offset, limit)
+            query = {"container": names.CONTAINER_NAME, **({"timestamps": "true"} if with_times else {})}
+            return extract_rank(self._api.stream(path, **query), rank, offset, limit, with_times=with_times)
         except ApiError as error:
             if error.status in {400, 404}:  # the container has not started, or the Pod is deleted
-                return RankOutput(b"", at_end=True)
+                return RankOutput(b"", at_end=True, times=[])
             raise
 
     def _delete_pods(self, job: Object, grace_seconds: int) -> None:

@@ -4,39 +4,64 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable
+from datetime import datetime
 from typing import NamedTuple
+
+from runtime.backends.log_chunks import Times
+
+_MIN_INTERVAL_SECONDS = 0.1
+"""Times that follow each other faster count as one, as in `runtime.launcher.log_times`."""
 
 
 class RankOutput(NamedTuple):
-    """A part of a rank's output. `at_end`: it reaches the end of the output so far."""
+    """A part of a rank's output. `at_end`: it reaches the end of the output so far. `times` are those of its bytes."""
 
     data: bytes
     at_end: bool
+    times: Times
 
 
-def extract_rank(chunks: Iterable[bytes], rank: int, offset: int, limit: int) -> RankOutput:
+def extract_rank(
+    chunks: Iterable[bytes], rank: int, offset: int, limit: int, *, with_times: bool = False
+) -> RankOutput:
     r"""Return up to `limit` bytes of one rank's output from `offset`.
 
     An offset refers to the same byte in every call while the cluster keeps the output. `chunks` are the Pod's output,
     which is read only as far as needed. Each line starts with its rank (see `runtime.launcher.pod.log_mux`): "3\t" for
-    a complete line, "3+\t" for a piece that the next line of this rank continues.
+    a complete line, "3+\t" for a piece that the next line of this rank continues. `with_times`: before that, each line
+    has the time at which the cluster received it, and a space.
     """
     complete_prefix, partial_prefix = f"{rank}\t".encode(), f"{rank}+\t".encode()
-    output, position = b"", 0
+    output, position, time = b"", 0, b""
+    times: Times = []
     with contextlib.closing(_lines(chunks)) as lines:
-        for line in lines:
+        for whole_line in lines:
+            line = whole_line
+            if with_times:
+                time, _space, line = whole_line.partition(b" ")
             if line.startswith(complete_prefix):
                 data = line[len(complete_prefix) :] + b"\n"
             elif line.startswith(partial_prefix):
                 data = line[len(partial_prefix) :]
             else:
                 continue
-            position += len(data)
+            start, position = position, position + len(data)
             if position > offset:
+                seconds = _unix_seconds(time) if with_times else 0.0
+                if seconds and (not times or seconds >= times[-1][1] + _MIN_INTERVAL_SECONDS):
+                    times.append((start, seconds))
                 output += data[max(0, len(data) - (position - offset)) :]
             if len(output) > limit:
-                return RankOutput(output[:limit], at_end=False)
-    return RankOutput(output, at_end=True)
+                return RankOutput(output[:limit], at_end=False, times=times)
+    return RankOutput(output, at_end=True, times=times)
+
+
+def _unix_seconds(time: bytes) -> float:
+    """Return a time such as 2026-01-31T23:59:59.123456789Z in Unix seconds; 0 for anything else."""
+    try:
+        return datetime.fromisoformat(time.decode()).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _lines(chunks: Iterable[bytes]) -> Generator[bytes, None, None]:

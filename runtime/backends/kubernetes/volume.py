@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.backends.log_chunks import Piece, read_piece
+from runtime.backends.log_chunks import Piece, Times, read_piece, read_times
 from runtime.errors import BackendUnavailable
 from runtime.trash import Trash, remove_tree
 
@@ -63,6 +63,16 @@ class RunFolders:
         with os.fdopen(file_fd, "rb") as stream:
             return read_piece(stream, offset, limit)
 
+    def log_times(self, name: str, rank: int, piece: Piece) -> Times:
+        """Return the times of a piece of a rank's log; empty if they are not known."""
+        file_fd = self._open_file(name, "logs", f"rank-{rank}.times")
+        if file_fd is None:
+            return []
+        try:
+            return read_times(file_fd, piece)
+        finally:
+            os.close(file_fd)
+
     def write(self, name: str, folder: str, file: str, data: bytes) -> None:
         """Replace a file that Pods may read, by a rename. Do nothing if customer code has replaced the folder."""
         folder_fd = self._open_folder(name, folder)
@@ -103,6 +113,7 @@ class RunFolders:
                 continue
             try:
                 files = ["metrics.jsonl"] if folder == "run" else sorted(os.listdir(folder_fd))  # noqa: PTH208 - see `list_files`
+                files = [file for file in files if not file.endswith(".times")]  # they change with their logs only
                 for index, file in enumerate(files[:_MAX_FINGERPRINT_FILES]):
                     with contextlib.suppress(OSError):
                         read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat

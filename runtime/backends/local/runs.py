@@ -9,6 +9,7 @@
                   nodes/<node>.cgroups   the node's control groups, while they exist
                   nodes/<node>.samples.jsonl  resource usage over time
                   logs/rank-<rank>.log   the output of each rank
+                  logs/rank-<rank>.times when it was written, see `runtime.launcher.log_times`
                   logs/node-<node>.log   the output of the launcher
                   logs/stacks-<rank>.txt the rank's stacks when the run hung
                   run/                   RUN_DIR; written by customer code, hostile

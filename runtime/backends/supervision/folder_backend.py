@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -55,7 +56,16 @@ class FolderBackend:
         """See `Backend.describe`."""
         return self._find(name).status()
 
-    def logs(self, name: str, rank: int, offset: int = 0, limit: int = 65536, *, at_line: bool = False) -> LogChunk:
+    def logs(
+        self,
+        name: str,
+        rank: int,
+        offset: int = 0,
+        limit: int = 65536,
+        *,
+        at_line: bool = False,
+        with_times: bool = False,
+    ) -> LogChunk:
         """See `Backend.logs`. A rank that the run does not have raises RunNotFound."""
         run = self._find(name)
         # The status is read before the log. A log that is read after the run's end is complete.
@@ -63,7 +73,9 @@ class FolderBackend:
         if not 0 <= rank < run.spec().world_size:
             raise RunNotFound(f"The run '{name}' has no rank {rank}.")
         piece = _read(run.folder / "logs" / f"rank-{rank}.log", offset, limit)
-        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line)
+        # The times are read after the log, because they are written before it.
+        times = _read_times(run.folder / "logs" / f"rank-{rank}.times", piece) if with_times else None
+        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`. A node that the run does not have raises RunNotFound."""
@@ -161,3 +173,15 @@ def _read(path: Path, offset: int, limit: int) -> log_chunks.Piece:
             return log_chunks.read_piece(file, offset, limit)
     except FileNotFoundError:
         return log_chunks.Piece(b"", True, max(0, offset), 0)
+
+
+def _read_times(path: Path, piece: log_chunks.Piece) -> log_chunks.Times:
+    """Return the times of a piece of a log; empty if the file is missing or a link."""
+    try:
+        file_fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return log_chunks.read_times(file_fd, piece)
+    finally:
+        os.close(file_fd)

@@ -147,6 +147,16 @@ def test_logs_come_in_pieces_at_character_boundaries(any_yard):
     assert any_yard.backend.logs("job-1-1", 0, offset).text == ""
 
 
+def test_each_line_has_its_time(any_yard):
+    status = any_yard.run("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')")
+    logs = any_yard.backend.logs
+    first, second = dict(logs("job-1-1", 0, with_times=True).times).values()
+    assert second - first == pytest.approx(1, abs=0.5)
+    assert status.submitted_at - 1 <= first <= second <= status.finished_at + 1
+    assert logs("job-1-1", 0, len("one\n"), with_times=True).times == ((0, second),)
+    assert logs("job-1-1", 0).times is None
+
+
 def test_samples_contain_the_usage_of_their_node_only(any_yard):
     """They contain neither the machine's memory nor the disk that /tmp may lie on."""
     if not any_yard.keeps_output:

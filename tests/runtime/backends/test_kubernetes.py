@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import time
 
 import pytest
 from kubernetes.client import ApiException
@@ -217,6 +218,8 @@ def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_yard, fake_s
     assert own_yard.log().startswith("ééé\n[]\nno end")
     chunk = own_yard.backend.logs(NAME, 0, offset=2, limit=3)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("é", 4, False)
+    (line, seconds), *_later = own_yard.backend.logs(NAME, 0, offset=2, limit=3, with_times=True).times
+    assert (line, seconds) == (0, pytest.approx(time.time(), abs=60))
     assert own_yard.backend.samples(NAME, 0).eof
     assert own_yard.backend.stacks(NAME) == {}
     assert not (fake_site.root / "runs" / NAME).exists()

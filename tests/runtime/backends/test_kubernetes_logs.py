@@ -12,15 +12,15 @@ RANK_0_OUTPUT = b"one\ntwo and more\n\n"
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_extract_rank_selects_one_ranks_lines(size):
     chunks = [OUTPUT[at : at + size] for at in range(0, len(OUTPUT), size)]
-    assert extract_rank(chunks, 0, 0, 1000) == (RANK_0_OUTPUT, True)
-    assert extract_rank(chunks, 1, 0, 1000) == (b"other\n", True)
-    assert extract_rank(chunks, 2, 0, 1000) == (b"", True)
+    assert extract_rank(chunks, 0, 0, 1000) == (RANK_0_OUTPUT, True, [])
+    assert extract_rank(chunks, 1, 0, 1000) == (b"other\n", True, [])
+    assert extract_rank(chunks, 2, 0, 1000) == (b"", True, [])
 
 
 @pytest.mark.parametrize("offset", range(len(RANK_0_OUTPUT) + 2))
 @pytest.mark.parametrize("limit", [1, 3, 100])
 def test_extract_rank_honors_offset_and_limit(offset, limit):
-    data, is_all = extract_rank([OUTPUT], 0, offset, limit)
+    data, is_all, _times = extract_rank([OUTPUT], 0, offset, limit)
     assert data == RANK_0_OUTPUT[offset : offset + limit]
     assert is_all == (offset + limit >= len(RANK_0_OUTPUT))
 
@@ -33,8 +33,18 @@ def test_extract_rank_stops_reading_at_the_limit():
             read.append(number)
             yield b"0\t0123456789\n"
 
-    assert extract_rank(chunks(), 0, 0, 20) == (b"0123456789\n012345678", False)
+    assert extract_rank(chunks(), 0, 0, 20) == (b"0123456789\n012345678", False, [])
     assert len(read) < 5
+
+
+def test_extract_rank_finds_the_times_of_its_bytes():
+    stamps = ["00:00:00.123456789Z", "00:00:00.2Z", "00:00:05Z", "00:00:05.01Z", "02:00:06+02:00", "not-a-time"]
+    lines = ["0\tone", "1\tother", "0+\ttwo ", "0\tmore", "0\tlast", "0\tdamaged"]
+    output = "".join(f"1970-01-02T{stamp} {line}\n" for stamp, line in zip(stamps, lines, strict=True)).encode()
+    data, _at_end, times = extract_rank([output], 0, 0, 1000, with_times=True)
+    assert data == b"one\ntwo more\nlast\ndamaged\n"
+    assert times == [(0, 86400.123456), (4, 86405.0), (13, 86406.0)]
+    assert extract_rank([output], 0, 9, 6, with_times=True) == (b"ore\nla", False, [(8, 86405.01), (13, 86406.0)])
 
 
 def test_text_chunk_leaves_an_incomplete_character_to_the_next_chunk():

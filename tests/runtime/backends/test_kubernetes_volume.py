@@ -3,7 +3,9 @@ import os
 import pytest
 
 from runtime.backends.kubernetes.volume import RunFolders
+from runtime.backends.log_chunks import Piece
 from runtime.errors import BackendUnavailable
+from runtime.launcher.log_times import PAIR
 
 
 @pytest.fixture
@@ -54,6 +56,21 @@ def test_files_are_read_from_an_offset(folders):
     assert folders.read("job-1-1", "logs", "rank-1.log", 0, 9)[:2] == (b"", True)
     assert folders.list_files("job-1-1", "logs") == ["rank-0.log"]
     assert folders.list_files("job-2-1", "logs") == []
+
+
+def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
+    piece = Piece(b"0123456789", at_end=True, offset=0)
+    times = folders.root / "job-1-1" / "logs" / "rank-0.times"
+    times.write_bytes(PAIR.pack(0, 5000))
+    before = folders.fingerprint("job-1-1")
+    assert folders.log_times("job-1-1", 0, piece) == [(0, 5.0)]
+    times.rename(tmp_path / "elsewhere")
+    for replace in (lambda: times.symlink_to(tmp_path / "elsewhere"), lambda: os.mkfifo(times)):
+        assert folders.log_times("job-1-1", 0, piece) == []
+        replace()
+        assert folders.log_times("job-1-1", 0, piece) == []
+        times.unlink()
+    assert folders.fingerprint("job-1-1") == before, "readers are woken by the log"
 
 
 def test_writing_is_atomic_and_follows_no_link(folders, tmp_path):

@@ -3,6 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.backends import log_chunks
+from runtime.launcher import log_times
+from runtime.launcher.log_times import PAIR, LogTimes
 from runtime.launcher.ranklog import RankLog
 
 Opened = tuple[RankLog, int]
@@ -78,3 +81,113 @@ def test_output_that_the_code_reads_itself_is_not_awaited(open_log, monkeypatch)
     os.close(writing)
     log.pump()
     assert not log.open
+
+
+class Clock:
+    """Time as `log_times` sees it."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def time(self):
+        return 1.8e9 + self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(log_times, "time", clock := Clock())
+    return clock
+
+
+def read_times(path, offset, length):
+    file_fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return log_chunks.read_times(file_fd, log_chunks.Piece(bytes(length), at_end=False, offset=offset))
+    finally:
+        os.close(file_fd)
+
+
+def test_times_are_kept_beside_the_unchanged_output(open_log, tmp_path, clock):
+    log, writing = open_log(30)
+    writes = ((0, "one\n"), (0.0625, "at once\n"), (0.0625, "half a "), (60, "line\nlast\n"), (1, "beyond\n"))
+    for seconds, text in writes:
+        clock.now += seconds
+        os.write(writing, text.encode())
+        log.pump()
+    os.close(writing)
+    assert (tmp_path / "rank-0.log").read_bytes()[:31] == b"one\nat once\nhalf a line\nlast\nb\n"
+    start = clock.time() - 61.125
+    pairs = [(0, start), (12, start + 0.125), (19, start + 60.125), (29, start + 61.125)]
+    times = tmp_path / "rank-0.times"
+    assert read_times(times, 0, 99) == pairs
+    assert read_times(times, 13, 3) == pairs[1:2], "the time of a byte is that of the pair before it"
+    assert read_times(times, 12, 8) == pairs[1:3]
+    piece = log_chunks.Piece(b"half a line\nlast\n", at_end=True, offset=12)
+    chunk = log_chunks.text_chunk(piece, final=True, times=read_times(times, 12, 17))
+    assert chunk.times == ((0, start + 0.125), (1, start + 60.125)), "a line has the time of its beginning"
+
+
+def test_a_restarted_pod_continues_the_times(tmp_path, clock):
+    log_fd = os.open(tmp_path / "rank-0.log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    for text in (b"first\n", b"second\n"):
+        times = LogTimes(tmp_path / "rank-0.log")
+        times.note(log_fd)
+        times.close()
+        os.write(log_fd, text)
+        with (tmp_path / "rank-0.times").open("ab") as file:
+            file.write(b"part")  # of a pair, as on a full disk
+    os.close(log_fd)
+    assert [offset for offset, _time in read_times(tmp_path / "rank-0.times", 0, 13)] == [0, 6]
+
+
+def test_the_times_of_endless_output_stay_few(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(log_times, "_INTERVAL_SHARE", 2**-8)
+    log_fd = os.open(tmp_path / "rank-0.log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    times = LogTimes(tmp_path / "rank-0.log")
+    for _second in range(100_000):  # a month, as the share is 1/256 of the real one
+        clock.now += 0.1
+        times.note(log_fd)
+    assert (tmp_path / "rank-0.times").stat().st_size < 16 * 256 * 8
+    os.close(log_fd)
+    times.close()
+
+
+@pytest.mark.parametrize("replace", [lambda path: path.symlink_to("/etc/hostname"), os.mkfifo, os.mkdir])
+def test_output_does_not_need_its_times(open_log, tmp_path, replace):
+    replace(tmp_path / "rank-0.times")
+    log, writing = open_log(30)
+    os.write(writing, b"one\n")
+    log.pump()
+    assert ((tmp_path / "rank-0.log").read_bytes(), log.problem) == (b"one\n", "")
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        os.urandom(1 << 16),
+        b"\xff" * (1 << 16),
+        bytes(1 << 16),
+        b"".join(PAIR.pack(5, 1) for _ in range(1 << 16)),
+        b"".join(PAIR.pack(offset, 10**12) for offset in range(1 << 16, 0, -1)),
+    ],
+)
+def test_damaged_times_are_read_within_bounds(tmp_path, content):
+    path = tmp_path / "rank-0.times"
+    path.write_bytes(content)
+    for size in (len(content), 1 << 43):
+        os.truncate(path, size)  # a sparse file of terabytes holds zeros
+        found = read_times(path, 3, 1 << 20)
+        assert len(found) <= 16384
+        assert found == sorted(found)
+        assert all(0 < time < 1 << 32 for _offset, time in found)
+
+
+def test_a_pipe_has_no_times(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert read_times(tmp_path / "pipe", 0, 9) == []
