@@ -1,11 +1,12 @@
-"""The money operations of a job (hold, meter, settle) and of a sweep (hold, hold for each trial, release).
+"""The money operations of a job (hold, extend, meter, settle) and of a sweep (hold, hold for each trial, release).
 
-Each is idempotent. A charge never exceeds its hold, and the hold is made before the run. The hold of a sweep is divided
-among its trials, so all of them together never exceed it either.
+Each is idempotent. A charge never exceeds its hold, and the hold is made before the run, or raised before the run gets
+more time. The hold of a sweep is divided among its trials, so all of them together never exceed it either.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from django.utils import timezone
 
 from billing import budgets, credit, ledger, pricing, receivables
 from billing.errors import HoldUsedUp, NoWallet
-from billing.models import Account, Hold, Quote, Receipt
+from billing.models import Account, Hold, HoldExtension, Quote, Receipt
 from billing.selectors import wallet
 from billing.usage import Usage
 from console.accounts.models import User
@@ -82,6 +83,31 @@ def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, la
 
 
 @transaction.atomic
+def extend(*, hold: Hold, quote: Quote, idempotency_key: str, user: User) -> HoldExtension:
+    """Raise an open hold to the ceiling of `quote`, which prices the same purchase for a longer time.
+
+    Idempotent on `quote`. `user` extends it; the amount counts towards the budget of the hold's buyer. Raises
+    InsufficientFunds, BudgetExceeded; ValueError if the hold has ended or already is as high.
+    """
+    locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "placed_by").get(pk=hold.pk)
+    if existing := HoldExtension.objects.filter(hold=locked, quote=quote).first():
+        return existing
+    amount_minor = quote.ceiling_minor - locked.amount_minor
+    if locked.state != Hold.States.HELD or amount_minor < 0:
+        raise ValueError(f"The hold {locked} cannot be raised to {quote.ceiling_minor}.")
+    credit.remove_expired(account=locked.account)
+    ledger.hold(account=locked.account, amount_minor=amount_minor)
+    for each in {locked.placed_by, user}:
+        budgets.require_budget(account=locked.account, user=each, amount_minor=amount_minor)
+    locked.amount_minor = quote.ceiling_minor
+    locked.save(update_fields=["amount_minor"])
+    credit.reserve_more(hold=locked, amount_minor=amount_minor)
+    return HoldExtension.objects.create(
+        hold=locked, quote=quote, amount_minor=amount_minor, idempotency_key=idempotency_key, placed_by=user
+    )
+
+
+@transaction.atomic
 def release(*, hold: Hold) -> None:
     """End the hold of a sweep: return the amount that no trial used to the wallet. Safe to repeat.
 
@@ -101,8 +127,7 @@ def release(*, hold: Hold) -> None:
 
 def meter(*, hold: Hold, billable_seconds: float) -> int:
     """Return the run's cost so far in minor units and store it on the hold. Changes no balance."""
-    terms = pricing.Terms.from_json(hold.quote.terms)
-    cost = pricing.rate(Usage(billable_seconds, completed=False), terms).total_minor
+    cost = pricing.rate(Usage(billable_seconds, completed=False), _terms(hold)).total_minor
     Hold.objects.filter(pk=hold.pk, state=Hold.States.HELD).update(metered_minor=cost)
     return cost
 
@@ -119,7 +144,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").get(pk=hold.pk)
     if locked.state != Hold.States.HELD:
         return locked.receipt
-    charge = pricing.rate(usage, pricing.Terms.from_json(locked.quote.terms))
+    charge = pricing.rate(usage, _terms(locked))
     unused_minor = locked.amount_minor - charge.total_minor
     # The unused amount of a trial stays held in the wallet, for its sweep.
     ledger.unhold(account=locked.account, amount_minor=charge.total_minor if parent else locked.amount_minor)
@@ -151,6 +176,11 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
         ceiling_minor=locked.amount_minor,
         usage=usage.to_json(),
     )
+
+
+def _terms(hold: Hold) -> pricing.Terms:
+    """Return the terms of a run: those of its quote, up to the amount of its hold, which an extension raises."""
+    return dataclasses.replace(pricing.Terms.from_json(hold.quote.terms), ceiling_minor=hold.amount_minor)
 
 
 def free_line(

@@ -173,6 +173,17 @@ def reserve(*, hold: Hold) -> None:
     CreditUse.objects.bulk_create(uses)
 
 
+def reserve_more(*, hold: Hold, amount_minor: int) -> None:
+    """Reserve up to `amount_minor` more of free credit for an open hold. `ledger.hold` has locked the wallet."""
+    for lot in _free_lots(hold.account.organization_id):
+        amount = min(amount_minor, lot.free_minor)
+        if not amount:
+            break
+        CreditGrant.objects.filter(pk=lot.pk).update(reserved_minor=F("reserved_minor") + amount)
+        _add_reserved(hold, lot.pk, amount)
+        amount_minor -= amount
+
+
 def move_reserved(*, source: Hold, target: Hold, limit_minor: int) -> None:
     """Move reservations of credit, soonest expiry first, to a hold that was taken out of `source`.
 

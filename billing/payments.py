@@ -66,12 +66,12 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
     )
 
 
-def shortfall_minor(quote: Quote, *, account: Account) -> int:
+def shortfall_minor(quote: Quote, *, account: Account, held_minor: int = 0) -> int:
     """Return the amount to pay before the quote can be bought, at least the minimum top-up.
 
-    A debt is added, because a payment settles it first.
+    A debt is added, because a payment settles it first. `held_minor`: what is already held for the purchase.
     """
-    shortfall = quote.ceiling_minor - account.available_minor + receivables.owed_minor(account)
+    shortfall = quote.ceiling_minor - held_minor - account.available_minor + receivables.owed_minor(account)
     return currencies.round_up_for_payment(max(shortfall, int(settings.TOP_UP_MINIMUM_MINOR)), quote.currency)
 
 

@@ -108,6 +108,7 @@ def preview(*, book: PriceBook, month: Month) -> Preview:
         Receipt.objects.filter(currency=book.currency, created_at__gte=month.start, created_at__lt=month.end)
         .exclude(hold__reference__startswith=STORAGE_PREFIX)  # charges of storage are no runs
         .select_related("hold__quote", "organization")
+        .prefetch_related("hold__extensions__quote")
         .order_by("pk")
     )
     for receipt in receipts.iterator(chunk_size=500):
@@ -162,11 +163,12 @@ def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation:
         str(labels.get("product", "")), terms.mode, labels["node_spec"], terms.nodes, terms.epochs
     )
     usage = Usage.from_json(receipt.usage)
+    extended = [each.quote.deadline_seconds for each in receipt.hold.extensions.all()]
     try:
         under_draft = pricing.terms_for(
             rows,
             purchase,
-            deadline_seconds=quote.deadline_seconds,
+            deadline_seconds=max([quote.deadline_seconds, *extended]),
             included_seconds=terms.included_seconds,
         )
         return pricing.rate(usage, under_draft).total_minor

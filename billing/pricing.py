@@ -225,6 +225,11 @@ def quote(
     return _metered_offer(terms, estimate, seconds, ceiling_minor)
 
 
+def quote_extension(terms: Terms, *, deadline_seconds: int) -> Offer:
+    """Price a metered purchase again, at the prices of its `terms`, with a later deadline."""
+    return _metered_offer(terms, Estimate(deadline_seconds, deadline_seconds, ""), deadline_seconds, None)
+
+
 def terms_for(
     prices: list[PriceRow], purchase: Purchase, *, deadline_seconds: int, included_seconds: int | None
 ) -> Terms:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from billing import pricing
 from billing.errors import NotPriced, NoWallet, QuoteExpired, QuoteRefused
 from billing.messages import money
-from billing.models import PriceBook, Quote
+from billing.models import Hold, PriceBook, Quote
 from billing.pricebooks import current_book, price_rows
 from billing.selectors import wallet
 from console.accounts.models import Organization, User
@@ -140,6 +140,19 @@ def make_sweep_quote(
     )
     return _store(
         organization=organization, user=user, book=prices.book, payload=payload, offer=sweep_offer, estimate=estimate
+    )
+
+
+def make_extension_quote(*, hold: Hold, user: User, payload: dict[str, Any], deadline_seconds: int) -> Quote:
+    """Store the quote of a metered purchase with a later deadline, at the prices that it was bought at.
+
+    The quote is of the whole purchase. `charges.extend` holds the difference to the hold's amount.
+    """
+    bought = hold.quote
+    offer = pricing.quote_extension(pricing.Terms.from_json(bought.terms), deadline_seconds=deadline_seconds)
+    estimate = pricing.Estimate(deadline_seconds, deadline_seconds, bought.basis["source"])
+    return _store(
+        organization=bought.organization, user=user, book=bought.book, payload=payload, offer=offer, estimate=estimate
     )
 
 

@@ -67,7 +67,7 @@ def move_money() -> None:
 @shared_task
 def expire_quotes() -> None:
     """Delete quotes that were not bought, a day after they expired."""
-    Quote.objects.filter(hold=None, expires_at__lt=timezone.now() - timedelta(days=1)).delete()
+    Quote.objects.filter(hold=None, extension=None, expires_at__lt=timezone.now() - timedelta(days=1)).delete()
 
 
 @shared_task

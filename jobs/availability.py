@@ -177,7 +177,9 @@ def _release(capacity: Capacity, load: Load) -> Capacity:
 
 def _load(job: Job, now: datetime) -> Load:
     """Return what a job occupies: its estimated time, or what is left of it; at most until its deadline."""
-    estimated = min(float(job.order.quote.basis["p50_seconds"]), job.deadline_seconds)
+    estimated = float(job.deadline_seconds)
+    if not job.is_notebook:  # a notebook may have been extended since its quote
+        estimated = min(float(job.order.quote.basis["p50_seconds"]), estimated)
     if job.started_at is not None and job.state != JobState.QUEUED:
         elapsed = (now - job.started_at).total_seconds()
         total = min(elapsed / job.progress, job.deadline_seconds) if job.progress > 0 else estimated

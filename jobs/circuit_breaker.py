@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 GUARDED = frozenset(
     {
-        "submit", "describe", "logs", "samples", "stacks", "stop", "delete", "delete_shared", "names", "capacity",
-        "check_image", "isolation_gaps",
+        "submit", "describe", "logs", "samples", "stacks", "stop", "extend", "delete", "delete_shared", "names",
+        "capacity", "check_image", "isolation_gaps",
     }
 )  # fmt: skip
 """Methods that call the cluster's API. `changes` is not among them: the watcher has its own reconnection pauses."""

@@ -58,7 +58,7 @@ class Spending:
     def __init__(self, job: Job, attempts: Iterable[Attempt], now: datetime) -> None:
         terms = Terms.from_json(job.order.quote.terms)
         self._per_second = float(terms.hourly) / SECONDS_PER_HOUR
-        self._ceiling_minor = terms.ceiling_minor
+        self._ceiling_minor = job.order.hold.amount_minor
         self._moments: list[float] = []  # ends and starts of spans, Unix seconds
         self._node_seconds: list[float] = []  # billed until each moment
         used = 0.0

@@ -61,6 +61,13 @@ class NoNotebooks(JobsError):
     message = _("This installation has no notebooks. The administrator can set NOTEBOOK_URL.")
 
 
+class NotExtensible(JobsError):
+    """The notebook cannot be extended: it does not run, it is ending, or its cluster cannot move a deadline."""
+
+    code = "not_extensible"
+    message = _("Only a running notebook can be extended.")
+
+
 class NoLogs(JobsError):
     """No job has logs for TensorBoard: none has started, or the files were deleted."""
 

@@ -115,6 +115,17 @@ def request_move(*, job: Job, why: str) -> Attempt | None:
     return attempt
 
 
+def extend(*, job: Job, deadline_seconds: int, actor: User, data: dict[str, Any]) -> None:
+    """Move the deadline of a running job, and write the event. The caller has locked `job` and raised its hold.
+
+    `reconciliation` moves the deadline of the run.
+    """
+    job.deadline_seconds = deadline_seconds
+    job.save(update_fields=["deadline_seconds"])
+    record_event(job=job, kind="extended", actor=actor, data=data)
+    publish_state(job.pk)
+
+
 def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
     """Change QUEUED to STARTING and create the next attempt, on `nodes` nodes (default: all nodes of the order).
 

@@ -510,6 +510,10 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
         return joined(failure, retry_sentence(data))
     if data.get("reason"):
         return joined(end_sentence(str(data["reason"]), data.get("failure")), failure)
+    if kind == "extended":
+        return _("Extended: %(amount)s more are held in the wallet.") % {
+            "amount": money(int(data["amount_minor"]), str(data["currency"]))
+        }
     sentences = {
         "ordered": _("Ordered. The ceiling is held in the wallet."),
         # From `lifecycle.return_to_queue`; the events of retries were handled above.

@@ -1,4 +1,7 @@
-"""API of notebooks: quote, buy, watch and stop. OpenID clients with the scope `notebooks` may use it for a person."""
+"""API of notebooks: quote, buy, watch, extend and stop.
+
+OpenID clients with the scope `notebooks` may use it for a person.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from console.core.pagination import NewestFirst
 from jobs import notebooks, orders, selectors
 from jobs.api_input import idempotency_key, json_object
 from jobs.models import Job
-from jobs.purchase import NotebookQuoteRequestSerializer
+from jobs.purchase import NotebookExtensionRequestSerializer, NotebookQuoteRequestSerializer
 from jobs.serializers import OrderRequestSerializer
 
 
@@ -37,11 +40,26 @@ class NotebookQuoteSerializer(serializers.ModelSerializer[Quote]):
 
     class Meta:
         model = Quote
-        fields = ("id", "currency", "lines", "refusal", "ceiling_minor", "deadline_seconds", "expires_at")
+        fields: tuple[str, ...] = (
+            "id", "currency", "lines", "refusal", "ceiling_minor", "deadline_seconds", "expires_at",
+        )  # fmt: skip
 
     def get_refusal(self, quote: Quote) -> str:
         """Return why the quote cannot be bought; empty if it can."""
         return orders.refusal(quote, quote.created_by)
+
+
+class NotebookExtensionQuoteSerializer(NotebookQuoteSerializer):
+    """A quote that extends a notebook. Lines, ceiling and time limit are those of its whole time."""
+
+    added_minor = serializers.SerializerMethodField(help_text="What is held in addition: how far the ceiling rises.")
+
+    class Meta(NotebookQuoteSerializer.Meta):
+        fields = (*NotebookQuoteSerializer.Meta.fields, "added_minor")
+
+    def get_added_minor(self, quote: Quote) -> int:
+        """Return the amount that is added to the hold, in minor units."""
+        return quote.ceiling_minor - orders.held_minor(quote)
 
 
 class NotebookSerializer(serializers.ModelSerializer[Job]):
@@ -57,7 +75,7 @@ class NotebookSerializer(serializers.ModelSerializer[Job]):
     waiting_for = serializers.SerializerMethodField(help_text="Why it has not started; empty otherwise.")
     currency = serializers.CharField(source="order.quote.currency")
     cost_minor = serializers.SerializerMethodField(help_text="Cost so far, or in total once it has ended.")
-    ceiling_minor = serializers.IntegerField(source="order.quote.ceiling_minor")
+    ceiling_minor = serializers.IntegerField(source="order.hold.amount_minor")
     idle_seconds = serializers.IntegerField(source="order.quote.purchase.idle_seconds")
 
     class Meta:
@@ -120,7 +138,7 @@ class NotebooksView(NotebookApiView, ListAPIView[Job]):
         parameters=[OpenApiParameter("Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER)],
     )
     def post(self, request: Request) -> Response:
-        """Buy a notebook's quote: hold its ceiling and queue it. A repeated key returns the same notebook."""
+        """Buy a notebook's quote: hold its ceiling and queue or extend it. A repeated key returns the same notebook."""
         form = OrderRequestSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         order = notebooks.place_notebook(
@@ -142,6 +160,19 @@ class NotebookView(NotebookApiView):
         return Response(NotebookSerializer(notebooks.notebook_for(self.organization, pk)).data)
 
 
+class ExtendNotebookView(NotebookApiView):
+    """More time for a notebook."""
+
+    capabilities: ClassVar = {"POST": Capability.RUN}
+
+    @extend_schema(request=NotebookExtensionRequestSerializer, responses={201: NotebookExtensionQuoteSerializer})
+    def post(self, request: Request, pk: int) -> Response:
+        """Price more time for a running notebook. Buy the quote as a notebook: nothing is held before."""
+        job = notebooks.notebook_for(self.organization, pk)
+        quote = notebooks.quote_extension(membership=self.membership, job=job, data=json_object(request))
+        return Response(NotebookExtensionQuoteSerializer(quote).data, status=201)
+
+
 class StopNotebookView(NotebookApiView):
     """The stop of a notebook."""
 
@@ -158,5 +189,6 @@ urlpatterns = [
     path("notebooks/quotes/", NotebookQuotesView.as_view(), name="api_notebook_quotes"),
     path("notebooks/", NotebooksView.as_view(), name="api_notebooks"),
     path("notebooks/<int:pk>/", NotebookView.as_view(), name="api_notebook"),
+    path("notebooks/<int:pk>/extend/", ExtendNotebookView.as_view(), name="api_notebook_extend"),
     path("notebooks/<int:pk>/stop/", StopNotebookView.as_view(), name="api_notebook_stop"),
 ]

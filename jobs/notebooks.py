@@ -1,37 +1,57 @@
-"""Notebooks: sessions of JupyterLab in a workspace, bought like a run and charged by time.
+"""Notebooks: sessions of JupyterLab in a workspace, bought like a run and charged by time. They can be extended.
 
 A notebook is a job with one node that runs `runtime/launcher/notebook.py` instead of a script. It ends when it is
 stopped, when it was idle for the time chosen, or at its time limit. JupyterLab listens on a socket in the run's folder;
 `console.serving.notebooks` forwards browsers to it.
+
+An extension raises the hold and the job's deadline in one transaction. Only then does `reconciliation` move the
+deadline of the run, and it repeats that. So no crash makes a notebook run beyond what is held.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from billing.models import Quote
+from billing import charges
+from billing.models import HoldExtension, Quote
 from billing.pricing import Estimate, Mode
 from billing.pricing import Purchase as PricedPurchase
-from billing.quotes import make_quote, require_valid
+from billing.quotes import make_extension_quote, make_quote, require_valid
 from console.accounts.models import Membership, Organization
-from console.accounts.services import require_active
+from console.accounts.services import record, require_active
+from console.core.enqueue import send_on_commit
 from console.core.errors import InvalidInput, NotFound
-from jobs import orders, quotas, selectors
+from jobs import lifecycle, orders, quotas, run_specs, selectors
 from jobs.clusters import cluster, cluster_named
-from jobs.errors import ChoiceUnavailable, NoNotebooks
+from jobs.errors import (
+    ChoiceUnavailable,
+    IdempotencyConflict,
+    NoNotebooks,
+    NotExtensible,
+    QuotaExceeded,
+    QuoteBought,
+)
 from jobs.models import NOTEBOOK_SCRIPT, Job, Order, Product
-from jobs.purchase import MAX_NOTEBOOK_SECONDS, NotebookPurchase, parse_notebook
+from jobs.purchase import (
+    MAX_NOTEBOOK_SECONDS,
+    NotebookExtensionRequestSerializer,
+    NotebookPurchase,
+    parse_notebook,
+)
 from jobs.states import JobState, OnHang
+from jobs.tasks import extend_job
 from runtime.errors import RuntimeFault
 from runtime.launcher.notebook import SOCKET
 
@@ -39,6 +59,12 @@ PRODUCT = "notebook"
 """Name of the product that every notebook is an order of. Prices may name it."""
 QUOTE_MARK = "notebook"
 """Key that marks the stored purchase of a notebook's quote."""
+EXTENSION_MARK = "extends"
+"""Key in the stored purchase of a quote that extends a notebook. Its value has the notebook's `job`, and the
+`deadline_seconds` and `held_minor` that it had when the quote was made."""
+MIN_LEFT = timedelta(minutes=1)
+"""How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
+some seconds later, and must not be ending by then."""
 
 
 def is_offered() -> bool:
@@ -74,13 +100,40 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     )
 
 
+def quote_extension(*, membership: Membership, job: Job, data: Mapping[str, Any]) -> Quote:
+    """Price more time for a running notebook, at the prices that it was bought at. `data` has `added_seconds`.
+
+    The quote is of the notebook's whole time. `place_notebook` buys it. Raises ServiceInactive, InvalidInput,
+    NotExtensible.
+    """
+    require_active(organization=membership.organization)
+    added = NotebookExtensionRequestSerializer(data=data).values()["added_seconds"]
+    _require_extensible(job)
+    seconds = job.deadline_seconds + added
+    if seconds > MAX_NOTEBOOK_SECONDS:
+        sentence = _("A notebook may run for at most %(most)d hours in all, and this one has %(hours)s already.")
+        hours = {"most": MAX_NOTEBOOK_SECONDS // 3600, "hours": f"{job.deadline_seconds / 3600:.1f}"}
+        raise InvalidInput(fields={"added_seconds": sentence % hours})
+    hold = job.order.hold
+    state = {"job": job.pk, "deadline_seconds": job.deadline_seconds, "held_minor": hold.amount_minor}
+    return make_extension_quote(
+        hold=hold,
+        user=membership.user,
+        payload=job.order.quote.purchase | {"max_seconds": seconds, "ceiling_minor": None, EXTENSION_MARK: state},
+        deadline_seconds=seconds,
+    )
+
+
 def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str = "") -> Order:
     """Buy a notebook's quote: hold its ceiling and queue its job. A repeated key returns the same order.
 
-    Raises as `orders.place_order`; InvalidInput if the quote is not of a notebook.
+    A quote of `quote_extension` extends its notebook instead. Raises as `orders.place_order`; InvalidInput if the quote
+    is not of a notebook; NotExtensible.
     """
     organization = membership.organization
     key = idempotency_key or f"quote:{quote.pk}"
+    if EXTENSION_MARK in quote.purchase:
+        return _place_extension(membership, quote, key)
     if order := orders.existing_order(organization, quote, key):
         return order  # before the checks: a repeated request succeeds even if the quote has expired since
     require_active(organization=organization)
@@ -105,6 +158,67 @@ def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str
             versions=purchase.dataset_versions,
             job=_job_columns(purchase) | {"image_digest": orders.pinned_digest(quote, purchase.image)},
         )
+
+
+def _place_extension(membership: Membership, quote: Quote, key: str) -> Order:
+    """Hold the added amount and move the notebook's deadline. A repeated key changes nothing."""
+    organization, extends = membership.organization, quote.purchase[EXTENSION_MARK]
+    order = notebook_for(organization, extends["job"]).order
+    if _is_extended(order, quote, key):
+        return order
+    require_active(organization=organization)
+    require_valid(quote)
+    with transaction.atomic():
+        quotas.lock_quota(organization)
+        job = Job.objects.select_for_update().get(pk=extends["job"])
+        # Again, under the lock: a concurrent request may have extended it meanwhile.
+        if _is_extended(order, quote, key):
+            return order
+        if job.deadline_seconds != extends["deadline_seconds"]:
+            raise ChoiceUnavailable  # another quote has extended it since
+        _require_extensible(job)
+        if sentence := orders.storage_refusal(organization):
+            raise QuotaExceeded(sentence)
+        extension = charges.extend(hold=order.hold, quote=quote, idempotency_key=key, user=membership.user)
+        lifecycle.extend(
+            job=job,
+            deadline_seconds=quote.deadline_seconds,
+            actor=membership.user,
+            data={"amount_minor": extension.amount_minor, "currency": quote.currency},
+        )
+        record(organization=organization, actor=membership.user, action="notebook.extended", target=f"job:{job.pk}")
+        send_on_commit(extend_job, job.pk)
+    return order
+
+
+def _is_extended(order: Order, quote: Quote, key: str) -> bool:
+    """Return whether this key bought this extension. Raises QuoteBought, IdempotencyConflict."""
+    bought = HoldExtension.objects.filter(Q(quote=quote) | Q(hold=order.hold_id, idempotency_key=key))
+    keys = {extension.quote_id: extension.idempotency_key for extension in bought}
+    if quote.pk in keys and keys[quote.pk] != key:
+        raise QuoteBought
+    if keys and quote.pk not in keys:
+        raise IdempotencyConflict
+    return quote.pk in keys
+
+
+def _require_extensible(job: Job) -> None:
+    """Raise NotExtensible if the notebook does not run, is about to end, or its cluster cannot move a deadline."""
+    attempt = job.attempts.filter(finished_at=None).last()
+    if job.state != JobState.RUNNING or attempt is None or attempt.started_at is None:
+        raise NotExtensible
+    if not cluster(attempt.backend).extends_runs:
+        raise NotExtensible(_("This cluster can't move the time limit of a notebook. Stop it, and resume it."))
+    attempt.job = job
+    ends_at = attempt.started_at + timedelta(seconds=run_specs.deadline_seconds(attempt))
+    if ends_at - timezone.now() < MIN_LEFT:
+        raise NotExtensible(_("This notebook ends in less than a minute. Resume it once it has ended."))
+
+
+def current_quote(job: Job) -> Quote:
+    """Return the quote by which a job is charged: the order's, or that of a notebook's last extension."""
+    extended = job.order.hold.extensions.select_related("quote").last() if job.is_notebook else None
+    return extended.quote if extended else job.order.quote
 
 
 def notebooks_for(organization: Organization) -> QuerySet[Job]:

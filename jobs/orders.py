@@ -375,8 +375,13 @@ def _require_quota(organization: Organization, quota: Quota) -> None:
             )
             % {"jobs": open_jobs}
         )
-    if sentence := _storage_refusal(organization):
+    if sentence := storage_refusal(organization):
         raise QuotaExceeded(sentence)
+
+
+def held_minor(quote: Quote) -> int:
+    """Return how much of a quote's ceiling is held already: 0, except for a quote that extends a notebook."""
+    return int(quote.purchase.get("extends", {}).get("held_minor", 0))
 
 
 def refusal(quote: Quote, buyer: User | None) -> str:
@@ -385,12 +390,12 @@ def refusal(quote: Quote, buyer: User | None) -> str:
     Checks budgets and the storage quota, so that customers do not top up for a quote that they cannot buy.
     """
     account = wallet(quote.organization)
-    amount = quote.ceiling_minor
+    amount = quote.ceiling_minor - held_minor(quote)
     over_budget = budgets.refusal(account=account, user=buyer, amount_minor=amount) if account else ""
-    return over_budget or _storage_refusal(quote.organization)
+    return over_budget or storage_refusal(quote.organization)
 
 
-def _storage_refusal(organization: Organization) -> str:
+def storage_refusal(organization: Organization) -> str:
     """Return why no run can store results; empty if at least 1 MiB is left, the unit of `RunSpec.storage_left_mib`."""
     if storage_selectors.quota_left(organization) >> 20:
         return ""

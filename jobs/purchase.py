@@ -660,6 +660,16 @@ class NotebookQuoteRequestSerializer(_AnyFrameworkSerializer):
     name = JobNameField(default="", help_text="Name of the notebook; empty: the workspace's name.")
 
 
+class NotebookExtensionRequestSerializer(FormSerializer):
+    """More time for a running notebook."""
+
+    added_seconds = WholeNumberField(
+        least=MIN_SECONDS,
+        most=MAX_NOTEBOOK_SECONDS,
+        help_text="How much longer the notebook may run. A notebook may run for at most a week in all.",
+    )
+
+
 @extend_schema_serializer(exclude_fields=("image",))  # the API has it in the path
 class CheckRequestSerializer(_AnyFrameworkSerializer):
     """An image check: which image, and on which nodes."""

@@ -18,7 +18,7 @@ from django.db.models import Q, QuerySet
 
 from console.core.enqueue import send_on_commit
 from console.observability import context
-from jobs import circuit_breaker, clusters, lifecycle, locks, results, telemetry
+from jobs import circuit_breaker, clusters, lifecycle, locks, results, run_specs, telemetry
 from jobs.clusters import cluster, cluster_named, cluster_names
 from jobs.dispatch import dispatch, dispatch_queue, log_fields, stop_run
 from jobs.models import Attempt
@@ -94,12 +94,22 @@ def _reconcile(attempt: Attempt, *, reads_output: bool = False) -> None:
     must_stop = attempt.job.state == JobState.STOPPING or attempt.move_requested_at
     if must_stop and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
         stop_run(attempt.backend, attempt.run_name)
+    elif attempt.job.is_notebook and status.phase is RunPhase.RUNNING:
+        _extend(attempt)
     if status.phase is RunPhase.ENDED:
         # Before the end is observed, because the progress of an ended job no longer changes.
         telemetry.ingest_all(attempt=attempt)
     elif reads_output:
         telemetry.ingest(attempt=attempt)
     _observe(attempt, status)
+
+
+def _extend(attempt: Attempt) -> None:
+    """Give the run the deadline of its job, which is later once the notebook was extended. Safe to repeat."""
+    backend = cluster(attempt.backend)
+    if backend.extends_runs:
+        with contextlib.suppress(BackendUnavailable, RunNotFound):  # the next reconciliation tries again
+            backend.extend(attempt.run_name, run_specs.deadline_seconds(attempt))
 
 
 def _observe(attempt: Attempt, status: RunStatus) -> None:

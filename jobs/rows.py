@@ -27,7 +27,7 @@ def listed(organization: Organization) -> QuerySet[Job]:
             metered_minor=F("order__hold__metered_minor"),
             placed_by=F("order__placed_by__email"),
             currency=F("order__quote__currency"),
-            ceiling_minor=F("order__quote__ceiling_minor"),
+            ceiling_minor=F("order__hold__amount_minor"),
             was_probe=free_runs.PROBES,
             p50_seconds=F("order__quote__basis__p50_seconds"),
         )

@@ -42,10 +42,13 @@ def mounted_models(job: Job) -> list[ModelVersion]:
 
 
 def run_spec(attempt: Attempt) -> RunSpec:
-    """Return the attempt's spec. Every call returns the same, so that a repeated submission adopts the run."""
+    """Return the attempt's spec. Every call returns the same, so that a repeated submission adopts the run.
+
+    Only the deadline of a running notebook changes, when it is extended.
+    """
     job, nodes = attempt.job, attempt.granted_nodes
     versions, models = mounted_versions(job), mounted_models(job)
-    deadline_seconds = _deadline_seconds(attempt)
+    deadline = deadline_seconds(attempt)
     return RunSpec(
         name=attempt.run_name,
         framework=Framework(job.framework),
@@ -55,7 +58,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
         resources=resources_of(job.node_spec),
         script=snapshots.script_path(job),
         builtin_script=job.builtin_script,
-        deadline_seconds=deadline_seconds,
+        deadline_seconds=deadline,
         arguments=tuple(job.arguments),
         expands_arguments=job.expands_arguments,
         environment=job.environment,
@@ -79,7 +82,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
         datasets_target=DATASETS_TARGET,
         models_target=MODELS_TARGET,
         restart_count=attempt.number - 1,
-        grace_seconds=min(GRACE_SECONDS, deadline_seconds // 4),
+        grace_seconds=min(GRACE_SECONDS, deadline // 4),
         checkpoint_key=results.checkpoint_key(job.pk),
         min_nodes=min(job.min_nodes, nodes),
         controller=Controller(job.controller),
@@ -119,7 +122,7 @@ def _secrets(job: Job) -> dict[str, str]:
         raise InvalidSpec(str(error.message), field="secrets") from error
 
 
-def _deadline_seconds(attempt: Attempt) -> int:
+def deadline_seconds(attempt: Attempt) -> int:
     """Return the attempt's deadline: the job's, less the time of earlier attempts; longer on fewer nodes."""
     job = attempt.job
     if attempt.number == 1 and attempt.granted_nodes == job.nodes:

@@ -248,7 +248,7 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "finished_at": job.finished_at,
         "currency": job.order.quote.currency,
         "cost_minor": cost_minor(job),
-        "ceiling_minor": job.order.quote.ceiling_minor,
+        "ceiling_minor": job.order.hold.amount_minor,
         "deadline_seconds": job.deadline_seconds,
         "product": job.order.product.name,
         "framework": job.framework,
@@ -560,14 +560,17 @@ def _attempt(job: Job, attempt: Attempt) -> dict[str, Any]:
 
 
 def _eta_seconds(job: Job, p50_seconds: float) -> int | None:
-    """Estimate the seconds left from the finished epochs, else from the quote's estimate.
+    """Estimate the seconds left from the finished epochs, else from the quote's estimate; a notebook has its limit.
 
     None if the job is not running, or has run longer than the estimate or the deadline.
     """
     if job.state != JobState.RUNNING or job.started_at is None:
         return None
     elapsed = (timezone.now() - job.started_at) / timedelta(seconds=1)
-    total = elapsed / job.progress if job.progress > 0 else p50_seconds
+    if job.is_notebook:
+        total = float(job.deadline_seconds)
+    else:
+        total = elapsed / job.progress if job.progress > 0 else p50_seconds
     remaining = min(total, job.deadline_seconds) - elapsed
     return math.ceil(remaining) if remaining > 0 else None
 

@@ -1,4 +1,7 @@
-"""The Celery tasks that Celery beat sends periodically, and `stop_job`. `dispatch.dispatch` starts jobs."""
+"""The Celery tasks that Celery beat sends periodically, and `stop_job` and `extend_job`.
+
+`dispatch.dispatch` starts jobs.
+"""
 
 from __future__ import annotations
 
@@ -68,3 +71,9 @@ def mail_run_ends() -> None:
 def stop_job(job_pk: int) -> None:
     """Stop the run of a job that is cancelled or moved."""
     reconciliation.stop(job_pk=job_pk)
+
+
+@shared_task
+def extend_job(job_pk: int) -> None:
+    """Move the deadline of the run of a job that was extended."""
+    reconciliation.reconcile_job(job_pk=job_pk)

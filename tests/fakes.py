@@ -75,6 +75,7 @@ class FakeBackend:
     """
 
     shares_storage = True
+    extends_runs = True
     parallel_submissions = 1
 
     def __init__(
@@ -168,6 +169,13 @@ class FakeBackend:
             run.kill_at = min(run.kill_at, self.clock() + grace_seconds)
             run.status = replace(run.status, phase=RunPhase.STOPPING)
             self._notify(name)
+
+    def extend(self, name: str, deadline_seconds: int) -> None:
+        """See `Backend.extend`."""
+        with self._answering():
+            run = self._run(name)
+            if run.status.phase is RunPhase.RUNNING and deadline_seconds > run.spec.deadline_seconds:
+                run.spec = replace(run.spec, deadline_seconds=deadline_seconds)
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""

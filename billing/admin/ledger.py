@@ -131,6 +131,13 @@ class TransactionAdmin(ShowsAmounts, LargeTableAdmin):
     inlines = (EntryInline,)
 
 
+class HoldExtensionInline(ShowsAmounts, ReadOnlyInline):
+    """The extensions of a hold."""
+
+    model = models.HoldExtension
+    fields = ("quote", "amount_minor", "placed_by")
+
+
 @admin.register(models.Hold)
 class HoldAdmin(ShowsAmounts, LargeTableAdmin):
     """Holds, open and ended."""
@@ -139,6 +146,7 @@ class HoldAdmin(ShowsAmounts, LargeTableAdmin):
     list_filter = ("state",)
     list_select_related = ("account__organization",)
     search_fields = ("reference",)
+    inlines = (HoldExtensionInline,)
 
 
 @admin.register(models.Receipt)

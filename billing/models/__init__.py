@@ -11,7 +11,7 @@ from billing.models.invoices import (
     InvoiceMail,
     InvoiceSeries,
 )
-from billing.models.ledger import Account, Entry, Hold, Receipt, Transaction, WriteOff
+from billing.models.ledger import Account, Entry, Hold, HoldExtension, Receipt, Transaction, WriteOff
 from billing.models.payments import (
     AutoTopUp,
     Dispute,
@@ -38,6 +38,7 @@ __all__ = [
     "DisputeMovement",
     "Entry",
     "Hold",
+    "HoldExtension",
     "Invoice",
     "InvoiceDocument",
     "InvoiceLine",

@@ -127,6 +127,31 @@ class Hold(models.Model):
         return self.reference
 
 
+class HoldExtension(models.Model):
+    """A raise of an open hold, for a purchase that was extended. `quote` prices the whole purchase from then on."""
+
+    hold = models.ForeignKey(Hold, models.PROTECT, related_name="extensions")
+    quote = models.OneToOneField(Quote, models.PROTECT, related_name="extension")
+    amount_minor = models.PositiveBigIntegerField(_("amount"))
+    """How much the hold was raised by."""
+    idempotency_key = models.CharField(max_length=255)
+    placed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("bought by")
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("extension of a hold")
+        verbose_name_plural = _("extensions of holds")
+        ordering = ("id",)
+        constraints = (
+            models.UniqueConstraint(fields=["hold", "idempotency_key"], name="one_extension_per_idempotency_key"),
+        )
+
+    def __str__(self) -> str:
+        return str(self.hold)
+
+
 class Transaction(models.Model):
     """A transaction. Its unique `reference` names the business object, so it cannot be posted twice."""
 

@@ -20,6 +20,7 @@ STATUS_OF_CODE = {
     "already_ended": 409,
     "no_logs": 409,
     "no_notebooks": 409,
+    "not_extensible": 409,
     "logs_unreachable": 409,
     "stale_transition": 409,
     "quote_expired": 409,

@@ -53,6 +53,7 @@ SENTENCES: dict[str, Promise] = {
     "order.placed": _("Ordered job %(target)s"),
     "job.cancelled": _("Cancelled job %(target)s"),
     "notebook.opened": _("Opened notebook %(target)s"),
+    "notebook.extended": _("Extended notebook %(target)s"),
     "shell.opened": _("Opened a shell in node %(node)s of job %(target)s"),
     "shell.closed": _("Closed a shell in node %(node)s of job %(target)s"),
     "sweep.placed": _("Ordered sweep %(target)s"),

@@ -112,7 +112,7 @@ def _shared(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "summary": summary,
-        "quote": job.order.quote,
+        "quote": notebooks.current_quote(job),
         "files_end": _files_end(job),
         "keep_days": results.KEEP_RUNS.days,
     }
@@ -131,6 +131,7 @@ def header(job: Job) -> dict[str, Any]:
         "is_ending": expiry.is_soon(job),
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
         "is_open": job.is_notebook and notebooks.socket_of(job) is not None,
+        "may_extend": job.is_notebook and job.state == JobState.RUNNING,
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
     }
 
@@ -169,7 +170,10 @@ def _events(job: Job) -> dict[str, Any]:
 
 
 def _cost(job: Job) -> dict[str, Any]:
-    return {"receipt": selectors.receipt(job) if job.is_ended else None, "outcome": estimates.outcome(job)}
+    return {
+        "receipt": selectors.receipt(job) if job.is_ended else None,
+        "outcome": None if job.is_notebook else estimates.outcome(job),  # its quote names a limit, no estimate
+    }
 
 
 def _configuration(job: Job) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from urllib.parse import parse_qs, urlencode
 
 from django.contrib import messages
@@ -36,15 +37,21 @@ from console.web.amounts import parse_row_id, parse_seconds
 from console.web.quote_cards import currency_of, posted_ceiling, posted_key, quote_card, refused_card
 from console.web.training import specs_on_offer
 from jobs import notebooks, rows, selectors
+from jobs.errors import NotExtensible
 from jobs.images import default_image, problems
 from jobs.models import NOTEBOOK_SCRIPT, Job
 from jobs.purchase import IDLE_SECONDS, NOTEBOOK_SECONDS
+from jobs.states import JobState
 from storage import selectors as storage
 from storage import sharing
 
 PAGE_SIZE = 25
+EXTENSION_HOURS = 2
+"""Default of the hours by which a notebook is extended."""
 FIELDS = ("name", "workspace", "image", "node_spec", "datasets", "max_seconds", "idle_seconds", "ceiling_minor")
 """Fields of the form that can have an error beside them."""
+EXTENSION_FIELDS = ("added_seconds",)
+"""The same, of the form for more time."""
 ENTER_PATH = "/trainyard-enter"
 """The path on a notebook's host that takes the ticket."""
 TICKET_SECONDS = 60
@@ -119,10 +126,34 @@ def notebook_quote(request: MemberRequest) -> HttpResponse:
     return _quote_card(request, quote)
 
 
+@require_GET
+@member(Capability.RUN)
+def notebook_extend(request: MemberRequest, pk: int) -> HttpResponse:
+    """Show the form for more time."""
+    job = notebooks.notebook_for(request.membership.organization, pk)
+    if job.state != JobState.RUNNING:
+        messages.info(request, NotExtensible.message)
+        return redirect("job_detail", pk)
+    return render(request, "jobs/notebook_extend.html", {"job": job, "hours": EXTENSION_HOURS})
+
+
+@require_POST
+@member(Capability.RUN)
+def notebook_extend_quote(request: MemberRequest, pk: int) -> HttpResponse:
+    """Return the quote card for more time, or the errors."""
+    job = notebooks.notebook_for(request.membership.organization, pk)
+    try:
+        data = _seconds(request.POST, {"added_seconds": ("hours", 3600)})
+        quote = notebooks.quote_extension(membership=request.membership, job=job, data=data)
+    except CustomerError as error:
+        return refused_card(request, error, EXTENSION_FIELDS)
+    return _quote_card(request, quote)
+
+
 @require_POST
 @member(Capability.RUN)
 def notebook_order(request: MemberRequest) -> HttpResponse:
-    """Buy the displayed quote. Submitting it twice buys once."""
+    """Buy the displayed quote, of a new notebook or of more time. Submitting it twice buys once."""
     quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
     try:
         order = notebooks.place_notebook(
@@ -132,7 +163,10 @@ def notebook_order(request: MemberRequest) -> HttpResponse:
         return _quote_card(request, quote, problem=str(error.message))
     except CustomerError as error:
         return _quote_card(request, quote, problem=error_text(error), stale=True)
-    messages.success(request, _("The notebook starts. Its ceiling is held in your wallet."))
+    if notebooks.EXTENSION_MARK in quote.purchase:
+        messages.success(request, _("The notebook has more time. The added amount is held in your wallet."))
+    else:
+        messages.success(request, _("The notebook starts. Its ceiling is held in your wallet."))
     return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
 
 
@@ -233,20 +267,32 @@ def _values_of(job: Job) -> dict[str, object]:
 
 def _data(posted: QueryDict, currency: str) -> dict[str, object]:
     """Return the API's fields of a posted form. Raises InvalidInput."""
-    errors, seconds = {}, {}
-    for name, typed, unit in (("max_seconds", "hours", 3600), ("idle_seconds", "idle_minutes", 60)):
-        try:
-            seconds[name] = parse_seconds(posted.get(typed, ""), unit)
-        except ValueError:
-            errors[name] = _("Enter a number above 0.")
-    if errors:
-        raise InvalidInput(fields=errors)
+    seconds = _seconds(posted, {"max_seconds": ("hours", 3600), "idle_seconds": ("idle_minutes", 60)})
     chosen = {name: posted.get(name, "") for name in ("name", "workspace", "image", "node_spec")}
     return chosen | seconds | {"datasets": posted.getlist("datasets")} | posted_ceiling(posted, currency)
 
 
+def _seconds(posted: QueryDict, controls: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Return the times of a form by API name. `controls` has the control and unit of each. Raises InvalidInput."""
+    errors, seconds = {}, {}
+    for name, (control, unit) in controls.items():
+        try:
+            seconds[name] = parse_seconds(posted.get(control, ""), unit)
+        except ValueError:
+            errors[name] = _("Enter a number above 0.")
+    if errors:
+        raise InvalidInput(fields=errors)
+    return seconds
+
+
 def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: bool = False) -> HttpResponse:
+    is_extension = notebooks.EXTENSION_MARK in quote.purchase
     return quote_card(
-        request, quote, template="jobs/_notebook_quote.html", order_url=reverse("notebook_order"), fields=FIELDS,
-        problem=problem, stale=stale,
-    )  # fmt: skip
+        request,
+        quote,
+        template="jobs/_notebook_extension_quote.html" if is_extension else "jobs/_notebook_quote.html",
+        order_url=reverse("notebook_order"),
+        fields=EXTENSION_FIELDS if is_extension else FIELDS,
+        problem=problem,
+        stale=stale,
+    )

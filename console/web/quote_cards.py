@@ -41,13 +41,16 @@ def quote_card(
     account = billing.wallet(request.membership.organization)
     available = account.available_minor if account else 0
     refusal = orders.refusal(quote, request.membership.user)
+    held_minor = orders.held_minor(quote)
+    added_minor = quote.ceiling_minor - held_minor
     context |= {
         "quote": quote,
         "order_url": order_url,
         "available_minor": available,
-        "remaining_minor": available - quote.ceiling_minor,
-        "missing_minor": max(0, quote.ceiling_minor - available),
-        "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
+        "added_minor": added_minor,
+        "remaining_minor": available - added_minor,
+        "missing_minor": max(0, added_minor - available),
+        "to_pay_minor": payments.shortfall_minor(quote, account=account, held_minor=held_minor) if account else 0,
         "idempotency_key": uuid4(),
         "problem": problem or refusal,
         "is_refused": bool(refusal),

@@ -158,6 +158,8 @@ NOTEBOOKS = [
     path("quote/", notebooks.notebook_quote, name="notebook_quote"),
     path("order/", notebooks.notebook_order, name="notebook_order"),
     path("<int:pk>/open/", notebooks.notebook_open, name="notebook_open"),
+    path("<int:pk>/extend/", notebooks.notebook_extend, name="notebook_extend"),
+    path("<int:pk>/extend/quote/", notebooks.notebook_extend_quote, name="notebook_extend_quote"),
 ]
 SWEEPS = [
     path("", sweeps.sweep_list, name="sweep_list"),

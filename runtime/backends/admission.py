@@ -56,6 +56,11 @@ def check_values(spec: RunSpec) -> RunSpec:
     return spec
 
 
+def cannot_extend() -> InvalidSpec:
+    """Return the error of a cluster that keeps the deadline with which a run was submitted."""
+    return InvalidSpec("This cluster cannot move the deadline of a running run.", field="deadline_seconds")
+
+
 def check_folders(spec: RunSpec) -> RunSpec:
     """Check the mounted folders and the script; return the spec with the mounts' sources resolved.
 

@@ -30,6 +30,8 @@ class Backend(Protocol):
 
     shares_storage: bool
     """Whether the console can read and write the runs' files."""
+    extends_runs: bool
+    """Whether `extend` can move the deadline of a running run."""
     parallel_submissions: int
     """How many submissions one process should make in parallel; 1 if more would not be faster."""
 
@@ -73,6 +75,13 @@ class Backend(Protocol):
         """Ask the run to end: SIGTERM to every rank, SIGKILL after the grace period.
 
         Returns at once, also for an unknown or ended run. If there are several requests, the earliest end counts.
+        """
+
+    def extend(self, name: str, deadline_seconds: int) -> None:
+        """Move the deadline of a running run to `deadline_seconds` after its start, if that is later.
+
+        Returns at once. A run that is ending, by its deadline or otherwise, ends as planned. Raises RunNotFound;
+        InvalidSpec (deadline_seconds) where `extends_runs` is false.
         """
 
     def delete(self, name: str) -> None:

@@ -79,6 +79,18 @@ class NodeLimits:
         self.term_at = now + max(0.0, deadline - grace)
         self.kill_by(now + max(0.0, deadline - KILL_MARGIN_SECONDS))
 
+    def extend(self, deadline_seconds: float) -> None:
+        """Move the deadline to `deadline_seconds` after the start of the ranks, if that is later and they still run.
+
+        Once SIGTERM is sent, the deadline stays, because the run is ending.
+        """
+        added = deadline_seconds - float(self._plan["deadline_seconds"])
+        if added <= 0 or self.term_at is None or self.kill_at is None:
+            return
+        self._plan["deadline_seconds"] = deadline_seconds
+        self.term_at += added
+        self.kill_at += added
+
     def note_code_started(self) -> None:
         """Note that customer code may run from now on."""
         self._has_code_started = True

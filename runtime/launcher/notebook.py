@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SOCKET = "notebook.sock"
 """The socket's name in RUN_DIR. `jobs.notebooks` finds it there."""
+AUTOSAVE_SECONDS = 30
+"""How often JupyterLab saves a changed file, so that the end of a notebook loses little. Its default is 120."""
 
 
 def options(idle_seconds: int, folder: str, run_dir: str) -> "List[str]":
@@ -68,11 +70,16 @@ def end_when_idle() -> None:
 
 
 def write_preferences(home: str) -> None:
-    """Turn off JupyterLab's news and its search for updates, since a run cannot reach the internet."""
-    folder = os.path.join(home, ".jupyter", "lab", "user-settings", "@jupyterlab", "apputils-extension")
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "notification.jupyterlab-settings"), "w") as file:
-        json.dump({"fetchNews": "false", "checkForUpdates": False}, file)
+    """Have JupyterLab save open files often, and turn off what needs the internet: its news and search for updates."""
+    settings = {
+        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+        "docmanager-extension/plugin": {"autosaveInterval": AUTOSAVE_SECONDS},
+    }
+    for name, values in settings.items():
+        path = os.path.join(home, ".jupyter", "lab", "user-settings", "@jupyterlab", name + ".jupyterlab-settings")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            json.dump(values, file)
 
 
 def main() -> None:

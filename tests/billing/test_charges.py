@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 from django.db import IntegrityError, connection
+from django.utils import timezone
 
-from billing import charges
-from billing.errors import InsufficientFunds, NoWallet
-from billing.models import Account, Hold, Quote, Receipt, Transaction
+from billing import charges, credit
+from billing.errors import BudgetExceeded, InsufficientFunds, NoWallet
+from billing.models import Account, Budget, CreditGrant, Hold, HoldExtension, Quote, Receipt, Transaction
 from billing.pricing import Usage
-from tests.billing.runs import buy, settle
-from tests.factories.accounts import OrganizationFactory
+from billing.quotes import make_extension_quote
+from tests.billing.runs import buy, give, settle
+from tests.factories.accounts import MembershipFactory, OrganizationFactory
 from tests.factories.billing import book, quote, wallet
 from tests.racing import raised, together
 
@@ -99,6 +101,71 @@ def test_settling_without_usage_releases_the_hold(account):
     assert (hold.state, hold.charged_minor, hold.metered_minor) == (Hold.States.RELEASED, None, 0)
     assert balance(account) == (1000, 0)
     assert not Transaction.objects.filter(reference__startswith="settle:").exists()
+
+
+def extension(hold: Hold, seconds: int) -> Quote:
+    """A quote of the hold's run for `seconds` in all."""
+    return make_extension_quote(
+        hold=hold, user=hold.quote.created_by, payload=hold.quote.purchase, deadline_seconds=seconds
+    )
+
+
+def extend(hold: Hold, offer: Quote, key: str = "") -> HoldExtension:
+    return charges.extend(hold=hold, quote=offer, idempotency_key=key or str(offer.pk), user=hold.quote.created_by)
+
+
+def test_an_extended_hold_is_raised_once_and_is_the_new_ceiling(account):
+    hold = buy(account, 360)
+    book(hourly="36000")  # the prices stay those of the purchase
+    offer = extension(hold, 7200)
+    assert (offer.ceiling_minor, offer.deadline_seconds) == (720, 7200)
+    assert extend(hold, offer) == extend(hold, offer)
+    assert balance(account) == (1000, 720)
+    hold.refresh_from_db()
+    assert charges.meter(hold=hold, billable_seconds=10**9) == 720
+    receipt = settle(hold, 10**6)
+    assert (receipt.total_minor, receipt.ceiling_minor) == (720, 720)
+    assert balance(account) == (280, 0)
+    with pytest.raises(ValueError, match="cannot be raised"):
+        extend(hold, extension(hold, 9000))
+
+
+def test_the_same_extension_at_once_raises_once(transactional_db):
+    book(hourly="360")
+    account = wallet(balance_minor=1000)
+    hold = buy(account, 360)
+    offer = extension(hold, 7200)
+    assert len({each.pk for each in together(*[lambda: extend(hold, offer)] * 3)}) == 1
+    assert balance(account) == (1000, 720)
+
+
+def test_an_extension_needs_the_money_and_the_budget_for_the_difference(account):
+    member = MembershipFactory(organization=account.organization)
+    hold = buy(account, 360, member=member)
+    with pytest.raises(InsufficientFunds) as caught:
+        extend(hold, extension(hold, 10_010))
+    assert caught.value.needed_minor == 641
+    Budget.objects.create(organization=account.organization, user=member.user, amount_minor=700)
+    with pytest.raises(BudgetExceeded):
+        extend(hold, extension(hold, 7200))
+    hold.refresh_from_db()
+    assert (hold.amount_minor, balance(account)) == (360, (1000, 360))
+    extend(hold, extension(hold, 7000))
+    assert balance(account) == (1000, 700)
+
+
+def test_an_extension_reserves_credit_which_then_outlives_its_expiry(account):
+    lot = give(account, 500, days=1)
+    hold = buy(account, 360)
+    extend(hold, extension(hold, 7200))
+    CreditGrant.objects.filter(pk=lot.pk).update(expires_at=timezone.now())
+    credit.remove_all_expired()
+    lot.refresh_from_db()
+    assert (lot.reserved_minor, lot.expired_minor) == (500, 0)
+    settle(hold, 720)
+    lot.refresh_from_db()
+    assert (lot.used_minor, lot.reserved_minor) == (500, 0)
+    assert balance(account) == (780, 0)
 
 
 def test_a_crash_before_the_receipt_leaves_the_hold_as_it_was(account, monkeypatch):

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from billing import auto_topup, budgets, charges, events, invoices, payment_emails, reconciliation, refunds, tasks
 from billing.models import Account, CreditGrant, Entry, Quote
+from billing.quotes import make_extension_quote
 from console.celery import app
 from console.observability import heartbeats
 from tests.billing.runs import buy, check_constraints, give
@@ -56,12 +57,15 @@ def test_a_task_calls_its_services_in_order(monkeypatch, task, services):
 def test_expire_quotes_deletes_old_ones_that_nobody_bought():
     book()
     account = wallet(balance_minor=1000)
-    fresh, stale, bought = (quote(account) for _ in range(3))
-    charges.hold(quote=bought, reference="order:1")
+    fresh, _stale, bought = (quote(account) for _ in range(3))
+    hold = charges.hold(quote=bought, reference="order:1")
+    user = bought.created_by
+    longer = make_extension_quote(hold=hold, user=user, payload={}, deadline_seconds=4000)
+    charges.extend(hold=hold, quote=longer, idempotency_key="1", user=user)
     long_ago = timezone.now() - timedelta(days=1, seconds=1)
-    Quote.objects.filter(pk__in=[stale.pk, bought.pk]).update(expires_at=long_ago)
+    Quote.objects.exclude(pk=fresh.pk).update(expires_at=long_ago)
     tasks.expire_quotes()
-    assert set(Quote.objects.all()) == {fresh, bought}
+    assert set(Quote.objects.all()) == {fresh, bought, longer}
 
 
 def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(account, owner):

@@ -78,6 +78,7 @@ PAGES = {
     "job_shell": ["jobs/{running}/nodes/0/shell/"],
     "notebook_list": ["notebooks/"],
     "notebook_new": ["notebooks/new/?workspace=main"],
+    "notebook_extend": ["notebooks/{notebook}/extend/"],
     "sweep_list": ["sweeps/"],
     "sweep_new": ["sweeps/new/", "sweeps/new/?job={succeeded}"],
     "sweep_detail": ["sweeps/{sweep}/"],

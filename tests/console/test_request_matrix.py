@@ -234,6 +234,7 @@ ROUTES = {
     "notebooks/quotes/": {"POST": Ask(RUN, 201, 400, NOTEBOOK)},
     "notebooks/": {"GET": listing(), "POST": Ask(RUN, 201, 404, {"quote": "<notebook quote>"})},
     "notebooks/<int:pk>/": {"GET": Ask(VIEW)},
+    "notebooks/<int:pk>/extend/": {"POST": Ask(RUN, 409, body={"added_seconds": 3600})},  # it does not run
     "notebooks/<int:pk>/stop/": {"POST": Ask(RUN)},
     "jobs/": {"GET": listing()},
     "jobs/<int:pk>/": {"GET": Ask(VIEW), "PATCH": Ask(STORE, body={"notes": "x"})},

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runtime.backends import log_chunks
-from runtime.backends.admission import check_gpus
+from runtime.backends.admission import cannot_extend, check_gpus
 from runtime.backends.base import Check
 from runtime.backends.kubernetes import check as cluster_check
 from runtime.backends.kubernetes import names
@@ -52,6 +52,7 @@ _CAPACITY_CACHE_SECONDS = 1.0
 class KubernetesBackend:
     """Runs on one cluster."""
 
+    extends_runs = False  # the launcher and `activeDeadlineSeconds` keep the deadline of the Pod's creation
     parallel_submissions = 8  # a submission mostly waits for the API server
 
     def __init__(self, *, config: ClusterConfig, root: Path) -> None:
@@ -158,6 +159,11 @@ class KubernetesBackend:
                 self._runs.write_stop_file(state, grace_seconds)
                 self._delete_pods(job, grace_seconds)
             self._runs.terminate(state, termination)
+
+    def extend(self, name: str, deadline_seconds: int) -> None:
+        """See `Backend.extend`."""
+        del name, deadline_seconds
+        raise cannot_extend()
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""

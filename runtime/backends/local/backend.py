@@ -46,6 +46,7 @@ class LocalBackend(FolderBackend):
     warm pool keeps running after the last submission; 0: every start is cold.
     """
 
+    extends_runs = True
     parallel_submissions = 1  # a submission holds the lock of `root`, so a second submission would only wait
 
     def __init__(
@@ -115,6 +116,10 @@ class LocalBackend(FolderBackend):
         with contextlib.suppress(RunNotFound):
             if run.status().phase is not RunPhase.ENDED:
                 run.request_stop(grace_seconds)
+
+    def extend(self, name: str, deadline_seconds: int) -> None:
+        """See `Backend.extend`. The supervisors read the new deadline within a second or so."""
+        self._run(name).request_deadline(deadline_seconds)
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`.
@@ -255,7 +260,7 @@ class LocalBackend(FolderBackend):
                 plan["folder"] = str(run.folder)
                 plan["change_file"] = str(run.change_file)
                 plan["fork_server"] = str(self._pool.socket_path(fork_server)) if fork_server else ""
-                plan["shells"] = True
+                plan["shells"] = plan["is_extensible"] = True
                 plan["launcher"]["token"] = token
                 plans.append(plan)
             ports = launch_plan.ports_needed(spec)

@@ -2,6 +2,7 @@
 
     <root>/<name>/submission.json        the spec, the time of submission, each node's GPUs
                   stop.json              a request to end
+                  deadline.json          a later deadline than that of the spec
                   nodes/<node>.json      the record of the node's supervisor
                   nodes/<node>.lock      locked while the supervisor lives
                   nodes/<node>.silent    exists if the supervisor was killed because it sent no heartbeat
@@ -27,6 +28,7 @@ not start, and a later submission may clear the folder.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -154,6 +156,14 @@ class Run:
             write_json(path, {"at": now, "grace_seconds": grace_seconds})
         for pid, start_time in self._supervisors():
             pids.send(pid, start_time, signal.SIGTERM)  # wakes the supervisor, which then reads stop.json
+
+    def request_deadline(self, deadline_seconds: int) -> None:
+        """Ask every supervisor for this deadline, counted from the run's start, unless it has as late a one."""
+        path, current = self.folder / "deadline.json", self.submission()["spec"]["deadline_seconds"]
+        with contextlib.suppress(OSError, ValueError):
+            current = json.loads(path.read_bytes())["deadline_seconds"]
+        if deadline_seconds > current:
+            write_json(path, {"deadline_seconds": deadline_seconds})
 
     def destroy(self) -> bool:
         """End the run and move its folder to the trash; return whether there was one. The caller empties the trash."""

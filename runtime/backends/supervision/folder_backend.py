@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runtime.backends import admission, launch_plan, log_chunks
+from runtime.backends.admission import cannot_extend
 from runtime.errors import RunNotFound
 from runtime.images import venvs
 from runtime.launcher.frameworks import rank_environment
@@ -40,6 +41,7 @@ class FolderBackend:
     """
 
     shares_storage = True
+    extends_runs = False
 
     def __init__(self, root: Path, images_root: Path) -> None:
         self._root = root.resolve()
@@ -97,6 +99,11 @@ class FolderBackend:
         for path in (run.folder / "logs").glob("stacks-*.txt"):
             stacks[int(path.stem.partition("-")[2])] = path.read_text("utf-8", "replace")
         return dict(sorted(stacks.items()))
+
+    def extend(self, name: str, deadline_seconds: int) -> None:
+        """See `Backend.extend`. Subclasses that can move deadlines override it."""
+        del name, deadline_seconds
+        raise cannot_extend()
 
     def delete_shared(self, key: str) -> None:
         """See `Backend.delete_shared`."""

@@ -32,6 +32,9 @@ class SupervisorPlan(NodePlan, total=False):
     """The command that starts the launcher inside the sandbox."""
     cgroups: bool
     """Whether to use control groups where the kernel allows."""
+    is_extensible: bool
+    """Whether `deadline.json` in the run's folder may move the deadline; default false. Customer code must not be able
+    to write there."""
     shells: bool
     """Whether members may open shells in the node, through the socket of `shell_socket.path_of`; default false."""
     fork_server: str

@@ -1,7 +1,8 @@
 """The supervisor of one node: a detached process that starts the launcher in its sandbox and enforces its limits.
 
 It receives its plan once and then needs no console: it enforces the deadline, the limits and the log caps, and writes
-the node's record. If it dies, the kernel ends the sandbox. Standard library only, so that it starts in milliseconds.
+the node's record. Files in the run's folder ask it to end the run or to move the deadline. If it dies, the kernel ends
+the sandbox. Standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Supervisor(Node):
             metrics_path=str(folder / "run" / "metrics.jsonl"),
         )
         self._stop_path = folder / "stop.json"
+        self._deadline_path = folder / "deadline.json" if plan.get("is_extensible") else None
         self._shell_socket = ShellSocket(folder, plan["node"]) if plan.get("shells") else None
 
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
@@ -131,6 +133,7 @@ class Supervisor(Node):
 
     def _check(self, now: float) -> None:
         self._check_for_stop()
+        self._check_for_extension()
         super()._check(now)
         used_seconds = self._limits.take_used_seconds()
         if used_seconds is not None and time.time() - (self._record.data["progress_at"] or 0.0) > _REPORT_SECONDS:
@@ -147,6 +150,13 @@ class Supervisor(Node):
         # The request has Unix times, the limits monotonic ones.
         self._limits.kill_by(time.monotonic() + stop["at"] + stop["grace_seconds"] - time.time())
         self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
+
+    def _check_for_extension(self) -> None:
+        """Move the deadline if `deadline.json` has a later one."""
+        if self._deadline_path is None or self._record.phase != "running" or self._is_aborting:
+            return  # the node is ending, perhaps for another reason: that end stays
+        with contextlib.suppress(OSError, ValueError):
+            self._limits.extend(float(json.loads(self._deadline_path.read_bytes())["deadline_seconds"]))
 
     # Ending
 

@@ -111,6 +111,58 @@ def test_a_stopped_notebook_costs_its_time_and_a_quote_is_bought_as_what_it_is_f
         notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
 
 
+def test_a_running_notebook_is_extended_on_its_page(owner_page, customer, notebook):
+    job = reverse("job_detail", args=[notebook.job_id])
+    extend = reverse("notebook_extend", args=[notebook.job_id])
+    assert extend in owner_page.get(job).content.decode()
+    quote = reverse("notebook_extend_quote", args=[notebook.job_id])
+    assert quote in owner_page.get(extend).content.decode()
+    held = customer.wallet.held_minor
+    card = owner_page.post(quote, {"hours": "1,5"}, headers=HTMX).content.decode()
+    added = int(re.search(r'data-added="(\d+)"', card)[1])
+    assert (added, customer.wallet.held_minor) == (held * 3 // 4, held)  # two hours, and one and a half
+    order = {field: re.search(rf'name="{field}" value="([^"]+)"', card)[1] for field in ("quote", "idempotency_key")}
+    assert {owner_page.post(reverse("notebook_order"), order)["HX-Redirect"] for _twice in range(2)} == {job}
+    assert customer.wallet.held_minor == held + added
+    overtaken = owner_page.post(quote, {"hours": "1"}, headers=HTMX).content.decode()
+    rival = re.search(r'name="quote" value="([^"]+)"', overtaken)[1]
+    card = owner_page.post(quote, {"hours": "0.5"}, headers=HTMX).content.decode()
+    owner_page.post(reverse("notebook_order"), {"quote": re.search(r'name="quote" value="([^"]+)"', card)[1]})
+    assert "Request a new quote" in owner_page.post(reverse("notebook_order"), {"quote": rival}).content.decode()
+    page = owner_page.get(job).content.decode()
+    assert "at most 4 h 00 min in total" in page
+    assert re.search(r'Time left</div>\s*<div class="stat-value">(3 h 59|4 h 00) min', page)
+    assert "more are held in the wallet" in owner_page.get(job, {"tab": "events"}).content.decode()
+    for hours in ("", "0", "1000"):
+        card = owner_page.post(quote, {"hours": hours}, headers=HTMX).content.decode()
+        assert re.search(r'id="error-added_seconds"[^>]*>(.*?)</', card, re.DOTALL)[1].strip()
+    customer.end(notebook, Outcome.STOPPED)
+    assert owner_page.get(extend).url == job
+    assert "Only a running notebook" in owner_page.post(quote, {"hours": "1"}, headers=HTMX).content.decode()
+
+
+def test_a_notebook_is_extended_over_the_api(api, customer, notebook):
+    client = api(customer.membership)
+    address = f"/api/v1/notebooks/{notebook.job_id}/"
+    before = client.get(address).json()
+    quote = client.post(f"{address}extend/", {"added_seconds": 3600}, format="json").json()
+    assert (quote["deadline_seconds"], quote["refusal"]) == (10800, "")
+    assert quote["ceiling_minor"] == before["ceiling_minor"] + quote["added_minor"]
+    key = {"Idempotency-Key": "more"}
+    for _twice in range(2):
+        answer = client.post("/api/v1/notebooks/", {"quote": quote["id"]}, format="json", headers=key)
+        assert answer.status_code == HTTPStatus.CREATED
+        extended = answer.json()
+        assert (extended["id"], extended["state"], extended["deadline_seconds"], extended["ceiling_minor"]) == (
+            notebook.job_id, "running", 10800, quote["ceiling_minor"],
+        )  # fmt: skip
+    as_a_run = client.post("/api/v1/orders/", {"quote": quote["id"]}, format="json")
+    assert list(as_a_run.json()["fields"]) == ["quote"]
+    client.post(f"{address}stop/")
+    refused = client.post(f"{address}extend/", {"added_seconds": 3600}, format="json")
+    assert (refused.status_code, refused.json()["code"]) == (HTTPStatus.CONFLICT, "not_extensible")
+
+
 def test_a_notebook_becomes_a_script_that_can_be_trained(owner_page, customer):
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "text"]},

@@ -13,6 +13,7 @@ from console.accounts.models import Membership
 from console.accounts.roles import Capability, Role
 from storage import selectors
 from tests.factories.accounts import MembershipFactory
+from tests.factories.notebooks import sell_notebook
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory
 
 VIEW, STORE, RUN, PAY = Capability.VIEW, Capability.STORE, Capability.RUN, Capability.PAY
@@ -33,7 +34,7 @@ PAGES = {
         "tokens": [],
     },
     STORE: {"dataset_new": [], "job_publish": ["job"], "workspace_new": [], "image_new": []},
-    RUN: {"training_new": [], "sweep_new": []},
+    RUN: {"training_new": [], "sweep_new": [], "notebook_extend": ["notebook"]},
     PAY: {
         "card_list": [], "invoice_list": [], "invoice_detail": ["invoice"], "invoice_csv": ["invoice"],
         "billing_details": [],
@@ -53,6 +54,7 @@ ACTIONS = {
     "workspace_bin_remove": ["main", 1], "workspace_save": ["main", "train.py"], "training_quote": [],
     "training_order": [], "training_pay": [], "training_probe": [], "job_cancel": ["job"],
     "sweep_quote": [], "sweep_order": [], "sweep_stop": ["sweep"], "sweep_extend": ["sweep"],
+    "notebook_extend_quote": ["notebook"],
     "job_cancel_selected": [], "top_up": [], "card_add": [],
     "card_default": [], "card_remove": [], "card_automatic_off": [], "budget_set": [],
     "credit_list": [], "organization_rename": [], "organization_invite": [], "organization_member_role": [1],
@@ -66,8 +68,8 @@ Browser = Callable[[Membership], Client]
 
 
 @pytest.fixture
-def address(done, sweeper):
-    """`address(name, arguments)` is a page's path; "job", "receipt", "invoice" and "sweep" stand for their ids."""
+def address(customer, done, sweeper):
+    """`address(name, arguments)` is a page's path; "job", "receipt", "sweep" and the like stand for their ids."""
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=done.organization, name="digits"), number=1)
     folder = selectors.version_folder(version)
     (folder / "raw").mkdir()
@@ -77,7 +79,8 @@ def address(done, sweeper):
     invoice = invoices.issue(organization=done.organization)
     assert invoice is not None
     sweep = sweeper.buy()
-    known = {"sweep": sweep.pk, "job": done.pk, "receipt": done.order.hold.receipt.pk, "invoice": invoice.pk}
+    known = {"notebook": sell_notebook(customer).job_id}
+    known |= {"sweep": sweep.pk, "job": done.pk, "receipt": done.order.hold.receipt.pk, "invoice": invoice.pk}
     return lambda name, arguments: reverse(name, args=[known.get(str(each), each) for each in arguments])
 
 

@@ -219,6 +219,12 @@ def test_a_run_that_can_never_fit_is_refused_or_waits_with_a_reason(any_yard):
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
 
 
+def test_a_cluster_that_cannot_move_a_deadline_refuses(any_yard):
+    with pytest.raises(RunNotFound if any_yard.backend.extends_runs else InvalidSpec) as refused:
+        any_yard.backend.extend("job-9-1", 60)
+    assert getattr(refused.value, "field", "deadline_seconds") == "deadline_seconds"
+
+
 def test_an_unknown_run_is_not_found(any_yard):
     for call in (any_yard.backend.describe, any_yard.backend.stacks):
         with pytest.raises(RunNotFound):

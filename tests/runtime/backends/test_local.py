@@ -157,6 +157,25 @@ def test_a_shorter_stop_counts_though_the_supervisor_had_not_read_the_first(yard
     assert yard.wait_for_end().outcome is Outcome.STOPPED
 
 
+def test_a_running_run_is_extended_and_ends_at_its_new_deadline(yard):
+    yard.start(STUBBORN, grace_seconds=1, deadline_seconds=5)
+    for seconds in (9, 7):  # the second asks for less, and changes nothing
+        yard.backend.extend("job-1-1", seconds)
+    status = yard.wait_for_end()
+    assert status.outcome is Outcome.TIME_LIMIT
+    assert status.failure.data["limit_seconds"] == 9
+    assert 8 < status.finished_at - status.started_at <= 9.5
+    with pytest.raises(RunNotFound):
+        yard.backend.extend("job-9-1", 60)
+
+
+def test_a_run_that_is_being_stopped_cannot_be_extended(yard):
+    yard.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
+    yard.backend.stop("job-1-1", 2)
+    yard.backend.extend("job-1-1", 7200)
+    assert yard.wait_for_end().outcome is Outcome.STOPPED
+
+
 def test_samples_come_in_whole_lines(yard):
     yard.complete("print('ran')")
     path = yard.backend.run_folder("job-1-1") / "nodes" / "0.samples.jsonl"

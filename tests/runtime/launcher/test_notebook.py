@@ -56,6 +56,34 @@ def test_an_open_tab_alone_keeps_no_notebook_open():
     assert json.loads(done.stdout.splitlines()[-1]) == [[True, False, False], [True, False, False]]
 
 
+SETTINGS = """
+import json, os, runpy, sys
+from jupyterlab.commands import get_app_dir
+from jupyterlab_server.settings_utils import get_settings
+home = sys.argv[2]
+runpy.run_path(sys.argv[1])["write_preferences"](home)
+app = get_app_dir()
+settings, warnings = get_settings(
+    os.path.join(app, "settings"), os.path.join(app, "schemas"), os.path.join(home, ".jupyter", "lab", "user-settings"),
+    schema_name="@jupyterlab/docmanager-extension:plugin",
+)
+print(json.dumps([settings["schema"]["properties"]["autosave"]["default"], settings["settings"], warnings]))
+"""
+
+
+@pytest.mark.torch
+def test_jupyterlab_saves_changed_files_by_itself(tmp_path):
+    """JupyterLab itself reads the settings, and checks them by its schema."""
+    root = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", ROOT / "var" / "images"))
+    done = subprocess.run(
+        [root / "pytorch" / "bin" / "python", "-c", SETTINGS, notebook.__file__, tmp_path],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    is_on, settings, warnings = json.loads(done.stdout.splitlines()[-1])
+    assert (is_on, settings, warnings) == (True, {"autosaveInterval": 30}, [None])
+
+
 def test_an_image_without_jupyterlab_says_so(monkeypatch):
     monkeypatch.setattr(notebook.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit, match="This image has no JupyterLab"):
