@@ -1,13 +1,21 @@
-"""Passkeys in a real browser, kept by Chromium's virtual authenticator."""
+"""Ways to log in, in a real browser: a passkey of Chromium's virtual authenticator, an authenticator app, and an OpenID
+Connect provider on this machine.
+"""
 
 from __future__ import annotations
 
+import copy
 import re
+import time
 
+import httpx
+import oidc_provider_mock
 import pytest
+from allauth.mfa.totp.internal import auth as totp
 from playwright.sync_api import expect
 from pytest_django.live_server_helper import LiveServer
 
+from console import sign_in
 from tests.factories.accounts import PASSWORD, MembershipFactory
 
 pytestmark = [
@@ -40,17 +48,18 @@ def add_authenticator(page):
     session.send("WebAuthn.addVirtualAuthenticator", {"options": options})
 
 
+def log_in_with_password(page, console, user):
+    page.goto(f"{console}/accounts/login/")
+    page.locator("[name=login]").fill(user.email)
+    page.locator("[name=password]").fill(PASSWORD)
+    page.get_by_role("button", name="Log in", exact=True).click()
+
+
 def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console, watched):
     user, page = MembershipFactory().user, watched.page
     add_authenticator(page)
 
-    def log_in_with_password():
-        page.goto(f"{console}/accounts/login/")
-        page.locator("[name=login]").fill(user.email)
-        page.locator("[name=password]").fill(PASSWORD)
-        page.get_by_role("button", name="Log in", exact=True).click()
-
-    log_in_with_password()
+    log_in_with_password(page, console, user)
     page.goto(f"{console}/security/")
     page.get_by_role("link", name="Add a passkey").click()
     page.locator("[name=password]").fill(PASSWORD)
@@ -64,7 +73,7 @@ def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console
     expect(page.get_by_text("no password needed")).to_be_visible()
 
     page.context.clear_cookies()
-    log_in_with_password()
+    log_in_with_password(page, console, user)
     page.get_by_role("button", name="Use a passkey").click()
     page.wait_for_url(f"{console}/")
 
@@ -73,3 +82,62 @@ def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console
     page.get_by_role("button", name="Log in with a passkey").click()
     page.wait_for_url(re.compile(r"/security/$"))
     expect(page.get_by_text("Last used: just now")).to_be_visible()
+
+
+def test_an_authenticator_app_is_set_up_and_asked_for_and_a_recovery_code_replaces_it(
+    transactional_db, console, watched
+):
+    user, page = MembershipFactory().user, watched.page
+    log_in_with_password(page, console, user)
+    page.goto(f"{console}/security/")
+    page.get_by_role("link", name="Set up").click()
+    page.locator("[name=password]").fill(PASSWORD)
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_role("img", name="QR code of the key")).to_be_visible()
+    page.locator("[name=code]").fill("000000")
+    page.get_by_role("button", name="Turn on").click()
+    expect(page.get_by_text("Incorrect code.")).to_be_visible()
+    page.locator("[name=code]").fill(code_of(page.get_by_label("Text to copy").input_value()))
+    page.get_by_role("button", name="Turn on").click()
+    recovery_code = page.get_by_label("Unused codes").inner_text().split()[0]
+
+    page.context.clear_cookies()
+    log_in_with_password(page, console, user)
+    expect(page.get_by_role("heading", name="Confirm that it is you")).to_be_visible()
+    with_password_alone = page.request.get(f"{console}/jobs/", max_redirects=0)
+    assert with_password_alone.status == 302
+    page.locator("[name=code]").fill(recovery_code)
+    page.get_by_role("button", name="Log in", exact=True).click()
+    page.wait_for_url(f"{console}/")
+
+
+def code_of(secret):
+    """Return the code that an authenticator app shows now."""
+    return totp.format_hotp_value(totp.hotp_value(secret, int(time.time()) // 30))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the provider uses old names of its own libraries
+def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, watched, settings):
+    page = watched.page
+    with oidc_provider_mock.run_server_in_thread() as server:
+        provider = f"http://localhost:{server.server_port}"
+        httpx.put(f"{provider}/users/ada", json={"email": "ada@example.com", "email_verified": True}).raise_for_status()
+        apps = sign_in.parse_oidc_providers(
+            f'[{{"id": "acme", "name": "Acme", "server_url": "{provider}", "client_id": "trainyard", '
+            '"client_secret": "secret"}]'
+        )
+        settings.OIDC_PROVIDERS = apps
+        policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)
+        policy["DIRECTIVES"]["form-action"] += sign_in.origins(apps)
+        settings.CONTENT_SECURITY_POLICY = policy
+        settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": apps}}
+        # The provider's page asks for a style sheet of the internet, and the browser for an icon.
+        page.route(re.compile(r"cdn\.jsdelivr\.net|favicon\.ico"), lambda route: route.fulfill(body=""))
+        page.goto(f"{console}/accounts/login/?next=/tokens/")
+        page.get_by_role("button", name="Continue with Acme").click()
+        page.wait_for_url(re.compile(re.escape(provider)))
+        page.locator("input[name=sub]").first.fill("ada")
+        page.get_by_role("button").first.click()
+        page.wait_for_url(f"{console}/tokens/")
+        page.goto(f"{console}/security/")
+        expect(page.get_by_role("heading", name="Single sign-on")).to_be_visible()

@@ -1,0 +1,62 @@
+"""A script is edited after its run, and the run is bought again: with the edited script, and exactly as it was."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from runtime.specs import Outcome
+from tests.browser.conftest import log_in
+from tests.factories.jobs import start
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
+    pytest.mark.xdist_group("accessibility"),
+    pytest.mark.slow,
+]
+
+
+def test_an_edited_script_is_trained_and_the_earlier_one_exactly_again(transactional_db, console, customer, watched):
+    page = watched.page
+    # The tests' server has no event streams; the page refreshes without them.
+    page.route("**/stream/", lambda route: route.fulfill(content_type="text/event-stream"))
+    customer.write("train.py", "print('first')\n")
+    first = customer.started()
+    customer.end(first, Outcome.CODE_FAILED)
+    log_in(page.context, console, customer.membership.user)
+    page.goto(f"{console}/workspaces/w/main/file/train.py")
+    page.locator(".CodeMirror").click()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("print('second')")
+    page.keyboard.press("Control+s")
+    expect(page.locator("#save-state")).to_have_text("Saved.")
+
+    page.goto(f"{console}/jobs/{first.job_id}/#configuration")
+    expect(page.locator("#script-diff .diff-new")).to_contain_text("print('second')")
+    page.get_by_role("link", name="Run again", exact=True).click()
+    expect(page.get_by_text("The script train.py has changed.")).to_be_visible()
+    page.locator("[name=epochs]").fill("7")
+    expect(page.locator("#changed-fields output")).to_have_text("Epochs")
+    assert runs(customer, buy(page)) == "print('first')\nprint('second')"
+
+    page.goto(f"{console}/jobs/{first.job_id}/")
+    page.get_by_role("link", name="Run exactly").click()
+    assert runs(customer, buy(page)) == "print('first')"
+    page.reload()
+    page.get_by_role("tab", name="Configuration").click()
+    expect(page.get_by_text("This job runs a copy of the ordered script")).to_be_visible()
+
+
+def buy(page):
+    """Buy what the form shows, and return the job's number."""
+    page.locator("#buy").click()
+    page.wait_for_url(re.compile(r"/jobs/\d+/"))
+    return int(re.search(r"/jobs/(\d+)/", page.url)[1])
+
+
+def runs(customer, job):
+    """Start a job, and return the text of the script that the cluster gets."""
+    started = customer.organization.jobs.get(pk=job)
+    assert start(started)
+    return (customer.folder / customer.backend.runs[f"job-{job}-1"].spec.script).read_text().strip()
