@@ -279,6 +279,8 @@ def test_axe_accepts_the_admin(walker):
         forms = walker.links("#result_list tbody tr:first-child th a") or walker.links("a.addlink")
         walker.check((forms[0] if forms else path).removeprefix("/"))
     walker.check("admin/billing/pricebook/add/")
+    for job in ("running", "failed"):
+        walker.check(f"admin/jobs/job/{{{job}}}/page/")
     assert not walker.violations, "\n".join(walker.violations)
 
 
