@@ -68,10 +68,10 @@ class _ChunkedBody:
             raise UploadBroken from error
 
 
-def body_of(request: Request, *, limit_bytes: int, quiet_seconds: float | None = None) -> Readable:
+def body_of(request: Request, *, limit_bytes: int, read_timeout_seconds: float | None = None) -> Readable:
     """Return the request's unread body; an empty stream if the request has none.
 
-    With `quiet_seconds`, reading raises TimeoutError whenever nothing arrived for so long; the caller may read on.
+    Reading raises TimeoutError if nothing arrives within `read_timeout_seconds`. The caller may read again.
     Raises TooLarge if its Content-Length exceeds `limit_bytes`. A chunked body declares no length, so the caller must
     also limit what it reads. Raises TooManyUploads if the organization has too many in progress.
     """
@@ -80,7 +80,7 @@ def body_of(request: Request, *, limit_bytes: int, quiet_seconds: float | None =
     # Without an incoming body, as in Django's test client, Django's request is the stream.
     stream: Readable = exchange.body if exchange and exchange.body else django_request
     if exchange and exchange.body:
-        exchange.body.quiet_seconds = quiet_seconds
+        exchange.body.read_timeout_seconds = read_timeout_seconds
     length = django_request.META.get("CONTENT_LENGTH") or ""
     if length.isdecimal():
         if int(length) > limit_bytes:

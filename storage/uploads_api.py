@@ -124,7 +124,7 @@ class _TusView(TenantView):
         """Append the request's body at `offset`, and finish the upload at its last byte; return the new offset."""
         left = upload.size_bytes - offset
         try:
-            stream = body_of(request, limit_bytes=left, quiet_seconds=uploads.QUIET_SECONDS)
+            stream = body_of(request, limit_bytes=left, read_timeout_seconds=uploads.QUIET_SECONDS)
         except TooLarge:
             raise TooLarge(_("More bytes arrived than the upload's size.")) from None
         checksum = request.headers.get("Upload-Checksum")

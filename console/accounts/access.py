@@ -76,7 +76,7 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
 
 
 def membership_of_session(session_key: str, *, organization: int) -> Membership | None:
-    """Return the usable membership in an organization of the user who is logged in with this session; reads both.
+    """Return the usable membership in an organization of the user who is logged in with this session.
 
     None after a log-out, a changed password, or if a second factor that the organization requires is missing.
     """

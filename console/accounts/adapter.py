@@ -21,8 +21,8 @@ from console.accounts.models import User
 from console.observability import addresses
 
 MAX_LOGIN_FAILURES, LOGIN_WINDOW_SECONDS = 5, 300
-"""How many log-ins to one account may fail from one IP address in this window. allauth's own limit counts by account
-alone, so that anyone could lock the owner out."""
+"""How many log-ins to one account may fail from one IP address in this window. These are the numbers of allauth's own
+limit, which counts by account alone, so that anyone could lock the owner out."""
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -93,7 +93,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
         if user.awaits_approval:
             raise ImmediateHttpResponse(redirect("account_approval"))
         super().login(request, user)
-        services.remember_language(user=user, language=get_language())
+        services.set_mail_language(user=user, language=get_language())
 
 
 class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -117,6 +117,6 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
         return user
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
-        """Return whether this person may sign up. A form would check the address; without one, this method does."""
+        """Return whether this person may sign up. No form checks the address of a new account, so this method does."""
         email = sociallogin.user.email
         return super().is_open_for_signup(request, sociallogin) and (not email or services.may_sign_up(email))

@@ -38,7 +38,7 @@ from console.core.errors import CustomerError
 from console.core.readonly import ROWS_PER_PAGE, LargeTableAdmin, ReadOnly
 
 # allauth's pages would show the keys of second factors and of sessions. Single sign-on is set in the environment.
-# The forms of clients would offer what they may not do here (`openid`).
+# allauth's form of clients offers grant types that this provider does not support (`openid.GRANT_TYPES`).
 for _model in (Group, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken, Client, Token):
     admin.site.unregister(_model)
 
@@ -247,7 +247,7 @@ class AuditEventAdmin(LargeTableAdmin):
 
 
 class ClientForm(ModelForm):  # type: ignore[type-arg]  # allauth publishes no types
-    """The name of a client, where it receives people, and its scopes."""
+    """The name of a client, its redirect URIs and its scopes."""
 
     scopes = MultipleChoiceField(
         label=_("scopes"),
@@ -294,14 +294,14 @@ class ClientAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
         """Save the client. A new one gets a secret, which is shown once."""
         obj.set_grant_types([grant.value for grant in openid.GRANT_TYPES])
         if not change:
-            self._give_secret(request, obj)
+            self._set_new_secret(request, obj)
         super().save_model(request, obj, form, change)
 
     @admin.action(description=_("Replace the secrets of the chosen clients"))
     def replace_secret(self, request: HttpRequest, queryset: QuerySet[Client]) -> None:
         """Give each client a new secret. The old one stops working."""
         for client in queryset:
-            self._give_secret(request, client)
+            self._set_new_secret(request, client)
             client.save(update_fields=["secret"])
 
     @admin.action(description=_("Log everybody out of the chosen clients"))
@@ -309,11 +309,11 @@ class ClientAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
         """End the access of each client to every account."""
         Token.objects.filter(client__in=queryset).delete()
 
-    def _give_secret(self, request: HttpRequest, client: Client) -> None:
+    def _set_new_secret(self, request: HttpRequest, client: Client) -> None:
         secret = get_adapter().generate_client_secret()
         client.set_secret(secret)
-        sentence = format_html("{} <code>{}</code>", _("The secret of %s, shown only now:") % client.name, secret)
-        self.message_user(request, sentence, messages.WARNING)
+        message = format_html("{} <code>{}</code>", _("The secret of %s, shown only now:") % client.name, secret)
+        self.message_user(request, message, messages.WARNING)
 
 
 def _actor(request: HttpRequest) -> User | None:

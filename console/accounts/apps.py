@@ -14,4 +14,4 @@ class AccountsConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the receivers that write the audit log, and those that end the access of clients."""
-        autodiscover_modules("audit", "openid")  # models exist only now
+        autodiscover_modules("audit", "openid")  # they import models, which are loaded only now

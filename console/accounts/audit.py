@@ -90,15 +90,15 @@ def _factor_removed(user: User, authenticator: Any, **_extra: Any) -> None:
 
 
 @receiver(factors.authenticator_reset)  # allauth sends it only for new recovery codes
-def _codes_renewed(user: User, **_extra: Any) -> None:
+def _recovery_codes_renewed(user: User, **_extra: Any) -> None:
     record_for_person(user=user, action="codes_renewed")
 
 
 @receiver(sign_on.social_account_added)
-def _connected(sociallogin: Any, **_extra: Any) -> None:
+def _provider_connected(sociallogin: Any, **_extra: Any) -> None:
     record_for_person(user=sociallogin.user, action="provider_connected", target=sociallogin.account.provider)
 
 
 @receiver(sign_on.social_account_removed)
-def _disconnected(socialaccount: Any, **_extra: Any) -> None:
+def _provider_disconnected(socialaccount: Any, **_extra: Any) -> None:
     record_for_person(user=socialaccount.user, action="provider_disconnected", target=socialaccount.provider)

@@ -23,8 +23,8 @@ from console.accounts.roles import Capability
 from console.accounts.services import TOKEN_PREFIX, token_digest
 from console.observability import context
 
-USED_AT_PRECISION = timedelta(minutes=1)
-"""Minimum interval between updates of `last_used_at`, which shows whether a token is in use."""
+LAST_USED_PRECISION = timedelta(minutes=1)
+"""Minimum interval between updates of `last_used_at`: most requests then write nothing."""
 SCHEMES = {b"token", b"bearer"}
 ORGANIZATION_HEADER = "Trainyard-Organization"
 
@@ -57,8 +57,8 @@ class TokenAuthentication(BaseAuthentication):
 
     def _record_use(self, token: ApiToken) -> None:
         now = timezone.now()
-        if token.last_used_at is None or token.last_used_at < now - USED_AT_PRECISION:
-            is_outdated = Q(last_used_at=None) | Q(last_used_at__lt=now - USED_AT_PRECISION)
+        if token.last_used_at is None or token.last_used_at < now - LAST_USED_PRECISION:
+            is_outdated = Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USED_PRECISION)
             ApiToken.objects.filter(is_outdated, pk=token.pk).update(last_used_at=now)
 
 
@@ -73,7 +73,7 @@ class ClientTokenAuthentication(BaseAuthentication):
     """Accepts `Authorization: Bearer` with an access token of an OpenID client that has the scope `notebooks`.
 
     It acts for the person, in the organization that the header ORGANIZATION_HEADER names by its slug. A person with one
-    organization can leave the header out. It comes before TokenAuthentication, which refuses what it does not know.
+    organization can leave the header out. It must come before TokenAuthentication, which refuses unknown tokens.
     """
 
     def authenticate(self, request: Request) -> tuple[User, ClientAccess] | None:
@@ -99,9 +99,9 @@ class ClientTokenAuthentication(BaseAuthentication):
 
     def _membership(self, request: Request, user: User) -> Membership:
         """Return the membership in which the token acts. Raises PermissionDenied."""
-        wanted = request.headers.get(ORGANIZATION_HEADER, "")
+        slug = request.headers.get(ORGANIZATION_HEADER, "")
         usable = openid.usable_memberships(user)
-        chosen = [each for each in usable if wanted in {"", each.organization.slug}]
+        chosen = [each for each in usable if slug in {"", each.organization.slug}]
         if not usable:
             raise PermissionDenied(_("You belong to no organization, or lack the second factor that it requires."))
         if len(chosen) != 1:

@@ -1,4 +1,4 @@
-"""Send mails once, in each reader's language and time zone, and retry after failures.
+"""Send mails once, in each recipient's language and time zone, and retry after failures.
 
 A row marks a mail as due. The sender claims the row first and releases it if sending fails. Mails are never sent inside
 a transaction.
@@ -29,7 +29,7 @@ Renderer = Callable[[], tuple[str, str]]
 """Renders subject and text in the active language and time zone."""
 
 
-class Reader(Protocol):
+class Recipient(Protocol):
     """The recipient of a mail. A `User` is one."""
 
     @property
@@ -59,17 +59,17 @@ class Guest:
     browser_time_zone: str = ""
 
 
-def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Reader]) -> bool:
-    """Claim the row by setting `mailed_at`, then send a mail to each reader. Return whether the mails were sent.
+def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> bool:
+    """Claim the row by setting `mailed_at`, then send a mail to each recipient. Return whether the mails were sent.
 
     Concurrent workers send once. After a failure the row is released, and the next periodic task tries again.
     """
     if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
         return False
     addresses_by_locale: dict[tuple[str, str], list[str]] = {}
-    for reader in to:
-        zone = zones.zone(reader.time_zone, reader.browser_time_zone).key
-        addresses_by_locale.setdefault((reader.language or settings.LANGUAGE_CODE, zone), []).append(reader.email)
+    for recipient in to:
+        zone = zones.zone(recipient.time_zone, recipient.browser_time_zone).key
+        addresses_by_locale.setdefault((recipient.language or settings.LANGUAGE_CODE, zone), []).append(recipient.email)
     mails = []
     for (language, zone), addresses in sorted(addresses_by_locale.items()):
         with translation.override(language), timezone.override(zone):
@@ -87,7 +87,7 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Reader]) -> bool
     return True
 
 
-def send_approval(user: Reader) -> bool:
+def send_approval(user: Recipient) -> bool:
     """Tell a person that they can log in now. Returns False if the mail could not be sent; there is no retry."""
     with translation.override(user.language or settings.LANGUAGE_CODE):
         subject = f"{settings.ACCOUNT_EMAIL_SUBJECT_PREFIX}{_('Your account was approved')}"

@@ -114,10 +114,10 @@ def send_due() -> int:
 
 
 def _send(invitation: Invitation) -> bool:
-    reader: emails.Reader | None = User.objects.filter(email=invitation.email, is_active=True).first()
-    if reader is None:  # a person without an account gets the inviter's language and time zone
+    recipient: emails.Recipient | None = User.objects.filter(email=invitation.email, is_active=True).first()
+    if recipient is None:  # a person without an account gets the inviter's language and time zone
         inviter = invitation.invited_by or User()
-        reader = emails.Guest(invitation.email, inviter.language, inviter.time_zone, inviter.browser_time_zone)
+        recipient = emails.Guest(invitation.email, inviter.language, inviter.time_zone, inviter.browser_time_zone)
 
     def render() -> tuple[str, str]:
         context = {
@@ -129,7 +129,7 @@ def _send(invitation: Invitation) -> bool:
         return subject, render_to_string("accounts/mail/invitation.txt", context)
 
     rows = Invitation.objects.filter(pk=invitation.pk)
-    return emails.deliver(rows, render, [reader])
+    return emails.deliver(rows, render, [recipient])
 
 
 def _end(invitation: Invitation, actor: User | None, action: str) -> None:

@@ -62,7 +62,7 @@ class TimeZoneMiddleware:
             candidates = [browser_zone]
         else:
             if browser_zone:
-                services.remember_browser_time_zone(user=user, name=browser_zone)
+                services.store_browser_time_zone(user=user, name=browser_zone)
             candidates = [user.time_zone, browser_zone, user.browser_time_zone]
         with timezone.override(zones.zone(*candidates)):
             return self.get_response(request)

@@ -1,6 +1,6 @@
 """The console as an OpenID provider, by allauth's `idp.oidc`: for clients that administrators register in `/admin/`.
 
-A client logs people in through the console. Its access tokens are for the provider's own addresses. The API accepts
+A client logs people in through the console. Its access tokens are for allauth's endpoints. The console's API accepts
 them for notebooks alone, and only with the scope NOTEBOOKS: see `authentication.ClientTokenAuthentication`.
 """
 
@@ -25,7 +25,7 @@ from console.accounts.models import Membership, User
 from console.sign_in import LOCAL_HOSTS
 
 ORGANIZATIONS, NOTEBOOKS = "organizations", "notebooks"
-"""Scopes of ours, besides those of OpenID Connect."""
+"""The scopes that this console adds to those of OpenID Connect."""
 SCOPES = {
     "openid": _("Know who you are"),
     "email": _("See your e-mail address"),
@@ -35,7 +35,7 @@ SCOPES = {
 }
 """All scopes, with what the consent page says about each."""
 GRANT_TYPES = (Client.GrantType.AUTHORIZATION_CODE, Client.GrantType.REFRESH_TOKEN)
-"""What clients are registered for. Device codes, and tokens without a person, stay off."""
+"""The grant types of every client. Device codes and client credentials, which involve no browser or person, are off."""
 
 
 class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -50,7 +50,7 @@ class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publ
     def get_claims(
         self, purpose: str, user: User, client: Client, scopes: Iterable[str], email: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the claims about a person. An account without a row of allauth's has an address nobody verified."""
+        """Return the claims about a person. allauth leaves out an address without a row of EmailAddress."""
         scopes = set(scopes)
         claims: dict[str, Any] = super().get_claims(purpose, user, client, scopes, email=email, **kwargs)
         if "email" in scopes and "email" not in claims:
@@ -63,7 +63,7 @@ class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publ
         return claims
 
     def populate_server_metadata(self, data: dict[str, Any]) -> None:
-        """Leave out of the discovery document what clients are not registered for."""
+        """Remove unsupported grant types from the discovery document, and name the supported scopes."""
         data.pop("device_authorization_endpoint", None)
         data["grant_types_supported"] = sorted(str(each) for each in GRANT_TYPES)
         data["response_types_supported"] = [Client.ResponseType.CODE.value]
@@ -71,13 +71,13 @@ class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publ
 
 
 def usable_memberships(user: User) -> list[Membership]:
-    """Return the memberships in which a person may act now, oldest first: with the second factor that is required."""
+    """Return the memberships in which a person may act now, oldest first. A missing second factor excludes one."""
     memberships = selectors.usable_memberships().filter(user=user).select_related("organization", "user")
     return [each for each in memberships.order_by("pk") if not second_factors.is_missing(each)]
 
 
 def is_redirect_uri(text: str) -> bool:
-    """Return whether a client may receive people at this address: exact, and encrypted unless it is on one machine."""
+    """Return whether a client may have this redirect URI: complete, and encrypted unless its host is this machine."""
     try:
         URLValidator(schemes=["http", "https"])(text)
     except ValidationError:

@@ -26,7 +26,7 @@ from console.installation.selectors import installation
 ENCRYPTION_PURPOSE = b"trainyard second factors"
 """See `console.core.encryption`; another value would make stored keys unreadable."""
 FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
-"""The types that protect a log-in. Recovery codes only replace them."""
+"""The types that protect a log-in. Recovery codes stand in for one that is lost."""
 
 
 class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -75,7 +75,7 @@ class _LimitedByAccount:
         key = f"second-factor:{self.user.pk}"
         if not ratelimit.consume(context.request, action="second_factor", key=key):
             raise SecondFactorAdapter().validation_error("too_many_codes")
-        code: str = super().clean_code()  # type: ignore[misc]  # of allauth's form, beside this class
+        code: str = super().clean_code()  # type: ignore[misc]  # a method of the form that this class is mixed into
         ratelimit.clear(context.request, action="second_factor", key=key)
         return code
 
@@ -89,7 +89,7 @@ class ConfirmationForm(_LimitedByAccount, ReauthenticateForm):  # type: ignore[m
 
 
 class PasskeyForm(AddWebAuthnForm):  # type: ignore[misc]  # as above
-    """The form of a new passkey, which can replace the password at log-in unless the person clears that box."""
+    """The form of a new passkey. With `passwordless`, the default, it replaces the password at log-in."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

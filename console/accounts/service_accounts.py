@@ -1,7 +1,7 @@
 """Service accounts: members of an organization that are programs. They act with API tokens and never log in.
 
-Owners create them. Their role is never owner, so they cannot manage members. Their user stays when they are deleted,
-because the audit log names it.
+Owners create them. Their role is never owner, so they cannot manage members. Deleting one keeps the row of its user,
+to which the audit log refers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def create(*, actor: Membership, name: str, role: str) -> ServiceAccount:
     """Create a service account. Raises InvalidInput."""
     organization = actor.organization
     if not _NAME.fullmatch(name):
-        sentence = _("Use 1 to 40 small letters, digits and dashes, and begin and end with a letter or digit.")
-        raise InvalidInput(fields={"name": sentence})
+        message = _("Use 1 to 40 small letters, digits and dashes, and begin and end with a letter or digit.")
+        raise InvalidInput(fields={"name": message})
     role = _checked_role(actor, role)
     with transaction.atomic():
         services.lock(organization)
@@ -38,8 +38,8 @@ def create(*, actor: Membership, name: str, role: str) -> ServiceAccount:
         if accounts.filter(name=name).exists():
             raise InvalidInput(fields={"name": _("This name is taken. Choose another one.")})
         if accounts.count() >= MAX_PER_ORGANIZATION:
-            sentence = _("There are %(most)d service accounts already.")
-            raise InvalidInput(fields={"name": sentence % {"most": MAX_PER_ORGANIZATION}})
+            message = _("There are %(most)d service accounts already.")
+            raise InvalidInput(fields={"name": message % {"most": MAX_PER_ORGANIZATION}})
         user = _create_user(organization, name)
         membership = Membership.objects.create(user=user, organization=organization, role=role)
         account = ServiceAccount.objects.create(membership=membership, name=name, created_by=actor.user)

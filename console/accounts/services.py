@@ -48,11 +48,11 @@ TOKEN_PREFIX = "ty_"  # noqa: S105  # how a token begins, not a token
 TOKEN_BYTES = 30
 """Token length: 240 random bits, 40 characters of URL-safe base64."""
 MAX_TOKEN_DAYS = 3650
-"""The longest life of a token that expires: ten years."""
+"""The longest life of a token that expires: ten years. A token for longer has no expiry."""
 MAX_NAME_LENGTH = 100
 """The length of the database columns that hold names of organizations and tokens."""
 MAX_SLUG_ATTEMPTS = 20
-"""How many slugs are tried for a new organization: numbered ones in the first half, then random ones."""
+"""How many slugs are tried for a new organization: first numbered ones, then random ones of 24 bits."""
 
 
 # --- Organizations and members ----------------------------------------------------------------------------------------
@@ -80,13 +80,13 @@ def rename_organization(*, organization: Organization, name: str, actor: User) -
 
 
 def require_second_factor(*, organization: Organization, is_required: bool, actor: User) -> Organization:
-    """Require a second factor of all members, or no longer. Idempotent.
+    """Set whether all members need a second factor. Idempotent.
 
     Raises InvalidInput if the actor has none: they would lock themselves out.
     """
     if is_required and not second_factors.is_protected(actor):
-        sentence = _("Set up a second factor for your own account first, under Security.")
-        raise InvalidInput(fields={"requires_second_factor": sentence})
+        message = _("Set up a second factor for your own account first, under Security.")
+        raise InvalidInput(fields={"requires_second_factor": message})
     with transaction.atomic():
         lock(organization)
         organization.refresh_from_db(fields=["requires_second_factor"])
@@ -99,7 +99,7 @@ def require_second_factor(*, organization: Organization, is_required: bool, acto
 
 
 def enable_shells(*, organization: Organization, is_enabled: bool, actor: User) -> Organization:
-    """Let members open shells in nodes, or no longer. Idempotent. Open shells end at their next check."""
+    """Set whether members may open shells in nodes. Idempotent. Open shells end at their next check."""
     with transaction.atomic():
         lock(organization)
         organization.refresh_from_db(fields=["shell_enabled"])
@@ -246,8 +246,8 @@ def close_account(*, user: User) -> None:
         closing = set(Closure.objects.filter(organization__in=organizations).values_list("organization_id", flat=True))
         staying = [organization for organization in organizations if organization.pk not in closing]
         if solely_owned := [organization.name for organization in staying if _is_only_owner(user, organization)]:
-            sentence = _("You are the only owner of %(names)s. Make another member an owner, or close it first.")
-            raise SoleOwner(sentence % {"names": ", ".join(solely_owned)})
+            message = _("You are the only owner of %(names)s. Make another member an owner, or close it first.")
+            raise SoleOwner(message % {"names": ", ".join(solely_owned)})
         for organization in organizations:
             record(organization=organization, actor=user, action="account.closed", target=user.email)
         AuditEvent.objects.filter(actor=user).update(actor_email=user.email)
@@ -306,11 +306,11 @@ def create_token(
 
 def _checked_scopes(membership: Membership, scopes: Iterable[str]) -> set[str]:
     """Return the scopes and `view`, which every token has. Raises InvalidInput for a scope that the member lacks."""
-    wanted = {Capability.VIEW.value, *scopes}
+    requested = {Capability.VIEW.value, *scopes}
     known = {capability.value for capability in Capability}
-    if not wanted <= known or not all(membership.allows(Capability(scope)) for scope in wanted):
+    if not requested <= known or not all(membership.allows(Capability(scope)) for scope in requested):
         raise InvalidInput(fields={"scopes": _("Choose scopes that your role, and the token that you use, allow.")})
-    return wanted
+    return requested
 
 
 def revoke_token(*, token: ApiToken, actor: User | None) -> None:
@@ -352,7 +352,7 @@ def token_digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def remember_language(*, user: User, language: str | None) -> None:
+def set_mail_language(*, user: User, language: str | None) -> None:
     """Set the language of mails to this person. Unknown languages are ignored."""
     if language in dict(settings.LANGUAGES) and user.language != language:
         user.language = language
@@ -367,7 +367,7 @@ def choose_time_zone(*, user: User, name: str) -> None:
     user.save(update_fields=["time_zone"])
 
 
-def remember_browser_time_zone(*, user: User, name: str) -> None:
+def store_browser_time_zone(*, user: User, name: str) -> None:
     """Store the browser's time zone; mails use it unless the person has chosen one. Unknown names are ignored."""
     if user.browser_time_zone != name and zones.is_known(name):
         user.browser_time_zone = name

@@ -8,5 +8,5 @@ from django.contrib.sessions.backends.db import SessionStore
 
 @shared_task(name="console.accounts.sessions.clear_expired")
 def clear_expired() -> None:
-    """Delete the rows of ended sessions. Everyone can cause rows, such as by a response to a single sign-on."""
+    """Delete the rows of ended sessions. Anonymous requests create some too, such as responses to a single sign-on."""
     SessionStore.clear_expired()

@@ -28,7 +28,7 @@ class _DomainRule:
 
     def clean_email(self) -> str:
         """Return the address. Raises ValidationError."""
-        email: str = super().clean_email()  # type: ignore[misc]  # of allauth's form, beside this class
+        email: str = super().clean_email()  # type: ignore[misc]  # as in `second_factors`
         if not self.invitation and not services.may_sign_up(email):
             domains = ", ".join(settings.SIGNUP_EMAIL_DOMAINS)
             raise ValidationError(_("Use an address of: %(domains)s.") % {"domains": domains})

@@ -17,7 +17,7 @@ COOKIE = "time_zone"
 """Cookie with the browser's time zone, an IANA name."""
 MAX_NAME_LENGTH = 64
 """The length of the database columns that hold a time zone."""
-# The regions of zones with the name of a place; other names, such as Etc/GMT+2, are not offered.
+# The regions of zones with the name of a place. Other names are aliases, or mislead: Etc/GMT+2 is two hours behind UTC.
 REGIONS = ("Africa", "America", "Antarctica", "Arctic", "Asia", "Atlantic", "Australia", "Europe", "Indian", "Pacific")
 
 

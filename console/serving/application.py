@@ -39,23 +39,23 @@ UPLOADS = {
 HEARTBEAT_SECONDS = 5.0
 """The interval of this process's heartbeats, which monitoring counts."""
 SPOOL_BYTES = 64 * 1024
-"""An arriving body up to this size stays in memory; a larger one goes to a temporary file."""
+"""An arriving body up to this size, as of most forms, stays in memory; a larger one goes to a temporary file."""
 CLIENT_CLOSED_REQUEST = 499
-"""The status in the access log if the client left before a response; nginx's convention."""
+"""The status in the access log if the client disconnected before a response; nginx's convention."""
 
 WEBSOCKET_STATUS = {"websocket.accept": 101, "websocket.close": 403}
 """The status in the access log for a websocket, by the first message that the server sends."""
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection before the request was complete."""
 
 
 class Application:
     """The ASGI application of one process. Its limits and threads are those of this process."""
 
-    def __init__(self, django: Handler) -> None:
-        self._respond = django.respond
+    def __init__(self, handler: Handler) -> None:
+        self._respond = handler.respond
         self._pages = Threads(settings.WEB_THREADS, "page")
         self._monitoring = Threads(1, "probe")
         self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
@@ -82,7 +82,7 @@ class Application:
                 await refused.refusal.send_to(response.send)
             else:
                 await response.send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
-        except ClientLeft:
+        except ClientDisconnected:
             pass
         finally:
             logs.log_request(
@@ -95,14 +95,14 @@ class Application:
         """Connect a websocket with a notebook, or on the console's host with a shell. Raises Refused."""
         if (job := notebooks.job_of(scope)) is not None:
             await self._notebooks.serve_websocket(job, scope, receive, send)
-        elif (place := shells.node_of(scope)) is not None:
-            await self._shells.serve(*place, scope, receive, send)
+        elif (job_and_node := shells.node_of(scope)) is not None:
+            await self._shells.serve(*job_and_node, scope, receive, send)
         else:
             await receive()  # websocket.connect
             await send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, let Django answer, then send the response. Raises Refused, ClientLeft."""
+        """Read the body, let Django answer, then send the response. Raises Refused, ClientDisconnected."""
         if (job := notebooks.job_of(scope)) is not None:
             socket = await self._notebooks.admit(job, scope, send)
             if socket is not None:
@@ -156,7 +156,7 @@ class Application:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.to_thread(heartbeats.send, heartbeats.WEB, streams=self._streams.events)
+            await asyncio.to_thread(heartbeats.send, heartbeats.WEB, streams=self._streams.open_event_streams)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
@@ -190,7 +190,7 @@ def _organization_of(scope: Scope) -> Any:
 async def _read_into(
     spool: tempfile.SpooledTemporaryFile[bytes], scope: Scope, receive: Receive, *, limit: int
 ) -> None:
-    """Read a whole body. Raises Refused above `limit` bytes, ClientLeft if the client closes the connection."""
+    """Read a whole body. Raises Refused above `limit` bytes, ClientDisconnected if the client closes the connection."""
     content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if content_length.isdigit() and int(content_length) > limit:
         raise Refused(refusals.TOO_LARGE)
@@ -198,7 +198,7 @@ async def _read_into(
     while not is_complete:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft
+            raise ClientDisconnected
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:

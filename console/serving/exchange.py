@@ -69,7 +69,7 @@ class NotebookRequest:
 
 
 @dataclass(frozen=True)
-class ShellOpening:
+class AdmittedShell:
     """A shell that a member may open: the socket of its node, and the member by their row ids."""
 
     socket: Path
@@ -81,14 +81,14 @@ class ShellOpening:
 class ShellEnd:
     """The end of a shell: who had opened it, why it ended, and after how many seconds."""
 
-    opening: ShellOpening
-    why: str
+    shell: AdmittedShell
+    reason: str
     seconds: int
 
 
 @dataclass(frozen=True)
 class ShellRequest:
-    """A question about a shell in a job's node: may it be open? `is_new`: it is opened now. `end`: it has ended."""
+    """A request to admit a shell in a job's node. `is_new`: the shell is being opened. `end`: it has ended."""
 
     job: int
     node: int
@@ -103,7 +103,7 @@ class Exchange:
     The view of an upload reads `body`. The server sends `stream` after Django is done. The view of a tool sets
     `upstream`: if the view returns 200, the server sends the tool's response instead. Likewise the view that admits a
     request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook listens. The view that admits
-    a shell reads `shell` and sets `shell_opening`.
+    a shell reads `shell` and sets `admitted_shell`.
     """
 
     body: IncomingBody | None = None
@@ -112,7 +112,7 @@ class Exchange:
     notebook: NotebookRequest | None = None
     notebook_socket: Path | None = None
     shell: ShellRequest | None = None
-    shell_opening: ShellOpening | None = None
+    admitted_shell: AdmittedShell | None = None
 
 
 def exchange_of(request: HttpRequest) -> Exchange | None:
@@ -126,17 +126,17 @@ def is_event_stream(response: HttpResponseBase) -> bool:
     return response.streaming and response.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
-GATHER_SECONDS = 0.02
+BATCH_SECONDS = 0.02
 """How long a read waits for as many bytes as it asks for, before it returns fewer. Few large reads take less time than
 many small ones; if the process dies, only the bytes that arrived in this time are lost."""
 
 
-TURNS_OF_LOOP = 8
-"""How often the event loop looks for arrived bytes before a body counts as quiet: bytes need four turns from the socket
-to a read. A busy machine may let the loop wait, and bytes with it."""
+LOOP_ITERATIONS = 8
+"""Iterations of the event loop before a read times out. Arrived bytes need four from the socket to a read. On a busy
+machine the loop may not have run for long."""
 
 
-LOOP_SECONDS = 1.0
+LOOP_CHECK_SECONDS = 1.0
 """How often a thread that waits for the event loop checks whether the body ended."""
 
 
@@ -144,7 +144,7 @@ class _End(enum.Enum):
     """How a body ended."""
 
     COMPLETE = enum.auto()
-    CLIENT_LEFT = enum.auto()
+    DISCONNECTED = enum.auto()
 
 
 class IncomingBody:
@@ -158,14 +158,14 @@ class IncomingBody:
         self._receive, self._admit = receive, admit
         self._loop = asyncio.get_running_loop()
         self._receiving: Future[None] | None = None
-        self.quiet_seconds: float | None = None
-        """A read raises TimeoutError after so long without bytes. None: it waits as long as the client is connected."""
+        self.read_timeout_seconds: float | None = None
+        """How long a read waits for bytes before it raises TimeoutError. None: as long as the client is connected."""
         self._has_room = asyncio.Event()
         # The view's thread and the event loop share the attributes below, under the condition `_changed`.
         self._changed = Condition()
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
-        self._wanted = 1
+        self._chunks: deque[bytes] = deque()
+        self._buffered_bytes = 0
+        self._awaited_bytes = 1
         """How many bytes the view waits for."""
         self._end: _End | None = None
 
@@ -174,33 +174,33 @@ class IncomingBody:
         asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
 
     def read(self, size: int, /) -> bytes:
-        """Return at most `size` bytes, and none at the end. Raises ConnectionResetError if the client left.
+        """Return at most `size` bytes, and none at the end. Raises ConnectionResetError if the client disconnected.
 
-        Bytes that arrived before the client left are returned first. Raises TimeoutError after `quiet_seconds` without
-        any; then reading may go on.
+        Bytes that arrived before it disconnected are returned first. Raises TimeoutError after `read_timeout_seconds`
+        without any; the caller may read again.
         """
         if self._receiving is None:
             self._receiving = asyncio.run_coroutine_threadsafe(self._receive_ahead(), self._loop)
         with self._changed:
-            has_bytes = self._wait(size, timeout=GATHER_SECONDS) or self._wait(1, timeout=self.quiet_seconds)
+            has_bytes = self._wait(size, timeout=BATCH_SECONDS) or self._wait(1, timeout=self.read_timeout_seconds)
         if not has_bytes:
-            self._let_loop_look()
+            self._receive_pending()
         with self._changed:
-            if not self._size and self._end is None:
+            if not self._buffered_bytes and self._end is None:
                 raise TimeoutError
-            if not self._pieces and self._end is _End.CLIENT_LEFT:
+            if not self._chunks and self._end is _End.DISCONNECTED:
                 raise ConnectionResetError("The client closed the connection.")
             data = self._take(size)
-            self._size -= len(data)
-            is_full = self._size >= READ_AHEAD_BYTES
+            self._buffered_bytes -= len(data)
+            is_full = self._buffered_bytes >= READ_AHEAD_BYTES
         if not is_full:
             self._loop.call_soon_threadsafe(self._has_room.set)
         return data
 
-    def add_last(self, piece: bytes, *, is_complete: bool) -> None:
+    def add_remaining(self, chunk: bytes, *, is_complete: bool) -> None:
         """Add the bytes that arrived before the connection was lost. Call it on the event loop."""
-        self._add(piece)
-        self._finish(_End.COMPLETE if is_complete else _End.CLIENT_LEFT)
+        self._add(chunk)
+        self._finish(_End.COMPLETE if is_complete else _End.DISCONNECTED)
 
     def close(self) -> None:
         """Stop receiving. Call it on the event loop, after the view is done."""
@@ -209,28 +209,28 @@ class IncomingBody:
 
     def _wait(self, size: int, timeout: float | None = None) -> bool:
         """Wait until `size` bytes arrived, or the body ended. The caller holds the condition."""
-        self._wanted = size
-        return self._changed.wait_for(lambda: self._size >= size or self._end is not None, timeout)
+        self._awaited_bytes = size
+        return self._changed.wait_for(lambda: self._buffered_bytes >= size or self._end is not None, timeout)
 
-    def _let_loop_look(self) -> None:
-        """Wait until the event loop has looked for arrived bytes, or the body ended, as when the server stops."""
-        turned = asyncio.run_coroutine_threadsafe(_turn_loop(), self._loop)
+    def _receive_pending(self) -> None:
+        """Wait until the event loop has received bytes that arrived, or the body ended, as when the server stops."""
+        iterations = asyncio.run_coroutine_threadsafe(_run_iterations(), self._loop)
         while self._end is None:
             with suppress(TimeoutError):
-                turned.result(timeout=LOOP_SECONDS)
+                iterations.result(timeout=LOOP_CHECK_SECONDS)
                 break
 
     def _take(self, size: int) -> bytes:
         """Remove and return the first bytes, at most `size`."""
         taken, missing = [], size
-        while self._pieces and missing:
-            piece = self._pieces.popleft()
-            if len(piece) > missing:
-                self._pieces.appendleft(piece[missing:])
-                piece = piece[:missing]
-            taken.append(piece)
-            missing -= len(piece)
-        return taken[0] if len(taken) == 1 else b"".join(taken)  # without a copy if there is one piece
+        while self._chunks and missing:
+            chunk = self._chunks.popleft()
+            if len(chunk) > missing:
+                self._chunks.appendleft(chunk[missing:])
+                chunk = chunk[:missing]
+            taken.append(chunk)
+            missing -= len(chunk)
+        return taken[0] if len(taken) == 1 else b"".join(taken)  # without a copy if there is one chunk
 
     async def _begin(self) -> None:
         self._admit()
@@ -245,31 +245,31 @@ class IncomingBody:
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:  # also if the server stops: the view must not wait for ever
-            self._finish(end or _End.CLIENT_LEFT)
+            self._finish(end or _End.DISCONNECTED)
 
     def _finish(self, end: _End) -> None:
         with self._changed:
             self._end = self._end or end
             self._changed.notify()
 
-    def _add(self, piece: bytes) -> bool:
+    def _add(self, chunk: bytes) -> bool:
         """Add received bytes; return whether the read-ahead buffer is full."""
         with self._changed:
-            if piece:
-                self._pieces.append(piece)
-                self._size += len(piece)
-                if self._size >= self._wanted:
+            if chunk:
+                self._chunks.append(chunk)
+                self._buffered_bytes += len(chunk)
+                if self._buffered_bytes >= self._awaited_bytes:
                     self._changed.notify()
-            return self._size >= READ_AHEAD_BYTES
+            return self._buffered_bytes >= READ_AHEAD_BYTES
 
 
-async def _turn_loop() -> None:
-    for _turn in range(TURNS_OF_LOOP):
+async def _run_iterations() -> None:
+    for _iteration in range(LOOP_ITERATIONS):
         await asyncio.sleep(0)
 
 
 def _end_of(message: Message) -> _End | None:
     """Return how a message of the server ends the body; None if more follows."""
     if message["type"] == "http.disconnect":
-        return _End.CLIENT_LEFT
+        return _End.DISCONNECTED
     return None if message.get("more_body", False) else _End.COMPLETE

@@ -1,4 +1,4 @@
-"""What the server asks Django before it forwards a request, and how it reaches a Unix socket that belongs to a run."""
+"""Subrequests by which Django admits a request before the server forwards it, and access to Unix sockets of runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from console.serving.refusals import Message, Refused
 Scope = dict[str, Any]
 RunDjango = Callable[[Scope], Awaitable[list[Message]]]
 """Sends a scope, without a body, to Django and returns the response."""
-_PASSED = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-language"}
+_FORWARDED_HEADERS = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-language"}
 
 
-async def ask(
+async def send_subrequest(
     run_django: RunDjango, scope: Scope, exchange: Exchange, *, path: str, host: str, cookie: str, scheme: str
 ) -> list[Message]:
-    """Return Django's response to a GET of `path` on behalf of a request, with one cookie header and an exchange."""
-    asked: Scope = {
+    """Return Django's response to a GET of `path` that the server sends for the request of `scope`."""
+    subrequest: Scope = {
         "type": "http",
         "asgi": scope["asgi"],
         "http_version": "1.1",
@@ -37,19 +37,19 @@ async def ask(
         "headers": [
             (b"host", host.encode("latin-1")),
             (b"cookie", cookie.encode("latin-1")),
-            *((name, value) for name, value in scope["headers"] if name in _PASSED),
+            *((name, value) for name, value in scope["headers"] if name in _FORWARDED_HEADERS),
         ],
         "client": scope.get("client"),
         "server": scope.get("server"),
         SCOPE_KEY: exchange,
     }
-    messages = await run_django(asked)
-    scope[logs.FIELDS_KEY] = asked.get(logs.FIELDS_KEY)  # for the access log
+    messages = await run_django(subrequest)
+    scope[logs.FIELDS_KEY] = subrequest.get(logs.FIELDS_KEY)  # for the access log
     return messages
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[str]:
+def pinned(path: Path) -> Iterator[str]:
     """Yield a path that stays that of this socket, even if the run's code replaces the file. Raises Refused.
 
     The code may write to the socket's folder: a link there could lead to a socket of the console. Links are not

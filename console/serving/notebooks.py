@@ -24,7 +24,7 @@ from websockets.typing import Origin
 
 from console.serving import gate, proxy
 from console.serving.exchange import Exchange, NotebookRequest
-from console.serving.gate import Scope, header, opened
+from console.serving.gate import Scope, header, pinned
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refusal, Refused, Send
 
@@ -35,13 +35,13 @@ COOKIE = "__Host-notebook" if settings.HTTPS else "notebook"
 MAX_BODY_BYTES = 64 * 1024**2
 """The largest body of a request: a notebook with its pictures. JupyterLab sends files in parts of 1 MiB."""
 MAX_MESSAGE_BYTES = 16 * 1024**2
-"""The largest message of a websocket, such as a cell's output. This process holds two at most for each websocket."""
+"""The largest message of a websocket, such as a cell's output. Each websocket buffers at most two in this process."""
 MAX_WEBSOCKETS = 16
 """Most websockets of one notebook in this process: JupyterLab has one for each open kernel and terminal."""
 CHUNK_BYTES = 64 * 1024
 """How much of a body is passed on at once."""
 CHECK_SECONDS = 10.0
-"""After how long an open websocket is admitted anew: its member may have logged out, or left the organization."""
+"""The interval of checks whether an open websocket is still admitted: its member may have logged out since."""
 NOT_ADMITTED = 1008
 """The code that closes a websocket that is not, or no longer, admitted ("policy violation")."""
 CROSS_SITE = Refusal(403, "cross_site", "This request came from another site.")
@@ -52,8 +52,8 @@ REQUEST_HEADERS = proxy.REQUEST_HEADERS | {
 RESPONSE_HEADERS = proxy.RESPONSE_HEADERS | {
     "cache-control", "content-disposition", "content-encoding", "content-type", "date", "expires", "vary",
 }  # fmt: skip
-"""Not passed: cookies, which could be set for the console's domain too; permissions for other origins; and headers that
-outlast the notebook in a browser, such as Alt-Svc."""
+"""Headers that reach the browser. Cookies do not, because they could be set for the console's domain too; nor do CORS
+headers, and headers that a browser keeps after the notebook has ended, such as Alt-Svc."""
 _HOST = re.compile(r"n([1-9][0-9]{0,17})\.(.+)")
 
 
@@ -79,10 +79,10 @@ class Notebooks:
         self._websockets = Limit(MAX_WEBSOCKETS, TOO_MANY_WEBSOCKETS)
 
     async def admit(self, job: int, scope: Scope, send: Send) -> Path | None:
-        """Return the notebook's socket; None if the browser may not use it, and got the response. Raises Refused."""
+        """Return the notebook's socket. Without access, send Django's response and return None. Raises Refused."""
         if _is_cross_site(job, scope):
             raise Refused(CROSS_SITE)
-        socket, messages = await self._ask_django(job, scope)
+        socket, messages = await self._request_socket(job, scope)
         if socket is None:
             for message in messages:
                 await send(message)
@@ -93,11 +93,11 @@ class Notebooks:
         await receive()  # websocket.connect
         if header(scope, b"origin") != origin_of(job):
             raise Refused(CROSS_SITE)
-        path, _messages = await self._ask_django(job, scope)
+        path, _messages = await self._request_socket(job, scope)
         if path is None:
             await send({"type": "websocket.close", "code": NOT_ADMITTED})
             return
-        with self._websockets.held(job), opened(path) as socket:
+        with self._websockets.held(job), pinned(path) as socket:
             try:
                 async with _connect(socket, scope) as notebook:
                     await send({"type": "websocket.accept", "subprotocol": notebook.subprotocol})
@@ -123,15 +123,15 @@ class Notebooks:
                     await notebook.send(message["bytes"] if text is None else text)
             return 1000
 
-        async def stay_admitted() -> int:
+        async def recheck_admission() -> int:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
                 with suppress(Refused):  # the console is busy: the next check is soon enough
-                    path, _messages = await self._ask_django(job, scope)
+                    path, _messages = await self._request_socket(job, scope)
                     if path is None:
                         return NOT_ADMITTED
 
-        tasks = [asyncio.create_task(each()) for each in (to_browser, to_notebook, stay_admitted)]
+        tasks = [asyncio.create_task(each()) for each in (to_browser, to_notebook, recheck_admission)]
         try:
             done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -140,11 +140,11 @@ class Notebooks:
             await asyncio.gather(*tasks, return_exceptions=True)
         return done.pop().result()
 
-    async def _ask_django(self, job: int, scope: Scope) -> tuple[Path | None, list[Message]]:
+    async def _request_socket(self, job: int, scope: Scope) -> tuple[Path | None, list[Message]]:
         """Return the notebook's socket, None if the browser may not use the notebook, and Django's response."""
         exchange = Exchange(notebook=NotebookRequest(job, scope["path"], scope["query_string"].decode("latin-1")))
         console = urlsplit(settings.TRAINYARD_URL)
-        messages = await gate.ask(
+        messages = await gate.send_subrequest(
             self._run_django, scope, exchange, path=GATE_PATH, host=console.netloc,
             cookie=f"{COOKIE}={_cookie(scope)}", scheme=console.scheme,
         )  # fmt: skip
@@ -156,7 +156,7 @@ async def forward(path: Path, scope: Scope, body: IO[bytes], receive: Receive, s
     """Send the response of the notebook that listens at `path`. Raises Refused."""
     content = _chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
     request = proxy.request_of(scope, REQUEST_HEADERS, host=header(scope, b"host").encode(), content=content)
-    with opened(path) as socket:
+    with pinned(path) as socket:
         await proxy.relay(socket, request, _response_headers, receive, send)
 
 

@@ -26,7 +26,7 @@ LINGER_SECONDS = 10.0
 """How long the rest of a body is read and dropped after an early response. A connection that is closed while the client
 still sends would lose the response."""
 STALLED_SECONDS = 60.0
-"""A connection whose client reads nothing of a response for this long is aborted."""
+"""A connection whose client reads nothing of a response for this long is aborted; the default of nginx too."""
 CONNECTIONS_BY_ADDRESS = Limit(settings.MAX_CONNECTIONS_PER_ADDRESS, refusals.TOO_MANY_CONNECTIONS)
 """Connections of this process by client address."""
 ALL_CONNECTIONS = Limit(settings.MAX_CONNECTIONS, refusals.BUSY)
@@ -37,7 +37,7 @@ class GuardedProtocol(H11Protocol):
     """One connection, which is closed if its client is too slow. Times are those of the event loop."""
 
     _address: str | None = None
-    """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None if it counts under no address."""
+    """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None if its address is not limited."""
     _is_counted = False
     """Whether this connection counts in ALL_CONNECTIONS; False after it was refused."""
     _is_upgraded = False
@@ -74,7 +74,7 @@ class GuardedProtocol(H11Protocol):
         exchange = self.scope.get(SCOPE_KEY) if self.scope else None
         if isinstance(exchange, Exchange) and exchange.body is not None and self.cycle is not None:
             # uvicorn would drop the bytes that the application has not received yet.
-            exchange.body.add_last(bytes(self.cycle.body), is_complete=not self.cycle.more_body)
+            exchange.body.add_remaining(bytes(self.cycle.body), is_complete=not self.cycle.more_body)
         super().connection_lost(exc)
         self._stop_counting()
 
@@ -159,7 +159,7 @@ class GuardedProtocol(H11Protocol):
             self._body_window_since = self._early_response_since = None  # no body is arriving
             return False
         if self.cycle.response_started:
-            # The response came before the end of the body, whose rest is dropped.
+            # The application responded before the body was complete. The rest of the body is dropped.
             self._early_response_since = self._early_response_since or now
             return now - self._early_response_since > LINGER_SECONDS
         if self._body_window_since is None or self.flow.read_paused:  # the server is slow, not the client

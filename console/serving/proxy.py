@@ -29,7 +29,7 @@ RESPONSE_HEADERS = frozenset({"content-length", "content-range", "accept-ranges"
 DATA_TYPES = frozenset({"application/json", "text/plain", "text/csv", "image/png", "image/jpeg", "image/gif",
                         "image/webp", "image/bmp", "audio/wav", "audio/mpeg", "audio/ogg", "audio/flac",
                         "font/woff2"})  # fmt: skip
-"""Media types of data that a browser shows and never executes. All other data is sent as bytes."""
+"""Media types of data that a browser shows and never executes. Other data is sent as `application/octet-stream`."""
 PROGRAM_TYPES = frozenset({"text/html", "text/css", "text/javascript", "application/javascript", "application/wasm",
                            "image/svg+xml", "image/x-icon", "image/vnd.microsoft.icon"})  # fmt: skip
 """Media types that only a tool's own files may have, besides those of data."""
@@ -89,14 +89,14 @@ async def relay(
                 "headers": response_headers(response),
             }
             with suppress(httpx.HTTPError):  # the program has ended: the server closes the connection
-                await send_until_disconnect(_pieces(response), start, receive, send)
+                await send_until_disconnect(_chunks(response), start, receive, send)
         finally:
             await response.aclose()
 
 
-async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
-    async for piece in response.aiter_raw():
-        yield piece
+async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    async for chunk in response.aiter_raw():
+        yield chunk
 
 
 def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> Headers:

@@ -17,9 +17,9 @@ from console.serving import notebooks
 from console.serving.protocol import GuardedProtocol
 
 KEEP_ALIVE_SECONDS = 15
-"""How long an idle connection stays open."""
+"""How long an idle connection stays open: it serves a next click, but counts against MAX_CONNECTIONS."""
 STOP_SECONDS = 10
-"""How long open requests may continue after SIGTERM."""
+"""How long open requests may continue after SIGTERM: `make up` kills the server after 15 seconds."""
 HUNG_SECONDS = 120
 """uvicorn replaces a process that does not answer its parent for this long. A slow start must take less."""
 

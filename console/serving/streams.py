@@ -23,7 +23,7 @@ from console.serving.refusals import Message, Receive, Send
 from console.serving.threads import SharedThreads
 
 STREAM_THREADS = 4
-"""Threads, each with a database connection, that all event streams of a process share."""
+"""Threads, each with a database connection, that all event streams of a process share. Each needs one only briefly."""
 MAX_DOWNLOADS = 64
 """Largest number of concurrent downloads of a process. Each has a thread, but most need no database connection."""
 
@@ -37,13 +37,12 @@ class Streams:
         self._downloads = Limit(MAX_DOWNLOADS, refusals.BUSY)
         # One organization can use at most half of the downloads.
         self._downloads_per_organization = Limit(max(1, MAX_DOWNLOADS // 2), refusals.TOO_MANY_STREAMS)
-        self.events = 0
-        """The number of open event streams."""
+        self.open_event_streams = 0
 
     async def send(
         self, response: StreamingHttpResponse, start: Message, owner: Hashable, receive: Receive, send: Send
     ) -> None:
-        """Send `start`, then the content of `response`, until it ends or the client leaves. Raises Refused at a limit.
+        """Send `start` and the content of `response`, until it ends or the client disconnects. Raises Refused.
 
         `start` is the ASGI message with status and headers. `owner` is the organization under whose limit the stream
         counts; None counts under no limit.
@@ -62,12 +61,12 @@ class Streams:
                 await sync_to_async(response.close)()
 
     async def _send_events(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
-        self.events += 1
+        self.open_event_streams += 1
         try:
             async with self._threads.acquire():
                 await send_until_disconnect(aiter(response), start, receive, send)
         finally:
-            self.events -= 1
+            self.open_event_streams -= 1
 
     async def _send_file(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
         with self._downloads.held(""), ThreadPoolExecutor(1, thread_name_prefix="download") as thread:
@@ -90,7 +89,7 @@ async def _chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
 
 
 async def send_until_disconnect(chunks: AsyncIterator[bytes], start: Message, receive: Receive, send: Send) -> None:
-    """Send a response until it ends or the client leaves. An error of `chunks` is raised again."""
+    """Send a response until it ends or the client disconnects. An error of `chunks` is raised again."""
 
     async def send_all() -> None:
         await send(start)

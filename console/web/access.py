@@ -153,8 +153,8 @@ def operator(permission: str) -> Callable[[View[Arguments]], View[Arguments]]:
 
 def add_errors(form: forms.Form, error: CustomerError) -> None:
     """Add an error to the form fields that it names, or above the form."""
-    for name, sentence in error.fields.items():
-        form.add_error(name if name in form.fields else None, str(sentence))
+    for name, message in error.fields.items():
+        form.add_error(name if name in form.fields else None, str(message))
     if not error.fields:
         form.add_error(None, str(error.message))
 
@@ -184,4 +184,4 @@ def show_error(request: HttpRequest, error: CustomerError) -> None:
 
 def error_text(error: CustomerError) -> str:
     """Return the messages of the fields that an error names, or else its own message."""
-    return " ".join(str(sentence) for sentence in error.fields.values()) or str(error.message)
+    return " ".join(str(message) for message in error.fields.values()) or str(error.message)

@@ -1,4 +1,4 @@
-"""Sentences of *Recent activity*, one for each action in the audit log."""
+"""Descriptions of the actions in the audit log, for *Recent activity* and the page of the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from console.accounts.models import AuditEvent, Membership
 
-SENTENCES: dict[str, Promise] = {
+DESCRIPTIONS: dict[str, Promise] = {
     "organization.created": _("Created the organization"),
     "organization.renamed": _("Renamed the organization to %(to)s"),
     "organization.second_factor_required": _("Required a second factor of all members"),
@@ -106,14 +106,14 @@ SENTENCES: dict[str, Promise] = {
     "workspace.restored": _("Restored the workspace %(target)s"),
     "workspace.removed": _("Permanently deleted the workspace %(target)s"),
 }
-"""Sentence by action. Placeholders are the event's target and data, see `sentence`."""
+"""Description by action. Placeholders are the event's target and data, see `describe`."""
 MEMBER_BUDGET = _("Changed the budget of %(member)s")
-"""The sentence of `budget.changed` for the budget of one member."""
+"""The description of `budget.changed` for the budget of one member."""
 
 
-def sentence(event: AuditEvent) -> str:
-    """Return the sentence of an event in the reader's language. An action without a sentence shows its code."""
-    text = SENTENCES.get(event.action)
+def describe(event: AuditEvent) -> str:
+    """Return the description of an event in the reader's language. An action without one shows its code."""
+    text = DESCRIPTIONS.get(event.action)
     if text is None:
         return str(event)
     if event.data.get("member"):

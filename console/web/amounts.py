@@ -1,4 +1,4 @@
-"""Parse typed amounts, times and ids into minor units, seconds and integers, with a clear error otherwise."""
+"""Parse amounts, times and ids from forms and URLs into minor units, seconds and integers."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ class AmountField(forms.CharField):
         try:
             return messages.parse_amount(super().clean(value), self.currency)
         except ValueError:
-            sentence = _("Enter an amount such as 50 or 19.90, without thousands separators.")
-            raise forms.ValidationError(sentence) from None
+            message = _("Enter an amount such as 50 or 19.90, without thousands separators.")
+            raise forms.ValidationError(message) from None

@@ -25,7 +25,7 @@ from storage.trees import Usage
 FAILED_JOB_PERIOD = timedelta(days=7)
 """How long a failed job is shown: a week, so that nobody misses one over a weekend."""
 STORAGE_WARNING_SHARE = 0.9
-"""The used share of the storage quota from which a notice is shown."""
+"""The used share of the storage quota from which a notice is shown, while uploads still work."""
 BUDGET_WARNING_PERCENT = 80
 """The used percentage of a budget from which a notice is shown; it is one of `budgets.THRESHOLDS`."""
 
@@ -43,8 +43,8 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Situation:
-    """The data from which the notices are made. The overview has read it already."""
+class OverviewData:
+    """The data of the notices that the overview has already read, so that it is read once."""
 
     membership: Membership
     account: Account | None
@@ -54,25 +54,25 @@ class Situation:
     silent_clusters: list[str]
 
 
-def notices(situation: Situation) -> list[Notice]:
+def notices(data: OverviewData) -> list[Notice]:
     """Return the notices, the urgent ones first."""
-    organization = situation.membership.organization
+    organization = data.membership.organization
     all_notices = [
-        *_money(situation),
+        *_money(data),
         *_failed_jobs(organization),
-        *_files(organization, situation.usage),
-        *_clusters(situation.silent_clusters),
+        *_files(organization, data.usage),
+        *_clusters(data.silent_clusters),
     ]
     return sorted(all_notices, key=lambda notice: not notice.is_urgent)
 
 
-def _money(situation: Situation) -> Iterator[Notice]:
-    account, may_pay = situation.account, situation.membership.allows(Capability.PAY)
+def _money(data: OverviewData) -> Iterator[Notice]:
+    account, may_pay = data.account, data.membership.allows(Capability.PAY)
     if account is None:
         return
     action = _("Top up") if may_pay else _("Wallet")
     url = f"{reverse('wallet')}#top-up" if may_pay else reverse("wallet")
-    balance = situation.balance
+    balance = data.balance
     if balance and balance.is_low:
         text = _("The wallet balance is low: %(available)s is available, and the average daily spend is %(daily)s.") % {
             "available": money(account.available_minor, account.currency),
@@ -93,7 +93,7 @@ def _money(situation: Situation) -> Iterator[Notice]:
             "amount": money(unpaid, account.currency)
         }
         yield Notice("unpaid_storage", text, action, url, is_urgent=True)
-    for state in situation.budgets:
+    for state in data.budgets:
         if state.reached_percent >= BUDGET_WARNING_PERCENT:
             yield _budget(state)
 

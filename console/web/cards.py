@@ -143,8 +143,8 @@ def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, for
         "problem": problem,
         "has_deleted_customer": has_deleted_customer,
         "form": form,
-        "setup": setup,
+        "auto_top_up": setup,
         "failure": billing_messages.failure_sentence(setup.last_failure) if setup and setup.last_failure else "",
-        "chosen": form.data.get("method") or (setup.method_id if setup else ""),
+        "chosen_method": form.data.get("method") or (setup.method_id if setup else ""),
     }
     return render(request, "billing/card_list.html", context, status=422 if form.errors else 200)

@@ -50,7 +50,7 @@ class EmailForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.MANAGE)
 def close_organization(request: MemberRequest) -> HttpResponse:
-    """Show what closing the organization means. POST begins the notice period."""
+    """Show the consequences of closing the organization. POST begins the notice period."""
     organization = request.membership.organization
     form = ConfirmationForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
@@ -85,7 +85,7 @@ def withdraw(request: MemberRequest) -> HttpResponse:
 @login_required
 @reauthentication_required  # type: ignore[untyped-decorator]  # allauth publishes no types
 def delete_account(request: HttpRequest) -> HttpResponse:
-    """Show what deleting one's own account means. POST deletes it."""
+    """Show the consequences of deleting one's own account. POST deletes it."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     user = request.user
     form = EmailForm(user, request.POST if request.method == "POST" else None)

@@ -55,7 +55,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "titles": TITLES,
             "shares": {name: costs.shares_by(spends, name) for name in costs.DIMENSIONS},
             "spent_minor": sum(spend.amount_minor for spend in spends),
-            "before_minor": costs.spent_minor(organization, month.before),
+            "previous_minor": costs.spent_minor(organization, month.before),
             "forecast": costs.forecast(organization) if month.is_now else None,
             "chart": _chart(names, days, account.currency),
             "holds": costs.held(account).select_related("order__job", "sweep"),
@@ -124,8 +124,8 @@ def _amount(text: str, account: Account | None) -> int | None:
     try:
         return billing_messages.parse_amount(text, currency)
     except ValueError:
-        sentence = _("Enter an amount such as 50 or 19.90, without thousands separators.")
-        raise CustomerError(sentence, fields={"amount": sentence}) from None
+        message = _("Enter an amount such as 50 or 19.90, without thousands separators.")
+        raise CustomerError(message, fields={"amount": message}) from None
 
 
 def _budget_user(membership: Membership, membership_id: str) -> User | None:

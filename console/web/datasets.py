@@ -19,7 +19,7 @@ from console.accounts.roles import Capability
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
 from console.web.amounts import parse_row_id
-from console.web.searching import searched
+from console.web.searching import search_and_sort
 from jobs import dataset_publishing
 from jobs import selectors as jobs
 from storage import (
@@ -68,7 +68,7 @@ class NamedForm(forms.Form):
 @member(Capability.VIEW)
 def dataset_list(request: MemberRequest) -> HttpResponse:
     """List the datasets of a search with their latest versions."""
-    datasets, search = searched(request, selectors.datasets_for(request.membership.organization))
+    datasets, search = search_and_sort(request, selectors.datasets_for(request.membership.organization))
     page = Paginator(datasets, PAGE_SIZE).get_page(request.GET.get("page"))
     context = search | {"page": page, "borrowed": sharing.borrowed_datasets(request.membership.organization)}
     return render(request, "storage/dataset_list.html", context)

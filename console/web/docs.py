@@ -26,7 +26,7 @@ from markdown_it.token import Token
 
 from console.core.error_codes import reference
 
-FILES: dict[str, tuple[str | Promise, str | Promise]] = {
+GUIDES: dict[str, tuple[str | Promise, str | Promise]] = {
     "user-guide": (_("User guide"), _("From the first run to models, storage and the API, by task.")),
     "command-line": (_("Command line"), _("Train from your own machine with the trainyard command.")),
     "environment": (_("Environment contract"), _("Variables, folders, signals and arguments of your code.")),
@@ -39,6 +39,7 @@ ERRORS = "errors"
 ERRORS_TITLE = (_("Error codes"), _("Every error of the API: its status and what to do."))
 MAX_RESULTS = 30
 MAX_QUERY_LENGTH = 100
+"""Each word is searched in every section, and anonymous visitors may search: long queries are cut."""
 EXCERPT_LENGTH = 180
 """How many characters of a section a search result shows."""
 
@@ -78,10 +79,10 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
     context: dict[str, Any] = {"page": page, "pages": _pages()}
     if page == ERRORS:
         context |= {"title": ERRORS_TITLE[0], "codes": reference()}
-    elif page in FILES:
+    elif page in GUIDES:
         guide = _guide(page)
         contents = [section for section in guide.sections if section.level == 2]
-        context |= {"title": FILES[page][0], "guide": guide, "contents": contents}
+        context |= {"title": GUIDES[page][0], "guide": guide, "contents": contents}
     else:
         raise Http404
     return render(request, "docs/page.html", context)
@@ -89,7 +90,7 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
 
 def _pages() -> dict[str, tuple[str | Promise, str | Promise]]:
     """Return title and contents of each page, by its name in the URL."""
-    return FILES | {ERRORS: ERRORS_TITLE}
+    return GUIDES | {ERRORS: ERRORS_TITLE}
 
 
 def _results(query: str) -> list[dict[str, Any]]:
@@ -117,7 +118,7 @@ def _excerpt(text: str, word: str) -> str:
 
 def _all_sections() -> list[Section]:
     """Return the sections of all guides and the error codes."""
-    sections = [section for page in FILES for section in _guide(page).sections]
+    sections = [section for page in GUIDES for section in _guide(page).sections]
     for error in reference():
         text = " ".join([*error.meanings, *map(str, error.messages)])
         sections.append(Section(ERRORS, error.code, error.code, 2, text))
@@ -144,7 +145,7 @@ def _guide(page: str) -> Guide:
         "</table>", "</table></div>"
     )
     html = html.replace("<th></th>", "<td></td>").replace("<pre>", '<pre class="code-block" tabindex="0">')
-    return Guide(mark_safe(html), tuple(_sections(page, tokens)))  # noqa: S308  # of our own files, raw HTML escaped
+    return Guide(mark_safe(html), tuple(_sections(page, tokens)))  # noqa: S308  # from files of this release, with raw HTML escaped
 
 
 def _without_title(tokens: list[Token]) -> list[Token]:
@@ -204,6 +205,6 @@ def _link_url(href: str, page: str) -> str:
         return href
     name, _hash, fragment = href.partition("#")
     slug = name.removesuffix(".md")
-    target = slug if slug in FILES else page
+    target = slug if slug in GUIDES else page
     url = reverse("docs_page", args=[target])
-    return f"{url}#{fragment}" if fragment and slug in FILES else url
+    return f"{url}#{fragment}" if fragment and slug in GUIDES else url

@@ -102,7 +102,7 @@ def image_check(request: MemberRequest) -> HttpResponse:
     except CustomerError as error:
         if request.htmx:
             return render(
-                request, "jobs/_check_refused.html", {"sentences": list(error.fields.values()) or [error.message]}
+                request, "jobs/_check_refused.html", {"errors": list(error.fields.values()) or [error.message]}
             )
         show_error(request, error)
         return redirect("image_list")

@@ -32,9 +32,9 @@ def brand_style(_request: HttpRequest) -> HttpResponse:
     brand = Brand.objects.first()
     if brand is None or not brand.color:
         raise Http404
-    light_theme = _theme_rule(":root", brand.color, hover=mixed(brand.color, "#000000", 0.15))
-    dark_color = on_dark(brand.color)
-    dark_theme = _theme_rule('[data-bs-theme="dark"]', dark_color, hover=mixed(dark_color, "#ffffff", 0.15))
+    light_theme = _theme_rule(":root", brand.color, hover=mix(brand.color, "#000000", 0.15))
+    dark_color = lighten(brand.color)
+    dark_theme = _theme_rule('[data-bs-theme="dark"]', dark_color, hover=mix(dark_color, "#ffffff", 0.15))
     text = f"{light_theme}\n{dark_theme}"
     return HttpResponse(text, content_type="text/css", headers={"Cache-Control": CACHE_CONTROL})
 
@@ -73,13 +73,13 @@ def channels(color: str) -> tuple[int, int, int]:
     return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
 
 
-def mixed(color: str, other: str, share: float) -> str:
+def mix(color: str, other: str, share: float) -> str:
     """Return a mixture of two colours; `share` is the share of `other`, 0 to 1."""
     pairs = zip(channels(color), channels(other), strict=True)
     return "#" + "".join(f"{round(first * (1 - share) + second * share):02x}" for first, second in pairs)
 
 
-def on_dark(color: str) -> str:
-    """Return a shade that can be read on a dark page: the colour with the least white that makes it bright enough."""
-    shades = (mixed(color, "#ffffff", step / 20) for step in range(21))
+def lighten(color: str) -> str:
+    """Return the colour, mixed with as little white as makes it readable on a dark page (MIN_BRIGHTNESS)."""
+    shades = (mix(color, "#ffffff", step / 20) for step in range(21))
     return next(shade for shade in shades if sum(channels(shade)) >= 3 * MIN_BRIGHTNESS)

@@ -52,9 +52,9 @@ OVERVIEW = "overview"
 LIVE_TABS = frozenset({OVERVIEW, "nodes", "events", "cost"})
 """Tabs that `job_live` renders again when the job changes. The other tabs have their own streams, or never change."""
 LOG_BYTES_SHOWN = 16 * 1024
-"""How many bytes at the end of a log the tab shows at first. A script then replaces them by a view of the whole log."""
-OTHER_TABS = frozenset({"files", "metrics", "telemetry"})
-"""Tabs that this module does not render: their own URLs and scripts fill them."""
+"""How many bytes at the end of a log the tab shows at first: some screens. A script then shows the whole log."""
+EXTERNAL_TABS = frozenset({"files", "metrics", "telemetry"})
+"""Tabs that other views and scripts fill, from URLs of their own."""
 
 
 @require_GET
@@ -63,7 +63,7 @@ def job_detail(request: MemberRequest, pk: int) -> HttpResponse:
     """Show a job with one tab, the overview unless `?tab=` names another."""
     job = selectors.job_for(request.membership.organization, pk)
     chosen = request.GET.get("tab", "")
-    chosen = chosen if chosen in TABS or chosen in OTHER_TABS else OVERVIEW
+    chosen = chosen if chosen in TABS or chosen in EXTERNAL_TABS else OVERVIEW
     context = header(job) | {"title": free_runs.title(job), "chosen": chosen}
     if chosen in TABS:
         context |= TABS[chosen](job)
@@ -77,7 +77,7 @@ def job_tab(request: MemberRequest, pk: int, tab: str) -> HttpResponse:
     if tab not in TABS:
         raise NotFound
     job = selectors.job_for(request.membership.organization, pk)
-    return render(request, f"jobs/_job_{tab}.html", _shared(job) | TABS[tab](job))
+    return render(request, f"jobs/_job_{tab}.html", _shared_context(job) | TABS[tab](job))
 
 
 @require_GET
@@ -100,11 +100,11 @@ def job_stacks(request: MemberRequest, pk: int, attempt: int) -> HttpResponse:
     ranks_by_frame: dict[str, list[int]] = {}
     for stack in stacks:
         ranks_by_frame.setdefault(_innermost_frame(stack["text"]), []).append(stack["rank"])
-    frames = [{"place": frame, "ranks": ranks} for frame, ranks in ranks_by_frame.items() if frame]
+    frames = [{"line": frame, "ranks": ranks} for frame, ranks in ranks_by_frame.items() if frame]
     return render(request, "jobs/_job_stacks.html", {"stacks": stacks, "frames": frames})
 
 
-def _shared(job: Job) -> dict[str, Any]:
+def _shared_context(job: Job) -> dict[str, Any]:
     """Return the context of the header and most tabs: the job, its state, and until when its files are kept."""
     prefetch_related_objects([job], "attempts")
     summary = selectors.summary(job)
@@ -120,7 +120,7 @@ def _shared(job: Job) -> dict[str, Any]:
 
 def header(job: Job) -> dict[str, Any]:
     """Return the context of the header."""
-    shared = _shared(job)
+    shared = _shared_context(job)
     attempt_failures = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
     explanation = failures.explain(job)
     return shared | {
@@ -128,9 +128,9 @@ def header(job: Job) -> dict[str, Any]:
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
         "fix": _fix(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
-        "is_ending": expiry.is_soon(job),
+        "files_expire_soon": expiry.is_soon(job),
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
-        "is_open": job.is_notebook and notebooks.socket_of(job) is not None,
+        "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,
         "may_extend": job.is_notebook and job.state == JobState.RUNNING,
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
     }
@@ -194,7 +194,7 @@ TABS: dict[str, Callable[[Job], dict[str, Any]]] = {
     "cost": _cost,
     "configuration": _configuration,
 }
-"""Functions that return the context of each tab, in addition to `_shared`. The template is `jobs/_job_<tab>.html`."""
+"""Functions that return the context of each tab besides `_shared_context`. The template is `jobs/_job_<tab>.html`."""
 
 
 def _fix(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, str]:
@@ -248,7 +248,7 @@ def _files_end(job: Job) -> datetime | None:
 
 
 def _attempt(attempt: dict[str, Any]) -> dict[str, Any]:
-    """Return an attempt with the derived values of its table row. A span is a time with a constant number of nodes."""
+    """Return an attempt with the values that its table row shows. In a span, the number of nodes was constant."""
     spans = [
         span | {"seconds": (span["finished_at"] - span["started_at"]).total_seconds()} for span in attempt["spans"]
     ]

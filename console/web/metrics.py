@@ -117,7 +117,7 @@ def _jobs(organization: Organization, text: str) -> list[Any]:
 @require_GET
 @member(Capability.VIEW)
 def job_cost(request: MemberRequest, pk: int) -> HttpResponse:
-    """Show what a job's money bought. `?curve=` and `?target=` choose a value. htmx gets only a part of the page."""
+    """Show the cost analysis of a job. `?curve=` and `?target=` choose a value. htmx gets only a part of the page."""
     job = selectors.job_for(request.membership.organization, pk)
     free_times = cost_analysis.free_times(job)
     context = {
@@ -127,7 +127,7 @@ def job_cost(request: MemberRequest, pk: int) -> HttpResponse:
         "free": [vars(free_time) for free_time in free_times],
         "free_minor": sum(free_time.worth_minor for free_time in free_times),
         "alternatives": [] if job.builtin_script else cost_analysis.alternatives(job),
-        "gain": 2**estimates.ASSUMED_SCALING,
+        "assumed_speedup": 2**estimates.ASSUMED_SCALING,
     } | _cost_of_value(job, request.GET.get("curve", ""), request.GET.get("target", "").strip())
     return render(request, "jobs/_cost_analysis.html" if request.htmx else "jobs/cost_analysis.html", context)
 

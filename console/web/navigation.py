@@ -97,13 +97,13 @@ HELP = {
 def context(request: HttpRequest) -> dict[str, Any]:
     """Return the template variables of the frame. `may` has the capabilities; `sections` and `wallet` are callables.
 
-    A member who lacks a second factor that the organization requires gets `locked`, the membership, instead.
+    A member who lacks a second factor that the organization requires gets only `locked_membership` and `memberships`.
     """
     membership: Membership | None = getattr(request, "membership", None)
     if membership is None:
         return {"membership": None}
     if getattr(request, "lacks_second_factor", False):
-        return {"membership": None, "locked": membership, "memberships": getattr(request, "memberships", [])}
+        return {"membership": None, "locked_membership": membership, "memberships": getattr(request, "memberships", [])}
     match = request.resolver_match
     url_name = (match.url_name or "") if match else ""
     active = _active_entry(url_name)

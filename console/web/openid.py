@@ -1,8 +1,8 @@
 """The page on which a person lets a client of the OpenID provider log them in (`console.accounts.openid`).
 
-allauth serves the protocol. Before it sees a request, this view refuses what no client of ours needs: allauth accepts
-parameters that were added to a redirect URI, another port on this machine, and requests without PKCE, and it would
-skip the consent to a client (`prompt=none`) if the person has trusted another one.
+allauth serves the protocol, but is less strict than this console. It accepts a redirect URI with additional parameters
+or another port of this machine, and requests without PKCE. With `prompt=none` it skips the consent to a client if the
+person has trusted another one. The view refuses such requests before allauth handles them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from console.content_security import FORM_TARGET
 
 
 class AuthorizationView(views.AuthorizationView):  # type: ignore[misc]  # allauth publishes no types
-    """Asks for consent each time, for exact redirect URIs and with PKCE."""
+    """Asks for consent each time, and requires an exact redirect URI and PKCE."""
 
     def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Return the log-in page, the consent page, or an error. Raises BadRequest."""
@@ -34,7 +34,7 @@ class AuthorizationView(views.AuthorizationView):  # type: ignore[misc]  # allau
         """Return the template's context, and let the form redirect to the client."""
         context: dict[str, Any] = super().get_context_data(**kwargs)
         if self._request_info["redirect_uri"] not in context["client"].get_redirect_uris():
-            raise BadRequest("The redirect_uri is not registered for this client.")  # however it was parsed before
+            raise BadRequest("The redirect_uri is not registered for this client.")  # allauth parses the request itself
         target = urlsplit(self._request_info["redirect_uri"])
         setattr(self.request, FORM_TARGET, f"{target.scheme}://{target.netloc}")
         return context | {"target": target.netloc}
@@ -50,15 +50,15 @@ class AuthorizationView(views.AuthorizationView):  # type: ignore[misc]  # allau
 
 def _check(request: HttpRequest) -> None:
     """Raise BadRequest for a request that a registered client would not send. Unknown clients are left to allauth."""
-    asked = request.GET
-    client = Client.objects.filter(pk=asked.get("client_id", "")).first()
+    parameters = request.GET
+    client = Client.objects.filter(pk=parameters.get("client_id", "")).first()
     if client is None:
         return
-    if asked.get("redirect_uri") not in client.get_redirect_uris():
+    if parameters.get("redirect_uri") not in client.get_redirect_uris():
         raise BadRequest("The redirect_uri is not registered for this client.")
-    if not asked.get("code_challenge") or asked.get("code_challenge_method") != "S256":
+    if not parameters.get("code_challenge") or parameters.get("code_challenge_method") != "S256":
         raise BadRequest("This provider requires PKCE with the method S256.")
-    if "none" in asked.get("prompt", "").split() or client.skip_consent:
+    if "none" in parameters.get("prompt", "").split() or client.skip_consent:
         raise BadRequest("This provider always asks for consent.")
 
 
@@ -77,4 +77,4 @@ urlpatterns = (
     if settings.OPENID_PRIVATE_KEY
     else []
 )
-"""Before allauth's own, these paths come first. Without a key there are none."""
+"""Our paths come first, so that they replace allauth's. Without a key the provider is off."""

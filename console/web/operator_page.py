@@ -1,4 +1,4 @@
-"""The page of a customer's job as an administrator reads it: most tabs of the job page, without what changes anything.
+"""The page of a customer's job for administrators: most tabs of the job page, read-only.
 
 The templates are those of the job page, with `read_only`. The administrator is no member of the customer's
 organization, so files, shells, notebooks, TensorBoard and every form remain out of reach: their URLs return 404.
@@ -41,7 +41,7 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
     """Show a tab of a customer's job, and record in the audit log who opened it."""
     if tab not in TABS:
         raise Http404
-    job = _open(request, pk, tab)
+    job = _open_job(request, pk, tab)
     context = job_page.header(job) | {
         "title": free_runs.title(job),
         "tabs": TABS,
@@ -63,10 +63,10 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
 @operator("jobs.view_job")
 def operator_job_curves(request: Any, pk: int) -> HttpResponse:
     """Return the curves of a customer's job for the script of the tab *Metrics*, which reads them once."""
-    return JsonResponse(CurvesSerializer(curves.curves(_open(request, pk, "curves"))).data)
+    return JsonResponse(CurvesSerializer(curves.curves(_open_job(request, pk, "curves"))).data)
 
 
-def _open(request: Any, pk: int, tab: str) -> Job:
+def _open_job(request: Any, pk: int, tab: str) -> Job:
     """Return a job of any organization, and record in that organization's audit log who opened it. Raises Http404."""
     organization = get_object_or_404(Job.objects.select_related("organization"), pk=pk).organization
     job = selectors.job_for(organization, pk)
@@ -85,5 +85,5 @@ urlpatterns = [
     path("admin/jobs/job/<int:pk>/page/curves/", operator_job_curves, name="operator_job_curves"),
     path("admin/jobs/job/<int:pk>/page/<slug:tab>/", operator_job, name="operator_job"),
 ]
-"""Below the admin's path, so that a proxy's rules for `/admin/` hold. They are not among the admin's own routes,
-because those have a looser content policy."""
+"""Below `/admin/`, so that a proxy's rules for it apply. They are not routes of the admin site, whose content security
+policy is less strict."""

@@ -39,7 +39,7 @@ class TokenForm(NameForm):
         Capability.PAY: gettext_lazy("Top up, see payments and invoices"),
         Capability.MANAGE: gettext_lazy("Manage members and the organization"),
     }
-    CHOSEN_AT_FIRST = (Capability.STORE, Capability.RUN)
+    INITIAL_SCOPES = (Capability.STORE, Capability.RUN)
     scopes = forms.MultipleChoiceField(
         label=gettext_lazy("Besides reading, the token may"), required=False, widget=forms.CheckboxSelectMultiple
     )
@@ -63,7 +63,7 @@ class TokenForm(NameForm):
         scopes = self.fields["scopes"]
         assert isinstance(scopes, forms.MultipleChoiceField)  # noqa: S101  # for types
         scopes.choices = [(capability.value, self.LABELS[capability]) for capability in allowed]
-        scopes.initial = [capability.value for capability in allowed if capability in self.CHOSEN_AT_FIRST]
+        scopes.initial = [capability.value for capability in allowed if capability in self.INITIAL_SCOPES]
 
 
 class InvitationForm(forms.Form):
@@ -79,7 +79,7 @@ class InvitationForm(forms.Form):
 def set_language(request: HttpRequest) -> HttpResponse:
     """Set the language of pages, and of mails if the person is logged in."""
     if isinstance(request.user, User):
-        services.remember_language(user=request.user, language=request.POST.get("language"))
+        services.set_mail_language(user=request.user, language=request.POST.get("language"))
     response: HttpResponse = i18n.set_language(request)
     return response
 
@@ -133,7 +133,7 @@ def rename(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.MANAGE)
 def require_second_factor(request: MemberRequest) -> HttpResponse:
-    """Require a second factor of all members, or no longer."""
+    """Set whether all members need a second factor."""
     is_required = request.POST.get("required") == "1"
     with errors_as_message(request):
         services.require_second_factor(
@@ -149,7 +149,7 @@ def require_second_factor(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.MANAGE)
 def enable_shells(request: MemberRequest) -> HttpResponse:
-    """Let members open shells in nodes, or no longer."""
+    """Set whether members may open shells in nodes."""
     is_enabled = request.POST.get("enabled") == "1"
     services.enable_shells(
         organization=request.membership.organization, is_enabled=is_enabled, actor=request.membership.user

@@ -53,7 +53,7 @@ def overview(request: MemberRequest) -> HttpResponse:
     steps = [] if ended_jobs else _steps(organization, account, has_job=bool(open_jobs))
     usage, quota_bytes = storage.usage(organization), organization.quota.max_storage_bytes
     budget_states, cluster_totals = budgets.states(organization), _cluster_totals()
-    situation = attention.Situation(
+    notice_data = attention.OverviewData(
         membership=request.membership,
         account=account,
         balance=budgets.balance_of(account) if account else None,
@@ -66,7 +66,7 @@ def overview(request: MemberRequest) -> HttpResponse:
         "overview.html",
         {
             "account": account,
-            "notices": attention.notices(situation),
+            "notices": attention.notices(notice_data),
             "open": selectors.open_totals(organization),
             "budget": next((state for state in budget_states if state.budget.user is None), None),
             "spent_minor": costs.spent_minor(organization, costs.month_of()) if account else None,
@@ -86,8 +86,8 @@ def overview(request: MemberRequest) -> HttpResponse:
 def _open_jobs(organization: Organization) -> list[Job]:
     """Return the newest open jobs for `rows.row`.
 
-    Each state has its own query, whose rows the index of the states gives in order. With one for all, the plan of a
-    prepared statement, which does not know the states, read all jobs of an organization that has no open one.
+    Each state has its own query, so that an index gives its rows in order. One query for all states would be planned
+    without their values, as a prepared statement, and read every job of an organization that has no open one.
     """
     first, *others = [
         Job.objects.filter(organization=organization, state=state).order_by("-queued_at", "-id").values("pk")[:MAX_ROWS]

@@ -65,13 +65,13 @@ def quote_card(
 def refused_card(request: MemberRequest, error: CustomerError, fields: Sequence[str]) -> HttpResponse:
     """Return the errors: beside `fields`, and in the card for all others."""
     errors = {name: error.fields.get(name, "") for name in fields}
-    others = {name: sentence for name, sentence in error.fields.items() if name not in fields}
+    others = {name: message for name, message in error.fields.items() if name not in fields}
     context = {"message": "" if error.fields else error.message, "others": others, "errors": errors}
     return render(request, "jobs/_plain_quote_refused.html", context)
 
 
 def posted_key(posted: QueryDict) -> str:
-    """Return the idempotency key of a card's form, as its column can store it."""
+    """Return the idempotency key of a card's form. PostgreSQL stores no NUL, and the column has 255 characters."""
     return posted.get("idempotency_key", "").replace("\0", "")[:255]
 
 

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 Row = TypeVar("Row", bound=Model)
-MAX_QUERY_LENGTH = 100
+MAX_QUERY_LENGTH = 100  # longer than any name in these lists
 ORDERS = {
     "": (_("By name"), ("name",)),
     "newest": (_("Newest first"), ("-pk",)),
@@ -18,7 +18,7 @@ ORDERS = {
 """Title and columns of each order, by its name in the URL."""
 
 
-def searched(request: HttpRequest, rows: QuerySet[Row]) -> tuple[QuerySet[Row], dict[str, Any]]:
+def search_and_sort(request: HttpRequest, rows: QuerySet[Row]) -> tuple[QuerySet[Row], dict[str, Any]]:
     """Return the rows whose name contains the query, in the chosen order, and the context of `list_search.html`."""
     query, sort = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH], request.GET.get("sort", "")
     sort = sort if sort in ORDERS else ""

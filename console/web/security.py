@@ -1,6 +1,6 @@
 """The page of a person's own log-in: password, second factors, sessions and other services.
 
-allauth has the forms of second factors.
+The forms of second factors are allauth's pages.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 @login_required
 def end_other_sessions(request: HttpRequest) -> HttpResponse:
-    """Log out every session of the person but this one."""
+    """Log out all other sessions of the person."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     sessions = UserSession.objects.filter(user=request.user)
     get_adapter().end_sessions([each for each in sessions if not each.is_current()])
@@ -77,7 +77,7 @@ def end_other_sessions(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def end_access(request: HttpRequest, pk: str) -> HttpResponse:
-    """End what another service may do for the person, until they log in to it again."""
+    """Revoke another service's access to the account, until the person logs in to it again."""
     assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     service = get_object_or_404(Client, pk=pk)
     openid.revoke_client_tokens(user=request.user, client=service)

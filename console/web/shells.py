@@ -15,7 +15,7 @@ from console.accounts.models import Membership, Organization, User
 from console.accounts.roles import Capability
 from console.accounts.services import record
 from console.core.errors import NotFound
-from console.serving.exchange import ShellEnd, ShellOpening, exchange_of
+from console.serving.exchange import AdmittedShell, ShellEnd, exchange_of
 from console.web.access import MemberRequest, member
 from jobs import free_runs, selectors, shells
 from jobs.models import Job
@@ -54,21 +54,21 @@ def job_shell(request: MemberRequest, pk: int, node: int) -> HttpResponse:
 def admit(request: HttpRequest) -> HttpResponse:
     """Decide whether a shell may be open; write openings and ends to the audit log. Only the server can ask this."""
     exchange = exchange_of(request)
-    wanted = exchange.shell if exchange else None
-    if exchange is None or wanted is None:
+    shell_request = exchange.shell if exchange else None
+    if exchange is None or shell_request is None:
         return HttpResponseNotFound()
-    if wanted.end is not None:
-        _record_end(wanted.job, wanted.node, wanted.end)
+    if shell_request.end is not None:
+        _record_end(shell_request.job, shell_request.node, shell_request.end)
         return HttpResponse()
-    membership = _membership(request.session.session_key or "", wanted.job)
+    membership = _membership(request.session.session_key or "", shell_request.job)
     if membership is None:
         return HttpResponse(status=403)
-    job = selectors.job_row(membership.organization, wanted.job)
-    socket = shells.socket_of(job, wanted.node)
+    job = selectors.job_row(membership.organization, shell_request.job)
+    socket = shells.socket_of(job, shell_request.node)
     if socket is None:
         return HttpResponse(status=409)
-    if wanted.is_new:
-        data = {"node": wanted.node}
+    if shell_request.is_new:
+        data = {"node": shell_request.node}
         record(
             organization=job.organization,
             actor=membership.user,
@@ -76,7 +76,7 @@ def admit(request: HttpRequest) -> HttpResponse:
             target=f"job:{job.pk}",
             data=data,
         )
-    exchange.shell_opening = ShellOpening(socket, membership.organization_id, membership.user_id)
+    exchange.admitted_shell = AdmittedShell(socket, membership.organization_id, membership.user_id)
     return HttpResponse()
 
 
@@ -88,14 +88,14 @@ def _membership(session: str, pk: int) -> Membership | None:
 
 
 def _record_end(pk: int, node: int, end: ShellEnd) -> None:
-    # Both may have been deleted while the shell was open.
-    organization = Organization.objects.filter(pk=end.opening.organization).first()
+    # The organization and the user may have been deleted while the shell was open.
+    organization = Organization.objects.filter(pk=end.shell.organization).first()
     if organization is None:
         return
     record(
         organization=organization,
-        actor=User.objects.filter(pk=end.opening.user).first(),
+        actor=User.objects.filter(pk=end.shell.user).first(),
         action="shell.closed",
         target=f"job:{pk}",
-        data={"node": node, "why": end.why, "seconds": end.seconds},
+        data={"node": node, "why": end.reason, "seconds": end.seconds},
     )

@@ -44,13 +44,13 @@ PAGE_SIZE = 50
 MAX_CHOICES = 20
 """How many earlier jobs the form offers to start from."""
 ROW_FIELDS = ("name", "type", "low", "high", "scale", "step", "choices", "when")
-"""The controls of each parameter in the form. Their names begin with `parameter_`; each is sent for every parameter."""
+"""The form controls of one parameter; their names begin with `parameter_`. The form sends each once per parameter."""
 ERROR_FIELDS = ("space", "objective", "method", "pruner", "trials", "concurrency", "ceiling_minor", "name")
-"""The form's fields that have a place for their error. Errors of the training itself are shown in the card."""
+"""Fields that show their error beside them. The card shows the errors of all others, such as those of the training."""
 EXTENSION_FIELDS = ("trials", "ceiling_minor")
-"""The same of the form for more trials."""
-EXCLUDED = {"sweep", "pinned_image", "ceiling_minor", "exact", "rerun_of"}
-"""What a sweep does not take from the order that it starts from: its ceiling is that of one run."""
+"""Likewise in the form that orders more trials."""
+EXCLUDED_FIELDS = {"sweep", "pinned_image", "ceiling_minor", "exact", "rerun_of"}
+"""Fields of the earlier order that a sweep does not take over. The ceiling, for example, is that of one run."""
 METHODS = {
     Method.TPE: gettext_lazy("Bayesian (TPE): learns from ended trials"),
     Method.RANDOM: gettext_lazy("Random"),
@@ -82,7 +82,7 @@ OPEN = "open"
 @require_GET
 @member(Capability.VIEW)
 def sweep_list(request: MemberRequest) -> HttpResponse:
-    """List the sweeps, newest first. While one is open, htmx requests the rows again and again."""
+    """List the sweeps, newest first. While one is open, htmx polls the rows."""
     page = Paginator(selectors.listed(request.membership.organization), PAGE_SIZE).get_page(request.GET.get("page"))
     context = {
         "page": page,
@@ -95,16 +95,16 @@ def sweep_list(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.RUN)
 def sweep_new(request: MemberRequest) -> HttpResponse:
-    """Show the form. `?job=` starts from a training, `?sweep=` from an earlier sweep; without, the page offers jobs."""
+    """Show the form. `?job=` starts from a training, `?sweep=` from an earlier sweep. Without either, offer jobs."""
     organization = request.membership.organization
     if billing.wallet(organization) is None or not is_active(organization):
         return render(request, "jobs/training_inactive.html")
     origin = _origin(organization, request.GET)
     if origin is None:
         trainings = rows.listed(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
-        listed = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_CHOICES]]
-        return render(request, "jobs/sweep_new_start.html", {"rows": listed})
-    base = _base(origin)
+        job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_CHOICES]]
+        return render(request, "jobs/sweep_new_start.html", {"rows": job_rows})
+    base = _base_purchase(origin)
     job = origin if isinstance(origin, Job) else origin.trials.select_related("job").first()
     job = job.job if isinstance(job, Trial) else job
     context = {
@@ -134,7 +134,7 @@ def sweep_quote(request: MemberRequest) -> HttpResponse:
     if origin is None:
         raise NotFound
     try:
-        data = _base(origin) | _data(request.POST, currency_of(organization))
+        data = _base_purchase(origin) | _api_data(request.POST, currency_of(organization))
         quote = purchase.quote_sweep(membership=request.membership, data=data)
     except CustomerError as error:
         return refused_card(request, error, ERROR_FIELDS)
@@ -248,14 +248,14 @@ def _origin(organization: Organization, data: QueryDict) -> Job | Sweep | None:
     return None
 
 
-def _base(origin: Job | Sweep) -> dict[str, Any]:
+def _base_purchase(origin: Job | Sweep) -> dict[str, Any]:
     """Return the purchase (the API's fields) whose settings are searched."""
-    bought = origin.order.quote if isinstance(origin, Job) else origin.quote
-    return {name: value for name, value in purchase_data(bought.purchase).items() if name not in EXCLUDED}
+    quote = origin.order.quote if isinstance(origin, Job) else origin.quote
+    return {name: value for name, value in purchase_data(quote.purchase).items() if name not in EXCLUDED_FIELDS}
 
 
 def _values_of_job(job: Job) -> dict[str, Any]:
-    """Return the form's values for a search around the settings of a job: its learning rate, divided and times ten."""
+    """Return the form's values for a search around a job: learning rates from a tenth to ten times that of the job."""
     lr = float(job.lr)
     names = cost_analysis.curve_names(job)
     metric = names[0] if names else ""
@@ -263,7 +263,7 @@ def _values_of_job(job: Job) -> dict[str, Any]:
     space = [Parameter("LR", "float", low=float(f"{lr / 10:.6g}"), high=float(f"{lr * 10:.6g}"), log=True)]
     return {
         "name": job.name,
-        "parameters": [_row(parameter) for parameter in space],
+        "parameters": [_control_values(parameter) for parameter in space],
         "metric": metric,
         "goal": Goal.MINIMIZE if is_lower else Goal.MAXIMIZE,
         "against_cost": False,
@@ -280,7 +280,7 @@ def _values_of_sweep(sweep: Sweep) -> dict[str, Any]:
     plan = selectors.plan_of(sweep)
     return {
         "name": sweep.name,
-        "parameters": [_row(parameter) for parameter in plan.space],
+        "parameters": [_control_values(parameter) for parameter in plan.space],
         "metric": plan.metric,
         "goal": plan.goal,
         "against_cost": plan.is_against_cost,
@@ -292,7 +292,7 @@ def _values_of_sweep(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _row(parameter: Parameter) -> dict[str, Any]:
+def _control_values(parameter: Parameter) -> dict[str, Any]:
     """Return a parameter as the values of its controls."""
     is_range = parameter.kind != "categorical"
     return {
@@ -318,7 +318,7 @@ def _parameter_names(base: Mapping[str, Any]) -> list[str]:
     return [*PURCHASE_FIELDS, *dict.fromkeys(arguments), *(base.get("environment") or {})]
 
 
-def _data(posted: QueryDict, currency: str) -> dict[str, Any]:
+def _api_data(posted: QueryDict, currency: str) -> dict[str, Any]:
     """Return the form as fields of the API. Raises InvalidInput."""
     return {
         "name": posted.get("name", ""),
@@ -356,7 +356,7 @@ def _space(posted: QueryDict) -> dict[str, Any]:
         if row["when"]:
             try:
                 space[name]["when"] = json.loads(row["when"])
-            except (ValueError, RecursionError):  # the latter for brackets nested without end
+            except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
                 raise InvalidInput(fields={"space": _("The condition of a parameter is invalid.")}) from None
     return space
 
@@ -392,7 +392,7 @@ def _parameters(plan: Plan, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _chart(sweep: Sweep) -> dict[str, Any]:
-    """Return what the script that draws the charts needs beside the trials, which it gets from the API."""
+    """Return the data of the charts' script, except the trials, which it gets from the API."""
     plan = selectors.plan_of(sweep)
     axes = [
         {"name": parameter.name, "choices": [str(choice) for choice in parameter.choices], "log": parameter.log}

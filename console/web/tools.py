@@ -20,15 +20,15 @@ from jobs import selectors, tensorboards
 from jobs.models import Job
 
 _UNSAFE_PATH = re.compile(rb"[^!-~]|%(?:2f|5c|00|2e)|//|\\|(?:^|/)\.\.?(?:/|$)", re.IGNORECASE)
-"""Matches paths that a tool may read in another way than the console: with bytes that need encoding, encoded slashes
-and dots, empty folder names, or `..`."""
+"""Matches paths that a tool may interpret differently from the console: with unencoded bytes, encoded slashes or dots,
+empty segments, or `..`."""
 
 
 @require_POST
 @member(Capability.VIEW)
 def job_tensorboard(request: MemberRequest, pk: int) -> HttpResponse:
     """Open TensorBoard on a job."""
-    return _open(request, [selectors.job_row(request.membership.organization, pk)], "job_detail", pk)
+    return _open_tensorboard(request, [selectors.job_row(request.membership.organization, pk)], "job_detail", pk)
 
 
 @require_POST
@@ -37,7 +37,7 @@ def jobs_tensorboard(request: MemberRequest) -> HttpResponse:
     """Open TensorBoard on the selected jobs. Jobs of other organizations are ignored."""
     selected_pks = [pk for pk in map(parse_row_id, request.POST.getlist("job")[: tensorboards.MAX_JOBS]) if pk]
     jobs = Job.objects.filter(organization=request.membership.organization, pk__in=selected_pks).order_by("pk")
-    return _open(request, list(jobs), "job_list")
+    return _open_tensorboard(request, list(jobs), "job_list")
 
 
 @csrf_exempt  # a tool's pages have no CSRF token: `_is_cross_site` refuses requests of other sites
@@ -65,7 +65,7 @@ def _is_cross_site(request: MemberRequest) -> bool:
     return request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin"
 
 
-def _open(request: MemberRequest, jobs: list[Job], page: str, *arguments: Any) -> HttpResponse:
+def _open_tensorboard(request: MemberRequest, jobs: list[Job], page: str, *arguments: Any) -> HttpResponse:
     """Redirect to a new TensorBoard on the jobs; after an error, to `page`, which shows the error."""
     try:
         return redirect(tensorboards.open_session(membership=request.membership, jobs=jobs))

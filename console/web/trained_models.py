@@ -15,7 +15,7 @@ from console.accounts.roles import Capability
 from console.core.errors import CustomerError
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
 from console.web.amounts import parse_row_id
-from console.web.searching import searched
+from console.web.searching import search_and_sort
 from jobs import job_files, model_publishing
 from jobs import selectors as jobs
 from jobs.models import Job
@@ -52,7 +52,7 @@ class PublishForm(forms.Form):
 @member(Capability.VIEW)
 def model_list(request: MemberRequest) -> HttpResponse:
     """List the models of a search with their latest versions."""
-    models, search = searched(request, selectors.models_for(request.membership.organization))
+    models, search = search_and_sort(request, selectors.models_for(request.membership.organization))
     page = Paginator(models, PAGE_SIZE).get_page(request.GET.get("page"))
     return render(request, "storage/model_list.html", {"page": page, **search})
 

@@ -35,6 +35,7 @@ from console.accounts.services import is_active
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, error_text, member
 from console.web.amounts import parse_row_id, parse_seconds
+from console.web.quote_cards import posted_key
 from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checkout, comparison, orders, packages, probes, reruns, script_data
 from jobs import selectors as jobs
@@ -86,7 +87,7 @@ FIELDS = (
 )
 """Fields passed to the quote unchanged."""
 LIMIT_FIELDS = ("max_seconds", "ceiling_minor")
-"""Fields that `_data` converts: they are typed in minutes or hours, and in major units."""
+"""Fields that `_api_data` converts: they are typed in minutes or hours, and in major units."""
 ADVANCED_DEFAULTS: dict[str, Any] = {
     "retries": 0,
     "retry_backoff_seconds": "",
@@ -102,7 +103,7 @@ TIME_UNITS = {"minutes": 60, "hours": 3600}
 """Seconds per unit of the time limit."""
 MAX_SCRIPTS = 300
 """How many scripts the form offers. The path of any other script can be typed."""
-MAX_CHECKPOINTED = 20
+MAX_CHECKPOINT_JOBS = 20
 """How many earlier jobs the form offers to start from. A link on a job's page opens the form with any other job."""
 MAX_FOLDERS = 200
 """How many folders are searched for scripts: the form is shown only after the search."""
@@ -160,7 +161,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
     values["secrets"] = request.GET.getlist("secrets") or values["secrets"]
     values["models"] = request.GET.getlist("models") or values["models"]
     values["from_checkpoint"] = parse_row_id(str(values["from_checkpoint"])) or ""
-    checkpointed = list(jobs.jobs_with_files(organization, MAX_CHECKPOINTED))
+    checkpoint_jobs = list(jobs.jobs_with_files(organization, MAX_CHECKPOINT_JOBS))
     workspace = next((candidate for candidate in workspaces if candidate.name == values["workspace"]), None)
     scripts = _scripts(workspace) if workspace else []
     if len(scripts) == 1:  # no choice to make
@@ -184,8 +185,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "script_tree": _script_tree(scripts),
             "datasets": sharing.by_name(storage.with_published(sharing.usable_datasets(organization))),
             "models": storage.with_model_versions(storage.models_for(organization)),
-            "checkpointed": checkpointed,
-            "checkpointed_ids": [checkpointed_job.pk for checkpointed_job in checkpointed],
+            "checkpoint_jobs": checkpoint_jobs,
+            "checkpoint_job_ids": [job.pk for job in checkpoint_jobs],
             "secrets": secret_store.secrets_for(organization),
             "specs": specs,
             "account": account,
@@ -196,7 +197,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "controllers": Job.Controllers.choices,
             "local_rank_arguments": Job.LocalRankArguments.choices,
             # The advanced section is open if one of its fields differs from the default.
-            "advanced": any(values[name] != default for name, default in ADVANCED_DEFAULTS.items()),
+            "is_advanced_open": any(values[name] != default for name, default in ADVANCED_DEFAULTS.items()),
         },
     )
 
@@ -249,7 +250,7 @@ def training_quote(request: MemberRequest) -> HttpResponse:
     """Return the quote card for the current values, or their errors."""
     account = billing.wallet(request.membership.organization)
     currency = account.currency if account else billing.default_currency()
-    data, limit_errors = _data(request.POST, currency)
+    data, limit_errors = _api_data(request.POST, currency)
     # Quote even if a limit is invalid: the response then shows the errors of all fields together.
     try:
         quote = orders.quote_order(membership=request.membership, data=data)
@@ -294,8 +295,7 @@ def training_order(request: MemberRequest) -> HttpResponse:
         order = orders.place_order(
             membership=request.membership,
             quote=quote,
-            # PostgreSQL cannot store NUL, and the column has 255 characters.
-            idempotency_key=request.POST.get("idempotency_key", "").replace("\0", "")[:255],
+            idempotency_key=posted_key(request.POST),
         )
     except (InsufficientFunds, BudgetExceeded) as error:  # the quote stays valid and can be bought later
         return _quote_card(request, quote, problem=str(error.message))
@@ -362,7 +362,7 @@ def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
         return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
     template = "jobs/_training_paid.html" if request.htmx else "jobs/training_paid.html"
     is_waiting = top_up.state in payments.OPEN and "paid" in request.GET
-    return render(request, template, {"top_up": top_up, "quote": quote, "waits": is_waiting})
+    return render(request, template, {"top_up": top_up, "quote": quote, "is_waiting": is_waiting})
 
 
 def has_script(workspace: Workspace) -> bool:
@@ -388,7 +388,7 @@ def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stal
             "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
             "notes": terms_sentences(quote.purchase),
             "warnings": script_data.warnings(request.membership.organization, quote.purchase),
-            "requirements_found": packages.unchosen_file(request.membership.organization, quote.purchase),
+            "unchosen_requirements": packages.unchosen_file(request.membership.organization, quote.purchase),
             "idempotency_key": uuid4(),
             "problem": problem or refusal,
             "is_refused": bool(refusal),
@@ -405,20 +405,20 @@ def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stal
 def _quote_errors(request: MemberRequest, error: CustomerError, limit_errors: dict[str, Any]) -> HttpResponse:
     """Return the errors: beside fields that the user has visited, and as a list in the card for all other fields.
 
-    `limit_errors` are errors of the limits, from `_data`.
+    `limit_errors` are errors of the limits, from `_api_data`.
     """
     fields = dict(error.fields) | limit_errors
     visited = set(request.POST.get("touched", "").split(","))
-    beside_fields = {name: sentence for name, sentence in fields.items() if name in visited}
-    in_card = {name: sentence for name, sentence in fields.items() if name not in visited}
+    field_errors = {name: message for name, message in fields.items() if name in visited}
+    card_errors = {name: message for name, message in fields.items() if name not in visited}
     return render(
         request,
         "jobs/_quote_refused.html",
         {
             "message": "" if fields else error.message,
-            "missing": in_card,
-            "wrong": beside_fields,
-            "errors": _error_slots(beside_fields, request.POST),
+            "card_errors": card_errors,
+            "field_errors": field_errors,
+            "errors": _error_slots(field_errors, request.POST),
         },
     )
 
@@ -433,7 +433,7 @@ def _error_slots(errors: dict[str, Any], posted: QueryDict) -> list[tuple[str, A
     return [(name, errors.get(name, "")) for name in (*FIELDS, *LIMIT_FIELDS)]
 
 
-def _data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the form as fields of the API, and the errors of LIMIT_FIELDS by field."""
     data: dict[str, Any] = {name: posted.get(name, "") for name in FIELDS}
     data["secrets"] = posted.getlist("secrets")

@@ -33,7 +33,7 @@ SUGGESTED_MULTIPLES = (4, 10, 20, 100)
 PAGE_SIZE = 25
 """How many transactions or receipts one page shows."""
 MAX_MATCHES = 1000
-"""Receipts that a search finds at most, the newest first: nobody reads 40 pages."""
+"""Largest number of receipts that a search shows, the newest first: nobody reads more than 40 pages."""
 MAX_AMOUNT_DIGITS = 11
 """Longer amounts in a URL are ignored: no reasonable top-up has as many digits, even in a small currency."""
 
@@ -109,11 +109,11 @@ def receipt_list(request: MemberRequest) -> HttpResponse:
     receipts, number = _receipts(request.membership.organization), request.GET.get("page")
     if not query:
         return render(request, "billing/receipt_list.html", {"page": Paginator(receipts, PAGE_SIZE).get_page(number)})
-    # One scan of an index finds the ids; the rows are read for the page alone.
-    found = list(_matching(receipts, query).values_list("pk", flat=True)[: MAX_MATCHES + 1])
-    page: Page[Any] = Paginator(found[:MAX_MATCHES], PAGE_SIZE).get_page(number)
+    # One scan of an index returns the ids; only the rows of the page are read.
+    matching_pks = list(_matching(receipts, query).values_list("pk", flat=True)[: MAX_MATCHES + 1])
+    page: Page[Any] = Paginator(matching_pks[:MAX_MATCHES], PAGE_SIZE).get_page(number)
     page.object_list = list(receipts.filter(pk__in=list(page)))
-    context = {"page": page, "query": query, "most": MAX_MATCHES if len(found) > MAX_MATCHES else None}
+    context = {"page": page, "query": query, "is_cut": len(matching_pks) > MAX_MATCHES, "max_matches": MAX_MATCHES}
     return render(request, "billing/receipt_list.html", context)
 
 
@@ -141,9 +141,9 @@ def _receipts(organization: Organization) -> QuerySet[Receipt]:
 
 
 def _matching(receipts: QuerySet[Receipt], query: str) -> QuerySet[Receipt]:
-    """Return the receipts whose title, "#7 name", contains the query, or whose number ("R-7") or job's number it is.
+    """Return the receipts whose title ("#7 name") contains the query. "R-7" is a receipt's number, "#7" a job's.
 
-    The title is the receipt's own: with 100,000 receipts, the names of their jobs would take seconds to read.
+    The title is a column of the receipt: with 100,000 receipts, it would take seconds to read the names of their jobs.
     """
     if not query:
         return receipts
@@ -158,9 +158,9 @@ def _matching(receipts: QuerySet[Receipt], query: str) -> QuerySet[Receipt]:
 
 def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResponse:
     organization = request.membership.organization
-    arriving = None
+    pending = None
     if "paid" in request.GET:  # the payment page returns to `?paid`
-        arriving = _pending_top_up(account)
+        pending = _pending_top_up(account)
         # If the payment arrived after the view read the wallet, nothing is pending and the page would not poll for the
         # new balance. So read the balance again.
         account.refresh_from_db()
@@ -171,17 +171,17 @@ def _page(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResp
         {
             "account": account,
             "form": form,
-            "quick_picks": suggested_amounts(account.currency),
+            "suggested_amounts": suggested_amounts(account.currency),
             "page": page,
             "holds": selectors.open_holds(organization).select_related("order__job", "sweep"),
             "receipts": _receipts(organization)[:6],
             "credit_minor": credit.credit_minor(account),
             "owed_minor": receivables.owed_minor(account),
             "storage_unpaid_minor": storage_charges.unpaid_minor(account),
-            "automatic": AutoTopUp.objects.filter(account=account).first(),
+            "auto_top_up": AutoTopUp.objects.filter(account=account).first(),
             "budgets": budgets.states(organization),
             "balance": budgets.balance_of(account),
-            "arriving": arriving,
+            "pending_top_up": pending,
         },
         status=200 if not form.errors else 422,
     )

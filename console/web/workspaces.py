@@ -28,7 +28,7 @@ from console.accounts.roles import Capability
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
 from console.web.datasets import PAGE_SIZE, NamedForm, crumbs_of
-from console.web.searching import searched
+from console.web.searching import search_and_sort
 from storage import (
     catalog,
     copies,
@@ -102,7 +102,7 @@ class WorkspaceForm(NamedForm):
 @member(Capability.VIEW)
 def workspace_list(request: MemberRequest) -> HttpResponse:
     """List the workspaces of a search."""
-    workspaces, search = searched(request, selectors.workspaces_for(request.membership.organization))
+    workspaces, search = search_and_sort(request, selectors.workspaces_for(request.membership.organization))
     page = Paginator(workspaces, PAGE_SIZE).get_page(request.GET.get("page"))
     context = {"page": page, **search, **_imports(request)}
     return render(request, "storage/workspace_list.html", context)
@@ -137,11 +137,11 @@ def workspace_new(request: MemberRequest) -> HttpResponse:
     )
     if form.is_valid():
         with errors_in_form(form):
-            started = start_workspace(organization=organization, user=request.membership.user, **form.cleaned_data)
-            if isinstance(started, WorkspaceImport):
+            created = start_workspace(organization=organization, user=request.membership.user, **form.cleaned_data)
+            if isinstance(created, WorkspaceImport):
                 messages.success(request, _("The import has started."))
                 return redirect("workspace_list")
-            return redirect("workspace_detail", started.name)
+            return redirect("workspace_detail", created.name)
     return render(request, "storage/workspace_new.html", {"form": form})
 
 
@@ -393,11 +393,11 @@ def workspace_search(request: MemberRequest, name: str) -> HttpResponse:
     context: dict[str, Any] = {"workspace": workspace, "path": path, "crumbs": crumbs_of(path), "text": text}
     if text:
         try:
-            matches = search.find(root=selectors.workspace_folder(workspace), text=text, path=path)
+            result = search.find(root=selectors.workspace_folder(workspace), text=text, path=path)
         except CustomerError as error:
             show_error(request, error)
             return redirect("workspace_detail", name)
-        context |= {"found": matches, "max_matches": search.MAX_MATCHES, "max_entries": search.MAX_ENTRIES}
+        context |= {"search_result": result, "max_matches": search.MAX_MATCHES, "max_entries": search.MAX_ENTRIES}
     return render(request, "storage/workspace_search.html", context)
 
 

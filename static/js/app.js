@@ -1,7 +1,7 @@
-// What every page does: theme buttons, toasts, copy buttons, questions before dangerous acts, forms that are sent once,
-// controls that send their form. All by data attributes; there are no inline handlers.
+// The behaviour of every page: theme buttons, toasts, copy buttons, confirmation of dangerous actions, forms that are sent
+// once, controls that submit their form. Data attributes select it; there are no inline handlers.
 
-// The server writes times in the reader's zone: the next page is in this one.
+// The server formats times in the zone of this cookie, from the next page on.
 const zone = encodeURIComponent(Intl.DateTimeFormat().resolvedOptions().timeZone ?? "");
 if (zone && !document.cookie.split("; ").includes(`time_zone=${zone}`)) {
   const secure = location.protocol === "https:" ? "; secure" : "";
@@ -32,7 +32,7 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-autosubmit]")) event.target.form.requestSubmit();
 });
 
-// A search's URL names only what was chosen.
+// Leave empty fields out of the URL of a search.
 document.addEventListener("submit", (event) => {
   if (!event.target.matches("[data-omit-empty]")) return;
   for (const control of event.target.elements) {
@@ -40,7 +40,7 @@ document.addEventListener("submit", (event) => {
   }
 });
 
-/** Ask before sending; the form is sent once the person agrees, even if a refresh has replaced that part of the page. */
+/** Ask for confirmation, then submit the form, even if htmx has replaced that part of the page meanwhile. */
 const confirmThen = (form, submitter) => {
   const dialog = document.getElementById("confirm");
   dialog.querySelector("#confirm-question").textContent = form.dataset.confirm;
@@ -67,7 +67,7 @@ const confirmThen = (form, submitter) => {
     modal.hide();
     if (!form.isConnected) {
       form.hidden = true;
-      document.body.append(form); // a form outside the document is never sent
+      document.body.append(form); // a form outside the document cannot be submitted
     }
     form.requestSubmit(submitter);
   };
@@ -91,7 +91,7 @@ document.addEventListener("submit", (event) => {
   event.submitter?.classList.add("btn-loading");
 });
 
-// Rows that refresh themselves keep the boxes that were ticked.
+// When htmx refreshes the rows of jobs, the selected boxes stay selected.
 document.addEventListener("htmx:beforeSwap", (event) => {
   if (event.detail.target?.id !== "job-rows") return;
   const ticked = [...event.detail.target.querySelectorAll("input[name=job]:checked")].map((box) => box.id);
@@ -103,7 +103,7 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   }, { once: true });
 });
 
-// A page that comes back from the browser's memory can be used again.
+// Make forms usable when the browser restores a page from its back/forward cache.
 addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
   document.querySelectorAll("[data-omit-empty] :disabled").forEach((control) => { control.disabled = false; });
@@ -113,7 +113,7 @@ addEventListener("pageshow", (event) => {
 
 document.querySelectorAll("#toasts .toast").forEach((element) => window.tabler.bootstrap.Toast.getOrCreateInstance(element).show());
 
-// Quick picks: fill a field with a value.
+// Buttons that fill a field with a value, such as a suggested amount.
 document.addEventListener("click", (event) => {
   const pick = event.target.closest("[data-fill]");
   if (!pick) return;
@@ -123,24 +123,24 @@ document.addEventListener("click", (event) => {
   field.focus();
 });
 
-// A session that ended while its page was open: what was typed into forms with data-keep outlives signing in again, in
-// this tab and for the same person alone.
-const KEPT = "trainyard-kept";
-const place = location.pathname + location.search;
+// If the session ended while the page was open, the values of forms with data-keep are restored after the log-in, in the
+// same tab and for the same person only.
+const STORAGE_KEY = "trainyard-kept";
+const pageUrl = location.pathname + location.search;
 
-const askToSignIn = () => {
+const promptLogIn = () => {
   const forms = Object.fromEntries([...document.querySelectorAll("form[data-keep]")].map((form) => [form.id, [...new FormData(form)]]));
-  sessionStorage.setItem(KEPT, JSON.stringify({ place, person: document.body.dataset.person, forms }));
+  sessionStorage.setItem(STORAGE_KEY, JSON.stringify({ place: pageUrl, person: document.body.dataset.person, forms }));
   const dialog = document.getElementById("signed-out");
   const link = dialog.querySelector("[data-sign-in]");
-  link.search = new URLSearchParams({ next: place });
+  link.search = new URLSearchParams({ next: pageUrl });
   window.tabler.bootstrap.Modal.getOrCreateInstance(dialog).show();
 };
 
 document.addEventListener("htmx:responseError", (event) => {
-  if (event.detail.xhr.status === 401) askToSignIn();
+  if (event.detail.xhr.status === 401) promptLogIn();
 });
-document.addEventListener("trainyard:signed-out", askToSignIn);
+document.addEventListener("trainyard:signed-out", promptLogIn);
 
 const fill = (form, entries) => {
   for (const [name, value] of entries) {
@@ -151,11 +151,11 @@ const fill = (form, entries) => {
   }
 };
 
-const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
-if (kept && kept.place === place) {
-  sessionStorage.removeItem(KEPT);
-  if (kept.person === document.body.dataset.person) {
-    for (const [id, entries] of Object.entries(kept.forms)) {
+const stored = JSON.parse(sessionStorage.getItem(STORAGE_KEY) ?? "null");
+if (stored?.place === pageUrl) {
+  sessionStorage.removeItem(STORAGE_KEY);
+  if (stored.person === document.body.dataset.person) {
+    for (const [id, entries] of Object.entries(stored.forms)) {
       const form = document.getElementById(id);
       if (form) fill(form, entries);
     }

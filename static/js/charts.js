@@ -1,7 +1,7 @@
-// How a chart of ours looks: colours come from the theme's variables, resolved by the browser.
+// The look of the charts. Colours come from the theme's variables, which the browser resolves.
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** A colour variable as a canvas understands it, whatever it is made of. */
+/** A CSS variable as a colour that a canvas can draw with: the browser resolves references and functions. */
 export const colour = (name) => {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
@@ -11,16 +11,16 @@ export const colour = (name) => {
   return resolved;
 };
 
-/** The reader's time zone, which the page was written in; and a moment in it, as uPlot wants one. */
+/** The reader's time zone, in which the page shows times; and a Unix time in it, for uPlot. */
 export const zone = document.documentElement.dataset.timeZone;
 export const inZone = (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), zone);
 
-/** An axis in the colours of now. */
-export const axes = () => {
+/** The style of an axis in the current theme. */
+export const axisStyle = () => {
   const grid = { stroke: colour("--tblr-border-color"), width: 1 };
   return { stroke: colour("--tblr-secondary"), grid, ticks: grid, font: `11px ${style("--tblr-font-sans-serif")}` };
 };
 
 const COLOURS = ["--tblr-primary", "--tblr-orange", "--tblr-green", "--tblr-purple", "--tblr-red", "--tblr-cyan", "--tblr-yellow", "--tblr-pink"];
-/** The colour of the run or node at a place, the same in every chart. Each is readable in both themes. */
-export const hue = (place) => colour(COLOURS[place % COLOURS.length]);
+/** The colour of the run or node with this index, the same in every chart. Each is readable in both themes. */
+export const seriesColour = (index) => colour(COLOURS[index % COLOURS.length]);

@@ -1,9 +1,9 @@
-// Spend by day as stacked bars. The one rule: the numbers are in the page; this only draws them, again when theme or size change.
+// Draws the spend by day as stacked bars, and redraws them when the theme or the size changes. The page has the numbers.
 const data = JSON.parse(document.getElementById("cost-data").textContent);
-const holder = document.getElementById("cost-chart");
+const container = document.getElementById("cost-chart");
 const HUES = ["--tblr-primary", "--tblr-teal", "--tblr-orange", "--tblr-purple", "--tblr-cyan", "--tblr-secondary"];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-/** A colour variable as a canvas understands it: resolved by the browser, whatever it is made of. */
+/** A CSS variable as a colour that a canvas can draw with: the browser resolves references and functions. */
 const colour = (name) => {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
@@ -15,11 +15,11 @@ const colour = (name) => {
 const language = document.documentElement.lang;
 const money = new Intl.NumberFormat(language, { style: "currency", currency: data.currency });
 const short = new Intl.NumberFormat(language, { style: "currency", currency: data.currency, notation: "compact" });
-const dayName = (place) => (data.days[place] ? new Date(`${data.days[place]}T12:00`).toLocaleDateString(language, { month: "short", day: "numeric" }) : "");
+const dayName = (index) => (data.days[index] ? new Date(`${data.days[index]}T12:00`).toLocaleDateString(language, { month: "short", day: "numeric" }) : "");
 
-// Each series is drawn as high as all up to it; the highest is drawn first, so that each shows its own part.
+// A bar is as high as the sum of the series up to it. The highest is drawn first, so that each shows its own part.
 const stacked = [];
-data.amounts.forEach((amounts, place) => stacked.push(amounts.map((amount, day) => amount + (stacked[place - 1]?.[day] ?? 0))));
+data.amounts.forEach((amounts, index) => stacked.push(amounts.map((amount, day) => amount + (stacked[index - 1]?.[day] ?? 0))));
 
 let chart = null;
 const draw = () => {
@@ -27,31 +27,31 @@ const draw = () => {
   const grid = { stroke: colour("--tblr-border-color"), width: 1 };
   const font = `11px ${style("--tblr-font-sans-serif")}`;
   const axis = { stroke: colour("--tblr-secondary"), ticks: { show: false }, font };
-  const order = data.names.map((_name, place) => place).reverse();
+  const order = data.names.map((_name, index) => index).reverse();
   chart = new window.uPlot(
     {
-      width: holder.clientWidth,
+      width: container.clientWidth,
       height: 260,
       scales: { x: { time: false, range: [-0.6, data.days.length - 0.4] }, y: { range: (_plot, _least, most) => [0, most * 1.08 || 1] } },
       cursor: { points: { show: false }, drag: { x: false, y: false } },
       series: [
-        { label: holder.dataset.day, value: (_plot, place) => (place === null ? "" : dayName(place)) },
-        ...order.map((place) => ({
-          label: data.names[place],
-          fill: colour(HUES[place % HUES.length]),
+        { label: container.dataset.day, value: (_plot, index) => (index === null ? "" : dayName(index)) },
+        ...order.map((index) => ({
+          label: data.names[index],
+          fill: colour(HUES[index % HUES.length]),
           width: 0,
           points: { show: false },
-          paths: window.uPlot.paths.bars({ size: [0.7, 40], radius: place === data.names.length - 1 ? 0.1 : 0 }),
-          value: (_plot, _value, _series, day) => (day === null ? "" : money.format(data.amounts[place][day])),
+          paths: window.uPlot.paths.bars({ size: [0.7, 40], radius: index === data.names.length - 1 ? 0.1 : 0 }),
+          value: (_plot, _value, _series, day) => (day === null ? "" : money.format(data.amounts[index][day])),
         })),
       ],
       axes: [
-        { ...axis, grid: { show: false }, values: (_plot, places) => places.map((place) => (Number.isInteger(place) ? dayName(place) : "")) },
+        { ...axis, grid: { show: false }, values: (_plot, indexes) => indexes.map((index) => (Number.isInteger(index) ? dayName(index) : "")) },
         { ...axis, grid, size: 64, values: (_plot, values) => values.map((value) => short.format(value)) },
       ],
     },
-    [data.days.map((_day, place) => place), ...order.map((place) => stacked[place])],
-    holder,
+    [data.days.map((_day, index) => index), ...order.map((index) => stacked[index])],
+    container,
   );
 };
 draw();

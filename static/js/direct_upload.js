@@ -1,31 +1,31 @@
-// Sends a large file directly to the operator's bucket, in parts: an uploader for Uppy, in place of Tus.
-// The one rule: the server signs each part just before it is sent, so a URL never grows old and a lost part is sent again.
-// The browser remembers the unfinished upload of its target, and continues it when the same file is chosen again.
+// An uploader for Uppy in place of Tus: it sends a large file directly to the operator's bucket, in parts.
+// The server signs the URL of each part just before it is sent, so that no URL expires. A failed part is sent once more.
+// The browser stores the unfinished upload of each target, and resumes it when the same file is chosen again.
 import { csrf } from "./shared.js";
 
 const PARALLEL = 3;
-/** Of what no pause interrupts. */
+/** The signal of requests that a pause does not interrupt. */
 const UNINTERRUPTED = new AbortController().signal;
 
-/** An answer that no retry changes. `answer` is the API's error. */
+/** A response that a retry does not change. `apiError` is the API's error. */
 class Refused extends Error {
-  constructor(answer) {
-    super(answer.message);
-    this.answer = answer;
+  constructor(apiError) {
+    super(apiError.message);
+    this.apiError = apiError;
   }
 }
 
-const ask = async (method, url, body, signal) => {
+const callApi = async (method, url, data, signal) => {
   const headers = { Accept: "application/json", "Content-Type": "application/json", "X-CSRFToken": csrf(), "Tus-Resumable": "1.0.0" };
-  const response = await fetch(url, { method, headers, signal, body: body && JSON.stringify(body) });
+  const response = await fetch(url, { method, headers, signal, body: data && JSON.stringify(data) });
   if (response.status === 204) return null;
-  const answer = await response.json();
-  if (response.ok) return answer;
-  if (response.status >= 500 || response.status === 429) throw new Error(answer.message);
-  throw new Refused(answer);
+  const body = await response.json();
+  if (response.ok) return body;
+  if (response.status >= 500 || response.status === 429) throw new Error(body.message);
+  throw new Refused(body);
 };
 
-/** PUT a part. Rejects if it did not arrive. */
+/** Send a part by PUT. Rejects if the bucket does not confirm it. */
 const put = (url, body, signal, onProgress) =>
   new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
@@ -35,7 +35,7 @@ const put = (url, body, signal, onProgress) =>
     request.addEventListener("loadend", () => {
       signal.removeEventListener("abort", abort);
       if (request.status === 200) resolve();
-      else reject(new Error(`the bucket answered ${request.status}`));
+      else reject(new Error(`the bucket responded with ${request.status}`));
     });
     request.open("PUT", url);
     request.send(body);
@@ -47,17 +47,17 @@ const wait = (milliseconds, signal) =>
     signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
   });
 
-/** The name under which the browser remembers the unfinished upload of a target. */
-export const memoryOf = (target) => `direct::${target}`;
+/** The key under which the browser stores the unfinished upload of a target. */
+export const storageKeyOf = (target) => `direct::${target}`;
 
 export class Direct {
-  /** `opts`: endpoint, target, retryDelays. The file's meta is what is sent to create the upload. */
+  /** `opts`: endpoint, target, retryDelays. The file's meta has the values that create the upload. */
   constructor(uppy, opts) {
     this.id = "Direct";
     this.type = "uploader";
     this.uppy = uppy;
     this.opts = opts;
-    this.memory = memoryOf(opts.target);
+    this.storageKey = storageKeyOf(opts.target);
     this.controller = new AbortController();
     this.isPaused = false;
     this.isCancelled = false;
@@ -82,13 +82,13 @@ export class Direct {
     this.end();
   }
 
-  /** Heed the buttons no longer. Uppy cancels everything when it is destroyed, also what has ended. */
+  /** Remove the listeners. When Uppy is destroyed it cancels all uploads, including those that have ended. */
   end() {
     this.uppy.off("upload-pause", this.onPause);
     this.uppy.off("cancel-all", this.onCancel);
   }
 
-  /** Uppy calls it when its state changes; there is nothing to show here. */
+  /** Uppy calls this when its state changes. There is nothing to do. */
   update() {}
 
   async run(id) {
@@ -104,33 +104,33 @@ export class Direct {
         await Promise.all(Array.from({ length: PARALLEL }, () => this.sendParts(file, signal)));
       }
       if (this.isCancelled) return;
-      await this.retried(() => ask("POST", `${this.url}complete/`), UNINTERRUPTED);
-      localStorage.removeItem(this.memory);
+      await this.withRetries(() => callApi("POST", `${this.url}complete/`), UNINTERRUPTED);
+      localStorage.removeItem(this.storageKey);
       this.end();
       this.uppy.emit("upload-success", file, { status: 200, uploadURL: this.url });
     } catch (error) {
       if (this.isCancelled) return;
       this.controller.abort(); // the other parts
       this.end();
-      if (error instanceof Refused) localStorage.removeItem(this.memory);
+      if (error instanceof Refused) localStorage.removeItem(this.storageKey);
       this.uppy.emit("upload-error", file, error);
     }
   }
 
-  /** Create the upload, or continue the one that the browser remembers of this file. */
+  /** Create the upload, or resume the stored one of this file. */
   async begin(file) {
     const { size, lastModified } = file.data;
-    const known = JSON.parse(localStorage.getItem(this.memory) ?? "null");
+    const stored = JSON.parse(localStorage.getItem(this.storageKey) ?? "null");
     let upload = null;
-    if (known?.size === size && known.lastModified === lastModified && known.metadata.filename === file.meta.filename)
-      upload = await this.retried(() => ask("GET", `${this.opts.endpoint}${known.id}/parts/`), UNINTERRUPTED).catch((error) => {
+    if (stored?.size === size && stored.lastModified === lastModified && stored.metadata.filename === file.meta.filename)
+      upload = await this.withRetries(() => callApi("GET", `${this.opts.endpoint}${stored.id}/parts/`), UNINTERRUPTED).catch((error) => {
         if (!(error instanceof Refused)) throw error;
       });
     if (!upload) {
       const { purpose, name, path = "", filename, unpack } = file.meta;
       const values = { size_bytes: size, purpose, name, path, filename, unpack: unpack !== undefined };
-      upload = { ...(await ask("POST", `${this.opts.endpoint}direct/`, values)), received: [] };
-      localStorage.setItem(this.memory, JSON.stringify({ id: upload.id, size, lastModified, metadata: { filename } }));
+      upload = { ...(await callApi("POST", `${this.opts.endpoint}direct/`, values)), received: [] };
+      localStorage.setItem(this.storageKey, JSON.stringify({ id: upload.id, size, lastModified, metadata: { filename } }));
     }
     this.url = `${this.opts.endpoint}${upload.id}/`;
     this.partSize = upload.part_size_bytes;
@@ -143,7 +143,7 @@ export class Direct {
     return file.data.slice((number - 1) * this.partSize, number * this.partSize);
   }
 
-  /** Send missing parts, one after the other, until there are none. A part that is interrupted is missing again. */
+  /** Send missing parts, one after the other, until there are none. An interrupted part becomes missing. */
   async sendParts(file, signal) {
     while (!signal.aborted && this.missing.length) {
       const number = this.missing.shift();
@@ -153,8 +153,8 @@ export class Direct {
         this.report(file);
       };
       try {
-        await this.retried(async () => {
-          const { results } = await ask("POST", `${this.url}parts/`, { numbers: [number] }, signal);
+        await this.withRetries(async () => {
+          const { results } = await callApi("POST", `${this.url}parts/`, { numbers: [number] }, signal);
           await put(results[0].url, body, signal, count);
         }, signal);
         count(body.size);
@@ -172,7 +172,7 @@ export class Direct {
   }
 
   /** Call `action` until it succeeds, is refused, or has failed too often in a row. */
-  async retried(action, signal) {
+  async withRetries(action, signal) {
     for (const delay of [...this.opts.retryDelays, null]) {
       try {
         return await action();
@@ -187,7 +187,7 @@ export class Direct {
     this.isCancelled = true;
     this.controller.abort();
     this.resume?.();
-    localStorage.removeItem(this.memory);
-    if (this.url) ask("DELETE", this.url).catch(() => {}); // else it expires
+    localStorage.removeItem(this.storageKey);
+    if (this.url) callApi("DELETE", this.url).catch(() => {}); // if this fails, the upload expires
   }
 }

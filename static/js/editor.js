@@ -1,6 +1,5 @@
 // The editor of one file: CodeMirror, saving with Ctrl-S, and a warning before unsaved text is left.
-// The one rule: text is saved as it came, line ends included. When the session has ended, app.js keeps the text in
-// the form over signing in again.
+// Line ends are saved as they were loaded. If the session has ended, app.js restores the text after the log-in.
 import { csrf, toast } from "./shared.js";
 
 const area = document.getElementById("editor");
@@ -9,7 +8,7 @@ const button = document.getElementById("save");
 const original = JSON.parse(document.getElementById("editor-text").textContent);
 const lineEnd = original.includes("\r\n") ? "\r\n" : "\n";
 
-const kept = area.value; // empty, but for what app.js brought back
+const restored = area.value; // empty unless app.js has restored a text
 area.value = original;
 const editor = window.CodeMirror.fromTextArea(area, {
   mode: area.dataset.mode || null,
@@ -28,10 +27,10 @@ const editor = window.CodeMirror.fromTextArea(area, {
   },
 });
 editor.getInputField().setAttribute("aria-label", area.getAttribute("aria-label"));
-// A link of a failed job leads to a line.
-const asked = /^#L(\d{1,9})$/.exec(location.hash);
-if (asked) {
-  editor.setCursor(Number(asked[1]) - 1, 0);
+// The page of a failed job links to a line.
+const lineHash = /^#L(\d{1,9})$/.exec(location.hash);
+if (lineHash) {
+  editor.setCursor(Number(lineHash[1]) - 1, 0);
   editor.scrollIntoView(null, 200);
   editor.focus();
 }
@@ -42,11 +41,11 @@ let isNew = Boolean(area.dataset.new);
 const version = area.form.elements.namedItem("version");
 const conflict = document.getElementById("conflict");
 
-const dirty = () => isNew || !editor.isClean(saved);
+const isDirty = () => isNew || !editor.isClean(saved);
 
 /** Show how the file's text now differs from the one in the editor. Nothing is saved until the user decides. */
 const showConflict = (current) => {
-  state.textContent = area.dataset.saysChanged;
+  state.textContent = area.dataset.textChanged;
   document.getElementById("conflict-title").textContent = current.message;
   document.getElementById("conflict-text").value = current.text;
   document.getElementById("conflict-diff").replaceChildren(
@@ -77,43 +76,43 @@ const showConflict = (current) => {
 const save = async () => {
   if (!area.dataset.writable) return;
   const text = editor.getValue(lineEnd);
-  if (new Blob([text]).size > Number(area.dataset.limit)) return toast(area.dataset.saysLarge);
+  if (new Blob([text]).size > Number(area.dataset.limit)) return toast(area.dataset.textTooLarge);
   const generation = editor.changeGeneration();
-  state.textContent = area.dataset.saysSaving;
+  state.textContent = area.dataset.textSaving;
   try {
-    const answer = await fetch(area.dataset.save, {
+    const response = await fetch(area.dataset.save, {
       method: "POST",
-      // As htmx asks: where the session has ended, the answer is a 401 and not the login page.
+      // As from htmx: if the session has ended, the response is a 401 instead of a redirect to the log-in page.
       headers: { "Content-Type": "application/json", "X-CSRFToken": csrf(), "HX-Request": "true" },
       body: JSON.stringify({ text, version: version.value }),
     });
-    if (answer.status === 401) {
+    if (response.status === 401) {
       area.value = text;
       isKept = true;
-      state.textContent = area.dataset.saysChanged;
+      state.textContent = area.dataset.textChanged;
       document.dispatchEvent(new Event("trainyard:signed-out"));
       return;
     }
-    const result = await answer.json();
-    if (answer.status === 409) return showConflict(result);
-    if (!answer.ok) throw new Error(result.message);
+    const result = await response.json();
+    if (response.status === 409) return showConflict(result);
+    if (!response.ok) throw new Error(result.message);
     conflict.hidden = true;
     version.value = result.version;
     saved = generation;
     isNew = false;
     for (const link of ["download", "train"]) document.getElementById(link)?.removeAttribute("hidden");
-    state.textContent = editor.isClean(saved) ? result.message : area.dataset.saysChanged;
+    state.textContent = editor.isClean(saved) ? result.message : area.dataset.textChanged;
     const here = new URL(location.href);
     here.searchParams.delete("new");
     history.replaceState(null, "", here);
   } catch (error) {
-    state.textContent = area.dataset.saysChanged;
-    toast(error instanceof TypeError || error instanceof SyntaxError ? area.dataset.saysFailed : error.message);
+    state.textContent = area.dataset.textChanged;
+    toast(error instanceof TypeError || error instanceof SyntaxError ? area.dataset.textFailed : error.message);
   }
 };
 
-editor.on("change", () => (state.textContent = dirty() ? area.dataset.saysChanged : ""));
-if (kept) editor.setValue(kept);
+editor.on("change", () => (state.textContent = isDirty() ? area.dataset.textChanged : ""));
+if (restored) editor.setValue(restored);
 button?.addEventListener("click", save);
 document.addEventListener("keydown", (event) => {
   if ((event.ctrlKey || event.metaKey) && event.key === "s") {

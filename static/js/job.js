@@ -1,10 +1,10 @@
-// A job, live. One event stream tells that the state has changed (the page then asks for its changed parts, in the reader's
-// language) and that curves have new points (metrics.js reads them). The logs have their own stream (logs.js).
-// The one rule: when a stream can't be had, the page asks every few seconds instead, and nothing is lost.
+// The live page of a job. One event stream reports that the state has changed, whereupon the page requests its changed
+// parts in the reader's language, and that curves have new points, which metrics.js loads. Logs have a stream of their own
+// (logs.js). Without a stream the page polls.
 
 const job = document.getElementById("job");
-const REFRESH_EVERY = 700;
-const POLL_EVERY = 4000;
+const REFRESH_MS = 700;
+const POLL_MS = 4000;
 const LIVE = new Set(["overview", "nodes", "events", "cost"]); // tabs whose contents change while the job runs
 
 // --- State -----------------------------------------------------------------------------------------------------------
@@ -15,43 +15,43 @@ const refresh = () => {
   refreshTimer = setTimeout(() => {
     refreshAt = Date.now();
     window.htmx.trigger("#job-header", "refresh");
-  }, Math.max(0, refreshAt + REFRESH_EVERY - Date.now()));
+  }, Math.max(0, refreshAt + REFRESH_MS - Date.now()));
 };
-/** The tab that is seen. Only its contents are refreshed. */
-const seen = () => document.querySelector("#job .tab-pane.active")?.id ?? "";
+/** The id of the active tab. Only its contents are refreshed. */
+const activeTab = () => document.querySelector("#job .tab-pane.active")?.id ?? "";
 document.addEventListener("htmx:configRequest", (event) => {
-  if (event.target.id === "job-header") event.detail.parameters.tab = seen();
+  if (event.target.id === "job-header") event.detail.parameters.tab = activeTab();
 });
 const ended = () => Boolean(document.getElementById("job-header").dataset.ended);
 
 let polling = 0;
 const poll = (on) => {
   clearInterval(polling);
-  polling = on ? setInterval(() => (ended() ? poll(false) : (refresh(), tellPoints())), POLL_EVERY) : 0;
+  polling = on ? setInterval(() => (ended() ? poll(false) : (refresh(), announcePoints())), POLL_MS) : 0;
 };
-const tellPoints = () => document.dispatchEvent(new Event("trainyard:points"));
+const announcePoints = () => document.dispatchEvent(new Event("trainyard:points"));
 
 const stream = new EventSource(job.dataset.stream);
 let first = true;
 stream.addEventListener("state", (event) => {
   const state = JSON.parse(event.data);
-  // The page was drawn with the state that the stream begins with, unless it changed in between.
+  // The first event repeats the state that the page shows, unless the job has ended in between.
   if (!first || Boolean(state.finished_at) !== Boolean(job.dataset.ended)) refresh();
   first = false;
   if (!state.finished_at) return;
   stream.close();
   if (!job.dataset.ended) document.dispatchEvent(new Event("trainyard:ended"));
 });
-stream.addEventListener("metrics", tellPoints);
+stream.addEventListener("metrics", announcePoints);
 stream.addEventListener("open", () => poll(false));
 stream.addEventListener("error", () => {
   if (!ended()) poll(true);
   if (ended()) stream.close();
 });
 
-// --- Tabs: the address remembers which one is open ---------------------------------------------------------------------
-// Contents are loaded when a tab is first seen. Those that were loaded while the job ran are loaded again when seen again.
-const loadedWhileOpen = new Set(ended() ? [] : [seen()]);
+// --- Tabs: the URL has the one that is open ---------------------------------------------------------------------------
+// htmx loads a tab when it is first opened. A tab that was loaded while the job ran is loaded again when it is reopened.
+const loadedWhileOpen = new Set(ended() ? [] : [activeTab()]);
 document.addEventListener("htmx:afterSwap", (event) => {
   if (event.target.parentElement?.classList.contains("tab-pane")) loadedWhileOpen[ended() ? "delete" : "add"](event.target.parentElement.id);
 });
@@ -62,9 +62,9 @@ document.querySelectorAll('[data-bs-toggle="tab"]').forEach((tab) => {
     if (loadedWhileOpen.has(name) && LIVE.has(name)) window.htmx.trigger(`#job-${name}`, "refresh");
   });
 });
-const SECTIONS = { details: "configuration", environment: "configuration" }; // tabs of earlier versions
-const asked = location.hash.slice(1);
-const tab = asked ? document.getElementById(`${SECTIONS[asked] ?? asked}-tab`) : null;
+const RENAMED_TABS = { details: "configuration", environment: "configuration" }; // tabs of earlier versions
+const fragment = location.hash.slice(1);
+const tab = fragment ? document.getElementById(`${RENAMED_TABS[fragment] ?? fragment}-tab`) : null;
 if (tab?.dataset.bsToggle === "tab") window.tabler.bootstrap.Tab.getOrCreateInstance(tab).show();
 
 // A link of the header opens a tab of this page.

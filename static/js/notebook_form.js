@@ -1,4 +1,4 @@
-// The form of a new notebook. Quotes themselves are asked for by htmx.
+// The form of a new notebook. htmx requests the quotes.
 import { watchQuote } from "./quote_card.js";
 
 watchQuote(document.getElementById("notebook-form"));

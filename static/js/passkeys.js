@@ -1,4 +1,4 @@
-// What pages with passkeys do beside allauth's scripts: say why a passkey cannot be used, and what went wrong.
+// Adds to allauth's scripts on pages with passkeys: shows why a passkey cannot be used, and errors.
 
 const error = document.getElementById("passkey-error");
 const buttons = document.querySelectorAll("[data-passkey]");

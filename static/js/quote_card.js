@@ -1,15 +1,15 @@
-// The card #quote beside a form that asks for quotes: one order per quote, and none of a quote that has expired.
+// The card #quote beside a form: one order per quote, and no order of an expired quote.
 
 /** Watch the quotes of a form. `showQuote` is called after each. */
 export const watchQuote = (form, showQuote = () => {}) => {
-  // Enter asks for the quote, it doesn't buy.
+  // Enter must not submit the form: htmx requests the quote.
   form.addEventListener("submit", (event) => event.preventDefault());
 
   document.addEventListener("click", (event) => {
     if (event.target.closest("[data-requote]")) window.htmx.trigger(form, "requote");
   });
 
-  // While an order is being placed its quote stays: a new one would offer another Buy to a double click.
+  // While an order is being placed, its quote stays: a double click must not buy a new quote that replaced it.
   let isOrdering = false;
   const isOrder = (element) => Boolean(element.closest?.("#order, #pay"));
   document.addEventListener("htmx:beforeRequest", (event) => {
@@ -25,7 +25,7 @@ export const watchQuote = (form, showQuote = () => {}) => {
     if (isOrder(elt) && !xhr.getResponseHeader("HX-Redirect")) isOrdering = false;
   });
 
-  // A quote that has expired can't be bought: it says so, and offers a new one.
+  // An expired quote cannot be bought. The card then offers a new one.
   let expires = Infinity;
   const showExpiry = () => {
     const isOver = Date.now() >= expires;

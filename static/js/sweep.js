@@ -1,12 +1,12 @@
 // The charts of a sweep: parallel coordinates, and the best value over trials and money. The API has the trials.
-import { axes, colour } from "./charts.js";
+import { axisStyle, colour } from "./charts.js";
 import { watchQuote } from "./quote_card.js";
 
 const HEIGHT = 220;
 const data = JSON.parse(document.getElementById("sweep-data").textContent);
 const root = document.getElementById("sweep-charts");
-const words = root.dataset;
-const place = (name) => root.querySelector(`[data-chart="${name}"]`);
+const texts = root.dataset;
+const chartElement = (name) => root.querySelector(`[data-chart="${name}"]`);
 const language = document.documentElement.lang;
 const figures = new Intl.NumberFormat(language, { maximumSignificantDigits: 4 });
 const currency = new Intl.NumberFormat(language, { style: "currency", currency: data.currency });
@@ -15,13 +15,13 @@ const isBetter = (value, other) => (data.goal === "maximize" ? value > other : v
 let trials = [];
 
 const element = (name, attributes, ...children) => {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
 };
 
-/** An axis of the parallel coordinates: {name, at(value) from 0 (bottom) to 1, ends: [[place, text]]}. */
+/** An axis of the parallel coordinates: {name, at(value) from 0 (bottom) to 1, ends: [[position, text]]}. */
 const scale = (axis, values) => {
   if (axis.choices?.length) {
     const count = axis.choices.length;
@@ -36,13 +36,13 @@ const scale = (axis, values) => {
 };
 
 const drawParallel = (valued) => {
-  const [width, height, top, bottom, side] = [Math.max(480, place("parallel").clientWidth), 256, 34, 18, 56];
+  const [width, height, top, bottom, side] = [Math.max(480, chartElement("parallel").clientWidth), 256, 34, 18, 56];
   const shown = [...data.axes, { name: data.metric, isValue: true }];
   const valueOf = (trial, axis) => (axis.isValue ? trial.value : trial.parameters[axis.name]);
   const scales = shown.map((axis) => scale(axis, valued.map((trial) => valueOf(trial, axis)).filter((value) => value !== undefined)));
   const x = (index) => side + (index * (width - 2 * side)) / (shown.length - 1);
   const y = (share) => height - bottom - share * (height - top - bottom);
-  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": words.parallel });
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": texts.parallel });
   scales.forEach((each, index) => {
     svg.append(
       element("line", { class: "axis", x1: x(index), x2: x(index), y1: y(0), y2: y(1) }),
@@ -60,59 +60,59 @@ const drawParallel = (valued) => {
       .filter(([, value]) => value !== undefined)
       .map(([left, value, each]) => `${left.toFixed(1)} ${y(each.at(value)).toFixed(1)}`);
     const parameters = Object.entries(trial.parameters).map(([name, value]) => `${name} ${value}`);
-    const title = [`${words.trial} ${trial.number}: ${data.metric} ${figures.format(trial.value)}`, ...parameters].join("\n");
+    const title = [`${texts.trial} ${trial.number}: ${data.metric} ${figures.format(trial.value)}`, ...parameters].join("\n");
     const link = element("a", { href: data.job.replace("/0/", `/${trial.job}/`), tabindex: -1, class: trial.is_best ? "is-best" : "" });
     link.append(element("path", { d: `M${points.join("L")}` }, element("title", {}, title)));
     svg.append(link);
   }
-  place("parallel").replaceChildren(svg);
+  chartElement("parallel").replaceChildren(svg);
 };
 
 /** Dots of all values, and a stepped line of the best so far along x. `rows`: [{x, value, counts}] sorted by x. */
 const drawBest = (name, rows, label, format) => {
-  const holder = place(name);
-  holder.replaceChildren();
+  const container = chartElement(name);
+  container.replaceChildren();
   let best = null;
   const line = rows.map(({ value, counts }) => {
     if (counts && (best === null || isBetter(value, best))) best = value;
     return best;
   });
-  const look = axes();
+  const axis = axisStyle();
   const number = (_chart, value) => (value === null || value === undefined ? "–" : figures.format(value));
   new window.uPlot(
     {
-      width: holder.clientWidth,
+      width: container.clientWidth,
       height: HEIGHT,
       scales: { x: { time: false, range: (_chart, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) } },
       series: [
         { label, value: (_chart, value) => (value === null || value === undefined ? "" : format(value)) },
         { label: data.metric, stroke: colour("--tblr-secondary"), width: 0, points: { show: true, size: 6, fill: colour("--tblr-secondary") }, paths: () => null, value: number },
-        { label: words.best, stroke: colour("--tblr-primary"), width: 2, points: { show: false }, paths: window.uPlot.paths.stepped({ align: 1 }), value: number },
+        { label: texts.best, stroke: colour("--tblr-primary"), width: 2, points: { show: false }, paths: window.uPlot.paths.stepped({ align: 1 }), value: number },
       ],
       axes: [
-        { ...look, values: (_chart, marks) => marks.map(format), space: 70 },
-        { ...look, size: 60, values: (_chart, marks) => marks.map((mark) => figures.format(mark)) },
+        { ...axis, values: (_chart, marks) => marks.map(format), space: 70 },
+        { ...axis, size: 60, values: (_chart, marks) => marks.map((mark) => figures.format(mark)) },
       ],
     },
     [rows.map((row) => row.x), rows.map((row) => row.value), line],
-    holder,
+    container,
   );
 };
 
 const draw = () => {
   const valued = trials.filter((trial) => trial.value !== null);
   root.querySelector("[data-charts]").hidden = !valued.length;
-  root.querySelector("[data-message]").textContent = valued.length ? "" : words.empty;
+  root.querySelector("[data-message]").textContent = valued.length ? "" : texts.empty;
   root.querySelector("[data-message]").hidden = valued.length > 0;
   if (!valued.length) return;
   drawParallel(valued);
   const counts = (trial) => trial.outcome === "completed";
-  drawBest("trials", valued.map((trial) => ({ x: trial.number, value: trial.value, counts: counts(trial) })), words.trial, (mark) => (Number.isInteger(mark) ? figures.format(mark) : ""));
+  drawBest("trials", valued.map((trial) => ({ x: trial.number, value: trial.value, counts: counts(trial) })), texts.trial, (mark) => (Number.isInteger(mark) ? figures.format(mark) : ""));
   let spent = 0;
   const priced = data.against_cost
     ? valued.map((trial) => ({ x: toMajor(trial.cost_minor), value: trial.value, counts: counts(trial) })).sort((one, other) => one.x - other.x)
     : trials.map((trial) => ({ x: toMajor((spent += trial.cost_minor)), value: trial.value, counts: counts(trial) })).filter((row) => row.value !== null);
-  drawBest("money", priced, data.against_cost ? words.oneCost : words.cost, (mark) => currency.format(mark));
+  drawBest("money", priced, data.against_cost ? texts.oneCost : texts.cost, (mark) => currency.format(mark));
 };
 
 let version = "";
@@ -127,7 +127,7 @@ const load = async () => {
     draw();
   } catch {
     root.querySelector("[data-message]").hidden = false;
-    root.querySelector("[data-message]").textContent = words.failed;
+    root.querySelector("[data-message]").textContent = texts.failed;
   }
 };
 

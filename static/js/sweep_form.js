@@ -1,4 +1,4 @@
-// The form of a new sweep: rows of parameters. Quotes themselves are asked for by htmx.
+// The form of a new sweep: rows of parameters. htmx requests the quotes.
 import { watchQuote } from "./quote_card.js";
 
 const form = document.getElementById("sweep-form");

@@ -1,17 +1,17 @@
-// What the nodes and ranks of a job use: charts with a line for each node, and a table of ranks. Asked for when the tab is
-// opened, and again every few seconds while the job runs and the tab is seen.
-import { axes, hue, inZone, zone } from "./charts.js";
+// The resource usage of a job: charts with a line for each node, and a table of ranks. They are loaded when the tab is
+// opened, and every POLL_MS while the job runs and the tab is active.
+import { axisStyle, inZone, seriesColour, zone } from "./charts.js";
 
 const pane = document.getElementById("telemetry");
 const holder = document.getElementById("telemetry-charts");
 const ranks = document.getElementById("telemetry-ranks");
-const EVERY = 5000;
+const POLL_MS = 5000;
 const ORDER = ["cpu", "memory", "gpu", "gpu_memory", "net_rx", "net_tx", "disk_read", "disk_write"];
 const BYTES = new Set(ORDER.filter((name) => !["cpu", "gpu"].includes(name)));
 const RATES = new Set(["net_rx", "net_tx", "disk_read", "disk_write"]);
 const POWERS = Array.from({ length: 50 }, (_each, power) => 2 ** power);
 const charts = [];
-let told = null;
+let usage = null;
 let timer = 0;
 
 const number = (value, digits = 1) => value.toLocaleString(document.documentElement.lang, { maximumFractionDigits: digits });
@@ -21,34 +21,34 @@ const size = (bytes) => {
   while (bytes >= 1024 && power < units.length - 1) (bytes /= 1024), (power += 1);
   return `${number(bytes, bytes < 10 && power ? 1 : 0)} ${units[power]}`;
 };
-const dash = (value, show) => (value === null || value === undefined ? "–" : show(value));
+const orDash = (value, format) => (value === null || value === undefined ? "–" : format(value));
 const seconds = (value) => (value < 1 ? `${number(value * 1000, value < 0.01 ? 1 : 0)} ms` : `${number(value, 2)} s`);
 
 /** One table of times for all nodes: uPlot joins them. */
 const table = (name) =>
-  window.uPlot.join(told.nodes.filter((node) => node.series[name]).map((node) => [node.at, node.series[name]]));
+  window.uPlot.join(usage.nodes.filter((node) => node.series[name]).map((node) => [node.at, node.series[name]]));
 
 /** A node's value at the cursor. Without a cursor, its CPU over the same minute as in the table of ranks. */
 const legend = (name, node, value, index) => {
   if (typeof index !== "number" && name === "cpu" && node.recent_cpu !== null)
     return holder.dataset.recent.replace("{}", number(node.recent_cpu, 2));
-  return dash(value, BYTES.has(name) ? size : (amount) => number(amount, name === "cpu" ? 2 : 1));
+  return orDash(value, BYTES.has(name) ? size : (amount) => number(amount, name === "cpu" ? 2 : 1));
 };
 
 const draw = (name) => {
-  const nodes = told.nodes.filter((node) => node.series[name]);
+  const nodes = usage.nodes.filter((node) => node.series[name]);
   if (!nodes.length) return;
-  const place = document.createElement("div");
-  place.className = "col-md-6";
-  place.innerHTML = '<div class="chart"><h2 class="card-title mb-1"></h2><div></div></div>';
-  place.querySelector("h2").textContent = holder.dataset[name] + (RATES.has(name) ? ` ${holder.dataset.rates}` : "");
-  holder.append(place);
-  const shown = BYTES.has(name) ? size : number;
-  const axis = axes();
+  const container = document.createElement("div");
+  container.className = "col-md-6";
+  container.innerHTML = '<div class="chart"><h2 class="card-title mb-1"></h2><div></div></div>';
+  container.querySelector("h2").textContent = holder.dataset[name] + (RATES.has(name) ? ` ${holder.dataset.rates}` : "");
+  holder.append(container);
+  const format = BYTES.has(name) ? size : number;
+  const axis = axisStyle();
   charts.push(
     new window.uPlot(
       {
-        width: place.clientWidth - 16,
+        width: container.clientWidth - 16,
         height: 200,
         tzDate: inZone,
         cursor: { sync: { key: "telemetry" }, points: { size: 6 } },
@@ -57,17 +57,17 @@ const draw = (name) => {
           { label: zone },
           ...nodes.map((node) => ({
             label: `${holder.dataset.node} ${node.node}`,
-            stroke: hue(node.node),
+            stroke: seriesColour(node.node),
             width: 1.5,
             spanGaps: true,
             points: { show: node.at.length < 3 },
             value: (_chart, value, _series, index) => legend(name, node, value, index),
           })),
         ],
-        axes: [axis, { ...axis, size: 72, values: (_chart, marks) => marks.map(shown), ...(BYTES.has(name) && { incrs: POWERS }) }],
+        axes: [axis, { ...axis, size: 72, values: (_chart, marks) => marks.map(format), ...(BYTES.has(name) && { incrs: POWERS }) }],
       },
       table(name),
-      place.querySelector(".chart > div"),
+      container.querySelector(".chart > div"),
     ),
   );
 };
@@ -81,20 +81,20 @@ const cell = (label, text, isNumber) => {
 };
 
 const listRanks = () => {
-  ranks.hidden = !told.ranks.length;
+  ranks.hidden = !usage.ranks.length;
   const body = ranks.querySelector("tbody");
   const labels = [...ranks.querySelectorAll("th")].map((heading) => heading.textContent);
   body.replaceChildren(
-    ...told.ranks.map((rank) => {
+    ...usage.ranks.map((rank) => {
       const row = document.createElement("tr");
       row.append(
         cell(labels[0], String(rank.rank)),
         cell(labels[1], String(rank.node)),
-        cell(labels[2], dash(rank.steps || null, (value) => number(value, 0)), true),
-        cell(labels[3], dash(rank.seconds_per_step, seconds), true),
-        cell(labels[4], dash(rank.comm_share, (value) => `${number(value * 100, 0)} %`), true),
-        cell(labels[5], dash(rank.cpu, (value) => number(value, 2)), true),
-        cell(labels[6], dash(rank.memory, size), true),
+        cell(labels[2], orDash(rank.steps || null, (value) => number(value, 0)), true),
+        cell(labels[3], orDash(rank.seconds_per_step, seconds), true),
+        cell(labels[4], orDash(rank.comm_share, (value) => `${number(value * 100, 0)} %`), true),
+        cell(labels[5], orDash(rank.cpu, (value) => number(value, 2)), true),
+        cell(labels[6], orDash(rank.memory, size), true),
       );
       if (rank.is_slow) {
         const badge = document.createElement("span");
@@ -107,12 +107,12 @@ const listRanks = () => {
   );
 };
 
-const isSeen = () => pane.classList.contains("active");
+const isActive = () => pane.classList.contains("active");
 const drawAll = () => {
-  if (!told || !isSeen()) return;
-  document.getElementById("telemetry-empty").hidden = told.nodes.length > 0;
+  if (!usage || !isActive()) return;
+  document.getElementById("telemetry-empty").hidden = usage.nodes.length > 0;
   document.getElementById("telemetry-sentences").replaceChildren(
-    ...told.sentences.map((sentence) => {
+    ...usage.sentences.map((sentence) => {
       const line = document.createElement("p");
       line.className = "mb-2 fw-medium";
       line.textContent = sentence;
@@ -125,26 +125,26 @@ const drawAll = () => {
   listRanks();
 };
 
-const ask = async () => {
+const load = async () => {
   clearTimeout(timer);
-  if (!isSeen()) return;
+  if (!isActive()) return;
   try {
-    const answer = await fetch(pane.dataset.from, { headers: { Accept: "application/json" } });
-    if (answer.ok) {
-      told = await answer.json();
+    const response = await fetch(pane.dataset.from, { headers: { Accept: "application/json" } });
+    if (response.ok) {
+      usage = await response.json();
       drawAll();
     }
   } catch {
-    // The console does not answer now; the next round asks again.
+    // The console does not respond. The timer tries again.
   }
-  if (!document.getElementById("job-header").dataset.ended) timer = setTimeout(ask, EVERY);
+  if (!document.getElementById("job-header").dataset.ended) timer = setTimeout(load, POLL_MS);
 };
 
-document.getElementById("telemetry-tab").addEventListener("shown.bs.tab", ask);
+document.getElementById("telemetry-tab").addEventListener("shown.bs.tab", load);
 document.addEventListener("trainyard:theme", drawAll);
 let resizing = 0;
 addEventListener("resize", () => {
   clearTimeout(resizing);
   resizing = setTimeout(drawAll, 150);
 });
-if (isSeen()) ask();
+if (isActive()) load();

@@ -1,5 +1,5 @@
 // Sets the theme before the first paint: a small classic script in the head, so that there is no flash.
-// The one rule: the choice is kept in this browser alone ("light", "dark", or "auto" for the system's).
+// The choice is stored in this browser only: "light", "dark", or "auto" for the system's.
 (() => {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const chosen = () => localStorage.getItem("trainyard-theme") || "auto";

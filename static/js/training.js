@@ -1,5 +1,5 @@
-// The form of a new training: which fields have been touched (errors are shown at those alone), datasets in the order
-// chosen, images that carry the framework, the number of processes. Quotes themselves are asked for by htmx.
+// The form of a new training: touched fields, which alone show their errors, the order of datasets, images with the chosen
+// framework, the number of processes. htmx requests the quotes.
 import { watchQuote } from "./quote_card.js";
 
 const form = document.getElementById("training");
@@ -29,11 +29,11 @@ const showDatasets = () => {
     if ([...select.options].some((option) => option.value === number)) select.value = number;
   }
   for (const box of boxes) {
-    const place = order.indexOf(box.dataset.dataset);
+    const position = order.indexOf(box.dataset.dataset);
     const badge = box.parentElement.querySelector("[data-place]");
-    box.checked = place >= 0;
-    badge.hidden = place < 0 || order.length < 2;
-    badge.textContent = place + 1;
+    box.checked = position >= 0;
+    badge.hidden = position < 0 || order.length < 2;
+    badge.textContent = position + 1;
   }
 };
 form.addEventListener("change", (event) => {
@@ -56,17 +56,17 @@ const showImages = () => {
   const fitting = usable.find((option) => option.dataset.notReady === undefined) ?? usable[0];
   if (image.selectedOptions[0]?.disabled && fitting) fitting.selected = true;
 };
-// What a framework does not have is neither shown nor sent.
+// Fields that the framework does not have are hidden and not sent.
 const showFrameworkFields = () => {
-  for (const place of form.querySelectorAll(".fold [data-frameworks]")) {
-    place.hidden = !place.dataset.frameworks.split(" ").includes(framework.value);
-    for (const control of place.querySelectorAll("input, select")) control.disabled = place.hidden;
+  for (const group of form.querySelectorAll(".fold [data-frameworks]")) {
+    group.hidden = !group.dataset.frameworks.split(" ").includes(framework.value);
+    for (const control of group.querySelectorAll("input, select")) control.disabled = group.hidden;
   }
 };
 framework.addEventListener("change", showImages, true);
 framework.addEventListener("change", showFrameworkFields, true);
 
-// A field of the fold that is at fault must be seen.
+// Open the fold if one of its fields has an error.
 const fold = document.getElementById("advanced");
 document.addEventListener("htmx:afterSettle", () => {
   if ([...fold.querySelectorAll(".invalid-feedback")].some((slot) => slot.textContent.trim())) fold.open = true;
@@ -83,7 +83,7 @@ const showWorld = () => {
 form.addEventListener("input", showWorld);
 form.addEventListener("change", showWorld);
 
-// Buttons that set a field: scripts of the tree, and a requirements file that the quote has found.
+// Buttons that set a field: scripts of the tree, and a requirements file that the quote suggests.
 document.addEventListener("click", (event) => {
   const { setField, value } = event.target.closest("[data-set-field]")?.dataset ?? {};
   if (!setField) return;
@@ -98,13 +98,13 @@ const showScript = () => {
     button.removeAttribute("aria-current");
     if (!isChosen) continue;
     button.setAttribute("aria-current", "true");
-    for (let place = button.closest("details"); place?.closest("#script-tree"); place = place.parentElement.closest("details")) place.open = true;
+    for (let folder = button.closest("details"); folder?.closest("#script-tree"); folder = folder.parentElement.closest("details")) folder.open = true;
   }
 };
 field("code_path").addEventListener("change", showScript);
 document.addEventListener("htmx:oobAfterSwap", showScript);
 
-// The environment is asked for when its section is open, and again with each quote.
+// While the section of the environment is open, htmx requests it with each quote.
 const preview = document.getElementById("launch-preview");
 const showPreview = () => {
   const quote = document.querySelector("#quote [data-quote]")?.dataset.quote;
@@ -112,7 +112,7 @@ const showPreview = () => {
 };
 preview.addEventListener("toggle", showPreview);
 
-// In a rerun, what differs from the earlier job is marked.
+// In a rerun, mark the fields that differ from the earlier job.
 const earlier = JSON.parse(form.dataset.earlier ?? "{}");
 const valuesOf = (name) =>
   [...form.elements]
@@ -123,18 +123,18 @@ const showChanges = () => {
   const changed = [];
   for (const [name, before] of Object.entries(earlier)) {
     const control = [...form.elements].find((each) => each.name === name);
-    const place = control?.closest('[id^="field-"]');
-    if (!place) continue;
-    place.querySelector(".changed-mark")?.remove();
+    const group = control?.closest('[id^="field-"]');
+    if (!group) continue;
+    group.querySelector(".changed-mark")?.remove();
     const isChanged = JSON.stringify([...valuesOf(name)].sort()) !== JSON.stringify([...before].sort());
-    place.classList.toggle("is-changed", isChanged);
+    group.classList.toggle("is-changed", isChanged);
     if (!isChanged) continue;
-    changed.push(place.dataset.title ?? place.querySelector("label, legend").firstChild.textContent.trim());
+    changed.push(group.dataset.title ?? group.querySelector("label, legend").firstChild.textContent.trim());
     const mark = document.getElementById("changed-mark").content.cloneNode(true);
     const code = mark.querySelector("code");
     const title = (value) => [...(control.options ?? [])].find((option) => option.value === value)?.text ?? value;
     code.textContent = before.map(title).join(", ") || code.dataset.empty;
-    place.append(mark);
+    group.append(mark);
   }
   const line = document.getElementById("changed-fields");
   if (!line) return;
@@ -144,7 +144,7 @@ const showChanges = () => {
 form.addEventListener("input", showChanges);
 form.addEventListener("change", showChanges);
 
-// An alternative of the comparison: its nodes become those of the form, which gets a quote for them.
+// Choosing an alternative of the comparison sets the nodes of the form, which requests a quote for them.
 document.addEventListener("click", (event) => {
   const { chooseSpec, chooseNodes, chooseWorkers } = event.target.closest("[data-choose-spec]")?.dataset ?? {};
   if (!chooseSpec) return;

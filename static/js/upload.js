@@ -1,9 +1,9 @@
-// Uploads files with Uppy: a dataset's archive, or files of a workspace. They go by the tus protocol, or, if they are
-// large and the operator has configured a bucket, directly to the bucket.
-// The one rule: bytes are never read into memory here; several files become one tar, a Blob made of the files themselves.
-// The same files always become the same tar, so that an upload continues after a reload once they are chosen again.
+// Uploads files with Uppy: a dataset's archive, or files of a workspace. It uses the tus protocol, or sends large files
+// directly to the operator's bucket, if one is configured.
+// Several files become one tar: a Blob that refers to the files, so that their bytes are never in memory. The same files
+// always become the same tar, so that an upload resumes after a reload once they are chosen again.
 import { Tus, Uppy } from "../vendor/uppy/uppy.min.js";
-import { Direct, memoryOf } from "./direct_upload.js";
+import { Direct, storageKeyOf } from "./direct_upload.js";
 import { csrf, toast } from "./shared.js";
 
 const ARCHIVE = /\.(tar|tar\.gz|tgz|zip)$/i;
@@ -29,7 +29,7 @@ const header = (name, size, type, modified) => {
 
 const padding = (size) => new Uint8Array((BLOCK - (size % BLOCK)) % BLOCK);
 
-/** A pax record counts itself: `<length> path=<name>\n`. */
+/** A pax record. Its length includes the length itself: `<length> path=<name>\n`. */
 const pax = (key, value) => {
   const rest = encoder.encode(` ${key}=${value}\n`).length;
   let length = rest + String(rest).length;
@@ -52,17 +52,17 @@ const tar = (files) => {
   return new Blob(parts);
 };
 
-/** Everything below a dropped folder. Gives [{name, file}]. */
+/** Return all files below a dropped folder: [{name, file}]. */
 const walk = async (entry, prefix = "") => {
   if (entry.isFile) return [{ name: prefix + entry.name, file: await new Promise((resolve, reject) => entry.file(resolve, reject)) }];
   const reader = entry.createReader();
-  const found = [];
+  const files = [];
   for (;;) {
     const batch = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
     if (!batch.length) break;
-    for (const child of batch) found.push(...(await walk(child, `${prefix}${entry.name}/`)));
+    for (const child of batch) files.push(...(await walk(child, `${prefix}${entry.name}/`)));
   }
-  return found;
+  return files;
 };
 
 const dropped = async (transfer) => {
@@ -70,7 +70,7 @@ const dropped = async (transfer) => {
   return (await Promise.all(entries.map((entry) => walk(entry)))).flat();
 };
 
-/** A picked folder's own name is left out: what is in it was meant. */
+/** Return the chosen files. The name of a chosen folder is left out, because its contents are uploaded. */
 const picked = (input) =>
   [...input.files].map((file) => ({
     name: input.dataset.pick === "folder" ? file.webkitRelativePath.split("/").slice(1).join("/") : file.name,
@@ -79,11 +79,11 @@ const picked = (input) =>
 
 const RETRY_DELAYS = [0, 1000, 3000, 5000, 10000, 20000, 30000];
 const ENDPOINT = new URL("/api/v1/uploads/", location.href).href;
-/** Errors are shown to the person, so Uppy need not log them. */
+/** The page shows errors, so Uppy need not log them. */
 const SILENT = { debug: () => {}, warn: () => {}, error: () => {} };
-/** How often the state of an upload that the server publishes is asked for, in milliseconds. */
-const POLL = 1000;
-/** The weight of the newest measurement in the shown speed. */
+/** The interval of polls while the server publishes an upload. */
+const POLL_MS = 1000;
+/** The weight of the newest measurement in the displayed speed, an exponential moving average. */
 const NEWEST = 0.2;
 
 const language = document.documentElement.lang;
@@ -95,7 +95,7 @@ const timeText = (seconds) => {
   return seconds < 3600 ? unit(Math.round(seconds / 60), "minute") : unit(seconds / 3600, "hour");
 };
 
-/** Gives bytes per second, smoothed, from the bytes sent so far. `restart` forgets a pause. */
+/** Measures bytes per second, smoothed, from the bytes sent so far. Call `restart` after a pause. */
 const speedometer = () => {
   let last = null;
   let speed = null;
@@ -114,7 +114,7 @@ const speedometer = () => {
   };
 };
 
-/** The progress, and the buttons, of one zone. */
+/** The progress and the buttons of one drop zone. */
 const display = (zone) => {
   const holder = zone.querySelector("[data-upload-state]");
   const part = (name) => holder.querySelector(`[data-upload-${name}]`);
@@ -126,28 +126,28 @@ const display = (zone) => {
       part("text").textContent = text;
       holder.querySelector("progress").value = fraction;
     },
-    paused: (is) => (part("pause").textContent = is ? zone.dataset.resume : zone.dataset.pause),
-    buttons: (are) => [part("pause"), part("cancel")].forEach((button) => (button.hidden = !are)),
+    paused: (isPaused) => (part("pause").textContent = isPaused ? zone.dataset.resume : zone.dataset.pause),
+    buttons: (isShown) => [part("pause"), part("cancel")].forEach((button) => (button.hidden = !isShown)),
     hide: () => (holder.hidden = true),
   };
 };
 
-/** The sentences of an error of the API. */
-const sentences = (answer) => Object.values(answer.fields ?? {}).flat().join(" ") || answer.message;
+/** Return the messages of an error of the API. */
+const messagesOf = (body) => Object.values(body.fields ?? {}).flat().join(" ") || body.message;
 
-/** Wait until the server has used the bytes. Rejects with a sentence if it can't. */
-const result = async (url, broken) => {
+/** Wait until the server has published the upload. Rejects with a message if it fails. */
+const waitForPublication = async (url, broken) => {
   for (;;) {
     const response = await fetch(url, { headers: { Accept: "application/json" } }).catch(() => null);
     const upload = response?.ok ? await response.json() : null;
     if (upload?.state === "complete") return;
     if (upload?.state === "failed") throw upload.error.message;
     if (response && !response.ok) throw broken;
-    await new Promise((resolve) => setTimeout(resolve, POLL));
+    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   }
 };
 
-/** What is sent for the chosen files: {body, name, unpack}. */
+/** Return the body to send for the chosen files: {body, name, unpack}. */
 const prepare = (zone, files) => {
   const [{ name, file }] = files;
   const isDataset = zone.dataset.upload === "dataset";
@@ -166,11 +166,11 @@ const metadata = (zone, { name, unpack }) => ({
   ...(unpack && { unpack: "" }),
 });
 
-/** Upload files into a zone; resolves when the server has used them, and to false if the person cancelled. */
+/** Upload files into a zone. Resolves when the server has published them, and to false if the person cancelled. */
 const send = async (zone, files) => {
   const prepared = prepare(zone, files);
   const label = `${zone.dataset.sending} · ${prepared.name}`;
-  const shown = display(zone);
+  const view = display(zone);
   const speed = speedometer();
   const meta = metadata(zone, prepared);
   const uppy = new Uppy({ id: target(zone), autoProceed: false, logger: SILENT });
@@ -190,9 +190,9 @@ const send = async (zone, files) => {
   let isCancelled = false;
   const onPause = () => {
     isPaused = uppy.pauseResume(id);
-    shown.paused(isPaused);
+    view.paused(isPaused);
     speed.restart();
-    if (isPaused) shown.show(`${label} · ${zone.dataset.paused}`, zone.querySelector("progress").value);
+    if (isPaused) view.show(`${label} · ${zone.dataset.paused}`, zone.querySelector("progress").value);
   };
   const onCancel = () => {
     isCancelled = true;
@@ -200,23 +200,23 @@ const send = async (zone, files) => {
   };
   uppy.on("upload-progress", (_file, { bytesUploaded, bytesTotal }) => {
     if (isPaused) return;
-    if (bytesUploaded >= bytesTotal) return shown.show(zone.dataset.publishing, 1);
+    if (bytesUploaded >= bytesTotal) return view.show(zone.dataset.publishing, 1);
     const rate = speed.add(bytesUploaded);
     const fraction = bytesUploaded / bytesTotal;
     const left = rate > 0 ? [speedText(rate), zone.dataset.left.replace("{time}", timeText((bytesTotal - bytesUploaded) / rate))] : [];
-    shown.show([label, `${Math.round(fraction * 100)} %`, ...left].join(" · "), fraction);
+    view.show([label, `${Math.round(fraction * 100)} %`, ...left].join(" · "), fraction);
   });
-  shown.pause.addEventListener("click", onPause);
-  shown.cancel.addEventListener("click", onCancel);
-  shown.paused(false);
-  shown.buttons(true);
-  shown.show(label, 0);
+  view.pause.addEventListener("click", onPause);
+  view.cancel.addEventListener("click", onCancel);
+  view.paused(false);
+  view.buttons(true);
+  view.show(label, 0);
   try {
     let failure = null;
     uppy.on("upload-error", (_file, error, response) => {
       try {
-        failure = sentences(error.answer ?? JSON.parse(response.body.xhr.responseText));
-        remembered(zone).forEach((key) => localStorage.removeItem(key)); // the server ended it
+        failure = messagesOf(error.apiError ?? JSON.parse(response.body.xhr.responseText));
+        storedKeys(zone).forEach((key) => localStorage.removeItem(key)); // the server has ended this upload
       } catch {
         failure = zone.dataset.broken;
       }
@@ -224,28 +224,28 @@ const send = async (zone, files) => {
     const done = await uppy.upload();
     if (isCancelled) return false;
     if (failure !== null || !done?.successful?.length) throw failure ?? zone.dataset.broken;
-    shown.buttons(false);
-    shown.show(zone.dataset.publishing, 1);
-    await result(done.successful[0].uploadURL, zone.dataset.broken);
+    view.buttons(false);
+    view.show(zone.dataset.publishing, 1);
+    await waitForPublication(done.successful[0].uploadURL, zone.dataset.broken);
     return true;
   } finally {
-    shown.pause.removeEventListener("click", onPause);
-    shown.cancel.removeEventListener("click", onCancel);
+    view.pause.removeEventListener("click", onPause);
+    view.cancel.removeEventListener("click", onCancel);
     uppy.destroy();
   }
 };
 
-/** The keys under which the browser remembers unfinished uploads into a zone. */
-const remembered = (zone) =>
-  Object.keys(localStorage).filter((name) => name.startsWith(`tus::tus-${target(zone)}-`) || name === memoryOf(target(zone)));
+/** Return the keys under which the browser stores unfinished uploads into a zone. */
+const storedKeys = (zone) =>
+  Object.keys(localStorage).filter((name) => name.startsWith(`tus::tus-${target(zone)}-`) || name === storageKeyOf(target(zone)));
 
-/** Say which upload was left unfinished, so that the same file is chosen again. */
-const remind = (zone) => {
-  const [key] = remembered(zone);
+/** Show which upload is unfinished. It resumes when the same file is chosen. */
+const showUnfinished = (zone) => {
+  const [key] = storedKeys(zone);
   if (!key) return;
-  const shown = display(zone);
-  shown.buttons(false);
-  shown.show(zone.dataset.unfinished.replace("{name}", JSON.parse(localStorage.getItem(key)).metadata.filename), 0);
+  const view = display(zone);
+  view.buttons(false);
+  view.show(zone.dataset.unfinished.replace("{name}", JSON.parse(localStorage.getItem(key)).metadata.filename), 0);
 };
 
 document.querySelectorAll("[data-upload]").forEach((zone) => {
@@ -257,14 +257,14 @@ document.querySelectorAll("[data-upload]").forEach((zone) => {
       delete zone.dataset.busy;
       if (isDone) location.reload();
       else display(zone).hide();
-    } catch (sentence) {
+    } catch (message) {
       display(zone).hide();
-      toast(String(sentence));
+      toast(String(message));
     } finally {
       delete zone.dataset.busy;
     }
   };
-  remind(zone);
+  showUnfinished(zone);
   zone.addEventListener("change", (event) => {
     if (!event.target.matches("[data-pick]")) return;
     start(picked(event.target)).finally(() => (event.target.value = ""));

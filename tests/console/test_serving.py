@@ -246,7 +246,7 @@ def test_a_quiet_upload_can_be_read_on():
     async def read_twice():
         messages = asyncio.Queue()
         body = IncomingBody(messages.get, lambda: None)
-        body.quiet_seconds = 0.01
+        body.read_timeout_seconds = 0.01
         with pytest.raises(TimeoutError):
             await asyncio.to_thread(body.read, 10)
         messages.put_nowait({"type": "http.request", "body": b"late", "more_body": False})

@@ -100,7 +100,7 @@ def test_an_operator_reads_and_stops_a_sweep(admin, sweeper, django_assert_max_n
     assert (sweep.state, sweep.reason) == ("ended", "stopped")
     event = AuditEvent.objects.get(action="sweep.stopped_by_operator")
     assert (event.actor.is_staff, event.organization) == (True, sweep.organization)
-    assert activity.sentence(event) == f"An administrator stopped sweep #{sweep.pk}: It mines coins."
+    assert activity.describe(event) == f"An administrator stopped sweep #{sweep.pk}: It mines coins."
     assert "already ended" in admin.post(stop, {"why": "It still does."}).content.decode()
 
 

@@ -36,7 +36,7 @@ register = template.Library()
 register.filter("line_title", messages.line_title)
 register.filter("p90_label", messages.p90_label)
 register.filter("basis_sentence", messages.basis_sentence)
-register.filter("activity_sentence", activity.sentence)
+register.filter("audit_description", activity.describe)
 
 ICONS = settings.BASE_DIR / "static" / "vendor" / "tabler-icons"
 STATE_COLOURS = {

@@ -59,10 +59,10 @@ def test_each_recorded_action_has_a_sentence():
     sources = (path for package in packages for path in (settings.BASE_DIR / package).rglob("*.py"))
     recorded = {action for path in sources for action in ACTION.findall(path.read_text())}
     assert len(recorded) > 20
-    assert recorded <= set(activity.SENTENCES)
-    for action in activity.SENTENCES:
+    assert recorded <= set(activity.DESCRIPTIONS)
+    for action in activity.DESCRIPTIONS:
         event = AuditEvent(action=action, target="job:7", data={"version": 2, "from": "member", "to": "owner"})
-        assert "%(" not in activity.sentence(event)
+        assert "%(" not in activity.describe(event)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_each_recorded_action_has_a_sentence():
 )
 def test_a_sentence_names_the_object_and_the_value(event, sentence):
     with override("en"):
-        assert activity.sentence(AuditEvent(**event)) == sentence
+        assert activity.describe(AuditEvent(**event)) == sentence
 
 
 def test_titles_are_in_the_readers_language(owner_page, customer):

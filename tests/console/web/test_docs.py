@@ -18,9 +18,9 @@ def page(client, name, **parameters):
 
 
 def test_every_link_of_the_guides_leads_to_a_section(client):
-    anchors = {name: set(re.findall(r'id="([^"]+)"', page(client, name))) for name in (*docs.FILES, docs.ERRORS)}
+    anchors = {name: set(re.findall(r'id="([^"]+)"', page(client, name))) for name in (*docs.GUIDES, docs.ERRORS)}
     wanted = set(navigation.HELP.values())
-    for name in docs.FILES:
+    for name in docs.GUIDES:
         assert " style=" not in page(client, name)  # which the content policy refuses
         wanted |= {(name, anchor) for anchor in re.findall(r'href="#([^"]+)"', page(client, name))}
         wanted |= set(re.findall(r'href="/docs/([\w-]+)/#([^"]+)"', page(client, name)))

@@ -102,7 +102,7 @@ def test_each_opening_is_in_the_audit_log_of_the_customer(customer, done):
     event = AuditEvent.objects.get(action="job.page_opened_by_operator")
     assert (event.organization, event.actor, event.target) == (customer.organization, user, f"job:{done.pk}")
     assert event.data == {"tab": "nodes"}
-    assert activity.sentence(event) == f"An administrator opened the page of job #{done.pk}"
+    assert activity.describe(event) == f"An administrator opened the page of job #{done.pk}"
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def one_shell(monkeypatch):
 
 
 def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, customer, job, node):
-    node.output = b"x" * (gateway.MAX_UNSEEN_BYTES + 2 * gateway.READ_BYTES)
+    node.output = b"x" * (gateway.MAX_UNACKNOWLEDGED_BYTES + 2 * gateway.READ_BYTES)
     member = browser(customer.membership)
 
     async def read(websocket, size):
@@ -175,7 +175,7 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, custo
         async with member.websocket(job.job_id) as websocket:
             async with member.websocket(job.job_id) as another:
                 assert await closing_code(another) == gateway.TOO_MANY
-            received = await read(websocket, gateway.MAX_UNSEEN_BYTES)
+            received = await read(websocket, gateway.MAX_UNACKNOWLEDGED_BYTES)
             assert received < len(node.output)  # the rest waits until this has been drawn
             await websocket.send(json.dumps({"seen": received}))
             await read(websocket, len(node.output) - received)
