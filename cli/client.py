@@ -23,6 +23,7 @@ from .schemas import (
     Model,
     NodeSpec,
     Notebook,
+    NotebookExtensionQuote,
     NotebookQuote,
     Order,
     Product,
@@ -260,6 +261,12 @@ class Client:
         """Buy the quote of a notebook. The same key gives the same notebook, however often it is sent."""
         headers = {"Idempotency-Key": idempotency_key}
         return decode(Notebook, self._transport.json("POST", "notebooks/", json={"quote": quote}, headers=headers))
+
+    def quote_notebook_extension(self, notebook: int, *, added_seconds: int) -> NotebookExtensionQuote:
+        """Price more time for a running notebook. Buy the quote with `order_notebook`."""
+        form = {"added_seconds": added_seconds}
+        answer = self._transport.json("POST", f"notebooks/{notebook}/extend/", json=form)
+        return decode(NotebookExtensionQuote, answer)
 
     def notebooks(self) -> Iterator[Notebook]:
         """List the notebooks, newest first."""

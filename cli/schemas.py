@@ -313,6 +313,13 @@ class NotebookQuote:
 
 
 @dataclass(frozen=True)
+class NotebookExtensionQuote(NotebookQuote):
+    """The price of a notebook with more time. Buying it holds `added_minor` in addition."""
+
+    added_minor: int
+
+
+@dataclass(frozen=True)
 class Notebook:
     """A notebook. `url` opens JupyterLab in a browser; empty while it does not run."""
 
@@ -430,6 +437,7 @@ COMPONENTS: dict[type, str] = {
     ModelVersion: "ModelVersion",
     Model: "Model",
     Receipt: "Receipt",
+    NotebookExtensionQuote: "NotebookExtensionQuote",
     NotebookQuote: "NotebookQuote",
     Notebook: "Notebook",
     SweepEstimate: "SweepEstimate",

@@ -1,4 +1,4 @@
-"""Buy, list and stop notebooks: JupyterLab in a workspace."""
+"""Buy, list, extend and stop notebooks: JupyterLab in a workspace."""
 
 from __future__ import annotations
 
@@ -91,6 +91,38 @@ def list_notebooks(session: Session, limit: int) -> None:
                 for each in listed
             ),
         )  # fmt: skip
+
+
+@notebook.command()
+@notebook_argument
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), required=True, help="Time to add.")
+@click.option("--max-ceiling", help="Buy without a question if at most this is added to the ceiling.")
+@yes_option
+@json_option
+@pass_session
+def extend(session: Session, number: int, hours: float, max_ceiling: str | None, yes: bool) -> None:
+    """Show the price of more time for a running notebook, and buy it.
+
+    Exit status: 5 above --max-ceiling.
+    """
+    client = session.connect()
+    priced = client.quote_notebook_extension(number, added_seconds=round(hours * 3600))
+    _show_quote(session, priced)
+    if priced.refusal:
+        raise CliError(priced.refusal)
+    confirm_purchase(
+        session,
+        priced.added_minor,
+        priced.currency,
+        limit=max_ceiling,
+        is_confirmed=yes,
+        noun="extension",
+        option="--max-ceiling",
+    )
+    extended = client.order_notebook(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
+    if not session.screen.print_json(extended):
+        ceiling = money(extended.ceiling_minor, extended.currency)
+        session.screen.print(f"Extended: notebook {number}. Its ceiling is {ceiling} now.", style="green")
 
 
 @notebook.command()

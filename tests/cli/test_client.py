@@ -135,7 +135,7 @@ CALLS = {
     "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": {"quote": "1", "idempotency_key": "k"},
     "quote_extension": (1, {"trials": 2}), "sweeps": (), "sweep": (1,), "trials": (1,), "stop_sweep": (1,),
     "quote_notebook": (NOTEBOOK,), "order_notebook": {"quote": "1", "idempotency_key": "k"}, "notebooks": (),
-    "notebook": (1,), "stop_notebook": (1,),
+    "notebook": (1,), "stop_notebook": (1,), "quote_notebook_extension": {"notebook": 1, "added_seconds": 3600},
 }  # fmt: skip
 """The arguments of a call of each method."""
 

@@ -38,6 +38,8 @@ def test_from_a_price_to_an_address_and_the_stop(shell, customer, monkeypatch):
     assert (purchase["idle_seconds"], purchase["node_spec"], job.order.quote.ceiling_minor) == (1200, "nano", 100)
     assert [each["id"] for each in shell.json("notebook", "list")] == [job.pk]
     assert job.name in shell("notebook", "list")
+    shell("notebook", "extend", job.pk, "--hours", "1", "--max-ceiling", "0.01", status=5)
+    assert shell.json("notebook", "extend", job.pk, "--hours", "1", "--yes")["ceiling_minor"] == 190
     assert shell.json("notebook", "stop", job.pk)["state"] == "stopping"
 
 
