@@ -45,6 +45,7 @@ from jobs.errors import (
 )
 from jobs.models import NOTEBOOK_SCRIPT, Job, Order, Product
 from jobs.purchase import (
+    EXTENSION_MARK,
     MAX_NOTEBOOK_SECONDS,
     NotebookExtensionRequestSerializer,
     NotebookPurchase,
@@ -59,9 +60,6 @@ PRODUCT = "notebook"
 """Name of the product that every notebook is an order of. Prices may name it."""
 QUOTE_MARK = "notebook"
 """Key that marks the stored purchase of a notebook's quote."""
-EXTENSION_MARK = "extends"
-"""Key in the stored purchase of a quote that extends a notebook. Its value has the notebook's `job`, and the
-`deadline_seconds` and `held_minor` that it had when the quote was made."""
 MIN_LEFT = timedelta(minutes=1)
 """How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
 some seconds later, and must not be ending by then."""

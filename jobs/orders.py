@@ -34,7 +34,7 @@ from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, Qu
 from jobs.fields import is_text
 from jobs.models import Job, JobDataset, JobModel, Order, PackageLayer, Product
 from jobs.packages import Requirements
-from jobs.purchase import Purchase, parse, purchase_data
+from jobs.purchase import EXTENSION_MARK, Purchase, parse, purchase_data
 from jobs.states import OPEN, JobState
 from jobs.tasks import install_packages, stop_job
 from storage import registries, secret_store
@@ -381,7 +381,7 @@ def _require_quota(organization: Organization, quota: Quota) -> None:
 
 def held_minor(quote: Quote) -> int:
     """Return how much of a quote's ceiling is held already: 0, except for a quote that extends a notebook."""
-    return int(quote.purchase.get("extends", {}).get("held_minor", 0))
+    return int(quote.purchase.get(EXTENSION_MARK, {}).get("held_minor", 0))
 
 
 def refusal(quote: Quote, buyer: User | None) -> str:

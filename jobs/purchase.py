@@ -59,6 +59,9 @@ MIN_SECONDS = 60
 """Shortest time limit on sale: start-up alone takes several seconds."""
 NOTEBOOK_SECONDS = 4 * 3600
 """Default time limit of a notebook: half a working day."""
+EXTENSION_MARK = "extends"
+"""Key in the stored purchase of a quote that extends a notebook. Its value has the notebook's `job`, and the
+`deadline_seconds` and `held_minor` that it had when the quote was made."""
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
 """Longest time limit of a notebook: a week, as for a training."""
 IDLE_SECONDS = 30 * 60

@@ -40,7 +40,7 @@ from jobs import notebooks, rows, selectors
 from jobs.errors import NotExtensible
 from jobs.images import default_image, problems
 from jobs.models import NOTEBOOK_SCRIPT, Job
-from jobs.purchase import IDLE_SECONDS, NOTEBOOK_SECONDS
+from jobs.purchase import EXTENSION_MARK, IDLE_SECONDS, NOTEBOOK_SECONDS
 from jobs.states import JobState
 from storage import selectors as storage
 from storage import sharing
@@ -163,7 +163,7 @@ def notebook_order(request: MemberRequest) -> HttpResponse:
         return _quote_card(request, quote, problem=str(error.message))
     except CustomerError as error:
         return _quote_card(request, quote, problem=error_text(error), stale=True)
-    if notebooks.EXTENSION_MARK in quote.purchase:
+    if EXTENSION_MARK in quote.purchase:
         messages.success(request, _("The notebook has more time. The added amount is held in your wallet."))
     else:
         messages.success(request, _("The notebook starts. Its ceiling is held in your wallet."))
@@ -286,7 +286,7 @@ def _seconds(posted: QueryDict, controls: Mapping[str, tuple[str, int]]) -> dict
 
 
 def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: bool = False) -> HttpResponse:
-    is_extension = notebooks.EXTENSION_MARK in quote.purchase
+    is_extension = EXTENSION_MARK in quote.purchase
     return quote_card(
         request,
         quote,
