@@ -1,7 +1,7 @@
 """Notebooks: sessions of JupyterLab in a workspace, bought like a run and charged by time. They can be extended.
 
 A notebook is a job with one node that runs `runtime/launcher/notebook.py` instead of a script. It ends when it is
-stopped, when it was idle for the time chosen, or at its time limit. JupyterLab listens on a socket in the run's folder;
+stopped, when it was idle for the time chosen, or at its time limit. Its cluster says how to connect to JupyterLab;
 `console.serving.notebooks` forwards browsers to it.
 
 An extension raises the hold and the job's deadline in one transaction. Only then does `reconciliation` move the
@@ -34,7 +34,7 @@ from console.accounts.services import record, require_active
 from console.core.enqueue import send_on_commit
 from console.core.errors import InvalidInput, NotFound
 from jobs import lifecycle, orders, quotas, run_specs, selectors
-from jobs.clusters import cluster, cluster_named
+from jobs.clusters import cluster
 from jobs.errors import (
     ChoiceUnavailable,
     IdempotencyConflict,
@@ -53,8 +53,8 @@ from jobs.purchase import (
 )
 from jobs.states import JobState, OnHang
 from jobs.tasks import extend_job
+from runtime.backends.base import Tunnel
 from runtime.errors import RuntimeFault
-from runtime.launcher.notebook import SOCKET
 
 PRODUCT = "notebook"
 """Name of the product that every notebook is an order of. Prices may name it."""
@@ -232,29 +232,28 @@ def notebook_for(organization: Organization, pk: int) -> Job:
     return job
 
 
-def socket_of(job: Job) -> Path | None:
-    """Return the socket on which a notebook listens; None while it does not.
+def socket_of(job: Job) -> Path | Tunnel | None:
+    """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
-    The run's code can put anything in its place: see `console.serving.notebooks`.
+    The run's code can put anything in the place of a path: see `console.serving.notebooks`. A tunnel waits for a
+    JupyterLab that starts.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:
         return None
     try:
-        socket = cluster(attempt.backend).run_folder(attempt.run_name) / "run" / SOCKET
+        socket = cluster(attempt.backend).notebook_socket(attempt.run_name)
     except RuntimeFault:
         return None
-    return socket if socket.is_socket() and not socket.is_symlink() else None
+    if isinstance(socket, Path):
+        return socket if socket.is_socket() and not socket.is_symlink() else None
+    return socket if job.state == JobState.RUNNING else None
 
 
 def _require_connection(purchase: NotebookPurchase) -> None:
-    """Check that the console can connect to a run of this cluster: its socket must be on this machine.
-
-    Raises InvalidInput.
-    """
-    if settings.TRAINYARD_CLUSTERS.get(cluster_named(purchase.node_spec.cluster)) is not None:
-        sentence = _("Notebooks run on the console's own machine only. Choose another node spec.")
-        raise InvalidInput(fields={"node_spec": sentence})
+    """Check that the console can connect to notebooks of this cluster. Raises InvalidInput."""
+    if not cluster(purchase.node_spec.cluster).has_notebooks:
+        raise InvalidInput(fields={"node_spec": _("Its cluster has no notebooks. Choose another node spec.")})
 
 
 def _job_columns(purchase: NotebookPurchase) -> dict[str, Any]:

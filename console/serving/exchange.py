@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 
 from console.serving.refusals import Message, Receive
+from runtime.backends.base import Tunnel
 
 SCOPE_KEY = "trainyard.exchange"
 """The key of the Exchange in the ASGI scope."""
@@ -102,7 +103,7 @@ class Exchange:
 
     The view of an upload reads `body`. The server sends `stream` after Django is done. The view of a tool sets
     `upstream`: if the view returns 200, the server sends the tool's response instead. Likewise the view that admits a
-    request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook listens. The view that admits
+    request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook answers. The view that admits
     a shell reads `shell` and sets `admitted_shell`.
     """
 
@@ -110,7 +111,7 @@ class Exchange:
     stream: StreamingHttpResponse | None = None
     upstream: Upstream | None = None
     notebook: NotebookRequest | None = None
-    notebook_socket: Path | None = None
+    notebook_socket: Path | Tunnel | None = None
     shell: ShellRequest | None = None
     admitted_shell: AdmittedShell | None = None
 

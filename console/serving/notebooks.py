@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO
@@ -27,6 +27,8 @@ from console.serving.exchange import Exchange, NotebookRequest
 from console.serving.gate import Scope, header, pinned
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refusal, Refused, Send
+from runtime.backends.base import Tunnel
+from runtime.errors import RuntimeFault
 
 GATE_PATH = "/notebook-gate/"
 """The path of the view that admits requests to notebooks. It refuses requests that come to this path from outside."""
@@ -78,8 +80,8 @@ class Notebooks:
         self._run_django = run_django
         self._websockets = Limit(MAX_WEBSOCKETS, TOO_MANY_WEBSOCKETS)
 
-    async def admit(self, job: int, scope: Scope, send: Send) -> Path | None:
-        """Return the notebook's socket. Without access, send Django's response and return None. Raises Refused."""
+    async def admit(self, job: int, scope: Scope, send: Send) -> Path | Tunnel | None:
+        """Return where the notebook answers. Without access, send Django's response and return None. Raises Refused."""
         if _is_cross_site(job, scope):
             raise Refused(CROSS_SITE)
         socket, messages = await self._request_socket(job, scope)
@@ -93,18 +95,19 @@ class Notebooks:
         await receive()  # websocket.connect
         if header(scope, b"origin") != origin_of(job):
             raise Refused(CROSS_SITE)
-        path, _messages = await self._request_socket(job, scope)
-        if path is None:
+        socket, _messages = await self._request_socket(job, scope)
+        if socket is None:
             await send({"type": "websocket.close", "code": NOT_ADMITTED})
             return
-        with self._websockets.held(job), pinned(path) as socket:
-            try:
-                async with _connect(socket, scope) as notebook:
-                    await send({"type": "websocket.accept", "subprotocol": notebook.subprotocol})
-                    code = await self._pump(notebook, job, scope, receive, send)
-            except (OSError, WebSocketException) as error:
-                raise Refused(proxy.ENDED) from error
-            await send({"type": "websocket.close", "code": code})
+        with self._websockets.held(job):
+            async with _opened(socket) as path:
+                try:
+                    async with _connect(path, scope) as notebook:
+                        await send({"type": "websocket.accept", "subprotocol": notebook.subprotocol})
+                        code = await self._pump(notebook, job, scope, receive, send)
+                except (OSError, ValueError, WebSocketException) as error:  # ValueError: a redirect to another host
+                    raise Refused(proxy.ENDED) from error
+                await send({"type": "websocket.close", "code": code})
 
     async def _pump(self, notebook: ClientConnection, job: int, scope: Scope, receive: Receive, send: Send) -> int:
         """Pass messages in both directions; return the code to close the browser's websocket with."""
@@ -127,8 +130,8 @@ class Notebooks:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
                 with suppress(Refused):  # the console is busy: the next check is soon enough
-                    path, _messages = await self._request_socket(job, scope)
-                    if path is None:
+                    socket, _messages = await self._request_socket(job, scope)
+                    if socket is None:
                         return NOT_ADMITTED
 
         tasks = [asyncio.create_task(each()) for each in (to_browser, to_notebook, recheck_admission)]
@@ -140,8 +143,8 @@ class Notebooks:
             await asyncio.gather(*tasks, return_exceptions=True)
         return done.pop().result()
 
-    async def _request_socket(self, job: int, scope: Scope) -> tuple[Path | None, list[Message]]:
-        """Return the notebook's socket, None if the browser may not use the notebook, and Django's response."""
+    async def _request_socket(self, job: int, scope: Scope) -> tuple[Path | Tunnel | None, list[Message]]:
+        """Return where the notebook answers, None if the browser may not use it, and Django's response."""
         exchange = Exchange(notebook=NotebookRequest(job, scope["path"], scope["query_string"].decode("latin-1")))
         console = urlsplit(settings.TRAINYARD_URL)
         messages = await gate.send_subrequest(
@@ -152,24 +155,38 @@ class Notebooks:
         return exchange.notebook_socket if is_admitted else None, messages
 
 
-async def forward(path: Path, scope: Scope, body: IO[bytes], receive: Receive, send: Send) -> None:
-    """Send the response of the notebook that listens at `path`. Raises Refused."""
+async def forward(socket: Path | Tunnel, scope: Scope, body: IO[bytes], receive: Receive, send: Send) -> None:
+    """Send the response of the notebook. Raises Refused."""
     content = _chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
     request = proxy.request_of(scope, REQUEST_HEADERS, host=header(scope, b"host").encode(), content=content)
-    with pinned(path) as socket:
-        await proxy.relay(socket, request, _response_headers, receive, send)
+    async with _opened(socket) as path:
+        await proxy.relay(path, request, _response_headers, receive, send)
 
 
-def _connect(socket: str, scope: Scope) -> connect:
+@asynccontextmanager
+async def _opened(socket: Path | Tunnel) -> AsyncIterator[str]:
+    """Yield the path of a Unix socket on which the notebook answers. Raises Refused."""
+    async with AsyncExitStack() as resources:
+        if isinstance(socket, Path):
+            path = resources.enter_context(pinned(socket))
+        else:
+            try:
+                path = await resources.enter_async_context(socket())
+            except RuntimeFault as fault:
+                raise Refused(proxy.ENDED) from fault
+        yield path
+
+
+def _connect(path: str, scope: Scope) -> connect:
     query = scope["query_string"].decode("latin-1")
     host = header(scope, b"host")
     return connect(
         f"ws://{host}{scope['raw_path'].decode('latin-1')}{'?' if query else ''}{query}",
         unix=True,
-        path=socket,
+        path=path,
         origin=Origin(header(scope, b"origin")),
         subprotocols=scope["subprotocols"] or None,
-        compression=None,  # it does not leave this machine
+        compression=None,  # it hardly leaves this machine
         max_size=MAX_MESSAGE_BYTES,
         max_queue=1,  # a notebook may send faster than its browser reads
     )
