@@ -253,7 +253,8 @@ def socket_of(job: Job) -> Path | Tunnel | None:
 def _require_connection(purchase: NotebookPurchase) -> None:
     """Check that the console can connect to notebooks of this cluster. Raises InvalidInput."""
     if not cluster(purchase.node_spec.cluster).has_notebooks:
-        raise InvalidInput(fields={"node_spec": _("Its cluster has no notebooks. Choose another node spec.")})
+        sentence = _("The cluster of this node spec has no notebooks. Choose another node spec.")
+        raise InvalidInput(fields={"node_spec": sentence})
 
 
 def _job_columns(purchase: NotebookPurchase) -> dict[str, Any]:

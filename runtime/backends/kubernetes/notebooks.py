@@ -30,6 +30,8 @@ from runtime.backends.kubernetes.runs import Runs
 from runtime.errors import BackendUnavailable, RunNotFound
 
 logger = logging.getLogger(__name__)
+_websocket_logger = logging.getLogger(f"{__name__}.websocket")
+_websocket_logger.setLevel(logging.WARNING)  # its debug messages show the credentials
 
 _SUBPROTOCOL = Subprotocol("v4.channel.k8s.io")
 _DATA, _ERROR = 0, 1
@@ -148,6 +150,7 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
         ping_interval=_PING_SECONDS,
         ping_timeout=None,  # a pong waits behind data, which a slow browser may leave unread for long
         max_queue=1,  # as above
+        logger=_websocket_logger,
         **tls,
     )
     tcp = connection.transport.get_extra_info("socket")
