@@ -92,6 +92,8 @@ def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard,
     official.close()
     assert received.endswith(b"\r\n\r\nok")
 
+    another = own_yard.another()
+    another.describe(NAME)
     wait_for(lambda: not fake.server.forwards)
     before = open_resources()
     fake.store.edit("roles", config.namespace, "r", lambda role: role.update(rules=_without_portforward(rules)))
@@ -119,10 +121,11 @@ def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard,
     with pytest.raises((RunNotFound, BackendUnavailable)):
         asyncio.run(post(backend, b""))
     with pytest.raises(RunNotFound):
-        asyncio.run(post(own_yard.another(), b""))
+        asyncio.run(post(another, b""))
     with pytest.raises(RunNotFound):
         asyncio.run(post(backend, b"", name="job-2-1"))
-    wait_for(lambda: not fake.server.forwards and open_resources() <= before, 30)
+    wait_for(lambda: not fake.server.forwards, 30)
+    wait_for(lambda: all(now <= then for now, then in zip(open_resources(), before, strict=True)), 30)
 
 
 def _without_portforward(rules):

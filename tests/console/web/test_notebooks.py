@@ -17,6 +17,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Response
 
+from console.core.errors import InvalidInput
 from console.serving import gate
 from console.serving import notebooks as gateway
 from jobs import notebooks
@@ -105,6 +106,13 @@ def test_a_stopped_notebook_costs_its_time_and_a_quote_is_bought_as_what_it_is_f
     settings.NOTEBOOK_URL = ""
     with pytest.raises(NoNotebooks):
         notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
+
+
+def test_a_node_spec_whose_cluster_has_no_notebooks_is_refused(customer, monkeypatch):
+    monkeypatch.setattr(customer.backend, "has_notebooks", False)
+    with pytest.raises(InvalidInput) as refused:
+        notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
+    assert list(refused.value.fields) == ["node_spec"]
 
 
 def test_a_running_notebook_is_extended_on_its_page(owner_page, customer, notebook):
