@@ -60,7 +60,7 @@ def handshake(headers: Mapping[str, str]) -> bytes:
 
 def serve(client: socket.socket, port: int, dial_pod: Dial, closing: threading.Event) -> None:
     """Forward one connection over an open websocket, until one side closes it."""
-    websocket = Protocol(Side.SERVER, State.OPEN)
+    websocket = Protocol(Side.SERVER, state=State.OPEN)
 
     def send(channel: bytes, content: bytes) -> None:
         websocket.send_binary(channel + content)

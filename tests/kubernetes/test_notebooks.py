@@ -4,13 +4,10 @@ import asyncio
 import json
 import os
 import tempfile
-import threading
 from http import HTTPStatus
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import psutil
 import pytest
 from kubernetes.stream import portforward
 from websockets.exceptions import InvalidStatus
@@ -59,25 +56,40 @@ async def post(backend, body, name=NAME):
             return (await client.post("http://localhost/", content=body)).content
 
 
-def open_resources():
-    """The descriptors and threads of this process, and the folders of tunnels."""
-    lookups = [thread for thread in threading.enumerate() if not thread.name.startswith("notebook-lookup")]
-    return psutil.Process().num_fds(), len(lookups), len(list(Path(tempfile.gettempdir()).glob("trainyard-*/s")))
+def run(work):
+    """Return the result of a coroutine, once each task that it has started has ended."""
+
+    async def work_and_wait():
+        try:
+            return await work
+        finally:
+            async with asyncio.timeout(30):
+                await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+
+    return asyncio.run(work_and_wait())
 
 
-def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard, fake):
+@pytest.fixture
+def tunnel_folders(short_folders, monkeypatch):
+    """Where tunnels create their folders."""
+    folder = short_folders()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard, fake, tunnel_folders):
     own_yard.start(ECHO, name=NAME)
     own_yard.wait(NAME, lambda status: status.phase is RunPhase.RUNNING)
     config = own_yard.config()
     rules = next(each["rules"] for each in rbac(config) if each["kind"] == "Role")
     permitted = limited(own_yard, fake, config, rules)
     # The first request waits for the program; all have connections of their own.
-    assert asyncio.run(post(permitted, BODY)) == BODY
+    assert run(post(permitted, BODY)) == BODY
 
     async def post_together():
         return await asyncio.gather(*(post(permitted, b"%d" % number) for number in range(5)))
 
-    assert asyncio.run(post_together()) == [b"%d" % number for number in range(5)]
+    assert run(post_together()) == [b"%d" % number for number in range(5)]
     # The official client, which is tried on real clusters, agrees with the fake one on the protocol.
     (pod,) = own_yard.site.pods(NAME)
     official = portforward(
@@ -92,17 +104,13 @@ def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard,
     official.close()
     assert received.endswith(b"\r\n\r\nok")
 
-    another = own_yard.another()
-    another.describe(NAME)
-    wait_for(lambda: not fake.server.forwards)
-    before = open_resources()
     fake.store.edit("roles", config.namespace, "r", lambda role: role.update(rules=_without_portforward(rules)))
     with pytest.raises(BackendUnavailable, match="403"):
-        asyncio.run(post(permitted, b""))
+        run(post(permitted, b""))
     backend = own_yard.backend
     fake.faults.down = True
     with pytest.raises(BackendUnavailable):
-        asyncio.run(post(backend, b""))
+        run(post(backend, b""))
     fake.faults.disarm()
 
     async def cut(stop):
@@ -116,16 +124,16 @@ def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard,
                 writer.close()
 
     wait_for(backend.is_reachable)
-    assert asyncio.run(cut(lambda: backend.stop(NAME, 0))) == b""
+    assert run(cut(lambda: backend.stop(NAME, 0))) == b""
     assert own_yard.wait_for_end().outcome is Outcome.STOPPED
     with pytest.raises((RunNotFound, BackendUnavailable)):
-        asyncio.run(post(backend, b""))
+        run(post(backend, b""))
     with pytest.raises(RunNotFound):
-        asyncio.run(post(another, b""))
+        run(post(own_yard.another(), b""))
     with pytest.raises(RunNotFound):
-        asyncio.run(post(backend, b"", name="job-2-1"))
+        run(post(backend, b"", name="job-2-1"))
     wait_for(lambda: not fake.server.forwards, 30)
-    wait_for(lambda: all(now <= then for now, then in zip(open_resources(), before, strict=True)), 30)
+    assert list(tunnel_folders.iterdir()) == []
 
 
 def _without_portforward(rules):

@@ -164,7 +164,8 @@ async def _is_listening(target: WebsocketTarget) -> bool:
     Raises OSError, WebSocketException.
     """
     async with await _connect_to(target) as connection:
-        await connection.send(bytes([_DATA]) + _PROBE)
+        with suppress(ConnectionClosed):  # the kubelet may have failed to connect already
+            await connection.send(bytes([_DATA]) + _PROBE)
         async with aclosing(_received(connection)) as chunks:
             async for _chunk in chunks:
                 return True
