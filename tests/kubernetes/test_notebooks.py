@@ -92,16 +92,18 @@ def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard,
     assert run(post_together()) == [b"%d" % number for number in range(5)]
     # The official client, which is tried on real clusters, agrees with the fake one on the protocol.
     (pod,) = own_yard.site.pods(NAME)
-    official = portforward(
+    forwarded = portforward(
         own_yard.site.core.connect_get_namespaced_pod_portforward, pod.metadata.name, own_yard.site.namespace,
         ports="8888",
-    ).socket(8888)  # fmt: skip
+    )  # fmt: skip
+    official = forwarded.socket(8888)
     official.settimeout(60)
     official.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
     received = b""
     while part := official.recv(65536):
         received += part
     official.close()
+    forwarded.websocket.shutdown()  # the official client leaves it open
     assert received.endswith(b"\r\n\r\nok")
 
     fake.store.edit("roles", config.namespace, "r", lambda role: role.update(rules=_without_portforward(rules)))
