@@ -41,6 +41,7 @@ class Listener:
     """A web server on `self.port`."""
 
     port: int
+    visitor = httpx.Client(headers={"Connection": "close"})  # `httpx.get` reads certificates for each poll
 
     @property
     def url(self):
@@ -48,7 +49,7 @@ class Listener:
 
     def is_ready(self):
         try:
-            return httpx.get(f"{self.url}/page").status_code == 200
+            return self.visitor.get(f"{self.url}/page").status_code == 200
         except httpx.TransportError:
             return False
 
