@@ -15,7 +15,7 @@ from django.utils import translation
 from django.utils.translation import gettext as _
 
 from billing import budgets, receivables
-from billing.messages import money
+from billing.amounts import money
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Invoice, InvoiceMail
 from console.accounts.emails import deliver
 from console.accounts.models import Membership, Organization, User
@@ -78,12 +78,12 @@ def _budget_mail(alert: BudgetAlert) -> tuple[str, str]:
 
 def _balance_mail(warning: BalanceWarning) -> tuple[str, str]:
     account = warning.account
-    state = budgets.balance_of(account)
+    runway = budgets.runway_of(account)
     context = {
         "account": account,
         "available": money(account.available_minor, account.currency),
-        "daily": money(state.daily_minor, account.currency),
-        "days": state.days_left,
+        "daily": money(runway.daily_minor, account.currency),
+        "days": runway.days_left,
         "url": f"{settings.TRAINYARD_URL}/wallet/",
     }
     subject = _("The wallet balance of %(organization)s is low") % {"organization": account.organization}

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
-from billing.messages import line_title, to_major
+from billing.amounts import to_major
+from billing.messages import line_title
 from billing.models import Invoice, InvoiceLine, Receipt
 
 RECEIPT_COLUMNS = (

@@ -19,8 +19,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from psycopg import Cursor
 
+from billing.amounts import money
 from billing.errors import InsufficientFunds, LedgerConflict
-from billing.messages import money
 from billing.models import Account, Entry
 
 MOVE = "SELECT billing_move(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"

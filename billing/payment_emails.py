@@ -10,8 +10,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import customers
+from billing.amounts import money
 from billing.emails import payers
-from billing.messages import failure_sentence, money
+from billing.messages import payment_failure_sentence
 from billing.models import AutoTopUp, Dispute, TopUp
 from console.accounts.emails import deliver
 
@@ -69,7 +70,7 @@ def _send_failure(top_up: TopUp) -> bool:
             "organization": organization,
             "amount": money(top_up.amount_minor, top_up.currency),
             "card": setup.method_label,
-            "why": failure_sentence(top_up.failure),
+            "why": payment_failure_sentence(top_up.failure),
             "is_on": setup.is_on,
             "url": f"{settings.TRAINYARD_URL}/wallet/cards/",
         }

@@ -19,8 +19,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import currencies, customers, gateway, receivables
+from billing.amounts import money
 from billing.errors import AmountRefused, PaymentRefused, Quarantined
-from billing.messages import money
 from billing.models import Account, Quote, TopUp
 from console.accounts import services
 from console.accounts.models import User

@@ -15,8 +15,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import pricing
+from billing.amounts import money
 from billing.errors import NotPriced, NoWallet, QuoteExpired, QuoteRefused
-from billing.messages import money
 from billing.models import Hold, PriceBook, Quote
 from billing.pricebooks import current_book, price_rows
 from billing.selectors import wallet

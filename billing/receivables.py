@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, ledger
+from billing.amounts import money
 from billing.errors import WriteOffRefused
-from billing.messages import money
 from billing.models import Account, Transaction, WriteOff
 from console.accounts import services
 from console.accounts.models import User

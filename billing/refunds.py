@@ -19,8 +19,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, currencies, gateway, receivables
+from billing.amounts import money
 from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantined, RefundRefused
-from billing.messages import money
 from billing.models import Account, AutoTopUp, Refund, TopUp
 from billing.payments import step_sentence
 from console.accounts.models import User

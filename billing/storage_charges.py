@@ -21,8 +21,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, ledger, pricing
+from billing.amounts import money
 from billing.errors import NotPriced
-from billing.messages import money
 from billing.models import Account, Hold, Quote, Receipt, StorageBalance, StorageDay
 from billing.policy import policy
 from billing.pricebooks import current_book

@@ -22,7 +22,7 @@ from django.utils.translation import gettext_noop, ngettext
 
 from billing import auto_topup, credit, customers, invoices, payments, receivables, refunds, storage_charges
 from billing import selectors as billing
-from billing.messages import money
+from billing.amounts import money
 from billing.models import Account, Budget, Dispute, TopUp
 from console.accounts import services
 from console.accounts.emails import deliver

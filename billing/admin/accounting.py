@@ -15,8 +15,8 @@ from unfold.decorators import action
 
 from billing import invoice_pdf, invoices, models
 from billing.admin.amounts import AmountForm, ShowsAmounts
+from billing.amounts import money, parse_amount
 from billing.errors import InvoiceRefused
-from billing.messages import money, parse_amount
 from billing.selectors import default_currency
 from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 

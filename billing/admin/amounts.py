@@ -20,8 +20,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget
 
+from billing.amounts import money, to_major, to_minor
 from billing.currencies import decimals
-from billing.messages import money, to_major, to_minor
 from billing.selectors import default_currency, wallet
 
 MAX_DIGITS = 15

@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from billing import credit, selectors
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.models import Closure
 from console.core.readonly import ReadOnlyAdmin
 

@@ -17,8 +17,8 @@ from unfold.admin import ModelAdmin
 
 from billing import models, receivables
 from billing.admin.amounts import AmountForm, ShowsAmounts, input_value
+from billing.amounts import money, to_major
 from billing.errors import WriteOffRefused
-from billing.messages import money, to_major
 from console.accounts.models import User
 from console.core.readonly import LargeTableAdmin, ReadOnlyAdmin, ReadOnlyInline
 

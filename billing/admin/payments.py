@@ -20,8 +20,8 @@ from unfold.admin import ModelAdmin
 from billing import events, models, refunds
 from billing.admin.amounts import AmountForm, ShowsAmounts, input_value
 from billing.admin.credit import ALREADY_SUBMITTED
+from billing.amounts import money, to_major
 from billing.errors import RefundRefused
-from billing.messages import money, to_major
 from console.accounts.models import User
 from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 

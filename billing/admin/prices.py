@@ -24,9 +24,9 @@ from unfold.widgets import UnfoldAdminSelectWidget
 
 from billing import costs, models, price_simulation, pricebooks
 from billing.admin.amounts import AmountInput, input_value
+from billing.amounts import money, to_major
 from billing.currencies import SUPPORTED, decimals
 from billing.errors import BookRefused, NotPriced
-from billing.messages import money, to_major
 from billing.selectors import default_currency
 from console.accounts.reports import Report, Table, show
 
@@ -232,7 +232,8 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     def preview(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show last month's cost per customer under the selected book."""
         book = get_object_or_404(models.PriceBook, pk=object_id)
-        return show(request, self, _preview_report(price_simulation.preview(book=book, month=costs.month_of().before)))
+        last_month = costs.month_of().previous
+        return show(request, self, _preview_report(price_simulation.preview(book=book, month=last_month)))
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
         description=gettext_lazy("Compare with the current price book"), permissions=("view",)

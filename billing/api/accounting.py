@@ -168,7 +168,7 @@ class CostsView(TenantView):
             "currency": account.currency,
             "spent_minor": sum(spend.amount_minor for spend in spends),
             "held_minor": account.held_minor,
-            "forecast_minor": costs.forecast(self.organization).total_minor if month.is_now else None,
+            "forecast_minor": costs.forecast(self.organization).total_minor if month.is_current else None,
             "days": {day.isoformat(): sum(amounts) for day, amounts in days.items() if any(amounts)},
             **shares,
         }

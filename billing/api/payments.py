@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from billing import auto_topup, customers, payments
 from billing.api.wallet import TopUpSerializer, wallet_of
 from billing.errors import NoSavedCard
-from billing.messages import failure_sentence
+from billing.messages import payment_failure_sentence
 from billing.models import AutoTopUp
 from billing.quotes import quote_for, require_valid
 from console.accounts.permissions import TenantView
@@ -63,7 +63,7 @@ class AutomaticSerializer(serializers.Serializer[AutoTopUp]):
 
     def get_last_failure(self, setup: AutoTopUp) -> str:
         """Return why the last payment failed."""
-        return failure_sentence(setup.last_failure) if setup.last_failure else ""
+        return payment_failure_sentence(setup.last_failure) if setup.last_failure else ""
 
 
 class AutomaticRequestSerializer(serializers.Serializer[Any]):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from billing.messages import money
+from billing.amounts import money
 from billing.sandbox import cards, checkout
 from billing.sandbox.account import Refused
 from billing.sandbox.provider import Provider

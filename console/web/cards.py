@@ -13,9 +13,10 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
 from billing import auto_topup, customers, selectors
-from billing import messages as billing_messages
+from billing.amounts import to_major
 from billing.customers import SavedCard
 from billing.errors import BillingError, NoWallet
+from billing.messages import payment_failure_sentence
 from billing.models import Account, AutoTopUp
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, add_errors, member, show_error
@@ -123,8 +124,8 @@ def _initial(account: Account, setup: AutoTopUp | None) -> dict[str, str]:
         threshold, amount, *_larger = suggested_amounts(account.currency)  # the two smallest suggested amounts
         return {"threshold_minor": f"{threshold:f}", "amount_minor": f"{amount:f}"}
     return {
-        "threshold_minor": f"{billing_messages.to_major(setup.threshold_minor, account.currency):f}",
-        "amount_minor": f"{billing_messages.to_major(setup.amount_minor, account.currency):f}",
+        "threshold_minor": f"{to_major(setup.threshold_minor, account.currency):f}",
+        "amount_minor": f"{to_major(setup.amount_minor, account.currency):f}",
     }
 
 
@@ -144,7 +145,7 @@ def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, for
         "has_deleted_customer": has_deleted_customer,
         "form": form,
         "auto_top_up": setup,
-        "failure": billing_messages.failure_sentence(setup.last_failure) if setup and setup.last_failure else "",
+        "failure": payment_failure_sentence(setup.last_failure) if setup and setup.last_failure else "",
         "chosen_method": form.data.get("method") or (setup.method_id if setup else ""),
     }
     return render(request, "billing/card_list.html", context, status=422 if form.errors else 200)

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_POST
 
 from billing import budgets, costs, exports, selectors
-from billing import messages as billing_messages
+from billing.amounts import parse_amount, to_major
 from billing.models import Account
 from console.accounts import selectors as accounts
 from console.accounts.models import Membership, User
@@ -55,12 +55,12 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "titles": TITLES,
             "shares": {name: costs.shares_by(spends, name) for name in costs.DIMENSIONS},
             "spent_minor": sum(spend.amount_minor for spend in spends),
-            "previous_minor": costs.spent_minor(organization, month.before),
-            "forecast": costs.forecast(organization) if month.is_now else None,
+            "previous_minor": costs.spent_minor(organization, month.previous),
+            "forecast": costs.forecast(organization) if month.is_current else None,
             "chart": _chart(names, days, account.currency),
             "holds": costs.held(account).select_related("order__job", "sweep"),
             "budgets": budgets.states(organization),
-            "balance": budgets.balance_of(account),
+            "runway": budgets.runway_of(account),
             "accounting_zone": settings.TIME_ZONE,
             "members": accounts.members(organization=organization),
         },
@@ -109,8 +109,7 @@ def _chart(names: list[str], days: dict[Any, list[int]], currency: str) -> dict[
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],
         "amounts": [
-            [float(billing_messages.to_major(amounts[index], currency)) for amounts in days.values()]
-            for index in range(len(names))
+            [float(to_major(amounts[index], currency)) for amounts in days.values()] for index in range(len(names))
         ],
         "currency": currency,
     }
@@ -122,7 +121,7 @@ def _amount(text: str, account: Account | None) -> int | None:
         return None
     currency = account.currency if account else selectors.default_currency()
     try:
-        return billing_messages.parse_amount(text, currency)
+        return parse_amount(text, currency)
     except ValueError:
         message = _("Enter an amount such as 50 or 19.90, without thousands separators.")
         raise CustomerError(message, fields={"amount": message}) from None

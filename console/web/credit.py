@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods
 
 from billing import credit, selectors
-from billing import messages as billing_messages
+from billing.amounts import money
 from console.accounts.roles import Capability
 from console.core.errors import NotAllowed
 from console.web.access import MemberRequest, errors_in_form, member
@@ -42,7 +42,7 @@ def credit_list(request: MemberRequest) -> HttpResponse:
         if form.is_valid():
             with errors_in_form(form):
                 lot = credit.redeem(account=account, code=form.cleaned_data["code"], user=request.membership.user)
-                amount = billing_messages.money(lot.amount_minor, account.currency)
+                amount = money(lot.amount_minor, account.currency)
                 messages.success(request, _("%(amount)s of credit was added to your wallet.") % {"amount": amount})
                 return redirect("credit_list")
     now = timezone.now()

@@ -231,7 +231,7 @@ class TestPreview:
 
     def test_leaves_out_another_month_and_currency(self, published, account):
         self.run(account, 1800)
-        assert price_simulation.preview(book=draft_of(published), month=costs.month_of().before).runs == 0
+        assert price_simulation.preview(book=draft_of(published), month=costs.month_of().previous).runs == 0
         assert self.preview(PriceBookFactory(currency="CNY")).runs == 0
 
 
