@@ -281,6 +281,7 @@ def test_the_form_encoding():
     assert sandbox_provider.decode("a=1&b[c]=2&b[d][0][e]=3&b[d][1][e]=4&f[]=5") == {
         "a": "1", "b": {"c": "2", "d": [{"e": "3"}, {"e": "4"}]}, "f": {"": "5"},
     }  # fmt: skip
+    assert sandbox_provider.decode("a[1]=y&a[0]=x") == {"a": ["x", "y"]}
 
 
 def test_it_binds_to_loopback_and_refuses_live_keys(served):
