@@ -152,13 +152,13 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
         _fail(top_up, customers.CUSTOMER_GONE)
         return
     try:
-        intent = gateway.find_charge(reference=str(top_up.pk), customer=customer_id) if is_retry else None
+        intent = gateway.find_charge(reference=str(top_up.pk), customer_id=customer_id) if is_retry else None
         if intent is None and top_up.created_at < timezone.now() - GIVE_UP_AFTER:
             _fail(top_up, "unanswered")
             return
         intent = intent or gateway.charge_card(
             reference=str(top_up.pk),
-            customer=customer_id,
+            customer_id=customer_id,
             method_id=top_up.method_id,
             amount_minor=top_up.amount_minor,
             currency=top_up.currency,

@@ -24,7 +24,7 @@ from console.notifications import services as notifications
 
 
 def send_due() -> int:
-    """Send the mails that are due and return their number."""
+    """Send the mails that are due and return the number of notices mailed, each to all its recipients."""
     sent = 0
     active = Budget.objects.filter(budgets.IS_ACTIVE)
     alerts = BudgetAlert.objects.filter(mailed_at=None, budget__in=active)

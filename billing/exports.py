@@ -31,7 +31,8 @@ RECEIPT_COLUMNS = (
     "currency",
 )
 FORMULA_PREFIXES = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
-"""First characters that make a spreadsheet evaluate a cell. East Asian versions accept the full-width ones too."""
+"""First characters that make a spreadsheet evaluate a cell, or that it skips before such a character. East Asian
+versions accept the full-width ones too."""
 
 
 def costs_csv(receipts: Iterable[Receipt]) -> Iterator[str]:
@@ -98,7 +99,7 @@ def _summary(rule: str, title: str, amount_minor: int, invoice: Invoice) -> list
 
 
 def escape_formula(text: str) -> str:
-    """Escape a text that a spreadsheet would evaluate as a formula."""
+    """Return the text, after an apostrophe if a spreadsheet would evaluate it as a formula."""
     return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text
 
 

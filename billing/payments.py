@@ -194,19 +194,19 @@ def close_pages(*, account: Account) -> None:
 def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool = False) -> TopUp:
     """Save the top-up, then create its payment page. It may be paid before this returns."""
     organization = top_up.account.owner
-    customers.customer_of(organization=organization, email=user.email)  # fails before a row is written
+    customers.ensure_customer(organization=organization, email=user.email)  # may raise; nothing is written yet
     top_up.currency = top_up.account.currency
     top_up.save(force_insert=True)
     checkout = customers.with_customer(
         organization=organization,
         email=user.email,
-        call=lambda customer: gateway.create_checkout(
+        call=lambda customer_id: gateway.create_checkout(
             reference=str(top_up.pk),
             amount_minor=top_up.amount_minor,
             currency=top_up.currency,
             title=_("%(name)s wallet of %(organization)s")
             % {"name": installation().name, "organization": organization},
-            customer=customer,
+            customer_id=customer_id,
             return_url=f"{settings.TRAINYARD_URL}{return_path}",
             save_card=save_card,
         ),

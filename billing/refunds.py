@@ -129,9 +129,9 @@ def submit(*, refund: Refund, is_retry: bool = True) -> None:
     """
     reference, intent = str(refund.pk), refund.top_up.payment_intent
     try:
-        submitted = gateway.find_refund(reference=reference, payment_intent=intent) if is_retry else None
+        submitted = gateway.find_refund(reference=reference, payment_intent_id=intent) if is_retry else None
         submitted = submitted or gateway.refund(
-            reference=reference, payment_intent=intent, amount_minor=refund.amount_minor
+            reference=reference, payment_intent_id=intent, amount_minor=refund.amount_minor
         )
     except PaymentUnavailable:
         return

@@ -99,7 +99,7 @@ class CardsView(TenantView):
     @extend_schema(request=None, responses={201: CardPageSerializer})
     def post(self, _request: Request) -> Response:
         """Start saving a card. Returns the URL of the provider's page; nothing is charged there."""
-        url = customers.save_card_page(account=wallet_of(self), email=self.membership.user.email)
+        url = customers.create_card_page(account=wallet_of(self), email=self.membership.user.email)
         return Response({"url": url}, status=201)
 
 

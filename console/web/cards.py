@@ -79,7 +79,7 @@ def card_automatic_off(request: MemberRequest) -> HttpResponse:
 def card_add(request: MemberRequest) -> HttpResponse:
     """Redirect to the provider's page that saves a card."""
     try:
-        return redirect(customers.save_card_page(account=_account(request), email=request.membership.user.email))
+        return redirect(customers.create_card_page(account=_account(request), email=request.membership.user.email))
     except BillingError as error:
         show_error(request, error)
         return redirect("card_list")

@@ -107,7 +107,12 @@ class TestPayments:
         assert not TopUp.objects.exists()
         with pytest.raises(PaymentRefused):
             gateway.create_checkout(
-                reference="r", amount_minor=amount, currency=currency, title="t", customer="", return_url="https://t/"
+                reference="r",
+                amount_minor=amount,
+                currency=currency,
+                title="t",
+                customer_id="",
+                return_url="https://t/",
             )
 
     def test_a_refund_that_is_too_fine_is_refused(self, provider):

@@ -32,12 +32,12 @@ WALLET = "http://127.0.0.1:8000/wallet/"
 
 def charge(customer, method):
     return gateway.charge_card(
-        reference="1", customer=customer, method_id=method, amount_minor=700, currency="USD", title="T"
+        reference="1", customer_id=customer, method_id=method, amount_minor=700, currency="USD", title="T"
     )
 
 
 def setup_page(customer):
-    return gateway.create_card_setup(reference="1", customer=customer, currency="USD", return_url=f"{WALLET}cards/")
+    return gateway.create_card_setup(reference="1", customer_id=customer, currency="USD", return_url=f"{WALLET}cards/")
 
 
 class TestPage:
@@ -155,7 +155,7 @@ def test_a_dispute_is_decided_by_its_evidence(customer, served, console, status,
     dispute = console.event("charge.dispute.created")["data"]["object"]
     assert (dispute["amount"], dispute["status"], served.balance("usd")) == (5000, "needs_response", 0)
     with pytest.raises(PaymentRefused):
-        gateway.refund(reference="r1", payment_intent=dispute["payment_intent"], amount_minor=1)
+        gateway.refund(reference="r1", payment_intent_id=dispute["payment_intent"], amount_minor=1)
     client = gateway._client()
     evidence = "winning_evidence" if status == "won" else "losing_evidence"
     client.v1.disputes.update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
