@@ -61,6 +61,7 @@ def invoice_csv(invoice: Invoice) -> Iterator[str]:
 
 
 def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
+    """Yield the cells of RECEIPT_COLUMNS for each line of a receipt."""
     hold = receipt.hold
     head = [
         f"R-{receipt.pk}",

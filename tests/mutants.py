@@ -83,7 +83,7 @@ MUTANTS = (
            'locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote")',
            'locked = Hold.objects.select_related("account", "quote")', CHARGES + PROPERTY),
     Mutant("an extension is held without a look at the budget", "billing/charges.py",
-           "    for each in {locked.placed_by, user}:\n", "    for each in ():\n", CHARGES),
+           "    for member in {locked.placed_by, user}:\n", "    for member in ():\n", CHARGES),
     Mutant("an extension reserves no credit", "billing/charges.py",
            "    credit.reserve_more(hold=locked, amount_minor=amount_minor)\n", "", CHARGES),
     Mutant("an extended run is charged up to its first ceiling", "billing/charges.py",

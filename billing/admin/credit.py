@@ -107,7 +107,7 @@ class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfol
         """Grant the credit through the service."""
         obj.pk = form.cleaned_data["key"]
         account = wallet_account(organization_id=obj.organization_id, currency=default_currency())
-        credit.grant(credit=obj, user=cast("User", request.user), account=account)
+        credit.grant(lot=obj, user=cast("User", request.user), account=account)
 
 
 class GrantInline(ShowsAmounts, ReadOnlyInline):

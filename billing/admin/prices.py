@@ -256,9 +256,9 @@ def _preview_report(simulation: price_simulation.Preview) -> Report:
         % {"what": purchase, "runs": runs}
         for purchase, runs in simulation.unpriced.items()
     ]
-    if simulation.unknown:
+    if simulation.without_usage:
         notes.append(
-            _("%(runs)d runs predate usage records; their original cost is used.") % {"runs": simulation.unknown}
+            _("%(runs)d runs predate usage records; their original cost is used.") % {"runs": simulation.without_usage}
         )
     headers = [_("Customer"), _("Runs"), _("Charged"), _("With this price book"), _("Change"), "%"]
     rows = [
