@@ -40,7 +40,7 @@ class CardSerializer(serializers.Serializer[Any]):
 
 
 class CardPageSerializer(serializers.Serializer[Any]):
-    """The page on which a card is saved."""
+    """The payment provider's page on which a card is saved."""
 
     url = serializers.CharField(help_text="Page of the payment provider. Open it in a browser.")
 
