@@ -22,11 +22,11 @@ def models() -> None:
 @pass_session
 def list_models(session: Session) -> None:
     """List the models, newest first."""
-    listed = list(session.connect().models())
-    if session.screen.print_json(listed):
+    results = list(session.connect().models())
+    if session.screen.print_json(results):
         return
     rows = []
-    for each in listed:
+    for each in results:
         latest = each.latest
         rows.append(
             (each.name, f"{latest.version}", size(latest.size_bytes), f"{latest.lineage.get('job', '')}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .. import sync as syncing
+from .. import sync as workspace_sync
 from ..client import Client
 from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice, TooExpensive
 from ..schemas import Job, Line, Quote
@@ -19,8 +19,6 @@ from ..session import Session, json_option, pass_session, yes_option
 from ..watch import Watch
 from .jobs import download, show_diagnosis, show_receipt
 from .workspaces import sync_folder
-
-MINUTE = 60
 
 PURCHASE_OPTIONS = (
     click.argument("script", type=click.Path(path_type=Path)),
@@ -75,9 +73,9 @@ def purchase_options(command: Callable[..., None]) -> Callable[..., None]:
 def quote(session: Session, /, *, yes: bool, **options: Any) -> None:
     """Price a run of SCRIPT without buying it. The project's files are sent, because the price depends on them."""
     client = session.connect()
-    priced = _send_and_price(session, client, options, is_confirmed=yes)
-    if not session.screen.print_json(priced):
-        show_quote(session.screen, priced)
+    price_quote = _send_and_price(session, client, options, is_confirmed=yes)
+    if not session.screen.print_json(price_quote):
+        show_quote(session.screen, price_quote)
 
 
 @click.command()
@@ -108,43 +106,43 @@ def run(
     """
     screen = session.screen
     client = session.connect()
-    priced = _send_and_price(session, client, options, is_confirmed=yes)
-    show_quote(screen, priced)
-    if priced.refusal:
-        raise CliError(priced.refusal)
-    confirm_purchase(session, priced.ceiling_minor, priced.currency, limit=max_price, is_confirmed=yes)
-    # The key is derived from the quote, so that a repeated request does not buy it twice.
-    order = client.order(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
+    price_quote = _send_and_price(session, client, options, is_confirmed=yes)
+    show_quote(screen, price_quote)
+    if price_quote.refusal:
+        raise CliError(price_quote.refusal)
+    confirm_purchase(session, price_quote.ceiling_minor, price_quote.currency, limit=max_price, is_confirmed=yes)
+    # The key depends on the quote alone, so a repeated request does not buy it twice.
+    order = client.order(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
     screen.print(f"Bought: job {order.job}, {client.url}/jobs/{order.job}/", style="green")
     if not watch:
         screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
         return
-    ended = _watch_to_end(session, client, order.job)
-    if ended is None:
+    ended_job = _watch_to_end(session, client, order.job)
+    if ended_job is None:
         screen.print(f"Job {order.job} goes on. Watch it: trainyard logs -f {order.job}")
         screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
         click.get_current_context().exit(DETACHED)
-    style = "green" if ended.state == "succeeded" else "red"
-    screen.print(f"Job {ended.id} {ended.state}. {ended.sentence}", style=style)
-    diagnosis = client.diagnosis(ended.id) if ended.state == "failed" else None
+    style = "green" if ended_job.state == "succeeded" else "red"
+    screen.print(f"Job {ended_job.id} {ended_job.state}. {ended_job.sentence}", style=style)
+    diagnosis = client.diagnosis(ended_job.id) if ended_job.state == "failed" else None
     if diagnosis and not screen.is_json:
         show_diagnosis(screen, diagnosis)
-    receipt = client.receipt(ended.id)
+    receipt = client.receipt(ended_job.id)
     if not screen.is_json:
         show_receipt(screen, receipt)
-    files = _download_at_end(session, client, ended, paths, target) if paths else []
-    screen.print_json({"job": ended, "diagnosis": diagnosis, "receipt": receipt, "files": files})
-    click.get_current_context().exit({"succeeded": 0, "cancelled": JOB_CANCELLED}.get(ended.state, JOB_FAILED))
+    files = _download_at_end(session, client, ended_job, paths, target) if paths else []
+    screen.print_json({"job": ended_job, "diagnosis": diagnosis, "receipt": receipt, "files": files})
+    click.get_current_context().exit({"succeeded": 0, "cancelled": JOB_CANCELLED}.get(ended_job.state, JOB_FAILED))
 
 
 def _download_at_end(
-    session: Session, client: Client, ended: Job, paths: tuple[str, ...], target: Path | None
+    session: Session, client: Client, ended_job: Job, paths: tuple[str, ...], target: Path | None
 ) -> list[str]:
     """Download files of an ended job. If the job did not succeed, missing files are not a second error."""
     try:
-        return download(session, client, ended.id, paths, target, overwrite=True)
+        return download(session, client, ended_job.id, paths, target, overwrite=True)
     except CliError as error:
-        if ended.state == "succeeded":
+        if ended_job.state == "succeeded":
             raise
         session.screen.print(error.message, style="yellow")
         return []
@@ -157,7 +155,7 @@ def show_quote(screen: Screen, quote: Quote) -> None:
     show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
     estimate = quote.estimate
     screen.print(
-        f"Probably {money(estimate.p50_minor, quote.currency)}; 90% of runs cost less than "
+        f"Probably {money(estimate.p50_minor, quote.currency)}, high estimate "
         f"{money(estimate.p90_minor, quote.currency)}. {estimate.basis.sentence}"
     )
     for sentence in quote.warnings:
@@ -202,9 +200,9 @@ def confirm_purchase(
     )
 
 
-def _watch_to_end(session: Session, client: Client, job: int) -> Job | None:
+def _watch_to_end(session: Session, client: Client, job_id: int) -> Job | None:
     """Follow a job to its end, and return it; None if the customer detaches from it after Ctrl-C."""
-    watch = Watch(client, job, session.screen, pause=session.pause)
+    watch = Watch(client, job_id, session.screen, pause=session.pause)
     try:
         while True:
             try:
@@ -224,9 +222,9 @@ def _watch_to_end(session: Session, client: Client, job: int) -> Job | None:
                 if answer == "detach":
                     return None
                 if answer == "stop":
-                    client.cancel(job)
+                    client.cancel(job_id)
     except CliError:
-        session.screen.print(f"Job {job} may go on. Watch it: trainyard logs -f {job}")
+        session.screen.print(f"Job {job_id} may go on. Watch it: trainyard logs -f {job_id}")
         raise
     finally:
         watch.close()
@@ -246,7 +244,11 @@ def _send_and_price(session: Session, client: Client, options: dict[str, Any], *
 
 
 def _project(script: Path, folder: Path | None, workspace: str) -> Project:
-    """Return the project that a script belongs to. Raises InvalidChoice."""
+    """Return the project that a script belongs to. Raises InvalidChoice.
+
+    Default folder: the current one if the script is in it, otherwise that of the script. Default workspace: the
+    folder's name.
+    """
     if folder is not None and not script.is_absolute() and not script.exists():
         script = folder / script  # `--folder project train.py`
     if not script.is_file():
@@ -257,14 +259,18 @@ def _project(script: Path, folder: Path | None, workspace: str) -> Project:
     folder = folder.resolve()
     if not script.is_relative_to(folder):
         raise InvalidChoice(f"{script} is not in the folder {folder}. Name the project's folder with --folder.")
-    name = workspace or syncing.workspace_name(folder)
+    name = workspace or workspace_sync.workspace_name(folder)
     return Project(folder, name, script.relative_to(folder).as_posix())
 
 
 def _quote_form(
     client: Client, project: Project, options: dict[str, Any], environment: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the body of the request for a quote. A product, node spec or image left out is the first on offer."""
+    """Return the body of the request for a quote.
+
+    Product and node spec default to the first on offer, the image to the best one for the framework: ready images
+    first, then built-in ones, then the one that has the framework's name.
+    """
     product = options["product"] or _first([each.name for each in client.products()], "product")
     specs = client.node_specs()
     spec_name = options["node_spec"] or _first([each.name for each in specs], "node type")
@@ -299,7 +305,7 @@ def _quote_form(
     if options["ceiling"] is not None and spec is not None:
         form["ceiling_minor"] = to_minor(options["ceiling"], spec.currency, "--ceiling")
     if options["max_minutes"] is not None:
-        form["max_seconds"] = options["max_minutes"] * MINUTE
+        form["max_seconds"] = options["max_minutes"] * 60
     for name in ("from_checkpoint", "retries"):
         if options[name] is not None:
             form[name] = options[name]
@@ -320,7 +326,7 @@ def _parse_variable(text: str) -> tuple[str, str]:
 
 
 def to_minor(text: str, currency: str, option: str) -> int:
-    """Return an amount such as `5.00` in to_minor units. Raises InvalidChoice."""
+    """Return an amount such as `5.00` in minor units. Raises InvalidChoice, which names the `option`."""
     try:
         amount = Decimal(text).scaleb(decimals(currency))
     except InvalidOperation:
