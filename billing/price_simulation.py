@@ -55,17 +55,17 @@ class Preview:
     @property
     def runs(self) -> int:
         """Return the number of runs of all customers."""
-        return sum(each.runs for each in self.customers)
+        return sum(customer.runs for customer in self.customers)
 
     @property
     def charged_minor(self) -> int:
         """Return the total charged."""
-        return sum(each.charged_minor for each in self.customers)
+        return sum(customer.charged_minor for customer in self.customers)
 
     @property
     def simulated_minor(self) -> int:
         """Return the simulated total."""
-        return sum(each.simulated_minor for each in self.customers)
+        return sum(customer.simulated_minor for customer in self.customers)
 
     @property
     def change_minor(self) -> int:
@@ -116,7 +116,9 @@ def preview(*, book: PriceBook, month: Month) -> Preview:
         customer.runs += 1
         customer.charged_minor += receipt.total_minor
         customer.simulated_minor += _simulated_minor(receipt, rows, simulation)
-    simulation.customers = sorted(customers.values(), key=lambda each: (-each.charged_minor, each.organization.name))
+    simulation.customers = sorted(
+        customers.values(), key=lambda customer: (-customer.charged_minor, customer.organization.name)
+    )
     return simulation
 
 
@@ -164,7 +166,10 @@ def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation:
         str(labels.get("product", "")), terms.mode, labels["node_spec"], terms.nodes, terms.epochs
     )
     usage = Usage.from_json(receipt.usage)
-    deadlines = [quote.deadline_seconds, *(each.quote.deadline_seconds for each in receipt.hold.extensions.all())]
+    deadlines = [
+        quote.deadline_seconds,
+        *(extension.quote.deadline_seconds for extension in receipt.hold.extensions.all()),
+    ]
     try:
         under_draft = pricing.terms_for(
             rows,

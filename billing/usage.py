@@ -52,5 +52,5 @@ class Usage:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Usage:
         """Rebuild a usage from the data of `to_json`."""
-        ranges = tuple(Range(**each) for each in data["ranges"])
+        ranges = tuple(Range(**part) for part in data["ranges"])
         return cls(data["billable_seconds"], data["completed"], ranges)

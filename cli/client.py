@@ -348,7 +348,7 @@ class Client:
 
 def _results(kind: type[T], data: Any) -> list[T]:
     results = data.get("results") if isinstance(data, dict) else None
-    return [decode(kind, each) for each in decode(tuple[Any, ...], results)]
+    return [decode(kind, result) for result in decode(tuple[Any, ...], results)]
 
 
 def _next_cursor(data: Any, name: str) -> str:

@@ -33,10 +33,10 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         result = _decode(kind, data, where)
     elif origin is tuple:
         _require(isinstance(data, list), where, "a list")
-        result = tuple(_decode(inner[0], each, f"{where}.{index}") for index, each in enumerate(data))
+        result = tuple(_decode(inner[0], item, f"{where}.{index}") for index, item in enumerate(data))
     elif origin is dict:
         _require(isinstance(data, dict), where, "an object")
-        result = {name: _decode(inner[1], each, f"{where}.{name}") for name, each in data.items()}
+        result = {name: _decode(inner[1], value, f"{where}.{name}") for name, value in data.items()}
     elif is_dataclass(kind):
         result = _decode_dataclass(kind, data, where)
     else:

@@ -92,7 +92,9 @@ class Watch:
                 for _event in _job_events(self._client, self._job_id, view, self._pause):
                     update(view.description(), view.job.progress.fraction if view.job else 0.0)
                     if self._logs and view.job:
-                        self._logs.follow_attempts([each.number for each in view.job.attempts if each.started_at])
+                        self._logs.follow_attempts(
+                            [attempt.number for attempt in view.job.attempts if attempt.started_at]
+                        )
                 if self._logs:
                     self._logs.drain(DRAIN_SECONDS)
         finally:

@@ -21,7 +21,7 @@ EXPIRED = "This payment page has expired. Start again."
 
 @dataclass(frozen=True)
 class FormResult:
-    """What follows a form that the payer submitted: a redirect to `next_url`, or `error` on the same page.
+    """The result of a form that the payer submitted: a redirect to `next_url`, or an `error` to show on the same page.
 
     Exactly one of the two is not empty.
     """

@@ -50,15 +50,16 @@ class Delivery:
     def _due(self) -> list[str]:
         """Return the ids of the events to send now."""
         with self._provider.lock:
-            return [each["id"] for each in self._waiting() if each["next_at"] <= time.time()]
+            return [record["id"] for record in self._records() if record["next_at"] <= time.time()]
 
     def _until_next(self) -> float | None:
         """Return the seconds until the next retry, or None if no event waits."""
         with self._provider.lock:
-            times = [each["next_at"] for each in self._waiting()]
+            times = [record["next_at"] for record in self._records()]
         return max(0.0, min(times) - time.time()) if times else None
 
-    def _waiting(self) -> list[StripeObject]:
+    def _records(self) -> list[StripeObject]:
+        """Return a record of each event that the console has not accepted: id, tries, and time of the next try."""
         return list(self._provider.account.store.all("delivery"))
 
     def _deliver_one(self, event_id: str) -> None:
@@ -72,11 +73,9 @@ class Delivery:
             if is_accepted:
                 store.remove("delivery", event_id)
                 store.put("event", event_id, event | {"pending_webhooks": 0})
-            elif waiting := store.get("delivery", event_id):
-                wait = RETRY_SECONDS[min(waiting["tries"], len(RETRY_SECONDS) - 1)]
-                store.put(
-                    "delivery", event_id, waiting | {"tries": waiting["tries"] + 1, "next_at": time.time() + wait}
-                )
+            elif record := store.get("delivery", event_id):
+                wait = RETRY_SECONDS[min(record["tries"], len(RETRY_SECONDS) - 1)]
+                store.put("delivery", event_id, record | {"tries": record["tries"] + 1, "next_at": time.time() + wait})
             store.commit()
 
     def _send(self, body: bytes) -> bool:

@@ -27,12 +27,12 @@ def list_datasets(session: Session) -> None:
     if session.screen.print_json(results):
         return
     rows = []
-    for each in results:
-        latest = each.latest
+    for dataset in results:
+        latest = dataset.latest
         rows.append(
-            (each.name, f"{latest.version}", f"{latest.file_count:,}", size(latest.size_bytes), latest.published_at)
+            (dataset.name, f"{latest.version}", f"{latest.file_count:,}", size(latest.size_bytes), latest.published_at)
             if latest
-            else (each.name, "none", "", "", "")
+            else (dataset.name, "none", "", "", "")
         )
     session.screen.table(("Name", "Latest#", "Files#", "Size#", "Published"), rows)
 

@@ -35,9 +35,9 @@ def jobs(session: Session, state: str, tag: str, name: str, limit: int) -> None:
         session.screen.table(
             ("Job#", "Name", "State", "Progress#", "Cost#", "Queued"),
             (
-                (f"{each.id}", each.name, each.state, f"{each.progress.fraction:.0%}",
-                 money(each.cost_minor, each.currency), each.queued_at)
-                for each in results
+                (f"{job.id}", job.name, job.state, f"{job.progress.fraction:.0%}",
+                 money(job.cost_minor, job.currency), job.queued_at)
+                for job in results
             ),
         )  # fmt: skip
 
@@ -127,7 +127,7 @@ def metrics(session: Session, job_id: int) -> None:
         values = [point[1] for point in points if len(point) == 2]
         if values:
             numbers = (values[0], values[-1], min(values), max(values))
-            rows.append((name, f"{len(values):,}", *(f"{each:.6g}" for each in numbers)))
+            rows.append((name, f"{len(values):,}", *(f"{number:.6g}" for number in numbers)))
     session.screen.table(("Curve", "Points#", "First#", "Last#", "Lowest#", "Highest#"), rows)
 
 
@@ -159,9 +159,9 @@ def receipts(session: Session, job_id: int | None) -> None:
         session.screen.table(
             ("Receipt#", "Title", "Charged#", "Ceiling#", "Date"),
             (
-                (f"{each.id}", each.title, money(each.total_minor, each.currency),
-                 money(each.ceiling_minor, each.currency), each.created_at)
-                for each in results
+                (f"{receipt.id}", receipt.title, money(receipt.total_minor, receipt.currency),
+                 money(receipt.ceiling_minor, receipt.currency), receipt.created_at)
+                for receipt in results
             ),
         )  # fmt: skip
 
@@ -204,8 +204,8 @@ def list_files(session: Session, job_id: int, path: str) -> None:
     entries = list(session.connect().job_files(job_id, path.strip("/")))
     if not session.screen.print_json(entries):
         rows = [
-            (each.path + ("/" if each.kind == "folder" else ""), "" if each.kind == "folder" else size(each.size))
-            for each in entries
+            (entry.path + ("/" if entry.kind == "folder" else ""), "" if entry.kind == "folder" else size(entry.size))
+            for entry in entries
         ]
         session.screen.table(("Path", "Size#"), rows)
 

@@ -26,12 +26,12 @@ def list_models(session: Session) -> None:
     if session.screen.print_json(results):
         return
     rows = []
-    for each in results:
-        latest = each.latest
+    for model in results:
+        latest = model.latest
         rows.append(
-            (each.name, f"{latest.version}", size(latest.size_bytes), f"{latest.lineage.get('job', '')}")
+            (model.name, f"{latest.version}", size(latest.size_bytes), f"{latest.lineage.get('job', '')}")
             if latest
-            else (each.name, "none", "", "")
+            else (model.name, "none", "", "")
         )
     session.screen.table(("Name", "Latest#", "Size#", "Job#"), rows)
 

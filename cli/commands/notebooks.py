@@ -86,9 +86,9 @@ def list_notebooks(session: Session, limit: int) -> None:
         session.screen.table(
             ("Notebook#", "Name", "State", "Workspace", "Node", "Cost#", "Ordered"),
             (
-                (f"{each.id}", each.name, each.state, each.workspace, each.node_spec,
-                 money(each.cost_minor, each.currency), each.queued_at)
-                for each in results
+                (f"{result.id}", result.name, result.state, result.workspace, result.node_spec,
+                 money(result.cost_minor, result.currency), result.queued_at)
+                for result in results
             ),
         )  # fmt: skip
 

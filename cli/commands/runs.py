@@ -165,8 +165,8 @@ def show_quote(screen: Screen, quote: Quote) -> None:
 def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, currency: str) -> None:
     """Print the lines of a quote, and the ceiling that they sum to."""
     rows = [
-        (each.title, f"{each.quantity} {each.unit.replace('_', ' ')}", money(each.amount_minor, currency))
-        for each in lines
+        (line.title, f"{line.quantity} {line.unit.replace('_', ' ')}", money(line.amount_minor, currency))
+        for line in lines
     ]
     rows.append(("Ceiling, never exceeded", "", money(ceiling_minor, currency)))
     screen.table(("Item", "Quantity#", "Amount#"), rows, title="Quote")
@@ -271,20 +271,20 @@ def _quote_form(
     Product and node spec default to the first on offer, the image to the best one for the framework: ready images
     first, then built-in ones, then the one that has the framework's name.
     """
-    product = options["product"] or _first([each.name for each in client.products()], "product")
+    product_name = options["product"] or _first([product.name for product in client.products()], "product")
     specs = client.node_specs()
-    spec_name = options["node_spec"] or _first([each.name for each in specs], "node type")
-    spec = next((each for each in specs if each.name == spec_name), None)
+    spec_name = options["node_spec"] or _first([spec.name for spec in specs], "node type")
+    spec = next((spec for spec in specs if spec.name == spec_name), None)
     framework = options["framework"]
-    image = options["image"]
-    if not image:
-        images = [each for each in client.images() if framework in each.frameworks]
-        images.sort(key=lambda each: (not each.ready, not each.builtin, each.name != framework))
-        image = _first([each.name for each in images], f"image for {framework}")
+    image_name = options["image"]
+    if not image_name:
+        images = [image for image in client.images() if framework in image.frameworks]
+        images.sort(key=lambda image: (not image.ready, not image.builtin, image.name != framework))
+        image_name = _first([image.name for image in images], f"image for {framework}")
     form = {
-        "product": product,
+        "product": product_name,
         "framework": framework,
-        "image": image,
+        "image": image_name,
         "workspace": project.workspace,
         "code_path": project.code_path,
         "arguments": list(options["arguments"]),

@@ -96,10 +96,10 @@ def list_sweeps(session: Session, limit: int) -> None:
         session.screen.table(
             ("Sweep#", "Name", "State", "Trials#", "Best#", "Cost#", "Ordered"),
             (
-                (f"{each.id}", each.name, each.state, f"{each.trials_done}/{each.trials_total}",
-                 _number(each.best.value if each.best else None),
-                 money(each.cost_minor, each.currency), each.created_at)
-                for each in results
+                (f"{result.id}", result.name, result.state, f"{result.trials_done}/{result.trials_total}",
+                 _number(result.best.value if result.best else None),
+                 money(result.cost_minor, result.currency), result.created_at)
+                for result in results
             ),
         )  # fmt: skip
 
@@ -241,9 +241,9 @@ def _show(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
     screen.table(
         ("Trial#", "Job#", "State", "Value#", "Cost#", "Parameters"),
         (
-            (f"{each.number}{'*' if each.is_best else ''}", f"{each.job}", each.outcome or each.state,
-             _number(each.value), money(each.cost_minor, sweep.currency), _parameters_text(each.parameters))
-            for each in trials
+            (f"{trial.number}{'*' if trial.is_best else ''}", f"{trial.job}", trial.outcome or trial.state,
+             _number(trial.value), money(trial.cost_minor, sweep.currency), _parameters_text(trial.parameters))
+            for trial in trials
         ),
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ def list_workspaces(session: Session) -> None:
     """List the workspaces, newest first."""
     results = list(session.connect().workspaces())
     if not session.screen.print_json(results):
-        rows = [(each.name, size(each.size_bytes), each.created_at) for each in results]
+        rows = [(result.name, size(result.size_bytes), result.created_at) for result in results]
         session.screen.table(("Name", "Size#", "Created"), rows)
 
 
@@ -52,7 +52,7 @@ def sync(session: Session, folder: Path, name: str, delete: bool, yes: bool) -> 
     session.screen.print_json(
         {
             "workspace": name,
-            "sent": [each.path for each in plan.changed],
+            "sent": [file.path for file in plan.changed],
             "unchanged": plan.unchanged_count,
             "deleted": list(plan.extra),
         }
