@@ -120,7 +120,7 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
                 or account.available_minor >= setup.threshold_minor
                 or (setup.retry_at is not None and setup.retry_at > now)
                 or recent.count() >= MAX_PER_DAY
-                or recent.filter(state__in=payments.OPEN).exists()
+                or recent.filter(state__in=payments.OPEN_STATES).exists()
                 or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
             ):
                 return None
@@ -225,7 +225,7 @@ def _refusal_code(top_up: TopUp) -> str:
 @transaction.atomic
 def _fail(top_up: TopUp, reason: str) -> None:
     """Mark a top-up as failed and plan the retry, or switch automatic top-ups off. Does nothing if it was not open."""
-    failed = TopUp.objects.filter(pk=top_up.pk, state__in=payments.OPEN).update(
+    failed = TopUp.objects.filter(pk=top_up.pk, state__in=payments.OPEN_STATES).update(
         state=TopUp.States.FAILED, failure=reason[:100]
     )
     if not failed:

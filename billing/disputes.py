@@ -19,7 +19,7 @@ from billing.models import AutoTopUp, Dispute, DisputeMovement, TopUp, Transacti
 from billing.payments import parse_timestamp
 from billing.refunds import find_top_up
 
-FINAL_STATES = {
+STATE_BY_FINAL_STATUS = {
     "won": Dispute.States.WON,
     "lost": Dispute.States.LOST,
     "warning_closed": Dispute.States.WON,
@@ -54,7 +54,7 @@ def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> Non
         AutoTopUp.objects.filter(account=top_up.account, is_on=True).update(is_on=False, last_failure="disputed")
     row.evidence_due_at = parse_timestamp(evidence_due) if evidence_due else None
     # A won dispute can be reopened, so the state may change back.
-    row.state = FINAL_STATES.get(str(dispute_object.get("status")), Dispute.States.OPEN)
+    row.state = STATE_BY_FINAL_STATUS.get(str(dispute_object.get("status")), Dispute.States.OPEN)
     row.ended_at = (row.ended_at or timezone.now()) if row.state != Dispute.States.OPEN else None
     row.save()
 

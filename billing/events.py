@@ -33,7 +33,7 @@ seconds; an outage of the provider can take hours."""
 MAX_PARKED_AGE = timedelta(days=3)
 """Age up to which a parked event is retried: as long as Stripe retries the event that it may wait for. An older event
 is quarantined, so that an administrator sees it."""
-OPEN = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
+OPEN_STATES = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
 """States of events that are still to be applied."""
 
 
@@ -97,7 +97,7 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
 
     `include_quarantined` also applies a quarantined event, at an administrator's request.
     """
-    states = (*OPEN, StripeEvent.States.QUARANTINED) if include_quarantined else OPEN
+    states = (*OPEN_STATES, StripeEvent.States.QUARANTINED) if include_quarantined else OPEN_STATES
     event = StripeEvent.objects.filter(pk=event_pk, state__in=states).first()
     if event is None:
         return

@@ -28,7 +28,7 @@ from console.accounts.models import User
 from console.installation.selectors import installation
 from console.notifications import services as notifications
 
-OPEN = (TopUp.States.CREATED, TopUp.States.PENDING)
+OPEN_STATES = (TopUp.States.CREATED, TopUp.States.PENDING)
 """States of top-ups whose payment has no result yet."""
 
 
@@ -180,14 +180,16 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
 
 def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> None:
     """Set the final state of a top-up that was not paid. Does nothing if it is not open."""
-    if top_up.state in OPEN:
+    if top_up.state in OPEN_STATES:
         top_up.state, top_up.failure = state, failure[:100]
         top_up.save(update_fields=["state", "failure"])
 
 
 def close_pages(*, account: Account) -> None:
     """Close the open payment pages of a wallet, and apply their final states. Raises PaymentUnavailable."""
-    pages = TopUp.objects.filter(account=account, origin=TopUp.Origins.CHECKOUT, state__in=OPEN).exclude(session_id="")
+    pages = TopUp.objects.filter(account=account, origin=TopUp.Origins.CHECKOUT, state__in=OPEN_STATES).exclude(
+        session_id=""
+    )
     for pk, session_id in list(pages.values_list("pk", "session_id")):
         gateway.expire_checkout(session_id)
         try:

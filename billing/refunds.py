@@ -33,7 +33,7 @@ RETRY_AFTER = timedelta(days=1)
 """Pause after a failed refund. A retry within a day would fail for the same reason."""
 MAX_SUBMITTED = 100
 """Most refunds per call of `submit_waiting`, so that a slow provider occupies the worker for a bounded time."""
-STATES = {
+STATE_BY_STATUS = {
     "succeeded": Refund.States.SUCCEEDED,
     "pending": Refund.States.PENDING,
     "requires_action": Refund.States.PENDING,
@@ -146,7 +146,7 @@ def submit(*, refund: Refund, is_retry: bool = True) -> None:
     with transaction.atomic():
         row = _locked_refund(refund.pk)
         row.refund_id = row.refund_id or submitted.id
-        _set_state(row, STATES.get(submitted.status, Refund.States.PENDING))
+        _set_state(row, STATE_BY_STATUS.get(submitted.status, Refund.States.PENDING))
 
 
 def submit_waiting() -> int:
@@ -165,7 +165,7 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
     top_up = find_top_up(refund_object, livemode=livemode)
     reference = (refund_object.get("metadata") or {}).get("refund")
     row = _find_refund(str(refund_object["id"]), reference)
-    state = STATES.get(str(refund_object.get("status")), Refund.States.PENDING)
+    state = STATE_BY_STATUS.get(str(refund_object.get("status")), Refund.States.PENDING)
     if row is None and state == Refund.States.FAILED:
         return  # the refund was created and failed before its first event arrived, so nothing was debited
     if row is None:

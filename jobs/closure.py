@@ -66,7 +66,7 @@ def obstacles(organization: Organization, *, with_payment_pages: bool = False) -
     disputes = Dispute.objects.filter(top_up__account__organization=organization, state=Dispute.States.OPEN)
     if disputes.exists():
         reasons.append(_("A bank disputes one of your payments. Wait for its decision."))
-    open_payments = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN)
+    open_payments = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN_STATES)
     if not with_payment_pages:
         open_payments = open_payments.filter(origin=TopUp.Origins.AUTOMATIC)
     # A payment page without a session was never shown to anybody.

@@ -19,7 +19,7 @@ from billing.sandbox import checkout, intents
 from billing.sandbox.account import Form, Refused, StripeAccount, public_fields, required
 from billing.sandbox.store import Store, StripeObject
 
-KEY_SECONDS = 24 * 3600
+IDEMPOTENCY_KEY_SECONDS = 24 * 3600
 """How long an idempotency key is kept: 24 hours, as at Stripe."""
 
 
@@ -40,12 +40,12 @@ class Provider:
         self.lock = threading.RLock()
         self.after_request: Callable[[], None] = lambda: None
 
-    def handle(self, method: str, path: str, encoded: str = "", key: str = "") -> Response:
-        """Handle an API request; `encoded` is the query or the form, `key` the idempotency key."""
+    def handle(self, method: str, path: str, encoded: str = "", idempotency_key: str = "") -> Response:
+        """Handle an API request. `encoded` is the query of the URL, or the form in the body of a POST request."""
         with self.lock:
             fingerprint = hashlib.sha256(f"{method} {path} {encoded}".encode()).hexdigest()
             try:
-                if key and method == "POST" and (replay := self._replay(key, fingerprint)):
+                if idempotency_key and method == "POST" and (replay := self._replay(idempotency_key, fingerprint)):
                     return replay
                 response = Response(HTTPStatus.OK, public_fields(self._route(method, _parts(path), decode(encoded))))
             except Refused as error:
@@ -54,8 +54,8 @@ class Provider:
                 # The routes do not check the structure of nested parameters, so a malformed request fails with these.
                 response = Response(HTTPStatus.BAD_REQUEST, Refused(f"Invalid request: {error}").answer)
             # As at Stripe, a decline is replayed, but a request refused as invalid may be corrected and sent again.
-            if key and method == "POST" and response.status in {HTTPStatus.OK, HTTPStatus.PAYMENT_REQUIRED}:
-                self._remember(key, fingerprint, response)
+            if idempotency_key and method == "POST" and response.status in {HTTPStatus.OK, HTTPStatus.PAYMENT_REQUIRED}:
+                self._remember(idempotency_key, fingerprint, response)
             self._commit()
             return response
 
@@ -112,7 +112,7 @@ class Provider:
     def _replay(self, key: str, fingerprint: str) -> Response | None:
         """Return the response that an idempotency key got before, or None. Raises Refused if the request differs."""
         record = self.account.store.get("key", key)
-        if record is None or record["created"] < self.account.clock() - KEY_SECONDS:
+        if record is None or record["created"] < self.account.clock() - IDEMPOTENCY_KEY_SECONDS:
             return None
         if record["mark"] != fingerprint:
             raise Refused(

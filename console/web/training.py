@@ -361,7 +361,7 @@ def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
         url = reverse("job_detail", args=[order.job.pk])
         return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
     template = "jobs/_training_paid.html" if request.htmx else "jobs/training_paid.html"
-    is_waiting = top_up.state in payments.OPEN and "paid" in request.GET
+    is_waiting = top_up.state in payments.OPEN_STATES and "paid" in request.GET
     return render(request, template, {"top_up": top_up, "quote": quote, "is_waiting": is_waiting})
 
 

@@ -175,7 +175,7 @@ class TestIdempotency:
         assert page(customer, "top-up-2").session_id != first.session_id
         assert len(list(served.account.store.all("checkout.session"))) == 2
         now = served.account.clock()
-        served.account.clock = lambda: now + sandbox_provider.KEY_SECONDS + 1
+        served.account.clock = lambda: now + sandbox_provider.IDEMPOTENCY_KEY_SECONDS + 1
         assert page(customer).session_id != first.session_id
 
     def test_a_key_is_refused_for_another_request_but_free_after_an_invalid_one(self, customer):
