@@ -253,14 +253,14 @@ def remove_expired(*, account: Account) -> int:
 
     Call it in the transaction that then holds money, so that the hold cannot use expired credit.
     """
-    expired = lots_of(account.organization_id).filter(_UNRESERVED, expires_at__lte=timezone.now())
-    if not expired.exists():  # the usual case, without locking the wallet
+    expired_lots = lots_of(account.organization_id).filter(_UNRESERVED, expires_at__lte=timezone.now())
+    if not expired_lots.exists():  # the usual case, without locking the wallet
         return 0
     removed = 0
     with transaction.atomic():
         locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
         source = ledger.platform_account(Account.Kinds.CREDIT, locked.currency)
-        for lot in expired.all():  # `all` reads the lots again, under the lock
+        for lot in expired_lots.all():  # `all` reads the lots again, under the lock
             # Never more than is available; a later call removes the rest. `locked` was read before the loop, so its
             # available amount does not yet lack what the loop has removed.
             amount = min(lot.free_minor, locked.available_minor - removed)

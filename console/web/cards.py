@@ -40,16 +40,15 @@ class AutoTopUpForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.PAY)
 def card_list(request: MemberRequest) -> HttpResponse:
-    """Show the cards and the automatic top-up. POST saves the automatic top-up."""
+    """Show the saved cards and the form of automatic top-ups. POST saves the form and switches them on."""
     account = _account(request)
     setup = AutoTopUp.objects.filter(account=account).first()
     if request.method != "POST":
-        return _page(
-            request, account, setup, AutoTopUpForm(currency=account.currency, initial=_initial(account, setup))
-        )
+        form = AutoTopUpForm(currency=account.currency, initial=_initial_amounts(account, setup))
+        return _render_cards(request, account, setup, form)
     form = AutoTopUpForm(request.POST, currency=account.currency)
     if not form.is_valid():
-        return _page(request, account, setup, form)
+        return _render_cards(request, account, setup, form)
     try:
         auto_topup.switch_on(
             account=account,
@@ -60,7 +59,7 @@ def card_list(request: MemberRequest) -> HttpResponse:
         )
     except BillingError as error:
         add_errors(form, error)
-        return _page(request, account, setup, form)
+        return _render_cards(request, account, setup, form)
     messages.success(request, _("Automatic top-ups are on."))
     return redirect("card_list")
 
@@ -118,10 +117,10 @@ def _account(request: MemberRequest) -> Account:
     return account
 
 
-def _initial(account: Account, setup: AutoTopUp | None) -> dict[str, str]:
-    """Return the current amounts, or defaults."""
+def _initial_amounts(account: Account, setup: AutoTopUp | None) -> dict[str, str]:
+    """Return the amounts to show in the form: those that were saved, or the two smallest suggested top-ups."""
     if setup is None:
-        threshold, amount, *_larger = suggested_amounts(account.currency)  # the two smallest suggested amounts
+        threshold, amount, *_larger = suggested_amounts(account.currency)
         return {"threshold_minor": f"{threshold:f}", "amount_minor": f"{amount:f}"}
     return {
         "threshold_minor": f"{to_major(setup.threshold_minor, account.currency):f}",
@@ -129,7 +128,9 @@ def _initial(account: Account, setup: AutoTopUp | None) -> dict[str, str]:
     }
 
 
-def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, form: AutoTopUpForm) -> HttpResponse:
+def _render_cards(
+    request: MemberRequest, account: Account, setup: AutoTopUp | None, form: AutoTopUpForm
+) -> HttpResponse:
     # If the provider does not answer, the page is still shown, with the problem in place of the cards.
     cards: list[SavedCard] = []
     problem = ""

@@ -28,7 +28,7 @@ TITLES = {
     "workspace": gettext_lazy("Workspace"),
     "node_spec": gettext_lazy("Node spec"),
 }
-"""Column titles of `costs.DIMENSIONS`, by which costs are grouped."""
+"""Titles of the dimensions by which costs can be grouped (`costs.DIMENSIONS`)."""
 
 
 @require_GET
@@ -70,7 +70,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def cost_export(request: MemberRequest) -> StreamingHttpResponse:
-    """Return a month's receipt lines as CSV, read and sent 500 receipts at a time."""
+    """Return a month's receipt lines as CSV. It is sent while the receipts are read, so its size does not matter."""
     organization = request.membership.organization
     month = costs.parse_month(request.GET.get("month", ""))
     receipts = costs.receipts(organization, month).select_related("hold__placed_by").iterator(chunk_size=500)
@@ -92,7 +92,7 @@ def budget_set(request: MemberRequest) -> HttpResponse:
 
 
 def csv_file(rows: Any, name: str) -> StreamingHttpResponse:
-    """Return CSV lines as a download. A byte order mark comes first: without it Excel does not read UTF-8."""
+    """Return CSV lines as a download. A byte order mark comes first, because Excel reads UTF-8 only after one."""
     response = StreamingHttpResponse(_with_byte_order_mark(rows), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = content_disposition_header(True, name) or ""
     return response
@@ -104,7 +104,7 @@ def _with_byte_order_mark(rows: Any) -> Any:
 
 
 def _chart(names: list[str], days: dict[Any, list[int]], currency: str) -> dict[str, Any]:
-    """Return the chart's data: the days, and for each name its amount in major units on each day."""
+    """Return the chart's data: the days, and for each name a list of its amounts by day, in major units."""
     return {
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],

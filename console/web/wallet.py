@@ -73,7 +73,7 @@ def wallet(request: MemberRequest) -> HttpResponse:
 def top_up(request: MemberRequest) -> HttpResponse:
     """Start a top-up and redirect to its payment page.
 
-    After a log-in during the request, the browser returns here with a GET: show the wallet.
+    If the user had to log in first, the browser comes back here with a GET, without the form: show the wallet.
     """
     account = selectors.wallet(request.membership.organization)
     if account is None or request.method == "GET":
@@ -112,14 +112,15 @@ def pending_top_up(request: MemberRequest) -> HttpResponse:
 def receipt_list(request: MemberRequest) -> HttpResponse:
     """List the receipts: all, or those that match `?q=`."""
     query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
-    receipts, number = _titled_receipts(request.membership.organization), request.GET.get("page")
+    receipts, page_number = _titled_receipts(request.membership.organization), request.GET.get("page")
     if not query:
-        return render(request, "billing/receipt_list.html", {"page": Paginator(receipts, PAGE_SIZE).get_page(number)})
+        page = Paginator(receipts, PAGE_SIZE).get_page(page_number)
+        return render(request, "billing/receipt_list.html", {"page": page})
     # Read the ids of all matches from an index, and only the receipts of one page from the table.
     matching_pks = list(_matching(receipts, query).values_list("pk", flat=True)[: MAX_MATCHES + 1])
-    page: Page[Any] = Paginator(matching_pks[:MAX_MATCHES], PAGE_SIZE).get_page(number)
-    page.object_list = list(receipts.filter(pk__in=list(page)))
-    context = {"page": page, "query": query, "is_cut": len(matching_pks) > MAX_MATCHES, "max_matches": MAX_MATCHES}
+    pks_page: Page[Any] = Paginator(matching_pks[:MAX_MATCHES], PAGE_SIZE).get_page(page_number)
+    pks_page.object_list = list(receipts.filter(pk__in=list(pks_page)))
+    context = {"page": pks_page, "query": query, "is_cut": len(matching_pks) > MAX_MATCHES, "max_matches": MAX_MATCHES}
     return render(request, "billing/receipt_list.html", context)
 
 
