@@ -22,9 +22,9 @@ job_argument = click.argument("job_id", metavar="JOB", type=click.IntRange(min=1
 
 
 @click.command()
-@click.option("--state", default="", help="For example running or failed.")
-@click.option("--tag", default="", help="Jobs with this tag.")
-@click.option("--name", default="", help="A part of the name.")
+@click.option("--state", default="", help="Only jobs in this state, for example running or failed.")
+@click.option("--tag", default="", help="Only jobs with this tag.")
+@click.option("--name", default="", help="Only jobs with this text in their name.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Jobs to list.")
 @json_option
 @pass_session
@@ -71,9 +71,9 @@ def status(session: Session, job_id: int) -> None:
 
 @click.command()
 @job_argument
-@click.option("--follow", "-f", is_flag=True, help="Go on until the output ends.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The process.")
-@click.option("--attempt", type=click.IntRange(min=1), help="Default: the latest.")
+@click.option("--follow", "-f", is_flag=True, help="Print new output as it is written, until the job ends.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The process, by its rank.")
+@click.option("--attempt", type=click.IntRange(min=1), help="The attempt of the job. Default: the latest.")
 @click.option("--timestamps", is_flag=True, help="Begin each line with the time when it was written.")
 @json_option
 @pass_session
@@ -213,8 +213,10 @@ def list_files(session: Session, job_id: int, path: str) -> None:
 @files.command()
 @job_argument
 @click.argument("path", default="outputs")
-@click.option("--to", "folder", type=click.Path(path_type=Path), help="Default: trainyard-jobs/JOB.")
-@click.option("--overwrite", is_flag=True, help="Replace files here that differ.")
+@click.option(
+    "--to", "folder", type=click.Path(path_type=Path), help="The folder to save to. Default: trainyard-jobs/JOB."
+)
+@click.option("--overwrite", is_flag=True, help="Replace files in this folder that differ from the job's.")
 @json_option
 @pass_session
 def get(session: Session, job_id: int, path: str, folder: Path | None, overwrite: bool) -> None:

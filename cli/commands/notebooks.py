@@ -36,7 +36,7 @@ def notebook() -> None:
 @click.option(
     "--idle-minutes", type=click.FloatRange(min=1), default=30.0, show_default=True, help="End after this time idle."
 )
-@click.option("--ceiling", help="The most that it may cost, for example 5.00. Shortens the time limit.")
+@click.option("--ceiling", help="The most that the notebook may cost, for example 5.00. It shortens the time limit.")
 @click.option("--max-ceiling", help="Buy without a question up to this ceiling, and refuse above it.")
 @yes_option
 @json_option
@@ -151,4 +151,6 @@ def _show_quote(session: Session, quote: NotebookQuote) -> None:
     if session.screen.is_json:
         return
     show_lines(session.screen, quote.lines, quote.ceiling_minor, quote.currency)
-    session.screen.print(f"It ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle.")
+    session.screen.print(
+        f"The notebook ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle."
+    )

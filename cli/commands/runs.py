@@ -27,25 +27,37 @@ PURCHASE_OPTIONS = (
     click.option("--workspace", default="", help="Where the files are sent. Default: the project's name."),
     click.option("--no-sync", is_flag=True, help="Send nothing: run what the workspace (--workspace) has."),
     click.option("--nodes", type=int, default=1, show_default=True, help="Number of nodes."),
-    click.option("--node-spec", default="", help="The node type. Default: the first on sale."),
+    click.option("--node-spec", default="", help="The node spec. Default: the first on sale."),
     click.option("--workers-per-node", type=int, help="Processes of a node. Default: one for each GPU, or one."),
     click.option("--image", default="", help="The image. Default: the framework's built-in image."),
     click.option("--framework", default="pytorch", show_default=True, help="pytorch, horovod or tensorflow."),
-    click.option("--product", default="", help="Default: the first on offer."),
-    click.option("--epochs", type=int, default=1, show_default=True, help="EPOCHS of the script."),
-    click.option("--lr", default="0.01", show_default=True, help="LR of the script."),
-    click.option("--batch-size", type=int, default=64, show_default=True, help="BATCH_SIZE, for each process."),
-    click.option("--dataset", "datasets", multiple=True, metavar="NAME[@VERSION]", help="May be repeated."),
-    click.option("--model", "models", multiple=True, metavar="NAME[@VERSION]", help="May be repeated."),
-    click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="May be repeated."),
+    click.option("--product", default="", help="The product. Default: the first on offer."),
+    click.option("--epochs", type=int, default=1, show_default=True, help="The script's variable EPOCHS."),
+    click.option("--lr", default="0.01", show_default=True, help="The script's variable LR."),
+    click.option(
+        "--batch-size",
+        type=int,
+        default=64,
+        show_default=True,
+        help="The script's variable BATCH_SIZE, for each process.",
+    ),
+    click.option(
+        "--dataset", "datasets", multiple=True, metavar="NAME[@VERSION]", help="A dataset to mount. May be repeated."
+    ),
+    click.option(
+        "--model", "models", multiple=True, metavar="NAME[@VERSION]", help="A model to mount. May be repeated."
+    ),
+    click.option(
+        "--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable. May be repeated."
+    ),
     click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A secret's name. May be repeated."),
     click.option("--requirements", default="", metavar="PATH", help="A requirements file of the project."),
     click.option("--from-checkpoint", type=int, metavar="JOB", help="Start from the checkpoints of a job."),
     click.option("--max-minutes", type=click.IntRange(min=1), help="The run ends after this time."),
-    click.option("--ceiling", help="The most that the run may cost, for example 5.00. It ends there."),
-    click.option("--retries", type=int, help="Tries after a failure."),
+    click.option("--ceiling", help="The most that the run may cost, for example 5.00. The run then ends."),
+    click.option("--retries", type=int, help="How often the run is tried again after a failure."),
     click.option("--name", default="", help="The job's name."),
-    click.option("--tag", "tags", multiple=True, help="May be repeated."),
+    click.option("--tag", "tags", multiple=True, help="A tag of the job. May be repeated."),
 )
 
 
@@ -81,8 +93,16 @@ def quote(session: Session, /, *, yes: bool, **options: Any) -> None:
 @click.command()
 @purchase_options
 @click.option("--watch/--detach", default=True, help="Follow the run to its end (default), or return at once.")
-@click.option("--get", "paths", multiple=True, metavar="PATH", help="Download this at the end, for example outputs.")
-@click.option("--to", "target", type=click.Path(path_type=Path), help="Where to. Default: trainyard-jobs/JOB.")
+@click.option(
+    "--get",
+    "paths",
+    multiple=True,
+    metavar="PATH",
+    help="A file or folder of the job to download at the end, for example outputs.",
+)
+@click.option(
+    "--to", "target", type=click.Path(path_type=Path), help="The folder for --get. Default: trainyard-jobs/JOB."
+)
 @click.option("--max-price", help="Buy without a question up to this ceiling, and refuse above it.")
 @yes_option
 @json_option

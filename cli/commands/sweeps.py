@@ -28,7 +28,9 @@ sweep_argument = click.argument("sweep_id", metavar="SWEEP", type=click.IntRange
 
 def buying_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of commands that buy; `_buy` gets their values."""
-    wait = click.option("--wait/--detach", default=False, help="Watch it to its end, or return at once (default).")
+    wait = click.option(
+        "--wait/--detach", default=False, help="Watch the sweep to its end, or return at once (default)."
+    )
     limit = click.option("--max-ceiling", help="Buy without a question up to this ceiling, and refuse above it.")
     return wait(limit(yes_option(command)))
 
