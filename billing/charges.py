@@ -31,7 +31,7 @@ def hold(
     labels: Mapping[str, str] | None = None,
     parent: Hold | None = None,
 ) -> Hold:
-    """Hold the quote's ceiling in the wallet, credit first. Idempotent on `reference`, such as `order:7`.
+    """Hold the quote's ceiling in the wallet, credit first. Idempotent on `reference` (see `Hold`).
 
     `user` is the buyer (default: the quote's creator); `labels` group costs (workspace, node spec …). `parent` is the
     hold of a sweep: the amount is then taken out of that hold. Raises InsufficientFunds, BudgetExceeded, NoWallet; with

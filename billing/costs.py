@@ -193,7 +193,7 @@ def forecast(organization: Organization, now: datetime | None = None) -> Forecas
     return Forecast(spent_minor(organization, month), daily_minor, Decimal(str((month.end - at) / timedelta(days=1))))
 
 
-def held(account: Account) -> QuerySet[Hold]:
+def open_holds(account: Account) -> QuerySet[Hold]:
     """Return the open holds, largest first: one for each open job and one for each open sweep."""
     return account.holds.filter(state=Hold.States.HELD).select_related("placed_by").order_by("-amount_minor", "pk")
 

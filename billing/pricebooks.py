@@ -53,7 +53,7 @@ def price_name(price: Price) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def faults(book: PriceBook) -> list[str]:
+def problems(book: PriceBook) -> list[str]:
     """Return the reasons why a draft cannot be published, each naming its price. Empty if it can."""
     if book.currency not in SUPPORTED:
         return [_("Payments in %(currency)s are not available. Choose another currency.") % {"currency": book.currency}]
@@ -122,8 +122,8 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
     if effective_from and effective_from < now:
         raise BookRefused(_("Choose a date in the future. Past prices can't change."))
     starts_at = max(starts_at, now)
-    if problems := faults(book):
-        raise BookRefused(" ".join(problems))
+    if sentences := problems(book):
+        raise BookRefused(" ".join(sentences))
     simultaneous = PriceBook.objects.filter(
         currency=book.currency, effective_from=starts_at, published_at__isnull=False
     ).first()

@@ -88,6 +88,7 @@ class Hold(models.Model):
     account = models.ForeignKey(Account, models.PROTECT, related_name="holds")
     quote = models.OneToOneField(Quote, models.PROTECT, related_name="hold")
     reference = models.CharField(max_length=64, unique=True)
+    """Names the purchase: `order:<quote>`, `sweep:<quote>` or `storage:<account>:<number>`."""
     amount_minor = models.PositiveBigIntegerField(_("amount"))
     parent = models.ForeignKey(
         "self", models.PROTECT, null=True, blank=True, related_name="children", verbose_name=_("part of")
@@ -200,6 +201,7 @@ class Receipt(models.Model):
     title = models.CharField(max_length=255)
     currency = models.CharField(max_length=3)
     lines = models.JSONField()
+    """A list of pricing.Line as JSON. Their amounts sum to the total."""
     total_minor = models.PositiveBigIntegerField(_("charged"))
     ceiling_minor = models.PositiveBigIntegerField(_("ceiling"))
     usage = models.JSONField(null=True, help_text=_("The rated usage: pricing.Usage as JSON."))

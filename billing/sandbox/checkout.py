@@ -15,6 +15,7 @@ from billing.sandbox.store import StripeObject
 
 SESSION_SECONDS = 24 * 3600
 """How long a payment page stays open: Stripe's default."""
+# Messages on the pages.
 TEST_CARDS_ONLY = "This sandbox takes test cards only: use 4242 4242 4242 4242."
 EXPIRED = "This payment page has expired. Start again."
 
@@ -162,9 +163,9 @@ def _pay(account: StripeAccount, session: StripeObject, method: StripeObject) ->
             "customer": session["customer"],
             "setup_future_usage": options.get("setup_future_usage") or intent_data.get("setup_future_usage"),
         }
-        created = intents.make_intent(account, form)
-        account.change(created, _session=session["id"])
-        account.change(session, payment_intent=created["id"])
+        new_intent = intents.make_intent(account, form)
+        account.change(new_intent, _session=session["id"])
+        account.change(session, payment_intent=new_intent["id"])
     intent = account.get("payment_intent", session["payment_intent"])
     intents.confirm(account, intent, {"payment_method": method["id"]})
     if intent["status"] == "requires_action":

@@ -58,7 +58,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "previous_minor": costs.spent_minor(organization, month.previous),
             "forecast": costs.forecast(organization) if month.is_current else None,
             "chart": _chart(names, days, account.currency),
-            "holds": costs.held(account).select_related("order__job", "sweep"),
+            "holds": costs.open_holds(account).select_related("order__job", "sweep"),
             "budgets": budgets.states(organization),
             "runway": budgets.runway_of(account),
             "accounting_zone": settings.TIME_ZONE,

@@ -120,4 +120,4 @@ def test_the_forecast(account, runs, spent, daily):
 def test_holds_are_listed_by_amount(account):
     for amount in (10, 300, 50):
         buy(account, amount)
-    assert [hold.amount_minor for hold in costs.held(account)] == [300, 50, 10]
+    assert [hold.amount_minor for hold in costs.open_holds(account)] == [300, 50, 10]
