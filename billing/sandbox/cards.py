@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Challenge(Enum):
@@ -14,15 +15,23 @@ class Challenge(Enum):
     ALWAYS = "always"
 
 
+class Decline(NamedTuple):
+    """Why Stripe or the bank declines a card: Stripe's error code, its decline code (may be empty), and its message."""
+
+    code: str
+    decline_code: str
+    message: str
+
+
 @dataclass(frozen=True)
 class TestCard:
-    """The behaviour of a test card. A decline is Stripe's code, decline code and message."""
+    """The behaviour of a test card."""
 
     number: str
     brand: str = "visa"
-    declines: tuple[str, str, str] | None = None
+    declines: Decline | None = None
     """The decline of each use of the card; None if it is accepted."""
-    declines_later: tuple[str, str, str] | None = None
+    declines_later: Decline | None = None
     """The decline of a charge to the saved card; saving it succeeds."""
     challenge: Challenge = Challenge.NEVER
     disputes: bool = False
@@ -36,9 +45,8 @@ class TestCard:
         return self.number[-4:]
 
 
-# Declines as in TestCard.
-GENERIC_DECLINE = ("card_declined", "generic_decline", "Your card was declined.")
-INSUFFICIENT_FUNDS = ("card_declined", "insufficient_funds", "Your card has insufficient funds.")
+GENERIC_DECLINE = Decline("card_declined", "generic_decline", "Your card was declined.")
+INSUFFICIENT_FUNDS = Decline("card_declined", "insufficient_funds", "Your card has insufficient funds.")
 CARDS = {
     card.number: card
     for card in (
@@ -71,12 +79,12 @@ REDIRECT_METHODS_BY_CURRENCY = {
     "eur": ("alipay",),
 }
 """Redirect methods that a payment page offers beside cards."""
-AUTHENTICATION_REQUIRED = (
+AUTHENTICATION_REQUIRED = Decline(
     "authentication_required",
     "authentication_required",
     "Your card was declined. This transaction requires authentication.",
 )
-FAILED_CHALLENGE = (
+FAILED_CHALLENGE = Decline(
     "payment_intent_authentication_failure",
     "",
     "We are unable to authenticate your payment method. Please choose a different payment method and try again.",

@@ -10,7 +10,7 @@ from typing import Any
 
 from billing.sandbox import cards
 from billing.sandbox.account import Form, Refused, StripeAccount, amount_of, boolean, money_of, required
-from billing.sandbox.cards import Challenge, TestCard
+from billing.sandbox.cards import Challenge, Decline, TestCard
 from billing.sandbox.store import StripeObject
 
 EVIDENCE_SECONDS = 7 * 24 * 3600
@@ -85,11 +85,15 @@ def test_card_of(method: StripeObject) -> TestCard | None:
     return cards.CARDS.get(method.get("_number", ""))
 
 
-def decline_error(decline: tuple[str, str, str], **more: Any) -> Refused:
+def decline_error(decline: Decline, **more: Any) -> Refused:
     """Return the error of a declined card. `more` are further fields of the error."""
-    code, decline_code, message = decline
     return Refused(
-        message, code=code, status=HTTPStatus.PAYMENT_REQUIRED, kind="card_error", decline_code=decline_code, **more
+        decline.message,
+        code=decline.code,
+        status=HTTPStatus.PAYMENT_REQUIRED,
+        kind="card_error",
+        decline_code=decline.decline_code,
+        **more,
     )
 
 
@@ -148,7 +152,7 @@ def confirm(account: StripeAccount, intent: StripeObject, form: Form) -> StripeO
     )
     if needs_challenge and boolean(form, "off_session"):
         raise fail(account, intent, cards.AUTHENTICATION_REQUIRED)
-    return _require_action(account, intent) if needs_challenge else authorize(account, intent)
+    return _require_action(account, intent) if needs_challenge else charge_or_authorize(account, intent)
 
 
 def _require_action(account: StripeAccount, intent: StripeObject) -> StripeObject:
@@ -162,7 +166,7 @@ def _require_action(account: StripeAccount, intent: StripeObject) -> StripeObjec
     return intent
 
 
-def fail(account: StripeAccount, intent: StripeObject, decline: tuple[str, str, str]) -> Refused:
+def fail(account: StripeAccount, intent: StripeObject, decline: Decline) -> Refused:
     """Record a declined payment: the intent needs another payment method. Returns the error for the caller to raise."""
     error = decline_error(decline).answer["error"]
     account.change(
@@ -174,7 +178,7 @@ def fail(account: StripeAccount, intent: StripeObject, decline: tuple[str, str, 
     )
 
 
-def authorize(account: StripeAccount, intent: StripeObject) -> StripeObject:
+def charge_or_authorize(account: StripeAccount, intent: StripeObject) -> StripeObject:
     """Charge the method of an intent after the bank agreed, or only authorize the amount for a manual capture.
 
     Saves the card first if the intent says so.
