@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.models import User
 from console.accounts.reports import Report, Table, show
 from console.accounts.services import record

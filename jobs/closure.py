@@ -22,7 +22,7 @@ from django.utils.translation import gettext_noop, ngettext
 
 from billing import auto_topup, credit, customers, invoices, payments, receivables, refunds, storage_charges
 from billing import selectors as billing
-from billing.messages import money
+from billing.amounts import money
 from billing.models import Account, Budget, Dispute, TopUp
 from console.accounts import services
 from console.accounts.emails import deliver
@@ -66,7 +66,7 @@ def obstacles(organization: Organization, *, with_payment_pages: bool = False) -
     disputes = Dispute.objects.filter(top_up__account__organization=organization, state=Dispute.States.OPEN)
     if disputes.exists():
         reasons.append(_("A bank disputes one of your payments. Wait for its decision."))
-    open_payments = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN)
+    open_payments = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN_STATES)
     if not with_payment_pages:
         open_payments = open_payments.filter(origin=TopUp.Origins.AUTOMATIC)
     # A payment page without a session was never shown to anybody.

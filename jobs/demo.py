@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from billing.messages import money
+from billing.amounts import money
 
 DATASET = "digits"
 WORKSPACE = "main"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
+from billing.amounts import to_major
 from billing.exports import csv_row, escape_formula
-from billing.messages import to_major
 from jobs import free_runs
 
 COLUMNS = (

@@ -46,11 +46,11 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
         if not _is_eligible(organization):
             raise QuotaExceeded(
-                _("Free probes are available after your first payment. Top up the wallet, or buy the run.")
+                _("Free estimates are available after your first payment. Top up the wallet, or buy the run.")
             )
         if not left_today(organization, membership.user):
             sentence = _(
-                "The free probes of the last 24 hours are used up. The limit is %(most)d per "
+                "The free estimates of the last 24 hours are used up. The limit is %(most)d per "
                 "organization, and per person across all organizations. Buy the run, or try again later."
             )
             raise QuotaExceeded(sentence % {"most": policy().probes_per_day})

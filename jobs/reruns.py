@@ -14,8 +14,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from billing import pricing
+from billing.amounts import money
 from billing.errors import NotPriced
-from billing.messages import money
 from billing.models import PriceBook, Quote
 from billing.pricebooks import current_book, price_rows
 from billing.pricing import PriceKind

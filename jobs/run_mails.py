@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.emails import deliver
 from console.accounts.models import Membership, User
 from console.notifications import services as notifications

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
-from billing.messages import money
+from billing.amounts import money
 from billing.models import Receipt, StripeEvent
 from console.accounts.reports import Table
 from console.observability import heartbeats

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.roles import Capability
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, member

@@ -23,9 +23,9 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import messages as billing_messages
 from billing import payments, receivables
 from billing import selectors as billing
+from billing.amounts import parse_amount, to_major
 from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Quote
 from billing.quotes import quote_for, require_valid
@@ -361,7 +361,7 @@ def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
         url = reverse("job_detail", args=[order.job.pk])
         return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
     template = "jobs/_training_paid.html" if request.htmx else "jobs/training_paid.html"
-    is_waiting = top_up.state in payments.OPEN and "paid" in request.GET
+    is_waiting = top_up.state in payments.OPEN_STATES and "paid" in request.GET
     return render(request, template, {"top_up": top_up, "quote": quote, "is_waiting": is_waiting})
 
 
@@ -442,7 +442,7 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
     unit_seconds = TIME_UNITS.get(str(posted.get("max_time_unit")), 60)
     parsers: dict[str, tuple[str, Callable[[str], int]]] = {
         "max_seconds": ("max_time", lambda text: parse_seconds(text, unit_seconds)),
-        "ceiling_minor": ("ceiling", lambda text: billing_messages.parse_amount(text, currency)),
+        "ceiling_minor": ("ceiling", lambda text: parse_amount(text, currency)),
     }
     for name, (input_name, parse) in parsers.items():
         text = str(posted.get(input_name, "")).strip()
@@ -513,7 +513,7 @@ def _rerun_values(job: Job | None) -> dict[str, Any]:
             "datasets": ",".join(purchase["datasets"]),
             "models": purchase.get("models", []),
             "from_checkpoint": purchase.get("from_checkpoint") or "",
-            "ceiling": f"{billing_messages.to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
+            "ceiling": f"{to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
             "max_time": f"{Decimal(max_seconds) / 60:f}" if max_seconds else "",
             "rerun_of": job.pk,
             "tags": ", ".join(job.tags),

@@ -187,7 +187,7 @@ WALLET = [
     path("cards/default/", cards.card_default, name="card_default"),
     path("cards/remove/", cards.card_remove, name="card_remove"),
     path("cards/automatic-off/", cards.card_automatic_off, name="card_automatic_off"),
-    path("arrival/", wallet.arrival, name="wallet_arrival"),
+    path("arrival/", wallet.pending_top_up, name="pending_top_up"),
 ]
 RECEIPTS = [
     path("", wallet.receipt_list, name="receipt_list"),
