@@ -10,7 +10,7 @@ from jobs import reruns
 from jobs.clusters import cluster, image_of, resources_of
 from jobs.errors import ChoiceUnavailable
 from jobs.purchase import Purchase, parse, purchase_data
-from jobs.run_specs import DATASETS_TARGET, HANG_SECONDS, MODELS_TARGET, WORKSPACE_TARGET
+from jobs.run_specs import DATASETS_PATH, HANG_SECONDS, MODELS_PATH, WORKSPACE_PATH
 from jobs.states import OnHang
 from runtime.errors import RuntimeFault
 from runtime.launcher.masking import MASK
@@ -74,9 +74,9 @@ def _spec(purchase: Purchase) -> RunSpec:
         batch_size=purchase.batch_size,
         datasets=tuple(choice.name for choice in purchase.datasets),
         models=tuple(choice.name for choice in purchase.models),
-        workspace_target=WORKSPACE_TARGET,
-        datasets_target=DATASETS_TARGET,
-        models_target=MODELS_TARGET,
+        workspace_target=WORKSPACE_PATH,
+        datasets_target=DATASETS_PATH,
+        models_target=MODELS_PATH,
         min_nodes=fault_tolerance.min_nodes,
         controller=fault_tolerance.controller,
         collective_timeout_seconds=fault_tolerance.collective_timeout_seconds,

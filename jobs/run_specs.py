@@ -19,9 +19,9 @@ from storage import selectors as storage_selectors
 from storage.errors import SecretUnreadable
 from storage.models import DatasetVersion, ModelVersion
 
-WORKSPACE_TARGET = "/workspace"
-DATASETS_TARGET = "/datasets"
-MODELS_TARGET = "/models"
+WORKSPACE_PATH = "/workspace"
+DATASETS_PATH = "/datasets"
+MODELS_PATH = "/models"
 """Paths of the mounts in a run, which scripts get as WORKSPACE, DATASETS_PATH and MODELS_PATH."""
 HANG_SECONDS = 120
 """How long a run may show no sign of progress before it counts as hung. Longer than the pauses of ordinary training
@@ -74,13 +74,13 @@ def run_spec(attempt: Attempt) -> RunSpec:
             workspace=job.workspace,
             dataset_versions=versions,
             model_versions=models,
-            workspace_target=WORKSPACE_TARGET,
-            datasets_target=DATASETS_TARGET,
-            models_target=MODELS_TARGET,
+            workspace_target=WORKSPACE_PATH,
+            datasets_target=DATASETS_PATH,
+            models_target=MODELS_PATH,
         ),
-        workspace_target=WORKSPACE_TARGET,
-        datasets_target=DATASETS_TARGET,
-        models_target=MODELS_TARGET,
+        workspace_target=WORKSPACE_PATH,
+        datasets_target=DATASETS_PATH,
+        models_target=MODELS_PATH,
         restart_count=attempt.number - 1,
         grace_seconds=min(GRACE_SECONDS, deadline // 4),
         checkpoint_key=results.checkpoint_key(job.pk),

@@ -231,7 +231,7 @@ def _fix(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, st
 
 def _path_in_workspace(job: Job, file: str) -> str:
     """Return the path in the workspace of a file that a traceback names; empty if the file is not in the workspace."""
-    prefix = f"{run_specs.WORKSPACE_TARGET}/"
+    prefix = f"{run_specs.WORKSPACE_PATH}/"
     if not file.startswith(prefix):
         # The launcher may report the file's name without its folder.
         return job.code_path if posixpath.basename(file) == posixpath.basename(job.code_path) else ""
