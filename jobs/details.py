@@ -81,7 +81,7 @@ class NotesField(FormField, serializers.CharField):
 
 
 class KeepUntilField(FormField, serializers.DateTimeField):
-    """A time in the future, within `settings.MAX_KEEP_DAYS`; null: the default of `results.KEEP_RUNS`."""
+    """A time in the future, within `settings.MAX_KEEP_DAYS`; null: the default of `results.DEFAULT_RETENTION`."""
 
     def to_internal_value(self, data: Any) -> datetime:
         """Return the time. Raises ValidationError."""
@@ -142,12 +142,12 @@ def default_name(code_path: str) -> str:
 
 def _change_retention(job: Job, keep_until: datetime | None) -> None:
     """Change until when the job's files are kept. The caller has locked the job and saves it."""
-    old_end = results.kept_until(job)
+    old_end = results.deletion_time(job)
     if old_end is not None and old_end <= timezone.now():
         sentence = _("The files of this job have already been deleted.")
         raise InvalidInput(fields={"keep_until": sentence})
     job.keep_until = keep_until
-    new_end = results.kept_until(job)
+    new_end = results.deletion_time(job)
     # A job that has not ended has no end of retention to compare.
     is_longer = keep_until is not None if old_end is None or new_end is None else new_end > old_end
     if is_longer and not storage.quota_left(job.organization):

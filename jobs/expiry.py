@@ -41,7 +41,7 @@ def announce() -> int:
 
 def is_soon(job: Job) -> bool:
     """Whether the job's files exist and are deleted within NOTICE."""
-    end = results.kept_until(job)
+    end = results.deletion_time(job)
     now = timezone.now()
     return end is not None and now < end <= now + NOTICE
 
@@ -76,10 +76,10 @@ def _recipients(notice: DeletionNotice) -> set[User]:
 
 
 def _mail(notice: DeletionNotice) -> tuple[str, str]:
-    jobs = sorted(notice.jobs.all(), key=lambda job: (results.kept_until(job), job.pk))
+    jobs = sorted(notice.jobs.all(), key=lambda job: (results.deletion_time(job), job.pk))
     context = {
         "organization": notice.organization,
-        "jobs": [(job, timezone.localtime(results.kept_until(job))) for job in jobs[:JOBS_IN_MAIL]],
+        "jobs": [(job, timezone.localtime(results.deletion_time(job))) for job in jobs[:JOBS_IN_MAIL]],
         "others": len(jobs) - JOBS_IN_MAIL,
         "url": settings.TRAINYARD_URL,
     }

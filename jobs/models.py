@@ -280,7 +280,7 @@ class Job(models.Model):
     tags = models.JSONField(_("tags"), default=list, db_default=Value([], models.JSONField()), blank=True)
     notes = models.TextField(_("notes"), default="", db_default="", blank=True)
     keep_until = models.DateTimeField(_("kept until"), null=True, blank=True)
-    """Until when the customer wants its files kept; None: for `results.KEEP_RUNS` after its end."""
+    """Until when the customer wants its files kept; None: for `results.DEFAULT_RETENTION` after its end."""
     deletion_notice = models.ForeignKey(
         "DeletionNotice", models.SET_NULL, null=True, blank=True, editable=False, related_name="jobs"
     )

@@ -233,7 +233,7 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "name": job.name,
         "tags": job.tags,
         "notes": job.notes,
-        "keep_until": results.kept_until(job) or job.keep_until,
+        "keep_until": results.deletion_time(job) or job.keep_until,
         "state": job.state,
         "reason": job.reason,
         "detail": _detail(job, attempts),

@@ -213,7 +213,7 @@ def test_old_runs_are_deleted_on_each_cluster(customer, yards):
     reconciliation.delete_old_runs()
     assert yards["west"].names() == [f"job-{jobs[1].pk}-1"]
     assert yards["west"].checkpoints == {f"job-{jobs[1].pk}"}
-    Job.objects.update(finished_at=timezone.now() - results.KEEP_RUNS - timedelta(seconds=1))
+    Job.objects.update(finished_at=timezone.now() - results.DEFAULT_RETENTION - timedelta(seconds=1))
     yards["east"].available = False
     reconciliation.delete_old_runs()
     assert (yards["west"].names(), yards["west"].checkpoints) == ([], set())
