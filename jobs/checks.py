@@ -82,10 +82,10 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
             membership=membership,
             quote=quote,
             product=_product(),
-            key=idempotency_key or f"quote:{quote.pk}",
+            idempotency_key=idempotency_key or f"quote:{quote.pk}",
             quota=quota,
             versions=placement.dataset_versions,
-            job=_job_columns(placement),
+            columns=_job_columns(placement),
         )
 
 

@@ -49,7 +49,7 @@ STATES = {
     "cancelled": (gettext_lazy("Cancelled"), (JobState.CANCELLED,)),
 }
 """The filter by state: title and states by name."""
-ORDERS = {
+SORT_ORDERS = {
     "": (gettext_lazy("Newest first"), ("-queued_at", "-id")),
     "oldest": (gettext_lazy("Oldest first"), ("queued_at", "id")),
 }
@@ -75,14 +75,14 @@ class JobSearch:
     until: str = ""
     """First and last day of the order, as ISO dates in the reader's time zone."""
     sort: str = ""
-    """A key of ORDERS."""
+    """A key of SORT_ORDERS."""
 
     @classmethod
     def parse(cls, parameters: Mapping[str, Any]) -> JobSearch:
         """Return the search that the parameters of a URL name. Unknown and invalid ones are left out."""
         values = {field.name: str(parameters.get(field.name, "")).strip() for field in fields(cls)}
         values = {name: text for name, text in values.items() if is_text(text) and len(text) <= MAX_TEXT_LENGTH}
-        for name, known in (("state", STATES), ("sort", ORDERS)):
+        for name, known in (("state", STATES), ("sort", SORT_ORDERS)):
             if values.get(name) not in known:
                 values.pop(name, None)
         for name in ("since", "until"):
@@ -108,7 +108,7 @@ class JobSearch:
     @property
     def ordering(self) -> tuple[str, str]:
         """Return the columns of the order."""
-        return ORDERS[self.sort][1]
+        return SORT_ORDERS[self.sort][1]
 
     @property
     def is_newest_first(self) -> bool:

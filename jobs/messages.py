@@ -1,6 +1,6 @@
-"""Write sentences about jobs: why one waits, what happened, why it ended and who pays.
+"""Sentences about jobs: why a job waits, what happened to it, why it ended, and who pays.
 
-The database stores codes and data. Each reader gets a sentence in their own language when they read it.
+The database stores codes and data. The sentence is built when somebody reads it, in the reader's language.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from jobs.states import EndReason, OnHang
 from runtime.specs import FailureCode, WaitingCode
 
 MAX_PLACE_LENGTH = 200
-"""Characters of a file name or a stack position. Both come from the customer's code and may have any length."""
+"""Characters of a file name or a line of a stack, which come from the customer's code and may have any length. Real
+ones are shorter."""
 END_SENTENCES = {
     EndReason.COMPLETED: gettext_lazy("The run completed."),
     EndReason.CODE_FAILED: gettext_lazy(
@@ -60,13 +61,14 @@ FREE_END_SENTENCES = {
     EndReason.TIME_LIMIT: gettext_lazy("The free run reached its time limit."),
     EndReason.CANCELLED: gettext_lazy("The run was cancelled. It was free."),
 }
-"""Replace sentences of END_SENTENCES that mention a charge, for probes and checks."""
+"""The sentences for free runs (probes and checks), where those of END_SENTENCES mention a charge."""
 
 
 def end_sentence(reason: str, failure: Mapping[str, Any] | None = None, *, is_free: bool = False) -> str:
     """Return why a job ended and who pays; empty for a job that has not ended.
 
-    `reason` is an EndReason, `failure` the last attempt's Failure as JSON data. `is_free`: the order has a price of 0.
+    `reason` is an EndReason or "", `failure` the last attempt's `runtime.specs.Failure` as JSON data. `is_free`: the
+    order has a price of 0.
     """
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
@@ -92,7 +94,7 @@ SWEEP_END_SENTENCES = {
 
 
 def sweep_end_sentence(data: Mapping[str, Any]) -> str:
-    """Return why a sweep ended, its trials, best value and charge. `data` is that of its notification."""
+    """Return why a sweep ended, its trials, best value and charge. `data` comes from `sweeps.selectors.end_data`."""
     trials = ngettext(
         "%(trials_completed)d of %(trials)d trial completed.",
         "%(trials_completed)d of %(trials)d trials completed.",
@@ -145,12 +147,13 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
 }
-"""Sentences of failures; `_SENTENCE_FUNCTIONS` has the codes with several. Missing values become an ellipsis."""
+"""The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the other codes. An ellipsis replaces
+a missing value."""
 STEPS = {
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
     "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
 }
-"""The current step of a starting run, by the `step` of WaitingCode.STARTING. Other steps have a general sentence."""
+"""What a starting run is doing, by the `step` in the data of WaitingCode.STARTING. Other steps have one sentence."""
 WAITING_SENTENCES: dict[str, Any] = {
     "copying_checkpoints": gettext_lazy("The checkpoints of job #%(job)s are copied. Then the nodes start."),
     WaitingCode.IMAGE_NAME: gettext_lazy(
@@ -203,7 +206,7 @@ WAITING_SENTENCES: dict[str, Any] = {
         "continues, contact the administrator."
     ),
 }
-"""Why a submitted run does not run yet, and what to do. `_free_machines_sentence` has CPUs, memory and GPUs."""
+"""Why a submitted run does not run yet, and what to do. `_free_machines_sentence` has those about free machines."""
 QUEUE_SENTENCES = {
     "backend_unavailable": gettext_lazy(
         "The cluster is not responding. The run starts when the cluster responds again."
@@ -211,7 +214,7 @@ QUEUE_SENTENCES = {
     "drained": gettext_lazy("The administrator starts no runs on this cluster for now: %(why)s"),
     "packages": gettext_lazy("Installing the packages of the requirements file. Nothing is charged yet."),
 }
-"""Why a queued job waits, by the code of `waiting.Reason`. `waiting_sentence` has the codes with figures."""
+"""Why a queued job waits, by the code of `waiting.Reason`. `waiting_sentence` builds those that contain numbers."""
 REFUSALS = {
     "script": gettext_lazy("The script is no longer in the workspace."),
     "mounts": gettext_lazy("A folder of the run no longer exists: its workspace or one of its datasets."),
@@ -238,7 +241,7 @@ def failure_sentence(failure: Mapping[str, Any]) -> str:
 
 
 def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
-    """Return how a rank's process ended; empty if the failure is not one of a process. `process`: its rank and node."""
+    """Return how a rank's process ended; empty if the failure is not that of a process. `process` has rank and node."""
     if process["rank"] is not None and failure.get("signal"):
         return _("Rank %(rank)s on node %(node)s was killed by %(signal)s.") % {**process, "signal": failure["signal"]}
     if process["rank"] is not None and failure.get("exit_code") is not None:
@@ -250,7 +253,10 @@ def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) ->
 
 
 def _exception_sentence(data: Mapping[str, Any]) -> str:
-    """Return a rank's exception as Python prints it, and where it was raised. Its own full stop is not repeated."""
+    """Return a rank's exception as Python prints it, and where it was raised.
+
+    A full stop at the end of the exception's message is removed, because the sentence has one.
+    """
     if not data.get("exception"):
         return _("The code ended with an exception.")
     exception = ": ".join(str(part) for part in (data["exception"], data.get("message")) if part).rstrip(".")
@@ -270,7 +276,7 @@ def _code_position(data: Mapping[str, Any]) -> str:
 
 
 def _refusal_sentence(data: Mapping[str, Any]) -> str:
-    """Return why the cluster refused the run. `field` is that of InvalidSpec."""
+    """Return why the cluster refused the run. `data` has the `field` of InvalidSpec."""
     return str(REFUSALS.get(str(data.get("field")), _("The cluster can't run this with its current settings.")))
 
 
@@ -291,7 +297,7 @@ def _too_many_processes(data: Mapping[str, Any]) -> str:
 
 
 def _disk_full(data: Mapping[str, Any]) -> str:
-    if "free_mib" in data:  # only the local backend sets it, when others have filled the disk
+    if "free_mib" in data:  # set by the local backend only, if something else has filled the disk
         return _("The disk of a machine is full, but not because of this run.")
     if (limit := data.get("limit_mib")) is None:
         return _("The run exceeded its disk limit.")
@@ -301,7 +307,7 @@ def _disk_full(data: Mapping[str, Any]) -> str:
 
 
 def _hang_sentence(data: Mapping[str, Any]) -> str:
-    """Return how long no rank made progress and, if known, where the rank is that the others wait for."""
+    """Return how long no rank made progress and, if known, which rank the others wait for, and where that rank is."""
     seconds = data.get("seconds")
     if seconds is None:
         return _("No rank made progress.")
@@ -324,7 +330,7 @@ _SENTENCE_FUNCTIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def terms_sentences(purchase: Mapping[str, Any]) -> list[str]:
-    """Return how the retries, minimum nodes and hang policy of a quote's purchase affect its price, as sentences."""
+    """Return sentences on how retries, minimum nodes and hang policy of a quote's purchase affect the price."""
     sentences = []
     if retries := int(purchase.get("retries") or 0):
         sentences.append(
@@ -383,7 +389,7 @@ def unanswered_sentence() -> str:
 
 
 class _WithEllipsis(dict[str, Any]):
-    """Values for a sentence. Missing and empty values become an ellipsis."""
+    """Values that a sentence contains. An ellipsis replaces missing and empty ones."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__({name: "…" if value is None or value == "" else value for name, value in values.items()})
@@ -444,7 +450,7 @@ def retry_sentence(data: Mapping[str, Any]) -> str:
 
 
 def _not_before(data: Mapping[str, Any]) -> str:
-    """Return until when a retry waits, in the reader's time zone and format; empty if it does not wait."""
+    """Return when the next attempt starts, in the reader's time zone and format; empty if it need not wait."""
     if not data.get("at"):
         return ""
     moment = timezone.localtime(datetime.fromisoformat(str(data["at"])))
@@ -495,7 +501,7 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
         "percent": round(100 * efficiency.value),
         "nodes": efficiency.nodes,
         "times": formats.number_format(round(efficiency.value * efficiency.nodes, 1), 1),
-        "job": efficiency.job,
+        "job": efficiency.job_id,
     }
 
 

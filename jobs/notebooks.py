@@ -151,10 +151,10 @@ def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str
             membership=membership,
             quote=quote,
             product=_product(),
-            key=key,
+            idempotency_key=key,
             quota=quota,
             versions=purchase.dataset_versions,
-            job=_job_columns(purchase) | {"image_digest": orders.pinned_digest(quote, purchase.image)},
+            columns=_job_columns(purchase) | {"image_digest": orders.pinned_digest(quote, purchase.image)},
         )
 
 

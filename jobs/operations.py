@@ -12,7 +12,7 @@ from jobs import lifecycle
 from jobs.dispatch import dispatch
 from jobs.errors import AlreadyEnded
 from jobs.models import ClusterStatus, Job
-from jobs.orders import checked_reason
+from jobs.orders import normalize_reason
 from jobs.tasks import stop_job
 
 
@@ -21,7 +21,7 @@ def drain(*, cluster_name: str, actor: User, why: str) -> None:
 
     Safe to repeat. Raises InvalidInput (`why`).
     """
-    reason = checked_reason(why)
+    reason = normalize_reason(why)
     with transaction.atomic():
         status = ClusterStatus.objects.select_for_update().get(name=cluster_name)
         status.drained_since, status.drain_reason = status.drained_since or timezone.now(), reason
@@ -47,7 +47,7 @@ def move_job(*, actor: User, job: Job, why: str) -> None:
 
     Safe to repeat. Raises InvalidInput (`why`), AlreadyEnded if no run is open.
     """
-    reason = checked_reason(why)
+    reason = normalize_reason(why)
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
         if lifecycle.request_move(job=job, why=reason) is None:

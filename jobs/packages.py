@@ -51,7 +51,7 @@ MAX_INSTALLATIONS = 2
 """Installations that run at once on this machine. Each may take two cores from runs."""
 MAX_FAULTS = 3
 """Platform faults after which an installation counts as failed: a fourth try rarely cures a repeated fault."""
-UNUSED_FOR = timedelta(days=30)
+LAYER_RETENTION = timedelta(days=30)
 """How long a layer is kept after the last order that used it. A later order installs the packages again."""
 States = PackageLayer.States
 
@@ -175,8 +175,8 @@ def advance() -> set[str]:
 
     Does nothing while another process does it.
     """
-    with locks.packages_lock() as is_ours:
-        if not is_ours:
+    with locks.packages_lock() as has_lock:
+        if not has_lock:
             return set()
         waiting = []
         pending = PackageLayer.objects.filter(state=States.PENDING).select_related("image", "organization")
@@ -197,8 +197,10 @@ def advance() -> set[str]:
 
 
 def remove_unused() -> None:
-    """Remove the layers that no order has used for UNUSED_FOR. Their rows stay, for the pages of their jobs."""
-    old = PackageLayer.objects.filter(used_at__lt=timezone.now() - UNUSED_FOR, state__in=[States.READY, States.FAILED])
+    """Remove the layers that no order has used for LAYER_RETENTION. Their rows stay, for the pages of their jobs."""
+    old = PackageLayer.objects.filter(
+        used_at__lt=timezone.now() - LAYER_RETENTION, state__in=[States.READY, States.FAILED]
+    )
     _remove(old.values_list("pk", flat=True))
 
 

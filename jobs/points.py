@@ -83,7 +83,7 @@ def finished_epochs(state: EpochState | None) -> int:
     return math.floor(state["last"]) - number_of_first_epoch
 
 
-def thinned(values: Sequence[float], limit: int) -> list[int]:
+def thinned_indexes(values: Sequence[float], limit: int) -> list[int]:
     """Return the indexes of about `limit` values that show the same curve.
 
     Of each of `limit / 2` equal parts the lowest and the highest value remain, so that no peak is lost. The last value

@@ -65,12 +65,12 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
             membership=membership,
             quote=quote,
             product=purchase.product,
-            key=idempotency_key or f"quote:{quote.pk}",
+            idempotency_key=idempotency_key or f"quote:{quote.pk}",
             quota=quota,
             versions=purchase.dataset_versions,
             requirements=purchase.requirements,
             models=purchase.model_versions,
-            job=orders.job_columns(purchase, script) | {"name": f"Probe of {_name(purchase.code_path)}"},
+            columns=orders.job_columns(purchase, script) | {"name": f"Probe of {_name(purchase.code_path)}"},
         )
 
 

@@ -22,10 +22,11 @@ from storage.models import DatasetVersion, ModelVersion
 WORKSPACE_PATH = "/workspace"
 DATASETS_PATH = "/datasets"
 MODELS_PATH = "/models"
-"""Paths of the mounts in a run, which scripts get as WORKSPACE, DATASETS_PATH and MODELS_PATH."""
+"""Where a run finds its workspace, datasets and models: the paths of the mounts, which scripts get as the environment
+variables WORKSPACE, DATASETS_PATH and MODELS_PATH."""
 HANG_SECONDS = 120
-"""How long a run may show no sign of progress before it counts as hung. Longer than the pauses of ordinary training
-(an evaluation, a checkpoint); the launcher's own detector may be certain sooner."""
+"""How long a run may show no sign of progress before it counts as hung. It is longer than the pauses of ordinary
+training, such as an evaluation or a checkpoint. The launcher's hang detector may decide sooner, if every rank waits."""
 
 
 def mounted_versions(job: Job) -> list[DatasetVersion]:
@@ -42,9 +43,10 @@ def mounted_models(job: Job) -> list[ModelVersion]:
 
 
 def run_spec(attempt: Attempt) -> RunSpec:
-    """Return the attempt's spec. Every call returns the same, so that a repeated submission adopts the run.
+    """Return the attempt's spec without what only its start needs: see `launch_spec`.
 
-    Only the deadline of a running notebook changes, when it is extended.
+    Every call returns the same spec, so that a repeated submission adopts the run. Only the deadline of a running
+    notebook changes, when the notebook is extended.
     """
     job, nodes = attempt.job, attempt.granted_nodes
     versions, models = mounted_versions(job), mounted_models(job)
@@ -123,7 +125,10 @@ def _secrets(job: Job) -> dict[str, str]:
 
 
 def deadline_seconds(attempt: Attempt) -> int:
-    """Return the attempt's deadline: the job's, less the time of earlier attempts; longer on fewer nodes."""
+    """Return how many seconds the attempt may run: the job's deadline less the time of earlier attempts.
+
+    On fewer nodes than ordered it may run longer.
+    """
     job = attempt.job
     if attempt.number == 1 and attempt.granted_nodes == job.nodes:
         return job.deadline_seconds

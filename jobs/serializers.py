@@ -504,7 +504,7 @@ class CurveSerializer(serializers.Serializer[Any]):
 class CurvesSerializer(serializers.Serializer[Any]):
     """The curves of a job."""
 
-    job = serializers.IntegerField()
+    job = serializers.IntegerField(source="job_id")
     currency = serializers.CharField()
     is_free = serializers.BooleanField(help_text="Whether the job's node time costs nothing.")
     last = serializers.IntegerField(help_text="Pass it as `after` to get the points since then.")

@@ -44,7 +44,7 @@ def install_packages() -> None:
 
 @shared_task
 def remove_unused_packages() -> None:
-    """Remove installed packages that no order has used for `packages.UNUSED_FOR`."""
+    """Remove installed packages that no order has used for `packages.LAYER_RETENTION`."""
     packages.remove_unused()
 
 

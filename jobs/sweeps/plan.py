@@ -201,9 +201,9 @@ class PlanSerializer(_TrialsSerializer):
 
     def validate_method(self, method: Method) -> Method:
         """Check that a grid has choices or steps for each parameter."""
-        if method is Method.GRID and "space" in self.chosen:
+        if method is Method.GRID and "space" in self.valid_values:
             try:
-                spaces.grid(spaces.parse(self.chosen["space"]))
+                spaces.grid(spaces.parse(self.valid_values["space"]))
             except InvalidSpace as error:
                 raise ValidationError(space_sentence(error)) from error
         if self._is_against_cost() and method not in {Method.RANDOM, Method.TPE}:
@@ -217,7 +217,7 @@ class PlanSerializer(_TrialsSerializer):
         return pruner
 
     def _is_against_cost(self) -> bool:
-        return bool(self.chosen.get("objective", {}).get("against_cost"))
+        return bool(self.valid_values.get("objective", {}).get("against_cost"))
 
 
 class SweepQuoteRequestSerializer(PlanSerializer, QuoteRequestSerializer):

@@ -214,12 +214,12 @@ def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             membership=Membership(organization=organization, user=sweep.placed_by),
             quote=quote,
             product=sweep.product,
-            key=f"quote:{quote.pk}",
+            idempotency_key=f"quote:{quote.pk}",
             quota=quota,
             versions=purchase.dataset_versions,
             requirements=purchase.requirements,
             models=purchase.model_versions,
-            job=orders.job_columns(purchase, script)
+            columns=orders.job_columns(purchase, script)
             | {"image_digest": orders.pinned_digest(sweep.quote, purchase.image)}
             | ({"script": first.job.script} if first else {}),  # all trials compare the same code
             parent=locked.hold,

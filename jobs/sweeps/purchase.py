@@ -20,7 +20,7 @@ from jobs import estimates, quotas
 from jobs.details import default_name
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
 from jobs.models import Product, Sweep, Trial
-from jobs.orders import checked_reason, pinned_image, pricing_inputs
+from jobs.orders import normalize_reason, pinned_image, pricing_inputs
 from jobs.purchase import parse
 from jobs.sweeps import selectors
 from jobs.sweeps.plan import FIELDS, MAX_TRIALS, ExtensionSerializer, Plan, apply_parameters, extreme_values, parse_plan
@@ -188,7 +188,7 @@ def stop_sweep_as_operator(*, actor: User, sweep: Sweep, why: str) -> Sweep:
 
     Safe to repeat. Raises InvalidInput (`why`), AlreadyEnded.
     """
-    return _stop(sweep, actor=actor, action="sweep.stopped_by_operator", data={"why": checked_reason(why)})
+    return _stop(sweep, actor=actor, action="sweep.stopped_by_operator", data={"why": normalize_reason(why)})
 
 
 def _stop(sweep: Sweep, *, actor: User, action: str, data: Mapping[str, Any] | None = None) -> Sweep:

@@ -124,7 +124,7 @@ def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, yards):
 
 def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(customer, yards, monkeypatch):
     """Even if the circuit breaker pauses calls for an hour."""
-    yards["west"] = circuit_breaker.guarded("west", fake := yards["west"])
+    yards["west"] = circuit_breaker.with_circuit_breaker("west", fake := yards["west"])
     monkeypatch.setattr(circuit_breaker, "PAUSES", (3600,))
     cluster.cache_clear()
     job = customer.job(node_spec="medium", nodes=1)
