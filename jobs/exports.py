@@ -1,4 +1,4 @@
-"""CSV export of jobs. Texts that customers chose are escaped so that no spreadsheet runs a formula."""
+"""CSV export of jobs. Texts of customers are escaped, so that no spreadsheet executes them as formulas."""
 
 from __future__ import annotations
 
@@ -42,4 +42,5 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
 
 
 def _text(at: datetime | None) -> str:
+    """Return a time in ISO format; empty for None."""
     return at.isoformat(timespec="seconds") if at else ""

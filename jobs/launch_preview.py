@@ -30,10 +30,10 @@ class LaunchPreview:
 
 
 def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
-    """Return the arguments and variables of a rank of a quoted run.
+    """Return the arguments and variables that a rank of a quoted run will get.
 
-    Raises NotFound for an unknown rank or a cluster that does not answer, ChoiceUnavailable if what the quote names no
-    longer exists.
+    Raises NotFound for an unknown rank and for a cluster that the settings no longer name, and ChoiceUnavailable if
+    something that the quote names no longer exists.
     """
     original = reruns.exact_original(quote)
     try:
@@ -49,13 +49,13 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
         contract = cluster(purchase.node_spec.cluster).environment(spec, rank)
     except RuntimeFault as error:
         raise NotFound from error
-    own = {**purchase.environment, **dict.fromkeys(purchase.secrets, MASK.decode())}
+    own_variables = {**purchase.environment, **dict.fromkeys(purchase.secrets, MASK.decode())}
     arguments = [expand(each, contract | purchase.environment) for each in purchase.arguments]
-    return LaunchPreview(arguments, dict(sorted({**contract, **own}.items())))
+    return LaunchPreview(arguments, dict(sorted({**contract, **own_variables}.items())))
 
 
 def _spec(purchase: Purchase) -> RunSpec:
-    """Return the parts of the run's spec that its environment depends on."""
+    """Return a spec of the run with only the fields that decide its environment."""
     fault_tolerance = purchase.fault_tolerance
     return RunSpec(
         name=RUN_NAME,

@@ -199,12 +199,13 @@ class ModelArchiveView(TenantView):
 
 
 def _version_number(request: Request) -> int | None:
+    """Return the query parameter `version`; None if it is missing. Raises InvalidInput."""
     text = request.query_params.get("version", "")
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()):
         raise InvalidInput(fields={"version": "Enter the number of a version."})
-    return int(text[:12])  # cut to fit a database integer; no version has such a number
+    return int(text[:12])  # cut, because PostgreSQL has a largest integer; no version has a number of 12 digits
 
 
 urlpatterns = [

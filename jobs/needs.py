@@ -1,6 +1,7 @@
-"""Find the open jobs that use an object of `storage`. `storage` calls this before it deletes or changes an object.
+"""Find the open jobs that use an object of `storage`. `storage` asks for them before it deletes or changes an object.
 
-No model is imported here, because the app registers `open_jobs` before models are loaded.
+`storage` must not import `jobs`, so the app registers `open_jobs` there. No model is imported here, because that is
+done before models are loaded.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def open_jobs(
     images: Collection[int],
     secrets: Collection[int],
 ) -> list[str]:
-    """Return the name and latest end of up to MAX_NAMED open jobs that use any of the objects with these ids.
+    """Describe up to MAX_NAMED open jobs that use any of the objects with these ids, by name and latest end.
 
-    `reader` is the organization of the reader. Names of other organizations' jobs, which use shared datasets, are
-    hidden.
+    `reader` is the id of the reader's organization. Other organizations' jobs, which may use a shared dataset, are
+    described without their names.
     """
     if not any((versions, models, workspaces, images, secrets)):
         return []
@@ -50,6 +51,7 @@ def open_jobs(
 
 
 def _description(job: Job, *, is_own: bool) -> str:
+    """Return a job's name and latest end for an error message. `is_own`: the reader may see its name."""
     name = f"#{job.pk} {job.name}" if is_own else _("A run of another organization")
     ends_at = _latest_end(job)
     if ends_at is None:

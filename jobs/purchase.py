@@ -587,11 +587,11 @@ class _PurchaseSerializer(_PlacementSerializer):
         if not path or workspace is None:
             return None
         original = self.context.get("original")
-        required = packages.requirements_of(original) if original else packages.read_requirements(workspace, path)
-        if required is None:
+        file = packages.requirements_of(original) if original else packages.read_requirements(workspace, path)
+        if file is None:
             return None
-        packages.check(required, image=self.valid_values.get("image"), spec=self.valid_values.get("node_spec"))
-        return required
+        packages.check(file, image=self.valid_values.get("image"), spec=self.valid_values.get("node_spec"))
+        return file
 
     def validate_code_path(self, path: str) -> str:
         """Return the normalized path of a script in the workspace."""

@@ -14,7 +14,7 @@ FIELDS = (
     "id", "name", "tags", "code_path", "state", "epochs", "epoch", "progress", "nodes", "deadline_seconds",
     "queued_at", "started_at", "builtin_script", "image__name",
 )  # fmt: skip
-"""The columns of a job that a row needs."""
+"""The columns of a job that `row` reads."""
 
 
 def listed(organization: Organization) -> QuerySet[Job]:
