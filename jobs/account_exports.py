@@ -60,6 +60,7 @@ def export_organization(*, membership: Membership) -> Iterator[bytes]:
 
 
 def _person_files(user: User) -> ArchiveFiles:
+    """Yield the files of the archive about a person."""
     memberships = list(user.memberships.select_related("organization").order_by("pk"))
     profile = {
         "email": user.email,
@@ -98,6 +99,7 @@ def _person_files(user: User) -> ArchiveFiles:
 
 
 def _organization_files(organization: Organization) -> ArchiveFiles:
+    """Yield the files of the archive about an organization."""
     details = BillingDetails.objects.filter(organization=organization)
     profile = {
         "name": organization.name,
@@ -203,6 +205,7 @@ def _orders(orders: QuerySet[Order]) -> Iterator[str]:
 
 
 def _metrics(organization: Organization) -> Iterator[str]:
+    """Yield the points of all curves of an organization as CSV."""
     columns = ("job", "attempt", "name", "step", "epoch", "value", "at")
     yield csv_row(columns)
     has_points = Exists(MetricPoint.objects.filter(job=OuterRef("pk")))

@@ -373,6 +373,7 @@ def _person(request: HttpRequest) -> User | None:
 
 
 def _accuracy_report(outcomes: list[estimates.EstimateOutcome]) -> Report:
+    """Return the report on the accuracy of estimates. The latest outcomes come first."""
     weeks = estimates.accuracy(outcomes)
     newest = [
         [

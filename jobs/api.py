@@ -513,6 +513,7 @@ class ReceiptView(JobView):
 
 
 def _whole_number(request: Request, name: str, default: int) -> int:
+    """Return a query parameter that is a whole number of at least 0. Raises InvalidInput."""
     try:
         number = int(request.query_params.get(name, default))
     except ValueError:

@@ -151,17 +151,17 @@ def _release(capacity: Capacity, load: Load) -> Capacity:
     """Return the capacity after a load has ended.
 
     The load's machines are not known. It is assumed that each node was on the machine with the most free cores among
-    those that have the node's resources in use.
+    those that have the node's freed in use.
     """
     machines = list(capacity.machines)
-    freed = load.resources
+    resources = load.resources
     for _node in range(load.nodes):
         fitting = [
             index
             for index, machine in enumerate(machines)
-            if machine.total.cpus - machine.free.cpus >= freed.cpus - 1e-6  # rounding of fractions of cores
-            and machine.total.memory_mib - machine.free.memory_mib >= freed.memory_mib
-            and machine.total.gpus - machine.free.gpus >= freed.gpus
+            if machine.total.cpus - machine.free.cpus >= resources.cpus - 1e-6  # rounding of fractions of cores
+            and machine.total.memory_mib - machine.free.memory_mib >= resources.memory_mib
+            and machine.total.gpus - machine.free.gpus >= resources.gpus
         ]
         if not fitting:
             break
@@ -171,9 +171,9 @@ def _release(capacity: Capacity, load: Load) -> Capacity:
             machines[freest],
             free=replace(
                 free,
-                cpus=round(free.cpus + freed.cpus, 6),
-                memory_mib=free.memory_mib + freed.memory_mib,
-                gpus=free.gpus + freed.gpus,
+                cpus=round(free.cpus + resources.cpus, 6),
+                memory_mib=free.memory_mib + resources.memory_mib,
+                gpus=free.gpus + resources.gpus,
             ),
         )
     return replace(capacity, machines=tuple(machines))

@@ -80,6 +80,7 @@ def seed() -> bool:
 
 
 def _create_prices(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decimal) -> None:
+    """Create the prices of a node spec: per hour, per hour with the discount, and per epoch."""
     rows = [
         (PriceKind.NODE_HOUR, "", 1, hourly),
         (PriceKind.NODE_HOUR, "", DISCOUNT_FROM_NODES, hourly * DISCOUNT_FACTOR),

@@ -136,12 +136,12 @@ def _clock_item(title: str, remedy: str, data: list[dict[str, Any]]) -> CheckIte
 
 def _folder_item(name: str, title: str, data: list[dict[str, Any]]) -> CheckItem:
     """Return the item of a folder that every rank could write to. It fails if little space is free on some node."""
-    free = min((values["free_bytes"] for values in data if isinstance(values.get("free_bytes"), int)), default=0)
-    detail = _("Writable, %(free)d GiB free.") % {"free": free >> 30}
+    free_bytes = min((values["free_bytes"] for values in data if isinstance(values.get("free_bytes"), int)), default=0)
+    detail = _("Writable, %(free)d GiB free.") % {"free": free_bytes >> 30}
     remedy = _(
         "Little disk space is left. Delete files that you no longer need, or ask the administrator for more disk."
     )
-    return CheckItem(name, title, ok=free >= MIN_FREE_BYTES, detail=detail, remedy=remedy)
+    return CheckItem(name, title, ok=free_bytes >= MIN_FREE_BYTES, detail=detail, remedy=remedy)
 
 
 def _detail(name: str, data: list[dict[str, Any]]) -> str:

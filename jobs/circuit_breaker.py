@@ -79,6 +79,7 @@ class _Guarded:
         return functools.partial(self._guard, call) if method in GUARDED else call
 
     def _guard(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call the backend unless the circuit is open. Open it if the call fails or takes too long."""
         if (reason := why_open(self._name)) is not None:
             raise BackendUnavailable(reason)
         started = time.monotonic()
@@ -109,6 +110,7 @@ def _open_key(name: str) -> str:
 
 
 def _slow_key(name: str) -> str:
+    """Return the key that marks a cluster whose circuit is open because it was too slow."""
     return f"cluster-slow:{name}"
 
 

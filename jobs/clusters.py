@@ -87,9 +87,9 @@ def pulls_images(name: str) -> bool:
 @cache
 def cluster(name: str = "") -> Backend:
     """Return the cluster's backend, created once per process. Raises BackendUnavailable for an unknown name."""
-    resolved = cluster_named(name)
-    if resolved != name:
-        return cluster(resolved)
+    resolved_name = cluster_named(name)
+    if resolved_name != name:
+        return cluster(resolved_name)
     if name not in settings.TRAINYARD_CLUSTERS:
         raise BackendUnavailable(f"TRAINYARD_CLUSTERS names no cluster '{name}'.")
     return _create(name)
@@ -119,8 +119,8 @@ def on_cluster(name: str) -> Q:
 
 def clusters_to_reconcile() -> list[str]:
     """Return the names of the configured clusters, and of those no longer configured that still have open attempts."""
-    stored = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
-    return list(dict.fromkeys([*cluster_names(), *(cluster_named(name) for name in stored)]))
+    open_backends = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
+    return list(dict.fromkeys([*cluster_names(), *(cluster_named(name) for name in open_backends)]))
 
 
 def runs_root(name: str) -> Path:
@@ -174,8 +174,8 @@ def _create(name: str) -> Backend:
 def record_status(*, name: str, answers: bool, detail: str = "") -> None:
     """Store whether a cluster has just answered. If that has changed, also store the time of the change."""
     now = timezone.now()
-    unchanged = ClusterStatus.objects.filter(name=name, answers=answers)
-    if not unchanged.update(checked_at=now, detail=detail):
+    same_answer = ClusterStatus.objects.filter(name=name, answers=answers)
+    if not same_answer.update(checked_at=now, detail=detail):
         values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
         ClusterStatus.objects.update_or_create(name=name, defaults=values)
         CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name)).update(answers=answers)

@@ -182,14 +182,14 @@ def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) 
 
     The runs are in the order of `jobs`. Raises ValueError if the first job does not have the curve.
     """
-    measured = [(job, curve) for job in jobs for curve in curves.curves(job, limit=None, name=name).curves]
-    if not measured or measured[0][0] != jobs[0]:
+    job_curves = [(job, curve) for job in jobs for curve in curves.curves(job, limit=None, name=name).curves]
+    if not job_curves or job_curves[0][0] != jobs[0]:
         raise ValueError(name)
-    first_curve = measured[0][1]
+    first_curve = job_curves[0][1]
     sign = -1 if curves.better(name) is Better.LOWER else 1  # so that a higher value times `sign` is better
     goal = first_curve.value[_best_index(first_curve, sign)] if target is None else target
     costs = []
-    for job, curve in measured:
+    for job, curve in job_curves:
         best = _best_index(curve, sign)
         at_goal = [index for index, value in enumerate(curve.value) if sign * value >= sign * goal]
         first = min(at_goal, key=curve.seconds.__getitem__, default=None)

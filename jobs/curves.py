@@ -79,12 +79,12 @@ class Spending:
         moment, index = at.timestamp(), bisect.bisect_right(self._moments, at.timestamp())
         if index == 0:
             return 0.0
-        used = self._node_seconds[index - 1]
+        node_seconds = self._node_seconds[index - 1]
         if index < len(self._moments):
             # Interpolate between two moments. Between two spans both have the same node-seconds, so nothing is added.
             previous, following = self._moments[index - 1], self._moments[index]
-            used += (self._node_seconds[index] - used) * (moment - previous) / (following - previous)
-        return min(float(self._ceiling_minor), used * self._per_second)
+            node_seconds += (self._node_seconds[index] - node_seconds) * (moment - previous) / (following - previous)
+        return min(float(self._ceiling_minor), node_seconds * self._per_second)
 
 
 @dataclass

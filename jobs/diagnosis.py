@@ -891,7 +891,7 @@ def _headline(evidence: Evidence, block: list[str]) -> str:
     """Return the exception and its message, as Python prints them; empty if the code raised none."""
     if evidence.exception == "SystemExit":
         return ""
-    printed = ""
+    printed_line = ""
     if any(line.strip().endswith(TRACEBACK) or line.strip().startswith("File ") for line in block):
         # The line that names the exception is not indented and follows a frame. Later lines continue its message.
         after_frame = False
@@ -899,12 +899,12 @@ def _headline(evidence: Evidence, block: list[str]) -> str:
             if FRAME.match(line):
                 after_frame = True
             elif after_frame and EXCEPTION.match(line):
-                printed, after_frame = line, False
+                printed_line, after_frame = line, False
     if evidence.exception:
         reported = f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception
         # If it is the same exception, prefer the printed line: it has the type's module and more of the message.
-        return printed if evidence.exception.rpartition(".")[2] in printed else reported[:MAX_LINE_LENGTH]
-    return printed
+        return printed_line if evidence.exception.rpartition(".")[2] in printed_line else reported[:MAX_LINE_LENGTH]
+    return printed_line
 
 
 def _own_frame(block: list[str]) -> Frame | None:

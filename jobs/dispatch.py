@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 COPYING = "copying_checkpoints"
 """The waiting code (`Job.waiting_code`) of a job that starts once the checkpoints of another job are copied for it."""
-SUBMIT_PATIENCE = timedelta(minutes=5)
+SUBMIT_RETRY_PERIOD = timedelta(minutes=5)
 """How long a submission that fails with unexpected errors is retried before the attempt ends, free of charge: long
 enough for an administrator to restart what is broken, short enough for a customer who waits."""
 
@@ -217,9 +217,9 @@ def _refuse(attempt: Attempt, error: InvalidSpec) -> None:
 
 
 def _end_if_late(attempt: Attempt) -> None:
-    """End an attempt, free of charge, if unexpected errors have kept it from starting for SUBMIT_PATIENCE."""
+    """End an attempt, free of charge, if unexpected errors have kept it from starting for SUBMIT_RETRY_PERIOD."""
     copied_at = Job.objects.values_list("checkpoints_copied_at", flat=True).get(pk=attempt.job_id)
-    if timezone.now() - max(attempt.claimed_at, copied_at or attempt.claimed_at) > SUBMIT_PATIENCE:
+    if timezone.now() - max(attempt.claimed_at, copied_at or attempt.claimed_at) > SUBMIT_RETRY_PERIOD:
         failure = Failure("The platform could not start the run.", FailureCode.NOT_STARTED)
         lifecycle.end_attempt(attempt=attempt, reason=EndReason.PLATFORM_ERROR, failure=failure)
 

@@ -144,7 +144,7 @@ def samples_like(job: Job) -> list[Sample]:
 def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]) -> list[Sample]:
     """Return the completed runs that match `code`, compared with a batch size and the ids of dataset versions."""
     runs = _completed_first_attempts(code, workers_per_node)
-    measured = [
+    candidates = [
         Sample(
             nodes=nodes,
             epochs=epochs,
@@ -155,7 +155,7 @@ def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, ve
         for epochs, run_batch_size, started_at, finished_at, spans, nodes, run_versions in runs
         if started_at and finished_at and len(spans) <= 1  # more spans: the number of nodes changed during the run
     ]
-    return [sample for sample in measured if sample.seconds > 0]
+    return [sample for sample in candidates if sample.seconds > 0]
 
 
 def probe_samples(purchase: Purchase) -> list[Sample]:
@@ -166,7 +166,7 @@ def probe_samples(purchase: Purchase) -> list[Sample]:
         .filter(reason__in=[EndReason.COMPLETED, EndReason.TIME_LIMIT], started_at__isnull=False)
         .order_by("-id")[:MAX_RUNS]
     )
-    measured = []
+    result = []
     for probe in probes:
         if probe.started_at is None or probe.finished_at is None:
             continue
@@ -175,8 +175,8 @@ def probe_samples(purchase: Purchase) -> list[Sample]:
         until = last_epoch_at or probe.finished_at
         seconds = (until - probe.started_at).total_seconds()
         if seconds > 0:
-            measured.append(Sample(1, probe.epoch, seconds, has_same_batch=probe.batch_size == purchase.batch_size))
-    return measured
+            result.append(Sample(1, probe.epoch, seconds, has_same_batch=probe.batch_size == purchase.batch_size))
+    return result
 
 
 def _code_filter(purchase: Purchase) -> dict[str, Any]:
@@ -373,10 +373,10 @@ def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
     """Return the accuracy by week and source, newest week first. Free runs are left out. Pure."""
     groups: dict[tuple[str, str], list[EstimateOutcome]] = {}
     for each in outcomes:
-        ended = each.job.finished_at
-        if ended is None or not each.p50_seconds or each.source == "free":
+        finished_at = each.job.finished_at
+        if finished_at is None or not each.p50_seconds or each.source == "free":
             continue
-        week = f"{ended.isocalendar().year}-W{ended.isocalendar().week:02d}"
+        week = f"{finished_at.isocalendar().year}-W{finished_at.isocalendar().week:02d}"
         for source in (each.source, "all"):
             groups.setdefault((week, source), []).append(each)
     return [

@@ -20,6 +20,7 @@ from runtime.specs import Controller, Framework
 MAX_RETRIES = 5
 """Maximum retries. All attempts share one ceiling, so more would only leave less time for each."""
 DEFAULT_BACKOFF_SECONDS = 30
+"""Wait before the first retry, unless the order names another one: enough for a short disturbance to pass."""
 MAX_BACKOFF_SECONDS = 3600
 """Longest wait before the first retry; it doubles before each further one (`lifecycle.MAX_BACKOFF`)."""
 MIN_TIMEOUT_SECONDS = 5

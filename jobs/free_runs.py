@@ -39,7 +39,7 @@ def lock_user(user: User) -> None:
 def left_today(kind: Q, *, organization: Organization, user: User | None, limit: int) -> int:
     """Return how many free runs of a kind are left, if organization and user may each order `limit` in 24 hours."""
     recent = Job.objects.filter(kind, queued_at__gt=timezone.now() - timedelta(days=1))
-    used = recent.filter(organization=organization).count()
+    used_count = recent.filter(organization=organization).count()
     if user is not None:
-        used = max(used, recent.filter(order__placed_by=user).count())
-    return max(0, limit - used)
+        used_count = max(used_count, recent.filter(order__placed_by=user).count())
+    return max(0, limit - used_count)

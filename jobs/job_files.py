@@ -107,8 +107,8 @@ def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobP
         return JobPage(())
     folder = "/".join(parts)
     # Checked again, because a running job may have replaced an entry by a link since the folder was scanned.
-    listed = (each for each in listing.entries if each.kind in {Kind.FILE, Kind.FOLDER})
-    entries = tuple(JobEntry(f"{folder}/{each.name}", each.kind, each.size, each.modified) for each in listed)
+    visible = (each for each in listing.entries if each.kind in {Kind.FILE, Kind.FOLDER})
+    entries = tuple(JobEntry(f"{folder}/{each.name}", each.kind, each.size, each.modified) for each in visible)
     return JobPage(entries, listing.next)
 
 
@@ -126,8 +126,8 @@ def archive_sources(job: Job, path: str = "") -> list[Source]:
     if parts in {(), ("logs",)}:
         folders = [top for top in TOPS if top != "logs"] if not parts else []
         paths = [*folders, *(f"logs/{name}" for name in _log_folders(job))]
-        existing = [each for each in paths if _folder_at(job, each).exists]
-        return [_source(job, each, name=each) for each in existing]
+        existing_paths = [each for each in paths if _folder_at(job, each).exists]
+        return [_source(job, each, name=each) for each in existing_paths]
     source = _source(job, path, name=parts[-1])
     kind = files.stat(root=source.root, path=source.path).kind  # raises FileMissing if there is nothing
     if kind is Kind.LINK:
@@ -138,6 +138,7 @@ def archive_sources(job: Job, path: str = "") -> list[Source]:
 
 
 def _source(job: Job, path: str, *, name: str) -> Source:
+    """Return an archive's source for a path of the job. `name` is its name in the archive."""
     root, below = resolve(job, path)
     return Source(root, below, name, _filter_of(split_path(path)))
 

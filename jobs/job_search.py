@@ -188,14 +188,14 @@ def page(
 
 def counts(organization: Organization) -> dict[str, int]:
     """Return the number of an organization's jobs by key of STATES, each at most COUNT_LIMIT + 1. Makes one query."""
-    limited = [
+    limited_counts = [
         _Count(
             Job.objects.filter(organization=organization, state__in=states).order_by().values("pk")[: COUNT_LIMIT + 1]
         )
         for _title, states in STATES.values()
     ]
-    counted = Organization.objects.filter(pk=organization.pk).values_list(*limited).get()
-    return dict(zip(STATES, counted, strict=True))
+    numbers = Organization.objects.filter(pk=organization.pk).values_list(*limited_counts).get()
+    return dict(zip(STATES, numbers, strict=True))
 
 
 def count(organization: Organization, search: JobSearch) -> int:
@@ -313,8 +313,8 @@ def _beyond(position: tuple[datetime, int], *, is_below: bool) -> Q:
     """Return the filter for the jobs below or above a position. Without its first condition no index would be used."""
     at, pk = position
     operator = "lt" if is_below else "gt"
-    strictly = Q(**{f"queued_at__{operator}": at}) | Q(**{"queued_at": at, f"pk__{operator}": pk})
-    return Q(**{f"queued_at__{operator}e": at}) & strictly
+    is_beyond = Q(**{f"queued_at__{operator}": at}) | Q(**{"queued_at": at, f"pk__{operator}": pk})
+    return Q(**{f"queued_at__{operator}e": at}) & is_beyond
 
 
 def _day(text: str) -> date | None:

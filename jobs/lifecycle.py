@@ -81,11 +81,11 @@ def transition(
     # A savepoint would cost two queries and has no use: only a database error can be raised in this block, and that
     # aborts the caller's transaction anyway.
     with transaction.atomic(savepoint=False):
-        changed = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
-        if changed:
+        changed_rows = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
+        if changed_rows:
             record_event(job=job, kind=to, actor=actor, attempt=attempt, data=data)
             publish_state(job.pk)
-    if not changed:
+    if not changed_rows:
         raise StaleTransition
     job.state = to
     for name, value in fields.items():
@@ -170,7 +170,7 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
         attempt, job = locked, locked.job
         if attempt.finished_at or job.is_ended:
             return job
-        changed = _copy_status(attempt, status)
+        changed_columns = _copy_status(attempt, status)
         if job.state == JobState.STARTING:
             if attempt.started_at:
                 transition(
@@ -189,8 +189,8 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
             finished_at = usage.to_datetime(status.finished_at)
             _end_locked(attempt=attempt, reason=reason, failure=failure, finished_at=finished_at)
             return job
-        if changed:
-            attempt.save(update_fields=changed)
+        if changed_columns:
+            attempt.save(update_fields=changed_columns)
         if attempt.started_at:
             _meter(job, [attempt] if attempt.number == 1 else None)  # the first attempt has no others before it
     return job
@@ -330,10 +330,10 @@ def _copy_status(attempt: Attempt, status: RunStatus) -> list[str]:
         "checkpoint_at": usage.to_datetime(status.checkpoint_at) or attempt.checkpoint_at,
         "restarts": status.restarts,
     }
-    changed = [name for name, value in values.items() if getattr(attempt, name) != value]
-    for name in changed:
+    changed_columns = [name for name, value in values.items() if getattr(attempt, name) != value]
+    for name in changed_columns:
         setattr(attempt, name, values[name])
-    return changed
+    return changed_columns
 
 
 def _meter(job: Job, attempts: list[Attempt] | None = None) -> None:

@@ -445,8 +445,8 @@ def retry_sentence(data: Mapping[str, Any]) -> str:
         ),
     }
     # All other reasons that lead to a retry are platform faults.
-    free = _("The platform lost the last attempt. That attempt is free, and the run is restarted.")
-    return sentences.get(EndReason(str(data["reason"])), free) if data.get("reason") else free
+    platform_fault = _("The platform lost the last attempt. That attempt is free, and the run is restarted.")
+    return sentences.get(EndReason(str(data["reason"])), platform_fault) if data.get("reason") else platform_fault
 
 
 def _not_before(data: Mapping[str, Any]) -> str:

@@ -375,6 +375,7 @@ def write_order(
 
 
 def _require_quota(organization: Organization, quota: Quota) -> None:
+    """Raise QuotaExceeded if the organization has too many open jobs, or no storage left for results."""
     open_jobs = Job.objects.filter(organization=organization, state__in=OPEN).count()
     if open_jobs >= quota.max_open_jobs:
         raise QuotaExceeded(
@@ -423,8 +424,8 @@ def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], m
     the new job.
     """
     keys = [version.pk for version in versions]
-    existing = storage_selectors.keep_versions(keys) if keys else 0
-    if existing < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
+    existing_count = storage_selectors.keep_versions(keys) if keys else 0
+    if existing_count < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
         raise ChoiceUnavailable
     model_keys = [version.pk for version in models]
     if model_keys and ModelVersion.objects.filter(pk__in=model_keys, deleted_at=None).count() < len(model_keys):
@@ -437,8 +438,8 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
     Raises QuoteBought, IdempotencyConflict.
     """
     # One query finds both. An order that is written between two queries would be found by its key or its quote only.
-    bought = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
-    orders = {order.quote_id: order for order in bought.select_related("job")}
+    matching_orders = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
+    orders = {order.quote_id: order for order in matching_orders.select_related("job")}
     if order := orders.get(quote.pk):
         if order.idempotency_key != key:
             raise QuoteBought

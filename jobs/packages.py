@@ -45,6 +45,7 @@ from storage.paths import split_path
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "requirements.txt"
+"""The file beside a script that `unchosen_file` looks for."""
 FIELD = "requirements"
 """The field of a purchase at which errors are reported."""
 MAX_INSTALLATIONS = 2

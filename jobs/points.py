@@ -96,8 +96,8 @@ def thinned_indexes(values: Sequence[float], limit: int) -> list[int]:
     if len(values) <= limit:
         return list(range(len(values)))
     size = math.ceil(len(values) / (limit // 2))
-    kept = {len(values) - 1}
+    kept_indexes = {len(values) - 1}
     for start in range(0, len(values), size):
         part = range(start, min(start + size, len(values)))
-        kept |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
-    return sorted(kept)
+        kept_indexes |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
+    return sorted(kept_indexes)

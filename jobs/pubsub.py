@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 REPLY_SECONDS = 5.0
 """How long to wait for Redis to confirm a subscription. If it runs, it answers within milliseconds."""
 PREFIX = "job:"
+"""The names of all channels begin with this; the job's id follows."""
 
 
 def channel(job_pk: int) -> str:

@@ -200,9 +200,9 @@ def _clean_up_runs(cluster_name: str) -> None:
         elif attempt.finished_at and results.is_expired(attempt.job) and not results.is_needed(attempt.job):
             results.delete_run(attempt)
     # The loop above does not see attempts that were never submitted, but checkpoints may have been copied for them.
-    ended = Attempt.objects.filter(clusters.on_cluster(cluster_name), finished_at__isnull=False)
-    with_copies = ended.filter(submitted_at=None, job__checkpoints_copied_at__isnull=False)
-    results.delete_unused_copies(with_copies.select_related("job__organization"))
+    ended_attempts = Attempt.objects.filter(clusters.on_cluster(cluster_name), finished_at__isnull=False)
+    unsubmitted_with_copies = ended_attempts.filter(submitted_at=None, job__checkpoints_copied_at__isnull=False)
+    results.delete_unused_copies(unsubmitted_with_copies.select_related("job__organization"))
     results.measure_uncounted([attempt for _name, attempt in runs if attempt])
 
 
@@ -229,5 +229,6 @@ def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:
 
 
 def _delete_unknown(cluster_name: str, run_name: str) -> None:
+    """Delete a run that no attempt explains, such as one of a database that was restored from a backup."""
     logger.warning("The cluster %s has a run %s without an attempt; deleting it.", cluster_name, run_name)
     cluster(cluster_name).delete(run_name)

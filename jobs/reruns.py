@@ -150,6 +150,7 @@ def _requirements_change(job: Job) -> str:
 
 
 def _dataset_change(job: Job, version: DatasetVersion) -> str:
+    """Return how the dataset that a rerun would read differs from the one that the job read; empty if it does not."""
     name = version.dataset.name
     try:
         latest = storage.latest_version(sharing.dataset_named(job.organization, name))
@@ -166,6 +167,7 @@ def _dataset_change(job: Job, version: DatasetVersion) -> str:
 
 
 def _model_change(version: ModelVersion) -> str:
+    """Return how the model that a rerun would read differs from the one that the job read; empty if it does not."""
     latest = storage.model_versions_of(version.model).first() if version.model.deleted_at is None else None
     values = {"name": version.model.name, "old": version.number, "new": latest.number if latest else 0}
     if latest is None:
@@ -183,6 +185,7 @@ def _image_change(job: Job) -> str:
 
 
 def _price_change(job: Job) -> str:
+    """Return the price of a node-hour now if it differs from that of the job; empty if it is the same or unknown."""
     quote = job.order.quote
     try:
         book = current_book(currency=quote.currency)

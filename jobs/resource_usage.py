@@ -125,17 +125,17 @@ def telemetry(job: Job, attempt_number: int | None = None) -> Telemetry:
 
 def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
     """Return the ranks whose recent compute time per step exceeds that of the median rank by SLOW_RATIO."""
-    measured = [
+    step_times = [
         (each, each.recent_compute_seconds / each.recent_steps)
         for each in ranks
         if each.recent_compute_seconds is not None and each.recent_steps > 0
     ]
-    if len(measured) < 2:
+    if len(step_times) < 2:
         return []
-    median = statistics.median_low([seconds for _rank, seconds in measured])
+    median = statistics.median_low([seconds for _rank, seconds in step_times])
     return [
         Straggler(each.rank, each.node, seconds / median)
-        for each, seconds in measured
+        for each, seconds in step_times
         if median > 0 and seconds > SLOW_RATIO * median
     ]
 
@@ -167,8 +167,8 @@ def _read_samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
         return []
     stride = math.ceil(len(lines) / MAX_SAMPLES) if lines else 1
     recent_from = max(0, len(lines) - RECENT_SECONDS)  # launchers write at most one sample a second
-    selected = [*lines[:recent_from:stride], *lines[recent_from:]]
-    return [sample for sample in map(_parse, selected) if sample is not None]
+    lines_to_parse = [*lines[:recent_from:stride], *lines[recent_from:]]
+    return [sample for sample in map(_parse, lines_to_parse) if sample is not None]
 
 
 def _parse(line: str) -> dict[str, Any] | None:
@@ -276,6 +276,7 @@ def _samples_per_second(job: Job, nodes: int, ranks: list[RankUse]) -> float | N
 
 
 def _epochs_per_second(job: Job, attempt: Attempt) -> float | None:
+    """Return the epochs per second of a completed attempt; None for any other."""
     if attempt.reason != "completed" or attempt.started_at is None or attempt.finished_at is None:
         return None
     seconds = (attempt.finished_at - attempt.started_at) / timedelta(seconds=1)
@@ -283,6 +284,7 @@ def _epochs_per_second(job: Job, attempt: Attempt) -> float | None:
 
 
 def _parts(sample: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the objects in a list of a sample, such as its `ranks`. Invalid ones are left out."""
     parts = sample.get(name)
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 

@@ -109,8 +109,8 @@ def discard_count(job_pk: int) -> None:
 
 def is_needed(job: Job) -> bool:
     """Whether another job, which is open, still has to copy the job's checkpoints."""
-    waiting = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
-    return waiting.exclude(state__in=ENDED).exists()
+    dependents = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
+    return dependents.exclude(state__in=ENDED).exists()
 
 
 def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
@@ -126,12 +126,12 @@ def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
 
 def measure_uncounted(attempts: list[Attempt]) -> None:
     """Measure jobs that `count_storage` missed: those not counted at all, and ended ones without a deletion time."""
-    ended = {attempt.job_id for attempt in attempts if attempt.finished_at}
-    keys = [allocation_key(pk) for pk in ended]
-    counted = dict(Allocation.objects.filter(key__in=keys).values_list("key", "kept_until"))
-    for job in Job.objects.filter(pk__in=ended).select_related("organization").iterator():
+    job_ids = {attempt.job_id for attempt in attempts if attempt.finished_at}
+    keys = [allocation_key(pk) for pk in job_ids]
+    kept_until_by_key = dict(Allocation.objects.filter(key__in=keys).values_list("key", "kept_until"))
+    for job in Job.objects.filter(pk__in=job_ids).select_related("organization").iterator():
         key = allocation_key(job.pk)
-        if key not in counted or (job.is_ended and counted[key] is None):
+        if key not in kept_until_by_key or (job.is_ended and kept_until_by_key[key] is None):
             measure(job)
 
 
@@ -160,6 +160,7 @@ def remove(*, job: Job, user: User | None) -> None:
 
 
 def _run_usage(attempt: Attempt) -> trees.Usage:
+    """Return the usage of an attempt's own files: its logs and results."""
     try:
         return _usage_of(cluster(attempt.backend).run_folder(attempt.run_name))
     except RuntimeFault:
@@ -176,6 +177,7 @@ def _shared_usage(attempt: Attempt) -> trees.Usage:
 
 
 def _usage_of(folder: Path) -> trees.Usage:
+    """Return the usage of a folder; nothing if the console cannot read it."""
     try:
         return trees.measure(root=folder).usage
     except CustomerError:  # the console has no access to it, for example on a cluster without shared storage

@@ -132,6 +132,6 @@ def deadline_seconds(attempt: Attempt) -> int:
     job = attempt.job
     if attempt.number == 1 and attempt.granted_nodes == job.nodes:
         return job.deadline_seconds
-    earlier = job.attempts.filter(number__lt=attempt.number)
+    earlier_attempts = job.attempts.filter(number__lt=attempt.number)
     longest = lifecycle.longest_seconds(job)
-    return max(1, usage.left_seconds(job, earlier, nodes=attempt.granted_nodes, longest_seconds=longest))
+    return max(1, usage.left_seconds(job, earlier_attempts, nodes=attempt.granted_nodes, longest_seconds=longest))

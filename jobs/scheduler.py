@@ -198,15 +198,15 @@ def capacity_without(capacity: Capacity, resources: Resources, nodes: int, kind:
     """
     machines = []
     for machine in capacity.machines:
-        placed = min(nodes, replace(capacity, machines=(machine,), elastic=False).nodes_now(resources, kind))
-        nodes -= placed
+        placed_nodes = min(nodes, replace(capacity, machines=(machine,), elastic=False).nodes_now(resources, kind))
+        nodes -= placed_nodes
         free = machine.free
-        if placed:
+        if placed_nodes:
             free = replace(
                 free,
-                cpus=round(free.cpus - resources.cpus * placed, 6),
-                memory_mib=free.memory_mib - resources.memory_mib * placed,
-                gpus=free.gpus - resources.gpus * placed,
+                cpus=round(free.cpus - resources.cpus * placed_nodes, 6),
+                memory_mib=free.memory_mib - resources.memory_mib * placed_nodes,
+                gpus=free.gpus - resources.gpus * placed_nodes,
             )
         machines.append(replace(machine, free=free))
     return replace(capacity, machines=tuple(machines))

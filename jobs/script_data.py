@@ -74,14 +74,14 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
         return []
     if not use.uses_datasets:
         return []
-    existing = set(sharing.usable_datasets(organization).values_list("name", flat=True))
-    missing_names = (use.certain | use.possible & existing) - ordered
+    existing_names = set(sharing.usable_datasets(organization).values_list("name", flat=True))
+    missing_names = (use.certain | use.possible & existing_names) - ordered
     # The script may get the names from elsewhere, for example from its arguments.
     if not missing_names and not ordered and not use.certain:
         return [_("%(script)s uses datasets, but none is chosen.") % {"script": script}]
-    missing = _("%(script)s reads the dataset %(name)s, which is not chosen.")
-    unknown = _("%(script)s reads the dataset %(name)s, which your organization does not have. Upload it first.")
+    not_chosen = _("%(script)s reads the dataset %(name)s, which is not chosen.")
+    not_existing = _("%(script)s reads the dataset %(name)s, which your organization does not have. Upload it first.")
     return [
-        (missing if name in existing else unknown) % {"script": script, "name": name}
+        (not_chosen if name in existing_names else not_existing) % {"script": script, "name": name}
         for name in sorted(missing_names)[:MAX_WARNINGS]
     ]

@@ -120,8 +120,8 @@ def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
 
 def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
     """Return the latest ended trainings whose files are still kept, newest first."""
-    kept = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")[:limit]
-    jobs = Job.objects.filter(organization=organization, pk__in=[row.job_pk for row in kept])
+    allocations = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")
+    jobs = Job.objects.filter(organization=organization, pk__in=[row.job_pk for row in allocations[:limit]])
     return jobs.filter(state__in=ENDED, builtin_script="").order_by("-pk")
 
 
@@ -178,12 +178,12 @@ class OpenTotals:
 
 def open_totals(organization: Organization) -> OpenTotals:
     """Return how many jobs run and wait, and how many nodes the running jobs bought."""
-    counted = Job.objects.filter(organization=organization, state__in=OPEN).aggregate(
+    totals = Job.objects.filter(organization=organization, state__in=OPEN).aggregate(
         running=Count("pk", filter=Q(state__in=ACTIVE)),
         running_nodes=Coalesce(Sum("nodes", filter=Q(state__in=ACTIVE)), 0),
         waiting=Count("pk", filter=Q(state=JobState.QUEUED)),
     )
-    return OpenTotals(**counted)
+    return OpenTotals(**totals)
 
 
 def waiting_for(job: Job) -> str:
@@ -469,13 +469,13 @@ def _read_log(
 
 def telemetry(job: Job, attempt_number: int | None = None) -> dict[str, Any]:
     """Return the resource usage of an attempt, by default the latest, as the API shows it, with sentences about it."""
-    measured = resource_usage.telemetry(job, attempt_number)
-    sentences = [straggler_sentence(each) for each in measured.stragglers]
-    if efficiency := measured.efficiency:
+    attempt_usage = resource_usage.telemetry(job, attempt_number)
+    sentences = [straggler_sentence(each) for each in attempt_usage.stragglers]
+    if efficiency := attempt_usage.efficiency:
         sentences.append(efficiency_sentence(efficiency))
     return {
-        "attempt": measured.attempt,
-        "nodes": [vars(node) for node in measured.nodes],
+        "attempt": attempt_usage.attempt,
+        "nodes": [vars(node) for node in attempt_usage.nodes],
         "ranks": [
             {
                 "rank": each.rank,
@@ -485,9 +485,9 @@ def telemetry(job: Job, attempt_number: int | None = None) -> dict[str, Any]:
                 "steps": round(each.steps),
                 "seconds_per_step": each.seconds_per_step,
                 "comm_share": each.comm_share,
-                "is_slow": each.rank in {slow.rank for slow in measured.stragglers},
+                "is_slow": each.rank in {slow.rank for slow in attempt_usage.stragglers},
             }
-            for each in measured.ranks
+            for each in attempt_usage.ranks
         ],
         "efficiency": efficiency
         and {"value": efficiency.value, "nodes": efficiency.nodes, "job": efficiency.job_id, "by": efficiency.by},
@@ -531,6 +531,7 @@ def _latest_attempt(job: Job) -> Attempt | None:
 
 
 def _require_rank(job: Job, rank: int) -> None:
+    """Raise NotFound if the job has no such rank."""
     if not 0 <= rank < job.nodes * job.workers_per_node:
         raise NotFound(_("Choose a rank from 0 to %(last)d.") % {"last": job.nodes * job.workers_per_node - 1})
 

@@ -58,6 +58,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
+"""The states that may follow each state."""
 
 ENDED: frozenset[JobState] = frozenset(state for state, following in TRANSITIONS.items() if not following)
 """Final states."""
@@ -79,6 +80,7 @@ END_STATE: dict[EndReason, JobState] = {
     EndReason.PLATFORM_ERROR: JobState.FAILED,
     EndReason.PACKAGES_FAILED: JobState.FAILED,
 }
+"""The final state of a job by the reason of its end."""
 
 BILLED: frozenset[EndReason] = frozenset(
     {

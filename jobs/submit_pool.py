@@ -82,6 +82,7 @@ class SubmitPool:
         return bool(logging_errors(self._submit, attempt.job_id, attempt))
 
     def _run_thread(self) -> None:
+        """Submit attempts from the queue until it yields None."""
         try:
             while (attempt := self._queue.get()) is not None:
                 is_submitted = self._try_submit(attempt)

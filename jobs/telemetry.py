@@ -165,8 +165,8 @@ def ingest(*, attempt: Attempt) -> bool:
         folder = cluster(attempt.backend).run_folder(attempt.run_name)
     except RuntimeFault:
         return False
-    before = attempt.cursor
-    cursor = copy.deepcopy(before)
+    old_cursor = attempt.cursor
+    cursor = copy.deepcopy(old_cursor)
     collector = PointCollector(cursor)
     # A script may report the same curve in several sources. It is then read only from the first that has it.
     _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, collector)
@@ -174,21 +174,22 @@ def ingest(*, attempt: Attempt) -> bool:
     _read_tensorboard(folder / "run" / "tensorboard", cursor, collector, skipped=in_metrics_file)
     in_files = _add_names(cursor, "named", collector)
     _read_log(attempt, cursor, collector, skipped=in_files)
-    if cursor == before:
+    if cursor == old_cursor:
         return False
     # Compare-and-set: the update changes the row only if its cursor is still the one that this read began with.
-    unchanged = Attempt.objects.filter(pk=attempt.pk, cursor=before)
-    if not collector.points and before.get("epochs") == cursor.get("epochs"):
-        is_stored = bool(unchanged.update(cursor=cursor))  # without a lock, because points and progress do not change
+    rows_with_old_cursor = Attempt.objects.filter(pk=attempt.pk, cursor=old_cursor)
+    if not collector.points and old_cursor.get("epochs") == cursor.get("epochs"):
+        # Without a lock, because points and progress do not change.
+        is_stored = bool(rows_with_old_cursor.update(cursor=cursor))
     else:
         with transaction.atomic():
             # Lock the job before the attempt, as `lifecycle` does.
             job = Job.objects.select_for_update().get(pk=attempt.job_id)
-            is_stored = bool(unchanged.update(cursor=cursor))
+            is_stored = bool(rows_with_old_cursor.update(cursor=cursor))
             if is_stored:
                 _store(job, attempt, collector)
                 # If `_store` has halved the points, it has changed `cursor` after the update above.
-                if cursor.get("kept_every") != before.get("kept_every"):
+                if cursor.get("kept_every") != old_cursor.get("kept_every"):
                     Attempt.objects.filter(pk=attempt.pk).update(cursor=cursor)
                 publish_state(job.pk)
     # If another process was faster, continue from its cursor.
@@ -198,9 +199,9 @@ def ingest(*, attempt: Attempt) -> bool:
 
 def _add_names(cursor: dict[str, Any], key: str, collector: PointCollector) -> frozenset[str]:
     """Add the names of the collected curves to `cursor[key]`. Return the names there, including earlier reads."""
-    earlier = cursor.get(key, [])
-    names = sorted({point.name for point in collector.points}.union(earlier))[:MAX_CURVES]
-    if names != earlier:
+    earlier_names = cursor.get(key, [])
+    names = sorted({point.name for point in collector.points}.union(earlier_names))[:MAX_CURVES]
+    if names != earlier_names:
         cursor[key] = names
     return frozenset(names)
 
@@ -348,11 +349,11 @@ def _reported_time(stamp: float) -> datetime:
 def _store(job: Job, attempt: Attempt, collector: PointCollector) -> None:
     """Store the points within the job's limits, and its progress. The caller has locked the job."""
     points = MetricPoint.objects.filter(job=job)
-    stored = _make_room(job, collector) if collector.points else 0
+    stored_points = _make_room(job, collector) if collector.points else 0
     names = set(points.values_list("name", flat=True).distinct()) if collector.points else set()
     rows = []
     # The limits of points and curves are those of the job. `PointCollector` knows only those of one attempt.
-    for point in collector.points[: max(0, MAX_POINTS - stored)]:
+    for point in collector.points[: max(0, MAX_POINTS - stored_points)]:
         if point.name not in names and len(names) >= MAX_CURVES:
             continue
         names.add(point.name)
@@ -377,8 +378,8 @@ def _store(job: Job, attempt: Attempt, collector: PointCollector) -> None:
 
 def _make_room(job: Job, collector: PointCollector) -> int:
     """Delete every second point of each curve until the collected points fit. Return how many points are stored."""
-    stored = MetricPoint.objects.filter(job=job).count()
-    while stored + len(collector.points) > MAX_POINTS:
+    stored_points = MetricPoint.objects.filter(job=job).count()
+    while stored_points + len(collector.points) > MAX_POINTS:
         collector.keep_fewer()
         numbered = MetricPoint.objects.filter(job=job).annotate(
             number=Window(RowNumber(), partition_by=[F("attempt"), F("name")], order_by=F("pk").asc())
@@ -388,8 +389,8 @@ def _make_room(job: Job, collector: PointCollector) -> int:
             break
         for start in range(0, len(surplus), DELETED_AT_ONCE):
             MetricPoint.objects.filter(pk__in=surplus[start : start + DELETED_AT_ONCE]).delete()
-        stored -= len(surplus)
-    return stored
+        stored_points -= len(surplus)
+    return stored_points
 
 
 def _canonical_name(name: str) -> str:

@@ -33,8 +33,8 @@ def spans(attempt: Attempt, until: datetime) -> Iterator[tuple[int, datetime, da
     """Yield (nodes, start, end) for each part of the run with a constant number of nodes, up to `until`."""
     if attempt.started_at is None:
         return
-    stored = attempt.spans or [{"nodes": attempt.granted_nodes, "started_at": attempt.started_at.timestamp()}]
-    for span in stored:
+    span_rows = attempt.spans or [{"nodes": attempt.granted_nodes, "started_at": attempt.started_at.timestamp()}]
+    for span in span_rows:
         began_at = to_datetime(span["started_at"]) or attempt.started_at
         ended_at = min(to_datetime(span.get("finished_at")) or until, until)
         if ended_at > began_at:

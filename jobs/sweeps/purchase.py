@@ -197,6 +197,7 @@ def stop_sweep_as_operator(*, actor: User, sweep: Sweep, why: str) -> Sweep:
 
 
 def _stop(sweep: Sweep, *, actor: User, action: str, data: Mapping[str, Any] | None = None) -> Sweep:
+    """Stop a sweep as `stop_sweep` does, and write the audit log entry `action`. Raises AlreadyEnded."""
     with transaction.atomic():
         sweep = Sweep.objects.select_for_update().get(pk=sweep.pk)
         if sweep.state == Sweep.States.ENDED:
@@ -216,8 +217,8 @@ def _existing(organization: Organization, quote: Quote, key: str) -> Sweep | Non
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    existing = Sweep.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
-    sweeps = {sweep.quote_id: sweep for sweep in existing}
+    matching_sweeps = Sweep.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
+    sweeps = {sweep.quote_id: sweep for sweep in matching_sweeps}
     if sweep := sweeps.get(quote.pk):
         if sweep.idempotency_key != key:
             raise QuoteBought

@@ -156,15 +156,16 @@ def _parse(name: str, definition: Any, earlier: Mapping[str, Parameter]) -> Para
 
 
 def _condition(name: str, when: Any, earlier: Mapping[str, Parameter]) -> Condition:
+    """Return the condition of the parameter `name`. `earlier` are the parameters to which it may refer."""
     if not isinstance(when, Mapping) or set(when) != {"parameter", "in"}:
         raise InvalidSpace(name, _("`when` must have `parameter` and `in`."))
-    referenced = earlier.get(when["parameter"]) if isinstance(when["parameter"], str) else None
-    if referenced is None or referenced.kind != "categorical":
+    condition_parameter = earlier.get(when["parameter"]) if isinstance(when["parameter"], str) else None
+    if condition_parameter is None or condition_parameter.kind != "categorical":
         raise InvalidSpace(name, _("`when` must name an earlier categorical parameter."))
     values = _choices(name, when["in"], "in")
-    if not set(values) <= set(referenced.choices):
-        raise InvalidSpace(name, _("`in` must list choices of %(name)s.") % {"name": referenced.name})
-    return Condition(referenced.name, values)
+    if not set(values) <= set(condition_parameter.choices):
+        raise InvalidSpace(name, _("`in` must list choices of %(name)s.") % {"name": condition_parameter.name})
+    return Condition(condition_parameter.name, values)
 
 
 def _choices(name: str, choices: Any, field: str) -> tuple[Value, ...]:

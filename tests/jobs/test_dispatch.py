@@ -77,7 +77,7 @@ def test_an_unexpected_error_stops_no_other_job_and_ends_its_own_free_if_it_last
     assert "could not be started" in caplog.text
     for _ in range(3):
         Attempt.objects.filter(job=broken, finished_at=None).update(
-            claimed_at=timezone.now() - dispatch.SUBMIT_PATIENCE * 2
+            claimed_at=timezone.now() - dispatch.SUBMIT_RETRY_PERIOD * 2
         )
         for _sweep in range(2):
             reconciliation.reconcile()

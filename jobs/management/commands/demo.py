@@ -64,6 +64,7 @@ class Command(BaseCommand):
 
 
 def _buy_and_show(customer: Customer, console: Console) -> None:
+    """Buy a run as a customer does, follow it, and print its results. Raises DemoFailed."""
     archive = settings.VAR_DIR / "demo" / "digits.tar.gz"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +110,7 @@ def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
 
 
 def _await_ready(server: subprocess.Popen[bytes]) -> None:
+    """Wait until the console is ready. Raises CommandError if its process ends or READY_SECONDS have passed."""
     deadline = time.monotonic() + READY_SECONDS
     while not _ready():
         if server.poll() is not None:
@@ -136,6 +138,7 @@ def _accounts() -> dict[str, Any]:
 
 
 def _account(email: str, organization_name: str, *, administrator: bool) -> dict[str, str]:
+    """Return e-mail address, password and API token of an account, created if needed."""
     password = secrets.token_urlsafe(12)
     user, _created = User.objects.get_or_create(email=email)
     user.is_staff = user.is_superuser = administrator
