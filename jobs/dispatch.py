@@ -177,7 +177,7 @@ def _dispatch(cluster_name: str) -> None:
 
 def _start_jobs(backend: Backend, pool: SubmitPool, scheduling_pass: SchedulingPass) -> None:
     """Claim and submit the jobs that fit. After a failed claim or submission, read the capacity again."""
-    for job, nodes in scheduling_pass.startable():
+    for job, nodes in scheduling_pass.startable_jobs():
         attempt = logging_errors(claim, job.pk, job, nodes)
         if attempt is not None and pool.add(attempt):
             scheduling_pass.allocate(job, nodes)

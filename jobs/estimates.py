@@ -98,14 +98,14 @@ def estimate(purchase: Purchase) -> Estimate:
     return estimate_from(history(purchase), purchase)
 
 
-def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
-    """Estimate a purchase's total time from earlier runs of the same script, processes, data and node spec."""
-    if from_runs := estimate_from_runs(earlier.runs, nodes=purchase.nodes, epochs=purchase.epochs):
+def estimate_from(earlier_runs: History, purchase: Purchase) -> Estimate:
+    """Estimate a purchase's total time from its `history`; without earlier runs, from the product's reference speed."""
+    if from_runs := estimate_from_runs(earlier_runs.runs, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_runs
-    if from_probes := _estimate_from_probes(earlier.probes, nodes=purchase.nodes, epochs=purchase.epochs):
+    if from_probes := _estimate_from_probes(earlier_runs.probes, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_probes
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
-    # The customer's own time limit, if it is lower, is a better estimate than the product's reference speed.
+    # A run cannot take longer than the customer's own time limit, so p90 is that limit if it is lower.
     if purchase.max_seconds and purchase.max_seconds < reference * REFERENCE_SPREAD:
         return Estimate(min(reference, purchase.max_seconds), purchase.max_seconds, "customer")
     return Estimate(reference, reference * REFERENCE_SPREAD, "reference")
@@ -257,12 +257,13 @@ def pace_of(runs: Sequence[Sample]) -> Pace:
             for first, second in itertools.combinations(runs, 2)
             if first.epochs != second.epochs
         ]
-        epoch = statistics.median(slopes)
-        start = statistics.median(run.seconds - epoch * run.epochs for run in runs)
-        if epoch > 0 and start >= 0:  # otherwise the times differ for other reasons than the number of epochs
-            return Pace(start, epoch, tuple(run.seconds / (start + epoch * run.epochs) for run in runs))
-    epoch = statistics.median(run.seconds / run.epochs for run in runs)
-    return Pace(0.0, epoch, tuple(run.seconds / (epoch * run.epochs) for run in runs))
+        epoch_seconds = statistics.median(slopes)
+        start_seconds = statistics.median(run.seconds - epoch_seconds * run.epochs for run in runs)
+        if epoch_seconds > 0 and start_seconds >= 0:  # otherwise the times differ for other reasons than the epochs
+            ratios = tuple(run.seconds / (start_seconds + epoch_seconds * run.epochs) for run in runs)
+            return Pace(start_seconds, epoch_seconds, ratios)
+    epoch_seconds = statistics.median(run.seconds / run.epochs for run in runs)
+    return Pace(0.0, epoch_seconds, tuple(run.seconds / (epoch_seconds * run.epochs) for run in runs))
 
 
 def _estimate_from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:

@@ -56,10 +56,15 @@ REASON_BY_OUTCOME: dict[Outcome, EndReason] = {
 
 
 def record_event(
-    *, job: Job, kind: str, actor: User | None = None, attempt: int | None = None, data: dict[str, Any] | None = None
+    *,
+    job: Job,
+    kind: str,
+    actor: User | None = None,
+    attempt_number: int | None = None,
+    data: dict[str, Any] | None = None,
 ) -> None:
-    """Write a JobEvent. `attempt` is a number; `data` has what `messages.event_sentence` needs."""
-    JobEvent.objects.create(job=job, kind=kind, actor=actor, attempt=attempt, data=data or {})
+    """Write a JobEvent. `data` has the values that `messages.event_sentence` needs for this `kind`."""
+    JobEvent.objects.create(job=job, kind=kind, actor=actor, attempt=attempt_number, data=data or {})
 
 
 def transition(
@@ -67,7 +72,7 @@ def transition(
     job: Job,
     to: JobState,
     actor: User | None = None,
-    attempt: int | None = None,
+    attempt_number: int | None = None,
     data: dict[str, Any] | None = None,
     **fields: Any,
 ) -> None:
@@ -83,7 +88,7 @@ def transition(
     with transaction.atomic(savepoint=False):
         changed_rows = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
         if changed_rows:
-            record_event(job=job, kind=to, actor=actor, attempt=attempt, data=data)
+            record_event(job=job, kind=to, actor=actor, attempt_number=attempt_number, data=data)
             publish_state(job.pk)
     if not changed_rows:
         raise StaleTransition
@@ -111,7 +116,7 @@ def request_move(*, job: Job, why: str) -> Attempt | None:
     if attempt and attempt.move_requested_at is None:
         attempt.move_requested_at = timezone.now()
         attempt.save(update_fields=["move_requested_at"])
-        record_event(job=job, kind="moved_by_operator", attempt=attempt.number, data={"why": why})
+        record_event(job=job, kind="moved_by_operator", attempt_number=attempt.number, data={"why": why})
     return attempt
 
 
@@ -176,7 +181,7 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
                 transition(
                     job=job,
                     to=JobState.RUNNING,
-                    attempt=attempt.number,
+                    attempt_number=attempt.number,
                     started_at=attempt.started_at,
                     waiting_code="",
                     waiting_data={},
@@ -258,7 +263,7 @@ def _end_locked(
     transition(
         job=job,
         to=JobState.QUEUED,
-        attempt=attempt.number,
+        attempt_number=attempt.number,
         data={
             "reason": reason,
             "failure": _failure_for_event(attempt),
@@ -362,7 +367,7 @@ def _finish(
         job=job,
         to=END_STATE[reason],
         actor=actor,
-        attempt=attempt.number if attempt else None,
+        attempt_number=attempt.number if attempt else None,
         data={"reason": reason, "failure": _failure_for_event(attempt)},
         reason=reason,
         finished_at=finished_at,

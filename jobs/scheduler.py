@@ -36,7 +36,7 @@ Position = tuple[datetime, int]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The capacity for a node spec after a pass. The fields are columns of `CapacitySnapshot`."""
+    """The capacity for a node spec after a pass. The fields are columns of `CapacitySnapshot`, and described there."""
 
     free: int
     most: int
@@ -54,16 +54,16 @@ def waiting_specs(cluster_name: str) -> list[NodeSpec]:
 
 
 class SchedulingPass:
-    """One pass over a cluster's queue, given its capacity. The caller starts jobs and reports each one here."""
+    """One pass over a cluster's queue, given its capacity. It yields jobs, which the caller starts and reports."""
 
     def __init__(self, specs: Sequence[NodeSpec], capacity: Capacity, reserved: Iterable[Attempt] = ()) -> None:
         """`reserved`: claimed attempts that the cluster does not have yet. Capacity for them is not given to others."""
         self._specs = {spec.pk: spec for spec in specs}
         self._now = timezone.now()
-        self._running = quotas.running_nodes()
+        self._running = quotas.running_nodes()  # nodes by organization id
         limits = Quota.objects.filter(organization__in=self._running)
         self._node_limits = dict(limits.values_list("organization_id", "max_running_nodes"))
-        self._held_from: Position | None = None
+        self._held_from: Position | None = None  # of the job for which capacity is kept free
         self._reserved = list(reserved)
         self.update_capacity(capacity)
 
@@ -75,6 +75,7 @@ class SchedulingPass:
         self._set_capacity(capacity)
 
     def _set_capacity(self, capacity: Capacity) -> None:
+        """Set the capacity, and derive from it how many nodes of each spec can start."""
         self._capacity = capacity
         self._free = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
 
@@ -83,7 +84,7 @@ class SchedulingPass:
         self._running[job.organization_id] = self._running.get(job.organization_id, 0) + nodes
         self._set_capacity(capacity_without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
 
-    def startable(self) -> Iterator[tuple[Job, int]]:
+    def startable_jobs(self) -> Iterator[tuple[Job, int]]:
         """Yield each job that can start now, oldest first, and the number of nodes for it.
 
         Before it takes the next job, the caller calls `allocate`, or `update_capacity` if the job could not start.
@@ -91,8 +92,8 @@ class SchedulingPass:
         last: Position | None = None
         is_last = False
         while not is_last and (page := self._page(last)):
-            # A page with fewer jobs than MIN_PAGE is the last one. Jobs that fit only later start in a later pass: each
-            # order and each end of a run requests one.
+            # Only the last page is smaller than MIN_PAGE. Jobs that fit only later start in a later pass: each order and
+            # each end of a run requests one.
             is_last = len(page) < MIN_PAGE
             overdue = self._first_overdue_position(last)
             for job in page:
@@ -100,11 +101,11 @@ class SchedulingPass:
                 if overdue and overdue < last:
                     self._held_from = overdue
                     return
-                quota, free = self._free_in_quota(job), self._free[job.node_spec_id]
-                if quota < job.least_nodes:
+                free_in_quota, free = self._free_in_quota(job), self._free[job.node_spec_id]
+                if free_in_quota < job.least_nodes:
                     continue
                 if free >= job.least_nodes:
-                    yield job, min(job.nodes, quota, free)
+                    yield job, min(job.nodes, free_in_quota, free)
                 elif self._now - job.queued_at > BACKFILL_LIMIT:
                     # It fitted when the page was loaded, but jobs of this pass have taken the nodes.
                     self._held_from = last
@@ -204,7 +205,7 @@ def capacity_without(capacity: Capacity, resources: Resources, nodes: int, kind:
         if placed_nodes:
             free = replace(
                 free,
-                cpus=round(free.cpus - resources.cpus * placed_nodes, 6),
+                cpus=round(free.cpus - resources.cpus * placed_nodes, 6),  # fractions of cores are inexact as floats
                 memory_mib=free.memory_mib - resources.memory_mib * placed_nodes,
                 gpus=free.gpus - resources.gpus * placed_nodes,
             )
