@@ -17,7 +17,7 @@ from django.utils import timezone
 from billing.models import NodeSpec
 from console.accounts.models import Organization
 from jobs import quotas
-from jobs.clusters import cluster_named, drain_reason, resources_of, stored_names
+from jobs.clusters import drain_reason, resolve_cluster_name, resources_of, stored_names
 from jobs.models import CapacitySnapshot, Job
 from jobs.scheduler import capacity_without
 from jobs.selectors import capacity_now
@@ -66,7 +66,7 @@ class Forecast:
 
     def start(self, spec: NodeSpec, nodes: int) -> StartForecast:
         """Return when a run of `nodes` nodes of `spec` could start."""
-        name = cluster_named(spec.cluster)
+        name = resolve_cluster_name(spec.cluster)
         if name not in self._clusters:
             self._clusters[name] = _Cluster.read(name)
         state = self._clusters[name]

@@ -24,9 +24,9 @@ from console.accounts.services import require_active
 from jobs import free_runs, orders, quotas
 from jobs.clusters import cluster
 from jobs.errors import QuotaExceeded
+from jobs.event_files import open_regular
 from jobs.models import CHECK_SCRIPT, Job, Order, Product
 from jobs.purchase import Placement, parse_placement
-from jobs.tensorboard import open_regular
 from runtime.errors import RuntimeFault
 
 DEADLINE_SECONDS = 300

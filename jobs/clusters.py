@@ -87,7 +87,7 @@ def pulls_images(name: str) -> bool:
 @cache
 def cluster(name: str = "") -> Backend:
     """Return the cluster's backend, created once per process. Raises BackendUnavailable for an unknown name."""
-    resolved_name = cluster_named(name)
+    resolved_name = resolve_cluster_name(name)
     if resolved_name != name:
         return cluster(resolved_name)
     if name not in settings.TRAINYARD_CLUSTERS:
@@ -100,7 +100,7 @@ def cluster_names() -> list[str]:
     return list(settings.TRAINYARD_CLUSTERS)
 
 
-def cluster_named(name: str) -> str:
+def resolve_cluster_name(name: str) -> str:
     """Return the cluster name that a stored name (of a node spec or an attempt) refers to."""
     if name and (name != LEGACY_NAME or name in settings.TRAINYARD_CLUSTERS):
         return name
@@ -108,8 +108,8 @@ def cluster_named(name: str) -> str:
 
 
 def stored_names(name: str) -> set[str]:
-    """Return every stored name that refers to this cluster: the inverse of `cluster_named`."""
-    return {each for each in (name, "", LEGACY_NAME) if cluster_named(each) == name}
+    """Return every stored name that refers to this cluster: the inverse of `resolve_cluster_name`."""
+    return {each for each in (name, "", LEGACY_NAME) if resolve_cluster_name(each) == name}
 
 
 def on_cluster(name: str) -> Q:
@@ -120,7 +120,7 @@ def on_cluster(name: str) -> Q:
 def clusters_to_reconcile() -> list[str]:
     """Return the names of the configured clusters, and of those no longer configured that still have open attempts."""
     open_backends = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
-    return list(dict.fromkeys([*cluster_names(), *(cluster_named(name) for name in open_backends)]))
+    return list(dict.fromkeys([*cluster_names(), *(resolve_cluster_name(name) for name in open_backends)]))
 
 
 def runs_root(name: str) -> Path:
@@ -191,7 +191,7 @@ def drain_reason(name: str) -> str:
 
 def does_answer(name: str) -> bool:
     """Whether the cluster answered the last reconciliation. Makes no call to the cluster, so pages may use it."""
-    return not ClusterStatus.objects.filter(name=cluster_named(name), answers=False).exists()
+    return not ClusterStatus.objects.filter(name=resolve_cluster_name(name), answers=False).exists()
 
 
 def unavailable_clusters() -> set[str]:
@@ -271,7 +271,7 @@ def _counts(rows: QuerySet[Any], column: str) -> dict[str, int]:
     """Count rows by the cluster that `column` refers to."""
     counts: dict[str, int] = {}
     for name, count in rows.order_by().values_list(column).annotate(count=Count("pk")):
-        counts[cluster_named(name)] = counts.get(cluster_named(name), 0) + count
+        counts[resolve_cluster_name(name)] = counts.get(resolve_cluster_name(name), 0) + count
     return counts
 
 

@@ -22,7 +22,7 @@ from django.utils import timezone
 from console.core.enqueue import send
 from console.observability import context, tracing
 from jobs import checkpoints, clusters, lifecycle, locks, quotas, scheduler, traces
-from jobs.clusters import cluster, cluster_named, cluster_names, on_cluster
+from jobs.clusters import cluster, cluster_names, on_cluster, resolve_cluster_name
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
 from jobs.run_specs import launch_spec
@@ -78,7 +78,7 @@ def claim(job: Job, nodes: int | None = None) -> Attempt | None:
             if free < job.least_nodes:
                 return None
             granted = min(nodes or job.nodes, free)
-            return lifecycle.claim(job=job, cluster_name=cluster_named(job.node_spec.cluster), nodes=granted)
+            return lifecycle.claim(job=job, cluster_name=resolve_cluster_name(job.node_spec.cluster), nodes=granted)
     except StaleTransition:
         return None
 

@@ -111,7 +111,7 @@ def sweep_end_sentence(data: Mapping[str, Any]) -> str:
         "charged": money(data["charged_minor"], data["currency"]),
         "ceiling": money(data["ceiling_minor"], data["currency"]),
     }
-    return joined(str(SWEEP_END_SENTENCES[data["reason"]]), trials % data, best, charged)
+    return join_sentences(str(SWEEP_END_SENTENCES[data["reason"]]), trials % data, best, charged)
 
 
 FAILURE_SENTENCES: dict[str, Any] = {
@@ -315,7 +315,7 @@ def _hang_sentence(data: Mapping[str, Any]) -> str:
     if not data.get("where") or data.get("rank") is None:
         return sentence
     cause = _("Rank %(rank)s is in %(where)s; the other ranks wait for it.")
-    return joined(sentence, cause % {"rank": data["rank"], "where": str(data["where"])[:MAX_PLACE_LENGTH]})
+    return join_sentences(sentence, cause % {"rank": data["rank"], "where": str(data["where"])[:MAX_PLACE_LENGTH]})
 
 
 _SENTENCE_FUNCTIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -370,7 +370,9 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code in {"capacity", "too_large"}:
         return _capacity_sentence(code, data, nodes=nodes, spec=spec, place_in_queue=place_in_queue)
     if code == "reserved":
-        return joined(_("The cluster is reserving capacity for a larger run that has waited longest."), place_in_queue)
+        return join_sentences(
+            _("The cluster is reserving capacity for a larger run that has waited longest."), place_in_queue
+        )
     if code == "quota":
         return _(
             "Your organization is using %(running)d of its %(most)d nodes, and this run needs %(nodes)d "
@@ -379,7 +381,7 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code in QUEUE_SENTENCES:
         return str(QUEUE_SENTENCES[code]) % data
     if code in {"retry", "backoff"}:
-        return joined(retry_sentence(data), _not_before(data) or place_in_queue)
+        return join_sentences(retry_sentence(data), _not_before(data) or place_in_queue)
     return _("It starts shortly.") if ahead == 0 else place_in_queue
 
 
@@ -408,7 +410,7 @@ def starting_sentence(code: str, data: Mapping[str, Any]) -> str:
         reason = str(WAITING_SENTENCES.get(code, _("Capacity is allocated. The nodes are starting."))) % _WithEllipsis(
             data
         )
-    return joined(reason, _("Nothing is charged yet."))
+    return join_sentences(reason, _("Nothing is charged yet."))
 
 
 def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
@@ -429,7 +431,9 @@ def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
             "has %(free)s free."
         )
         reason = sentence % values
-    return joined(reason, _("The run starts when they are free. A smaller node spec or fewer nodes may start sooner."))
+    return join_sentences(
+        reason, _("The run starts when they are free. A smaller node spec or fewer nodes may start sooner.")
+    )
 
 
 def retry_sentence(data: Mapping[str, Any]) -> str:
@@ -467,14 +471,14 @@ def _capacity_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: 
             if most
             else _("The cluster no longer has a machine that is large enough for a node of %(spec)s.")
         ) % {"nodes": nodes, "spec": spec, "most": most}
-        return joined(reason, _("The run starts when the cluster grows again. You can cancel it for free."))
+        return join_sentences(reason, _("The run starts when the cluster grows again. You can cancel it for free."))
     free = int(data.get("free", 0))
     reason = ngettext(
         "Waiting for %(nodes)d free node of %(spec)s;", "Waiting for %(nodes)d free nodes of %(spec)s;", nodes
     ) % {"nodes": nodes, "spec": spec}
     free_now = ngettext("%(free)d is free now.", "%(free)d are free now.", free) % {"free": free}
     instead = _("A run on %(free)d of them would start now.") % {"free": free} if free else ""
-    return joined(reason, free_now, place_in_queue, instead)
+    return join_sentences(reason, free_now, place_in_queue, instead)
 
 
 def straggler_sentence(straggler: Straggler) -> str:
@@ -513,9 +517,9 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
         }
     failure = failure_sentence(data["failure"]) if data.get("failure") else ""
     if data.get("retry"):
-        return joined(failure, retry_sentence(data))
+        return join_sentences(failure, retry_sentence(data))
     if data.get("reason"):
-        return joined(end_sentence(str(data["reason"]), data.get("failure")), failure)
+        return join_sentences(end_sentence(str(data["reason"]), data.get("failure")), failure)
     if kind == "extended":
         return _("Extended: %(amount)s more are held in the wallet.") % {
             "amount": money(int(data["amount_minor"]), str(data["currency"]))
@@ -538,6 +542,6 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
     return sentences.get(kind, kind)
 
 
-def joined(*sentences: str) -> str:
+def join_sentences(*sentences: str) -> str:
     """Join the non-empty sentences as the reader's language does: in Chinese, with a zero-width space."""
     return pgettext("between sentences", " ").join(sentence for sentence in sentences if sentence)

@@ -34,7 +34,7 @@ from console.accounts.services import record, require_active
 from console.core.enqueue import send_on_commit
 from console.core.errors import InvalidInput, NotFound
 from jobs import lifecycle, orders, quotas, run_specs, selectors
-from jobs.clusters import cluster, cluster_named
+from jobs.clusters import cluster, resolve_cluster_name
 from jobs.errors import (
     ChoiceUnavailable,
     IdempotencyConflict,
@@ -255,7 +255,7 @@ def _require_connection(purchase: NotebookPurchase) -> None:
 
     Its socket must be on this machine, whose cluster has the configuration None.
     """
-    if settings.TRAINYARD_CLUSTERS.get(cluster_named(purchase.node_spec.cluster)) is not None:
+    if settings.TRAINYARD_CLUSTERS.get(resolve_cluster_name(purchase.node_spec.cluster)) is not None:
         sentence = _("Notebooks run on the console's own machine only. Choose another node spec.")
         raise InvalidInput(fields={"node_spec": sentence})
 

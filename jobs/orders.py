@@ -27,7 +27,7 @@ from console.core.enqueue import send_on_commit
 from console.core.errors import CustomerError, InvalidInput
 from console.observability import tracing
 from jobs import estimates, lifecycle, packages, quotas, reruns, snapshots
-from jobs.clusters import cluster_named
+from jobs.clusters import resolve_cluster_name
 from jobs.details import default_name
 from jobs.dispatch import dispatch
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuotaExceeded, QuoteBought
@@ -185,7 +185,7 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
                 send_on_commit(stop_job, job.pk)
             else:
                 # The job was queued and has ended. The cluster may have kept capacity free for it.
-                send_on_commit(dispatch, cluster_named(job.node_spec.cluster))
+                send_on_commit(dispatch, resolve_cluster_name(job.node_spec.cluster))
     return job
 
 
@@ -314,7 +314,7 @@ def write_order(
     Raises QuotaExceeded, ChoiceUnavailable, InsufficientFunds, BudgetExceeded; with a parent HoldUsedUp.
     """
     organization = membership.organization
-    cluster_name = cluster_named(columns["node_spec"].cluster)
+    cluster_name = resolve_cluster_name(columns["node_spec"].cluster)
     _require_choices(columns["workspace"], versions, models)
     if secret_store.missing(organization, columns.get("secrets", ())):
         raise ChoiceUnavailable

@@ -26,7 +26,7 @@ from billing.models import NodeSpec
 from console.accounts.models import Organization
 from console.core.errors import CustomerError, InvalidInput
 from jobs import lifecycle, locks
-from jobs.clusters import cluster, cluster_named, image_of, runs_root
+from jobs.clusters import cluster, image_of, resolve_cluster_name, runs_root
 from jobs.images import pull_secret
 from jobs.models import Job, PackageLayer
 from jobs.pubsub import publish_state
@@ -94,7 +94,7 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 
     `image` or `spec` is None if the customer's choice is invalid. Checks that need it are skipped.
     """
-    config = _cluster_config(cluster_named(spec.cluster)) if spec is not None else None
+    config = _cluster_config(resolve_cluster_name(spec.cluster)) if spec is not None else None
     if config is not None and not cluster_builder.can_install(config):
         raise _invalid(
             _(
@@ -297,7 +297,7 @@ def _release_jobs() -> set[str]:
         if layer is not None and layer.state == States.READY:
             Job.objects.filter(pk=job.pk).update(awaits_packages=False)
             publish_state(job.pk)
-            released.add(cluster_named(job.node_spec.cluster))
+            released.add(resolve_cluster_name(job.node_spec.cluster))
         else:
             _end_job(job, layer.reason if layer else "")
     return released

@@ -24,7 +24,7 @@ from rest_framework.serializers import ValidationError
 from billing.models import NodeSpec
 from console.accounts.models import Organization
 from jobs import checkpoints, images, packages
-from jobs.clusters import cluster, cluster_named, image_of, resources_of
+from jobs.clusters import cluster, image_of, resolve_cluster_name, resources_of
 from jobs.details import JobNameField, NotesField, TagsField
 from jobs.environment import EnvironmentField, SecretsField, check_references
 from jobs.fault_tolerance import FaultTolerance, FaultToleranceSerializer
@@ -381,7 +381,7 @@ class _PlacementSerializer(FormSerializer):
             if error.field == "gpus":
                 sentence = _("The image %(image)s cannot use GPUs. Choose nodes without GPUs, or another image.")
                 raise ValidationError(sentence % {"image": image.name}) from None
-            raise ValidationError(images.refusal(image, cluster_named(spec.cluster))) from None
+            raise ValidationError(images.refusal(image, resolve_cluster_name(spec.cluster))) from None
         except RuntimeFault:
             pass  # the cluster does not answer; it checks the image again when the run is submitted
         return image

@@ -19,7 +19,7 @@ from django.db.models import Q, QuerySet
 from console.core.enqueue import send_on_commit
 from console.observability import context
 from jobs import circuit_breaker, clusters, lifecycle, locks, results, run_specs, telemetry
-from jobs.clusters import cluster, cluster_named, cluster_names
+from jobs.clusters import cluster, cluster_names, resolve_cluster_name
 from jobs.dispatch import dispatch, dispatch_queue, log_fields, stop_run
 from jobs.models import Attempt
 from jobs.states import ACTIVE, EndReason, JobState
@@ -117,7 +117,7 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
     with transaction.atomic():
         job = lifecycle.observe(attempt=attempt, status=status)
         if job.is_ended or job.state == JobState.QUEUED:
-            send_on_commit(dispatch, cluster_named(attempt.backend))
+            send_on_commit(dispatch, resolve_cluster_name(attempt.backend))
             send_on_commit(results.count_storage, job.pk)
 
 
@@ -135,7 +135,7 @@ def _end_vanished(attempt: Attempt) -> None:
         reason = EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED
     with transaction.atomic():
         lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure)
-        send_on_commit(dispatch, cluster_named(attempt.backend))
+        send_on_commit(dispatch, resolve_cluster_name(attempt.backend))
 
 
 def _open_attempts() -> QuerySet[Attempt]:
@@ -214,7 +214,7 @@ def _runs_on(cluster_name: str, *, live: bool) -> list[tuple[str, Attempt | None
     """
     names = [run_name for run_name in cluster(cluster_name).names(live=live) if run_name.startswith("job-")]
     attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}
-    clusters_by_run = {run_name: cluster_named(attempt.backend) for run_name, attempt in attempts.items()}
+    clusters_by_run = {run_name: resolve_cluster_name(attempt.backend) for run_name, attempt in attempts.items()}
     return [
         (run_name, attempts[run_name] if clusters_by_run.get(run_name) == cluster_name else None)
         for run_name in names

@@ -19,7 +19,7 @@ from django.utils import timezone
 from billing.models import NodeSpec
 from console.accounts.models import Quota
 from jobs import quotas
-from jobs.clusters import cluster_named, resources_of
+from jobs.clusters import resolve_cluster_name, resources_of
 from jobs.models import LEAST_NODES, Attempt, CapacitySnapshot, Job
 from jobs.states import JobState
 from runtime.specs import Capacity, Resources
@@ -50,7 +50,7 @@ def waiting_specs(cluster_name: str) -> list[NodeSpec]:
     """Return the node specs of a cluster for which a job waits that is ready to start."""
     ready = Job.objects.filter(_ready_filter(timezone.now()), node_spec=OuterRef("pk"), state=JobState.QUEUED)
     specs = NodeSpec.objects.filter(Exists(ready)).select_related("capacity_snapshot")
-    return [spec for spec in specs if cluster_named(spec.cluster) == cluster_name]
+    return [spec for spec in specs if resolve_cluster_name(spec.cluster) == cluster_name]
 
 
 class SchedulingPass:
@@ -92,8 +92,8 @@ class SchedulingPass:
         last: Position | None = None
         is_last = False
         while not is_last and (page := self._page(last)):
-            # Only the last page is smaller than MIN_PAGE. Jobs that fit only later start in a later pass: each order and
-            # each end of a run requests one.
+            # Only the last page is smaller than MIN_PAGE. Jobs that fit only later start in a later pass, which each
+            # order and each end of a run requests.
             is_last = len(page) < MIN_PAGE
             overdue = self._first_overdue_position(last)
             for job in page:

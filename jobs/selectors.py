@@ -28,7 +28,7 @@ from jobs.messages import (
     end_sentence,
     event_sentence,
     failure_sentence,
-    joined,
+    join_sentences,
     retry_sentence,
     starting_sentence,
     straggler_sentence,
@@ -207,7 +207,7 @@ def waiting_for(job: Job) -> str:
     )
     if job.waiting_code in waiting.RETRY_CODES and reason.code != job.waiting_code:
         # A retry that waits for something else, such as capacity, has both sentences.
-        return joined(retry_sentence(job.waiting_data), sentence)
+        return join_sentences(retry_sentence(job.waiting_data), sentence)
     return sentence
 
 

@@ -22,10 +22,10 @@ from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from jobs.clusters import cluster
+from jobs.event_files import Scalar, open_regular, read_scalars
 from jobs.models import Attempt, Job, MetricPoint
 from jobs.points import finished_epochs, next_position, report_epoch
 from jobs.pubsub import publish_state
-from jobs.tensorboard import Scalar, open_regular, read_scalars
 from runtime.errors import RuntimeFault
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ MAX_READ_BYTES = 1024 * 1024
 MAX_POINTS = 50_000
 """Points stored per job. At this limit every second point of each curve is deleted, and from then on only every second
 point is stored. So curves keep their full length. Pages show only a thousand points per curve."""
-DELETED_AT_ONCE = 5000
+DELETE_BATCH_SIZE = 5000
 """Points that one SQL statement deletes, because each is a parameter of the statement."""
 MAX_CURVES = 50
 """Curves stored per job. Customers' code chooses the names and could create any number."""
@@ -387,8 +387,8 @@ def _make_room(job: Job, collector: PointCollector) -> int:
         surplus = [pk for pk, number in numbered.values_list("pk", "number") if number % 2 == 0]
         if not surplus:  # each curve has one point only
             break
-        for start in range(0, len(surplus), DELETED_AT_ONCE):
-            MetricPoint.objects.filter(pk__in=surplus[start : start + DELETED_AT_ONCE]).delete()
+        for start in range(0, len(surplus), DELETE_BATCH_SIZE):
+            MetricPoint.objects.filter(pk__in=surplus[start : start + DELETE_BATCH_SIZE]).delete()
         stored_points -= len(surplus)
     return stored_points
 

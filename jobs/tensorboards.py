@@ -9,7 +9,7 @@ from pathlib import Path
 from django.conf import settings
 
 from console.accounts.models import Membership
-from jobs.clusters import cluster, cluster_named
+from jobs.clusters import cluster, resolve_cluster_name
 from jobs.errors import LogsUnreachable, NoLogs, ToolsUnavailable, TooManyTools
 from jobs.models import Attempt, Job
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -93,6 +93,6 @@ def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
     run_folder = backend.run_folder(attempt.run_name)
     # TensorBoard's sandbox may only mount a folder that the run's code cannot replace by a link. If the run is in a
     # sandbox, that is `run`, because it is a mount there. A pod mounts the run's folder, so code could replace `run`.
-    if isinstance(settings.TRAINYARD_CLUSTERS.get(cluster_named(attempt.backend)), ClusterConfig):
+    if isinstance(settings.TRAINYARD_CLUSTERS.get(resolve_cluster_name(attempt.backend)), ClusterConfig):
         return LogFolder(name, str(run_folder), "run/tensorboard")
     return LogFolder(name, str(run_folder / "run"), "tensorboard")

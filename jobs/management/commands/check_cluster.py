@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 from rich.table import Table
 
-from jobs.clusters import cluster, cluster_named, runs_root
+from jobs.clusters import cluster, resolve_cluster_name, runs_root
 from runtime.backends.base import Check
 from runtime.backends.kubernetes import backend
 from runtime.backends.local import check
@@ -30,7 +30,7 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, name: str, no_smoke: bool, **_options: Any) -> None:
         """Print the checks. Raises CommandError (exit status 1) if one fails or the cluster is unknown."""
-        cluster_name = cluster_named(name)
+        cluster_name = resolve_cluster_name(name)
         if cluster_name not in settings.TRAINYARD_CLUSTERS:
             known = ", ".join(settings.TRAINYARD_CLUSTERS)
             raise CommandError(f"TRAINYARD_CLUSTERS names no cluster '{name}'. There are: {known}.")

@@ -1,4 +1,4 @@
-"""Read scalars from TensorBoard event files, continuing where the last read ended.
+"""Read scalars from the event files of runs, which TensorBoard shows, continuing where the last read ended.
 
 An event file is a sequence of records. A record is a little-endian length, its checksum, a protobuf message and its
 checksum (TensorFlow's TFRecord format). The customer's code writes the files. So an impossible length ends the reading
