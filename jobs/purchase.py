@@ -41,30 +41,28 @@ MAX_ARGUMENTS_LENGTH = 8192
 """Characters of all arguments together, with one separator each. They become the command line of a process."""
 MAX_PATH_LENGTH = 1000
 """Characters of a script's path: the length of its column."""
-MAX_RATE_LENGTH = 32
+MAX_LR_LENGTH = 32
 """Characters of a learning rate: the length of its column."""
 MAX_DATASETS = 100
 """Datasets of one run, and also models. Each is a mount on every node, which takes time to set up."""
-MAX_VERSION_DIGITS = 10
-"""A version's number has fewer digits than this, so that it always fits its 32-bit column."""
-MAX_NUMBERS_NAMED = 10
+MAX_VERSION_DIGITS = 9
+"""Digits of a version's number, so that it always fits its 32-bit column."""
+MAX_VERSIONS_LISTED = 10
 """Existing versions that an error message lists, newest first, so that it stays readable."""
 MAX_BATCH_SIZE = 1_000_000
 """Largest batch size: above any real one, and within its 32-bit column."""
-MAX_KEY = 2**63
-"""Primary keys are below this, because their columns have 64 bits."""
 MAX_CEILING_MINOR = 10**12
 """Largest ceiling: above any real order, and far within the 64-bit column."""
-MIN_SECONDS = 60
+MIN_TIME_LIMIT_SECONDS = 60
 """Shortest time limit on sale: start-up alone takes several seconds."""
-NOTEBOOK_SECONDS = 4 * 3600
+DEFAULT_NOTEBOOK_SECONDS = 4 * 3600
 """Default time limit of a notebook: half a working day."""
 EXTENSION_MARK = "extends"
 """Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
 and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
 """Longest time limit of a notebook: a week, as for a training."""
-IDLE_SECONDS = 30 * 60
+DEFAULT_IDLE_SECONDS = 30 * 60
 """Default time without activity after which a notebook ends: longer than a break, so that only forgotten ones end."""
 PROCESSES_PER_CPU = 4
 """Maximum processes per CPU of a node. While some wait for I/O, others compute; still more only compete for the CPU."""
@@ -311,7 +309,7 @@ class DatasetsField(FormField, serializers.ListField):
         if not separator:
             return VersionChoice(name)
         # The length is checked first, because `int` raises for numbers of more than 4,300 digits.
-        if not (number.isascii() and number.isdecimal() and len(number) < MAX_VERSION_DIGITS and int(number)):
+        if not (number.isascii() and number.isdecimal() and len(number) <= MAX_VERSION_DIGITS and int(number)):
             raise ValidationError(_("Write a version as a number, for example digits@3."))
         return VersionChoice(name, int(number))
 
@@ -333,7 +331,7 @@ class PinnedVersionsField(FormField, serializers.ListField):
         """Return the keys. Raises ValidationError."""
         keys = data if self.context.get("is_pinned") and data is not empty and data else []
         # `type` instead of isinstance, because true and false are instances of int.
-        if not isinstance(keys, list) or not all(type(key) is int and 0 < key < MAX_KEY for key in keys):
+        if not isinstance(keys, list) or not all(type(key) is int and 0 < key < selectors.KEY_END for key in keys):
             raise ValidationError(_("The versions must be a list of numbers."))
         return keys
 
@@ -349,7 +347,7 @@ class LearningRateField(FormField, serializers.CharField):
         except InvalidOperation:
             raise ValidationError(_("The learning rate must be a number, for example 0.01 or 1e-3.")) from None
         # Compared as a float, because that is what the script reads: 1e-999 becomes 0 there, and 1e999 infinite.
-        if not rate.is_finite() or not 0 < float(rate) < math.inf or len(text) > MAX_RATE_LENGTH:
+        if not rate.is_finite() or not 0 < float(rate) < math.inf or len(text) > MAX_LR_LENGTH:
             raise ValidationError(_("The learning rate must be above 0."))
         return text
 
@@ -442,7 +440,7 @@ class _PlacementSerializer(FormSerializer):
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is not None:
             return version
-        if numbers := ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_NUMBERS_NAMED])):
+        if numbers := ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_VERSIONS_LISTED])):
             sentence = _("The dataset %(name)s does not have this version. Choose one of: %(numbers)s.")
             raise ValidationError(sentence % {"name": choice.name, "numbers": numbers})
         sentence = _("The dataset %(name)s has no published version yet. Upload its files first.")
@@ -491,7 +489,9 @@ class _PurchaseSerializer(_PlacementSerializer):
         default=list, source="model_versions", help_text="Each as `name` for the latest version, or `name@2`."
     )
     from_checkpoint = WholeNumberField(
-        most=MAX_KEY - 1, default=None, help_text="Number of an ended job: its checkpoints are copied to the new job."
+        most=selectors.KEY_END - 1,
+        default=None,
+        help_text="Number of an ended job: its checkpoints are copied to the new job.",
     )
     epochs = WholeNumberField(most=lambda values: values["product"].max_epochs if "product" in values else 10**6)
     lr = LearningRateField(help_text="A number above 0, for example 0.01 or 1e-3.")
@@ -514,7 +514,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         help_text="Default: one for each GPU, or one on a node without GPUs.",
     )
     max_seconds = WholeNumberField(
-        least=MIN_SECONDS,
+        least=MIN_TIME_LIMIT_SECONDS,
         most=lambda values: values["product"].max_seconds if "product" in values else 10**9,
         default=None,
         help_text="The run ends after this time.",
@@ -564,7 +564,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is None:
-            numbers = ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_NUMBERS_NAMED]))
+            numbers = ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_VERSIONS_LISTED]))
             sentence = _("The model %(name)s does not have this version. Choose one of: %(numbers)s.")
             raise ValidationError(sentence % {"name": choice.name, "numbers": numbers})
         return version
@@ -647,15 +647,15 @@ class NotebookQuoteRequestSerializer(_AnyFrameworkSerializer):
     nodes = WholeNumberField(most=1)
     workers_per_node = WholeNumberField(most=1)
     idle_seconds = WholeNumberField(
-        least=MIN_SECONDS,
+        least=MIN_TIME_LIMIT_SECONDS,
         most=MAX_NOTEBOOK_SECONDS,
-        default=IDLE_SECONDS,
+        default=DEFAULT_IDLE_SECONDS,
         help_text="The notebook ends after this time without activity.",
     )
     max_seconds = WholeNumberField(
-        least=MIN_SECONDS,
+        least=MIN_TIME_LIMIT_SECONDS,
         most=MAX_NOTEBOOK_SECONDS,
-        default=NOTEBOOK_SECONDS,
+        default=DEFAULT_NOTEBOOK_SECONDS,
         help_text="The notebook ends after this time.",
     )
     ceiling_minor = WholeNumberField(
@@ -668,7 +668,7 @@ class NotebookExtensionRequestSerializer(FormSerializer):
     """More time for a running notebook."""
 
     added_seconds = WholeNumberField(
-        least=MIN_SECONDS,
+        least=MIN_TIME_LIMIT_SECONDS,
         most=MAX_NOTEBOOK_SECONDS,
         help_text="How much longer the notebook may run. A notebook may run for at most a week in all.",
     )

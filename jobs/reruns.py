@@ -23,7 +23,7 @@ from console.accounts.models import Organization
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from jobs import packages, run_specs, snapshots
 from jobs.models import Job, ScriptSnapshot
-from jobs.purchase import MAX_KEY, QuoteRequestSerializer, purchase_data
+from jobs.purchase import QuoteRequestSerializer, purchase_data
 from jobs.snapshots import ScriptState
 from storage import selectors as storage
 from storage import sharing
@@ -87,7 +87,7 @@ def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tu
     jobs = Job.objects.filter(organization=organization, builtin_script="").select_related(
         "order__quote", "workspace", "packages"
     )
-    job = jobs.filter(pk=pk).first() if type(pk) is int and 0 < pk < MAX_KEY else None
+    job = jobs.filter(pk=pk).first() if type(pk) is int and 0 < pk < storage.KEY_END else None
     if job is None:
         raise InvalidInput(fields={"rerun_of": _("Choose a training of your organization to run again.")})
     _require_repeatable(job)
