@@ -12,7 +12,8 @@ from django.db import connection
 
 RECONCILE, DISPATCH, NEXT_DISPATCH, PACKAGES, COPIES = 7_411, 7_412, 7_413, 7_414, 7_415
 """The first key of each kind of lock; the second key is a hash of the cluster's name. The numbers are arbitrary, but
-the same in every version, so that processes of two versions exclude each other during an upgrade."""
+the same in every version, so that processes of two versions exclude each other during an upgrade. NEXT_DISPATCH is the
+lock of the one process that waits for DISPATCH."""
 
 
 @contextlib.contextmanager
@@ -33,8 +34,7 @@ def dispatch_lock(cluster_name: str) -> Iterator[bool]:
     No request for a pass is lost: the caller that already waits starts its pass later, so it sees every change that was
     committed before this call. At most one process per cluster makes a pass, and at most one waits.
     """
-    is_next = _call("pg_try_advisory_lock", NEXT_DISPATCH, cluster_name)
-    if not is_next:
+    if not _call("pg_try_advisory_lock", NEXT_DISPATCH, cluster_name):
         yield False
         return
     try:

@@ -280,14 +280,14 @@ def _refusal_sentence(data: Mapping[str, Any]) -> str:
     return str(REFUSALS.get(str(data.get("field")), _("The cluster can't run this with its current settings.")))
 
 
-def _out_of_memory(data: Mapping[str, Any]) -> str:
+def _out_of_memory_sentence(data: Mapping[str, Any]) -> str:
     limit = data.get("limit_mib")
     if limit is None:
         return _("Node %(node)s ran out of memory.") % {"node": data["node"]}
     return _("Node %(node)s exceeded its memory limit of %(limit)s MiB.") % {"node": data["node"], "limit": limit}
 
 
-def _too_many_processes(data: Mapping[str, Any]) -> str:
+def _too_many_processes_sentence(data: Mapping[str, Any]) -> str:
     # `tasks`: how many processes ran when the launcher got no CPU time.
     if data.get("tasks") is not None:
         return _("Node %(node)s ran %(tasks)s processes at once, which left no CPU time for anything else.") % data
@@ -296,7 +296,7 @@ def _too_many_processes(data: Mapping[str, Any]) -> str:
     return _("Node %(node)s exceeded its limit of %(limit)s processes.") % data
 
 
-def _disk_full(data: Mapping[str, Any]) -> str:
+def _disk_full_sentence(data: Mapping[str, Any]) -> str:
     if "free_mib" in data:  # set by the local backend only, if something else has filled the disk
         return _("The disk of a machine is full, but not because of this run.")
     if (limit := data.get("limit_mib")) is None:
@@ -321,9 +321,9 @@ def _hang_sentence(data: Mapping[str, Any]) -> str:
 _SENTENCE_FUNCTIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     FailureCode.REFUSED: _refusal_sentence,
     FailureCode.RANK_RAISED: _exception_sentence,
-    FailureCode.OUT_OF_MEMORY: _out_of_memory,
-    FailureCode.TOO_MANY_PROCESSES: _too_many_processes,
-    FailureCode.DISK_FULL: _disk_full,
+    FailureCode.OUT_OF_MEMORY: _out_of_memory_sentence,
+    FailureCode.TOO_MANY_PROCESSES: _too_many_processes_sentence,
+    FailureCode.DISK_FULL: _disk_full_sentence,
     FailureCode.HUNG: _hang_sentence,
 }
 """Functions for failures with more than one sentence. They get the failure's data, with its `rank` and `node`."""
@@ -381,7 +381,7 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code in QUEUE_SENTENCES:
         return str(QUEUE_SENTENCES[code]) % data
     if code in {"retry", "backoff"}:
-        return join_sentences(retry_sentence(data), _not_before(data) or place_in_queue)
+        return join_sentences(retry_sentence(data), _retry_time_sentence(data) or place_in_queue)
     return _("It starts shortly.") if ahead == 0 else place_in_queue
 
 
@@ -453,7 +453,7 @@ def retry_sentence(data: Mapping[str, Any]) -> str:
     return sentences.get(EndReason(str(data["reason"])), platform_fault) if data.get("reason") else platform_fault
 
 
-def _not_before(data: Mapping[str, Any]) -> str:
+def _retry_time_sentence(data: Mapping[str, Any]) -> str:
     """Return when the next attempt starts, in the reader's time zone and format; empty if it need not wait."""
     if not data.get("at"):
         return ""

@@ -112,14 +112,14 @@ def lost_seconds(attempt: Attempt) -> float | None:
 
 def _billed_until(attempt: Attempt, now: datetime) -> datetime:
     """Return the end of an attempt's billable time. The caller checks that its reason is one that is billed."""
-    ended_at = _limited_by_cancel(attempt, attempt.finished_at or now)
+    ended_at = _billed_end(attempt, attempt.finished_at or now)
     if attempt.reason == EndReason.HUNG and attempt.started_at:
         # Without any sign of progress since the start, nothing is billed.
         return min(ended_at, max(attempt.progress_at or attempt.started_at, attempt.started_at))
     return ended_at
 
 
-def _limited_by_cancel(attempt: Attempt, ended_at: datetime) -> datetime:
+def _billed_end(attempt: Attempt, ended_at: datetime) -> datetime:
     """Return the end of the time that a cancelled run is billed for; `ended_at` if the job was not cancelled.
 
     That is `ended_at`, but at most the end of the grace period; or the time of the cancel request, if the run ended
@@ -135,7 +135,7 @@ def _limited_by_cancel(attempt: Attempt, ended_at: datetime) -> datetime:
 
 def has_ended_before_cancel(attempt: Attempt) -> bool:
     """Whether a cancel did not shorten the billed time of an attempt, so that it may count as completed."""
-    return attempt.finished_at is None or _limited_by_cancel(attempt, attempt.finished_at) == attempt.finished_at
+    return attempt.finished_at is None or _billed_end(attempt, attempt.finished_at) == attempt.finished_at
 
 
 def _free_part(attempt: Attempt, started_at: datetime, ended_at: datetime) -> list[Line]:
