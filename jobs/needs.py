@@ -33,10 +33,10 @@ def open_jobs(
     images: Collection[int],
     secrets: Collection[int],
 ) -> list[str]:
-    """Describe up to MAX_NAMED open jobs that use any of the objects with these ids, by name and latest end.
+    """Return the name and latest end of up to MAX_NAMED open jobs that use any of the objects with these ids.
 
-    `reader` is the id of the reader's organization. Other organizations' jobs, which may use a shared dataset, are
-    described without their names.
+    `reader` is the organization of the reader. Names of other organizations' jobs, which use shared datasets, are
+    hidden.
     """
     if not any((versions, models, workspaces, images, secrets)):
         return []

@@ -424,8 +424,8 @@ def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], m
     the new job.
     """
     keys = [version.pk for version in versions]
-    existing_count = storage_selectors.keep_versions(keys) if keys else 0
-    if existing_count < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
+    existing = storage_selectors.keep_versions(keys) if keys else 0
+    if existing < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
         raise ChoiceUnavailable
     model_keys = [version.pk for version in models]
     if model_keys and ModelVersion.objects.filter(pk__in=model_keys, deleted_at=None).count() < len(model_keys):

@@ -50,7 +50,6 @@ class Command(BaseCommand):
 
 
 def _checks(name: str, *, smoke: bool) -> Iterator[Check]:
-    """Yield the results of a cluster's checks. `smoke`: also start a test run."""
     config, images_root = settings.TRAINYARD_CLUSTERS[name], settings.TRAINYARD_IMAGES_ROOT
     if isinstance(config, SlurmConfig):
         return slurm_check.check(cluster(name), config, root=runs_root(name), images_root=images_root, smoke=smoke)
