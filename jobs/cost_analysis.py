@@ -1,4 +1,4 @@
-"""Analyse a job's cost: on other numbers of nodes, the price of its free time, and the cost to reach a metric's value.
+"""Analyze a job's cost: on other numbers of nodes, the price of its free time, and the cost to reach a metric's value.
 
 Reads only; nothing here is charged. Amounts are in minor units.
 """

@@ -881,7 +881,7 @@ def _last_block(lines: list[str]) -> list[str]:
     if not starts:
         return lines[-MAX_BLOCK_LINES:]
     start = starts[-1]
-    # Python writes "During handling of the above exception, another exception occurred:" before a chained traceback.
+    # Before a chained traceback, Python writes a line such as "During handling of the above exception, …".
     if len(starts) > 1 and any("exception" in line for line in lines[max(0, start - 3) : start]):
         start = starts[-2]
     return lines[start:]

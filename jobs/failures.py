@@ -28,7 +28,7 @@ CACHE_SECONDS = 24 * 3600
 LOG_BYTES = 32 * 1024
 """Bytes that are read from the end of the failing rank's output: as many as `diagnosis.MAX_LOG_LENGTH` characters."""
 MAX_COMPARED_ENTRIES = 200
-"""Entries of a folder that are compared with a missing name. Comparing them takes a few milliseconds of a request."""
+"""Entries of a folder that are compared with a missing name. More would delay the page, and rarely help."""
 MAX_COMPARED_LENGTH = 100
 """Characters of a name that are compared. The time of a comparison grows with the square of the length."""
 MAX_SUGGESTIONS = 6
@@ -88,7 +88,7 @@ def explain(job: Job) -> Explanation | None:
 def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
     """Return the diagnosis of a failed attempt, from the cache or from its log.
 
-    `attempt` is None if the job failed without one, because its packages could not be installed.
+    `attempt` is None if no attempt has a failure, for example because the packages could not be installed.
     """
     key = f"diagnosis-{job.pk}-{attempt.number if attempt else 0}"
     cached = cache.get(key)

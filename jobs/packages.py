@@ -115,9 +115,9 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 
 
 def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
-    """Return the path of a requirements file beside the script that a purchase does not use; "" if there is none.
+    """Return the path of the requirements file beside the script of a purchase that uses no requirements file.
 
-    `purchase` is that of a quote. Empty too if the purchase uses any requirements file.
+    Return "" if there is no such file, or the purchase uses one. `purchase` is that of a quote.
     """
     if purchase.get("requirements") or purchase.get("exact"):
         return ""
@@ -268,7 +268,7 @@ def _is_working(layer: PackageLayer) -> bool:
 
 
 def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
-    """Store how an installation ended. After a platform fault it is repeated, until there were MAX_FAULTS of them."""
+    """Store how an installation ended. After a platform fault it is repeated; after MAX_FAULTS of them it has failed."""
     layer.log = log
     if result.is_fault:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)

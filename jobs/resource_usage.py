@@ -41,7 +41,7 @@ SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
 
 @dataclass
 class NodeUse:
-    """One node over time. Each of `series` is as long as `at` (Unix seconds); None marks missing values.
+    """The usage of one node over time. Each of `series` has a value for each of `at` (Unix seconds); None if missing.
 
     `recent_cpu` is the mean of the last RECENT_SECONDS, in cores: about the sum of its ranks' `cpu`.
     """
@@ -54,9 +54,11 @@ class NodeUse:
 
 @dataclass
 class RankUse:
-    """One rank: its recent usage, and its steps over the attempt and recently. Bytes, cores, seconds.
+    """The usage and the steps of one rank. Recent values are those of the last RECENT_SECONDS.
 
-    `cpu` is the recent mean, where samples without the rank count as zero. `memory` is the recent maximum.
+    `cpu` is the recent mean in cores, where samples without the rank count as zero. `memory` is the recent maximum in
+    bytes. `steps` and `step_seconds` are sums over the attempt; `comm_seconds` is the part of `step_seconds` that the
+    rank waited for others, None if unknown.
     """
 
     rank: int
