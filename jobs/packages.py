@@ -268,7 +268,7 @@ def _is_working(layer: PackageLayer) -> bool:
 
 
 def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
-    """Store how an installation ended. After a platform fault it is repeated; after MAX_FAULTS of them it has failed."""
+    """Store how an installation ended. After a platform fault it is repeated; after MAX_FAULTS of them it failed."""
     layer.log = log
     if result.is_fault:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)

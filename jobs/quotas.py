@@ -19,7 +19,7 @@ def lock_quota(organization: Organization) -> Quota:
 
 
 def running_nodes(organization: Organization | None = None) -> dict[int, int]:
-    """Return the number of nodes of open attempts on all clusters, by the id of the organization (None: of all)."""
+    """Return how many nodes run on all clusters, by organization id. `organization` None: for all organizations."""
     attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).order_by()
     if organization is not None:
         attempts = attempts.filter(job__organization=organization)
