@@ -1,6 +1,7 @@
-"""Find the open jobs that use an object of `storage`. `storage` calls this before it deletes or changes an object.
+"""Find the open jobs that use an object of `storage`. `storage` asks for them before it deletes or changes an object.
 
-No model is imported here, because the app registers `open_jobs` before models are loaded.
+`storage` must not import `jobs`, so the app registers `open_jobs` there. No model is imported here, because that is
+done before models are loaded.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def open_jobs(
 
 
 def _description(job: Job, *, is_own: bool) -> str:
+    """Return a job's name and latest end for an error message. `is_own`: the reader may see its name."""
     name = f"#{job.pk} {job.name}" if is_own else _("A run of another organization")
     ends_at = _latest_end(job)
     if ends_at is None:

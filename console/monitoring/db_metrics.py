@@ -19,7 +19,7 @@ from django.db import connection
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from console.observability import redis_client
-from jobs.clusters import cluster_named
+from jobs.clusters import resolve_cluster_name
 from jobs.states import TRANSITIONS, JobState
 
 BUCKETS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0)
@@ -96,7 +96,7 @@ def open_work() -> Iterator[Metric]:
     oldest = GaugeMetricFamily(
         "trainyard_queue_oldest_seconds", "Wait of the oldest job that may start.", labels=("cluster", "node_spec")
     )
-    for cluster, spec, count, age in _rows(QUEUE, [cluster_named("")]):
+    for cluster, spec, count, age in _rows(QUEUE, [resolve_cluster_name("")]):
         queued.add_metric((cluster, spec), count)
         oldest.add_metric((cluster, spec), age)
     yield queued

@@ -40,7 +40,7 @@ from jobs import notebooks, rows, selectors
 from jobs.errors import NotExtensible
 from jobs.images import default_image, problems
 from jobs.models import NOTEBOOK_SCRIPT, Job
-from jobs.purchase import EXTENSION_MARK, IDLE_SECONDS, NOTEBOOK_SECONDS
+from jobs.purchase import DEFAULT_IDLE_SECONDS, DEFAULT_NOTEBOOK_SECONDS, EXTENSION_MARK
 from jobs.states import JobState
 from storage import selectors as storage
 from storage import sharing
@@ -96,8 +96,8 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
         "image": image.name if image else "",
         "node_spec": specs[0].offer.spec.name if specs else "",
         "datasets": [],
-        "hours": NOTEBOOK_SECONDS // 3600,
-        "idle_minutes": IDLE_SECONDS // 60,
+        "hours": DEFAULT_NOTEBOOK_SECONDS // 3600,
+        "idle_minutes": DEFAULT_IDLE_SECONDS // 60,
     }
     if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
         values |= _values_of(notebooks.notebook_for(organization, pk))

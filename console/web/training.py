@@ -39,10 +39,10 @@ from console.web.quote_cards import posted_key
 from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checkout, comparison, orders, packages, probes, reruns, script_data
 from jobs import selectors as jobs
-from jobs.clusters import cluster_named, resources_of
+from jobs.clusters import resolve_cluster_name, resources_of
 from jobs.environment import code_settings, lines_of
 from jobs.fault_tolerance import MAX_RETRIES
-from jobs.images import default_image, problems, runs_own_images
+from jobs.images import any_cluster_pulls_images, default_image, problems
 from jobs.launch_preview import launch_preview
 from jobs.messages import terms_sentences
 from jobs.models import Job
@@ -179,7 +179,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
             "not_ready": problems_by_image,
-            "runs_own_images": runs_own_images(),
+            "pulls_images": any_cluster_pulls_images(),
             "workspaces": workspaces,
             "scripts": scripts,
             "script_tree": _script_tree(scripts),
@@ -536,7 +536,7 @@ def specs_on_offer(currency: str) -> list[SpecChoice]:
     capacities = jobs.capacities_now()
     choices = []
     for offer in billing.offered_specs(currency):
-        capacity = capacities.get(cluster_named(offer.spec.cluster))
+        capacity = capacities.get(resolve_cluster_name(offer.spec.cluster))
         if capacity is None or capacity.elastic:
             choices.append(SpecChoice(offer, free=None, total=None))
             continue

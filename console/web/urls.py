@@ -95,7 +95,7 @@ JOBS = [
     path("<int:pk>/files/", job_files.job_files, name="job_files"),
     path(f"<int:pk>/folder/{FILE}", job_files.job_files, name="job_folder"),
     path(f"<int:pk>/file/{FILE}", job_files.job_file, name="job_file"),
-    path(f"<int:pk>/image/{FILE}", job_files.job_image, name="job_image"),
+    path(f"<int:pk>/image/{FILE}", job_files.job_picture, name="job_image"),
 ]
 WORKSPACES = [
     path("", workspaces.workspace_list, name="workspace_list"),

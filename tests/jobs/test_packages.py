@@ -248,7 +248,7 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     packages.advance()
     installer.end(size_bytes=100 << 20)
     layer, folder = PackageLayer.objects.get(), installer.started[-1][0]
-    PackageLayer.objects.update(used_at=layer.used_at - packages.UNUSED_FOR * 2)
+    PackageLayer.objects.update(used_at=layer.used_at - packages.LAYER_RETENTION * 2)
     packages.remove_unused()
     assert folder.is_complete
 
