@@ -1,7 +1,7 @@
-"""Read the records that launchers write: the failure they describe and their latest timestamps. Pure.
+"""Read records of nodes: the failure that they describe and their latest timestamps. Pure.
 
-`runtime.launcher.protocol` documents the fields of a cause. The launcher runs beside customer code, so readers convert
-every value and expect any key to be missing.
+`runtime.launcher.protocol` documents the fields of a cause. A pod's record is written beside customer code, so this
+module converts every value and expects any key to be missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Record = Mapping[str, Any]
 
 
 def failure_from(cause: Record) -> Failure:
-    """Convert a launcher's cause to a Failure."""
+    """Convert a cause in a record to a Failure."""
     return Failure(
         message=str(cause.get("message") or _describe(cause)),
         code=_code(cause),

@@ -12,7 +12,11 @@ DNS_LABEL = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
 
 
 class SettingsReader:
-    """Reads typed values from one cluster's JSON object; each method raises ValueError naming the setting."""
+    """Reads typed values from one cluster's JSON object.
+
+    Each method raises ValueError with the setting's name for an invalid value, and returns the default for a missing
+    one.
+    """
 
     def __init__(self, name: str, data: object) -> None:
         self.cluster = name

@@ -121,8 +121,8 @@ def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] 
 def log_of(layer: Layer) -> str:
     """Return the end of the installation's output so far. Reads the shared storage without asking the cluster."""
     folders = RunFolders(_runs_root(layer), uid=0)
-    piece = folders.read(_run_name(layer), "logs", "rank-0.log", -MAX_LOG_BYTES, MAX_LOG_BYTES)
-    return piece.data.decode("utf-8", "replace").replace("\0", "")
+    raw_chunk = folders.read(_run_name(layer), "logs", "rank-0.log", -MAX_LOG_BYTES, MAX_LOG_BYTES)
+    return raw_chunk.data.decode("utf-8", "replace").replace("\0", "")
 
 
 def _run_name(layer: Layer) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runtime.backends import log_chunks
-from runtime.backends.admission import cannot_extend, check_gpus
-from runtime.backends.base import Check
+from runtime.backends.admission import check_gpus, extension_error
+from runtime.backends.base import CheckResult
 from runtime.backends.kubernetes import check as cluster_check
 from runtime.backends.kubernetes import names
 from runtime.backends.kubernetes.capacity import compute_capacity, declared_capacity, pending_requests
@@ -99,15 +99,15 @@ class KubernetesBackend:
             if not 0 <= rank < state.nodes * workers:
                 raise RunNotFound(f"The run '{name}' has no rank {rank}.")
             if self._folders is not None:
-                piece = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
+                raw_chunk = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
                 # The times are read after the log, because they are written before it.
-                times = self._folders.log_times(name, rank, piece) if with_times else None
+                times = self._folders.log_times(name, rank, raw_chunk) if with_times else None
             else:
                 offset = max(0, offset)  # the size is not known without reading all of it
                 output = self._read_pod_log(job, rank // workers, rank, offset, limit, with_times=with_times)
-                piece = log_chunks.Piece(output.data, output.at_end, offset)
+                raw_chunk = log_chunks.RawChunk(output.data, output.at_end, offset)
                 times = output.times if with_times else None
-        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line, times=times)
+        return log_chunks.text_chunk(raw_chunk, final=has_ended and raw_chunk.at_end, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`. Empty if storage is not shared."""
@@ -118,10 +118,10 @@ class KubernetesBackend:
         if self._folders is None:
             return LogChunk("", max(0, offset), eof=has_ended)
         file = f"{node}.samples.jsonl"
-        piece = self._folders.read(name, "nodes", file, offset, limit)
-        if b"\n" not in piece.data and not piece.at_end:  # one line is longer than `limit`
-            piece = self._folders.read(name, "nodes", file, offset, log_chunks.MAX_LINE_BYTES)
-        return log_chunks.lines_chunk(piece.data, offset, final=has_ended and piece.at_end)
+        raw_chunk = self._folders.read(name, "nodes", file, offset, limit)
+        if b"\n" not in raw_chunk.data and not raw_chunk.at_end:  # one line is longer than `limit`
+            raw_chunk = self._folders.read(name, "nodes", file, offset, log_chunks.MAX_LINE_BYTES)
+        return log_chunks.lines_chunk(raw_chunk.data, offset, final=has_ended and raw_chunk.at_end)
 
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`. Empty if storage is not shared."""
@@ -133,8 +133,8 @@ class KubernetesBackend:
         for file in self._folders.list_files(name, "logs"):
             rank = file.removeprefix("stacks-").removesuffix(".txt")
             if rank.isdecimal() and file == f"stacks-{rank}.txt":
-                piece = self._folders.read(name, "logs", file, 0, log_chunks.MAX_LINE_BYTES)
-                stacks[int(rank)] = piece.data.decode("utf-8", "replace")
+                raw_chunk = self._folders.read(name, "logs", file, 0, log_chunks.MAX_LINE_BYTES)
+                stacks[int(rank)] = raw_chunk.data.decode("utf-8", "replace")
         return dict(sorted(stacks.items()))
 
     def stop(self, name: str, grace_seconds: int) -> None:
@@ -163,7 +163,7 @@ class KubernetesBackend:
     def extend(self, name: str, deadline_seconds: int) -> None:
         """See `Backend.extend`."""
         del name, deadline_seconds
-        raise cannot_extend()
+        raise extension_error()
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
@@ -427,7 +427,7 @@ def _is_abandoned(job: Object) -> bool:
     return not is_submitted(job) and time.time() > created_at + _ABANDONED_SECONDS
 
 
-def check(config: ClusterConfig, root: Path, *, smoke: bool = True) -> Iterator[Check]:
+def check(config: ClusterConfig, root: Path, *, smoke: bool = True) -> Iterator[CheckResult]:
     """Yield the results of all checks of a cluster; with `smoke`, the last one is a test run."""
     backend = KubernetesBackend(config=config, root=root)
     return cluster_check.check(ApiClient(config), config, root, backend if smoke else None)

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.backends.log_chunks import Piece, Times, read_piece, read_times
+from runtime.backends.log_chunks import RawChunk, Times, read_raw_chunk, read_times
 from runtime.errors import BackendUnavailable
 from runtime.trash import Trash, remove_tree
 
@@ -55,21 +55,21 @@ class RunFolders:
         except OSError as error:
             raise BackendUnavailable(f"The run's folders could not be created: {error}.") from error
 
-    def read(self, name: str, folder: str, file: str, offset: int, limit: int) -> Piece:
+    def read(self, name: str, folder: str, file: str, offset: int, limit: int) -> RawChunk:
         """Return up to `limit` bytes from `offset`; a negative one counts from the end. A missing file is empty."""
         file_fd = self._open_file(name, folder, file)
         if file_fd is None:
-            return Piece(b"", True, max(0, offset), 0)
+            return RawChunk(b"", True, max(0, offset), 0)
         with os.fdopen(file_fd, "rb") as stream:
-            return read_piece(stream, offset, limit)
+            return read_raw_chunk(stream, offset, limit)
 
-    def log_times(self, name: str, rank: int, piece: Piece) -> Times:
+    def log_times(self, name: str, rank: int, raw_chunk: RawChunk) -> Times:
         """Return the times of a piece of a rank's log; empty if they are not known."""
         file_fd = self._open_file(name, "logs", f"rank-{rank}.times")
         if file_fd is None:
             return []
         try:
-            return read_times(file_fd, piece)
+            return read_times(file_fd, raw_chunk)
         finally:
             os.close(file_fd)
 

@@ -39,7 +39,7 @@ from typing import Any
 
 from runtime import pids
 from runtime.backends.supervision import outcome, peer_liveness, process_tree
-from runtime.backends.supervision.folder_backend import TRASH
+from runtime.backends.supervision.folder_backend import TRASH_FOLDER
 from runtime.errors import RunNotFound
 from runtime.files import write_json
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
@@ -57,7 +57,7 @@ class Run:
         self.folder = root / name
         self.active_marker = root / ".active" / name
         self.change_file = root / ".changes" / name
-        self._trash = Trash(root / TRASH)
+        self._trash = Trash(root / TRASH_FOLDER)
 
     def exists(self) -> bool:
         """Whether the run exists, which means that its submission is recorded."""

@@ -1,8 +1,8 @@
 """The supervisor of one node: a detached process that starts the launcher in its sandbox and enforces its limits.
 
-It receives its plan once and then needs no console: it enforces the deadline, the limits and the log caps, and writes
-the node's record. Files in the run's folder ask it to end the run or to move the deadline. If it dies, the kernel ends
-the sandbox. Standard library only, so that it starts in milliseconds.
+It receives its plan when it starts, and needs no console after that: it enforces the deadline, the limits and the
+maximum sizes of logs, and writes the node's record. Backends ask it by files in the run's folder to end the run or to
+move the deadline. If it dies, the kernel ends the sandbox. Standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from runtime.launcher.protocol import Message
 from runtime.launcher.record import Record, Verdict
 
 _REPORT_SECONDS = 3.0
-"""How long a node must show no progress before its CPU use is reported. Until then, the hang detector does not need
-it."""
+"""How long a node must show no progress before its CPU use is reported to the launcher: the hang detector needs the
+report only then."""
 _SIGNAL_EXIT_BASE = 128
 """If a signal ended the launcher, bubblewrap's exit code is the signal's number plus this."""
 
@@ -63,7 +63,7 @@ class Supervisor(Node):
         self._shell_socket = ShellSocket(folder, plan["node"]) if plan.get("shells") else None
 
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
-        # By these fields, readers find out whether this process is alive.
+        # Readers of the record use these fields to find out whether this process is alive.
         process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
         return Record(folder, Path(plan["change_file"]), node=plan["node"], address=address, first_fields=process)
 
@@ -92,7 +92,7 @@ class Supervisor(Node):
     # Starting
 
     def _catch_signals(self) -> None:
-        """Have every caught signal wake the selector, by a byte in a socket pair."""
+        """Arrange that every caught signal wakes the selector, by a byte in a socket pair."""
         reader, writer = socket.socketpair()
         for end in (reader, writer):
             end.setblocking(False)
@@ -108,7 +108,7 @@ class Supervisor(Node):
         listener = None if self._shell_socket is None else self._shell_socket.listen()
         if listener is None:
             return {"warm": self._tree.start(launch_plan_fd, output=output, inherit=inherit)}
-        with listener:  # only the launcher keeps it open: nobody can connect after its end
+        with listener:  # closed here, so that only the launcher keeps it open, and nobody can connect after its end
             warm = self._tree.start(launch_plan_fd, output=output, inherit=[*inherit, listener.fileno()])
             return {"warm": warm, "shells": listener.fileno()}
 
@@ -118,7 +118,7 @@ class Supervisor(Node):
         self._read_signals()
 
     def _read_signals(self) -> None:
-        """Handle the signals that have arrived; none is no error."""
+        """Handle the signals that have arrived, if any."""
         signals = b""
         with contextlib.suppress(BlockingIOError):
             signals = self._caught_signals.recv(4096)  # one byte per signal, its number
@@ -127,8 +127,8 @@ class Supervisor(Node):
         self._handle_signals(set(signals))
 
     def _handle_signals(self, numbers: set[int]) -> None:
-        """Handle the signals that arrived, by their numbers."""
-        del numbers  # only subclasses distinguish them: after any signal there may be a request to stop
+        """Handle the signals with these numbers. Subclasses distinguish the numbers."""
+        del numbers  # after any signal there may be a request to stop
         self._check_for_stop()
 
     def _check(self, now: float) -> None:
@@ -154,7 +154,7 @@ class Supervisor(Node):
     def _check_for_extension(self) -> None:
         """Move the deadline if `deadline.json` has a later one."""
         if self._deadline_path is None or self._record.phase != "running" or self._is_aborting:
-            return  # the node is ending, perhaps for another reason: that end stays
+            return  # the ranks do not run, or the node is ending: a later deadline must not keep it
         with contextlib.suppress(OSError, ValueError):
             self._limits.extend(float(json.loads(self._deadline_path.read_bytes())["deadline_seconds"]))
 
@@ -182,7 +182,7 @@ class Supervisor(Node):
         return Verdict("platform_error", "platform_error", message)
 
     def _check_after_end(self) -> None:
-        """If others have filled the disk, record that as the first cause in place of the code's failure."""
+        """If other runs have filled the disk, record that as the first cause in place of the code's failure."""
         verdict = self._limits.check_after_end()
         causes = self._record.data["causes"]
         if verdict is None or not any(cause["kind"] == "code_failed" and not cause.get("heard") for cause in causes):

@@ -43,12 +43,12 @@ class PodLimits(NodeLimits):
     def __init__(self, plan: PodPlan, record: Record) -> None:
         super().__init__(plan, record)
         self._launched = False  # the launcher was started
-        self._oom = cgroup_events.Counter(cgroup_events.oom_kills())
-        self._refused = cgroup_events.Counter(cgroup_events.process_refusals())
+        self._oom_counter = cgroup_events.EventCounter(cgroup_events.oom_kills())
+        self._refusal_counter = cgroup_events.EventCounter(cgroup_events.process_refusals())
         self._disk: Optional[disk.DiskLimit] = None
         if plan.get("disk_bytes") and record.node == 0:
             self._disk = disk.DiskLimit(
-                int(plan["disk_bytes"]), plan["written"], by_quota=bool(plan.get("disk_by_quota"))
+                int(plan["disk_bytes"]), plan["writable_folders"], by_quota=bool(plan.get("disk_by_quota"))
             )
 
     def note_launched(self) -> float:
@@ -67,7 +67,7 @@ class PodLimits(NodeLimits):
         self._count_kernel_events(now)
         if silent and self.code_has_started:
             return self.launcher_killed_verdict("stopped answering")
-        if not self._record.started:
+        if not self._record.has_started:
             return self._check_start(now, silent)
         return None if self._disk is None else self._disk.check(now, self._record)
 
@@ -88,16 +88,16 @@ class PodLimits(NodeLimits):
         self._count_kernel_events(now)
         if failure["kind"] != "code_failed":
             return None
-        if self.is_recent(self._oom, now):
+        if self.is_recent(self._oom_counter, now):
             return self.out_of_memory_verdict(failure.get("rank"))
-        if self.is_recent(self._refused, now):
+        if self.is_recent(self._refusal_counter, now):
             return self.too_many_processes_verdict(failure.get("rank"), cgroup_events.process_limit())
         return None
 
     def explain_exit(self, ended: Exit) -> Verdict:
         """Return why the launcher ended without reporting its end."""
         self._count_kernel_events(time.monotonic())
-        if ended.signal == "SIGKILL" and self._oom.increased_at is not None:
+        if ended.signal == "SIGKILL" and self._oom_counter.increased_at is not None:
             return self.out_of_memory_verdict(None)
         if self.code_has_started:
             return self.launcher_killed_verdict(
@@ -115,5 +115,5 @@ class PodLimits(NodeLimits):
             self._record.add_detail("The storage of the run is full: {} MiB are free.".format(free >> 20))
 
     def _count_kernel_events(self, now: float) -> None:
-        self._oom.count(cgroup_events.oom_kills(), now)
-        self._refused.count(cgroup_events.process_refusals(), now)
+        self._oom_counter.update(cgroup_events.oom_kills(), now)
+        self._refusal_counter.update(cgroup_events.process_refusals(), now)

@@ -36,9 +36,9 @@ The plan is one JSON object, the same for every node of the run; unknown fields 
                         the grace period when the kubelet stops the pod
     log_limit_bytes     limit of each rank's output, in the file and on stdout
     memory_bytes        the pod's memory limit, for the message about an OOM kill
-    disk_bytes          what the run may add to the folders in `written`; 0: not measured
+    disk_bytes          what the run may add to its writable folders; 0: not measured
     disk_by_quota       true if that is the rest of the organization's storage quota
-    written             {"run": path, "checkpoints": path, "workspace"?: path}, as the pod sees them
+    writable_folders    {"run": path, "checkpoints": path, "workspace"?: path}, as the pod sees them
     gpus                GPUs of each node; default 0
     python              the interpreter of the ranks; empty: this process's
     builtin_script      a script of the platform, such as `smoke`; if empty, the plan's `script` is used

@@ -82,8 +82,8 @@ class PodNode(Node):
         self._exit_code: Optional[int] = None  # the exit code, once the last record is written
 
     @property
-    def _is_over(self) -> bool:
-        return self._ended_before_start or super()._is_over
+    def _has_ended(self) -> bool:
+        return self._ended_before_start or super()._has_ended
 
     def run(self) -> int:
         """Run the node to its end; return the exit code of this process."""
@@ -230,7 +230,7 @@ class PodNode(Node):
 
     def _note_running(self, message: Message) -> None:
         self._stop_lookup()
-        if not self._record.started:
+        if not self._record.has_started:
             self._deadline.start()  # not before: it is a thread, and the launcher was forked until now
         super()._note_running(message)
 

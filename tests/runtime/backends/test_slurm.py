@@ -10,7 +10,7 @@ from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import EndRequest, Observation
-from runtime.backends.slurm.pending import explain
+from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.states import JobState, parse_jobs, parse_machines
 from runtime.backends.supervision.outcome import merge
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
@@ -112,8 +112,8 @@ def test_a_job_asks_for_the_nodes_as_tasks():
 )  # fmt: skip
 def test_slurms_reasons_become_codes(reason, code):
     (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()
-    assert explain(job).code is code
-    assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain(job).sentence
+    assert explain_waiting(job).code is code
+    assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain_waiting(job).sentence
 
 
 @pytest.mark.parametrize(
