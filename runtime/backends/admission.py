@@ -35,11 +35,14 @@ def check_name(name: str) -> None:
         )
 
 
-def check(spec: RunSpec, images_root: Path) -> RunSpec:
-    """Check a spec for the local backend; return it with the sources of its mounts resolved. Raises InvalidSpec."""
+def admit(spec: RunSpec, images_root: Path) -> RunSpec:
+    """Check a spec for a backend that runs built-in images in sandboxes.
+
+    Return the spec with the sources of its mounts resolved. Raises InvalidSpec.
+    """
     check_values(spec)
     check_image(spec.image, images_root, spec.controller, gpus=spec.resources.gpus)
-    return check_folders(spec)
+    return resolve_mounts(spec)
 
 
 def check_values(spec: RunSpec) -> RunSpec:
@@ -61,8 +64,8 @@ def extension_error() -> InvalidSpec:
     return InvalidSpec("This cluster cannot move the deadline of a running run.", field="deadline_seconds")
 
 
-def check_folders(spec: RunSpec) -> RunSpec:
-    """Check the mounted folders and the script; return the spec with the mounts' sources resolved.
+def resolve_mounts(spec: RunSpec) -> RunSpec:
+    """Return the spec with the links in its mounts' sources resolved, after checking the folders and the script.
 
     Raises InvalidSpec.
     """

@@ -38,13 +38,14 @@ from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Ou
 # A registry's host and the image's path, then a tag, a digest, or both.
 _IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
 _ABANDONED_SECONDS = 900.0
-"""Age at which a Job with an incomplete submission is deleted. A submission takes seconds, and its caller repeats a
+"""Age at which a Job whose submission is incomplete is deleted. A submission takes seconds, and the console repeats a
 failed one for some minutes."""
 _OUTPUT_POLL_SECONDS = 1.0
-"""Interval at which `changes` looks for new output in shared storage, which cannot be watched over a network."""
+"""Interval at which `changes` looks for new output in shared storage. A network file system reports no changes that
+other machines make."""
 _REPORT_ALL_SECONDS = 3.0
-"""Interval at which `changes` reports every running run if storage is not shared. It cannot see then which runs wrote
-output, and each report costs a request for logs."""
+"""Interval at which `changes` reports every running run if storage is not shared. The backend cannot see which of them
+wrote output, and each reported run costs a request for its logs."""
 _CAPACITY_CACHE_SECONDS = 1.0
 """How long a computed capacity is reused. One scheduling pass asks for it several times."""
 
@@ -52,7 +53,7 @@ _CAPACITY_CACHE_SECONDS = 1.0
 class KubernetesBackend:
     """Runs on one cluster."""
 
-    extends_runs = False  # the launcher and `activeDeadlineSeconds` keep the deadline of the Pod's creation
+    extends_runs = False  # Kubernetes does not let a Pod's `activeDeadlineSeconds` be raised
     parallel_submissions = 8  # a submission mostly waits for the API server
 
     def __init__(self, *, config: ClusterConfig, root: Path) -> None:
@@ -100,7 +101,7 @@ class KubernetesBackend:
                 raise RunNotFound(f"The run '{name}' has no rank {rank}.")
             if self._folders is not None:
                 raw_chunk = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
-                # The times are read after the log, because they are written before it.
+                # The times are read after the log, because they are written before it: then no line lacks its time.
                 times = self._folders.log_times(name, rank, raw_chunk) if with_times else None
             else:
                 offset = max(0, offset)  # the size is not known without reading all of it
@@ -143,7 +144,7 @@ class KubernetesBackend:
             job = self._runs.find_job(name)
             if job is None:
                 return
-            if not is_submitted(job):  # not a run yet, so there is nothing to end in order
+            if not is_submitted(job):  # the run does not exist yet, so there are no Pods to end
                 self._runs.delete_job(job)
                 return
             state = read_job(job)
@@ -174,7 +175,7 @@ class KubernetesBackend:
                 # period, and a kubelet keeps the first grace period that it received.
                 self._delete_pods(job, 0)
                 self._runs.delete_job(job)
-                self._delete_pods(job, 0)  # again, since the Job controller may have created Pods in between
+                self._delete_pods(job, 0)  # the Job controller may have created Pods in between
             self._delete_orphans(job["metadata"]["namespace"] if job is not None else self._config.namespace, name)
         if self._folders is not None:
             self._folders.remove(name)
@@ -185,7 +186,10 @@ class KubernetesBackend:
             self._folders.remove_shared(key)
 
     def names(self, *, live: bool = False) -> list[str]:
-        """See `Backend.names`. Also deletes abandoned submissions and, unless `live`, launchers of old versions."""
+        """See `Backend.names`. Also deletes abandoned submissions and, unless `live`, unused launchers.
+
+        Reconciliation calls this regularly, so no timer of its own is needed for that.
+        """
         with self._translate_refusals():
             selector = names.LIVE_RUN_SELECTOR if live else names.RUN_SELECTOR
             jobs = self._api.list(self._collection("batch/v1", "jobs"), labelSelector=selector)["items"]
@@ -208,8 +212,8 @@ class KubernetesBackend:
         return self._api.is_ready()
 
     def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
-        """See `Backend.changes`. Finds new output by polling, as `_OUTPUT_POLL_SECONDS` explains."""
-        ends_at = None if stop_after is None else time.monotonic() + stop_after
+        """See `Backend.changes`. Watches Jobs, Pods and events, and polls for new output (`_OUTPUT_POLL_SECONDS`)."""
+        stop_at = None if stop_after is None else time.monotonic() + stop_after
         paths = {
             "jobs": self._collection("batch/v1", "jobs"),
             "pods": self._collection("v1", "pods"),
@@ -229,7 +233,8 @@ class KubernetesBackend:
                     running.discard(name)
                     deletions.forget(item["metadata"]["uid"])
                 return
-            was_deleted_first = deletions.observe(change, item)  # its deletion precedes any failure of the run's Pods
+            # Whether the Pod was deleted before any Pod of its run failed.
+            was_deleted_first = deletions.observe(change, item)
             if change == "DELETED" or is_deleting(item):
                 self._runs.save_pod(item, was_deleted_first=was_deleted_first)
             if pod_phase(item) == "Running":
@@ -237,7 +242,7 @@ class KubernetesBackend:
 
         watcher = Watcher(self._api, paths, on_change)
         try:
-            yield from self._changes(watcher, running, ends_at)
+            yield from self._changes(watcher, running, stop_at)
         finally:
             watcher.close()
 
@@ -279,7 +284,7 @@ class KubernetesBackend:
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """See `Backend.environment`. Addresses are empty: a Pod gets its address when it starts."""
         topology = build_pod_plan(spec, self._config, self._root).topology
-        # The protocol promises 0 in place of ports.
+        # Ports are 0, as the protocol promises.
         ports = {"master_port": 0, **{name: [0] * len(topology[name]) for name in ("worker_ports", "spare_ports")}}
         pod_fields = {"addresses": [""] * spec.nodes, "node": rank // spec.workers_per_node}
         return rank_environment(Plan.from_data({**topology, **ports, **pod_fields}), rank % spec.workers_per_node)
@@ -289,7 +294,7 @@ class KubernetesBackend:
         return self._root / name
 
     def shell_socket(self, name: str, node: int) -> None:
-        """See `Backend.shell_socket`. A shell would need the right to execute programs in every pod (`pods/exec`)."""
+        """Return None: a shell would need the permission to execute programs in every Pod (`pods/exec`)."""
         del name, node
 
     def checkpoint_folder(self, key: str) -> Path:
@@ -310,7 +315,7 @@ class KubernetesBackend:
 
     @contextlib.contextmanager
     def _translate_refusals(self) -> Iterator[None]:
-        """Map unexpected API refusals to BackendUnavailable: the cluster is not set up for the console."""
+        """Turn an unexpected refusal of the API server into BackendUnavailable: the cluster is not set up correctly."""
         try:
             yield
         except ApiError as error:
@@ -320,12 +325,15 @@ class KubernetesBackend:
             ) from error
 
     def _collection(self, version: str, plural: str) -> str:
-        """Return the path of a collection in the runs' namespace, or in all if each organization has one."""
+        """Return the path of a collection: in the namespace of runs, or in all if each organization has its own."""
         namespace = "" if self._config.namespace_per_organization else self._config.namespace
         return resource_path(version, plural, namespace)
 
     def _read_run(self, name: str) -> tuple[Object, JobState, bool]:
-        """Return a run's Job, its state, and whether the run has ended. An ended run writes nothing more."""
+        """Return a run's Job, its state, and whether the run has ended. Raises RunNotFound.
+
+        Call this before reading files: an ended run writes nothing more, so a later read is complete.
+        """
         job = self._runs.get_job(name)
         state = read_job(job)
         return job, state, state.final_status is not None or self._runs.status(name).phase is RunPhase.ENDED
@@ -361,7 +369,7 @@ class KubernetesBackend:
                 self._api.delete(path, grace_seconds=grace, uid=meta["uid"])
 
     def _delete_orphans(self, namespace: str, name: str) -> None:
-        """Delete the run's objects that somebody detached from its Job. Kubernetes deletes all others with the Job."""
+        """Delete the run's objects that have lost their owner. Kubernetes deletes all others together with the Job."""
         for version, plural, object_name in (
             ("v1", "services", name),
             ("v1", "secrets", name),
@@ -397,17 +405,17 @@ class KubernetesBackend:
         return [job for job in jobs if not job["spec"].get("suspend") and not read_job(job).end_condition]
 
     def _capacity_if_known(self) -> Capacity | None:
-        """Return the capacity, which only improves an explanation; None if the cluster does not answer."""
+        """Return the capacity; None if the cluster does not answer. `Runs` can explain a wait without it."""
         try:
             return self.capacity()
         except BackendUnavailable:
             return None
 
-    def _changes(self, watcher: Watcher, running: set[str], ends_at: float | None) -> Iterator[set[str]]:
-        """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `ends_at`."""
+    def _changes(self, watcher: Watcher, running: set[str], stop_at: float | None) -> Iterator[set[str]]:
+        """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `stop_at`."""
         fingerprints: dict[str, tuple[int, ...]] = {}  # of each run's files, at the last poll
         next_poll_at = 0.0
-        while ends_at is None or time.monotonic() < ends_at:
+        while stop_at is None or time.monotonic() < stop_at:
             changed = watcher.wait_for_changes()
             if time.monotonic() >= next_poll_at:
                 if self._folders is None:
@@ -422,7 +430,7 @@ class KubernetesBackend:
 
 
 def _is_abandoned(job: Object) -> bool:
-    """Whether the Job's submission is incomplete and too old to be continued."""
+    """Whether the Job's submission is incomplete and too old to be completed."""
     created_at = timestamp(job["metadata"]["creationTimestamp"]) or 0.0
     return not is_submitted(job) and time.time() > created_at + _ABANDONED_SECONDS
 

@@ -22,10 +22,10 @@ from runtime.backends.kubernetes.rbac import Rule, rules
 from runtime.errors import RuntimeFault
 
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
-"""Supported minor versions of Kubernetes 1. In the oldest, the Job features that runs use became stable. Versions after
+"""Supported minor versions of Kubernetes 1. The Job features that runs use are stable since the oldest. Versions after
 the newest are untested."""
 SMOKE_TEST_SECONDS = 180.0
-"""How long the test run may take. The first pull of its image takes most of this time."""
+"""How long the test run may take. The first pull of the image may take minutes; the run itself takes seconds."""
 _SMOKE_TEST_MEMORY_MIB = 512
 """Memory of each node of the test run: enough to import PyTorch."""
 _UNREACHABLE_REMEDY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
@@ -56,7 +56,7 @@ def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | 
 
 
 def _run_guarded(name: str, run_check: Callable[[], CheckResult]) -> CheckResult:
-    """Run a check; turn an exception into a failed `Check` of this name."""
+    """Run a check and return its result; turn an exception into a failed result of this name."""
     try:
         return run_check()
     except ApiError as error:
@@ -78,7 +78,7 @@ def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
 
 
 def _check_namespace(api: ApiClient, config: ClusterConfig) -> CheckResult:
-    # Listing Jobs is permitted in any case; reading the Namespace itself may not be.
+    # The console needs the permission to list Jobs anyway, but may lack the one to read the Namespace itself.
     api.list(resource_path("batch/v1", "jobs", config.namespace))
     try:
         namespace = api.find(resource_path("v1", "namespaces", name=config.namespace))

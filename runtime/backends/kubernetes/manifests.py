@@ -19,7 +19,7 @@ from runtime.backends.kubernetes.state import SpecSummary
 from runtime.specs import PullSecret, RunSpec
 
 _DOCKER_HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
-"""Names of Docker Hub that people use."""
+"""Names that people use for Docker Hub."""
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 """The key under which container runtimes look up credentials for Docker Hub."""
 _LAUNCHER_DIGEST_LENGTH = 12
@@ -33,8 +33,8 @@ def job(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name: str)
         # An elastic run continues without a failed node, so one failed index does not fail the Job.
         failure_policy: Manifest = {"backoffLimitPerIndex": 0, "maxFailedIndexes": spec.nodes - spec.min_nodes}
     else:
-        # With a backoffLimit of 0 any failed Pod fails the Job. With this rule the Job's Failed condition shows that
-        # the cause was a disruption, and names the Pod. `causes` reads it.
+        # With a backoffLimit of 0 any failed Pod fails the Job. If the reason is a disruption, this rule makes the
+        # Job's Failed condition say so and name the Pod, which `causes` reads.
         rule = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         failure_policy = {"backoffLimit": 0, "podFailurePolicy": {"rules": [rule]}}
     return {
@@ -51,7 +51,7 @@ def job(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name: str)
             "parallelism": spec.nodes,
             "completionMode": "Indexed",
             "podReplacementPolicy": "Failed",  # never two Pods of one node at the same time
-            "suspend": True,  # until all objects that it owns exist (`submission`), or until Kueue admits it
+            "suspend": True,  # until all objects that it owns exist (`submission`), and Kueue admits it if there is one
             **failure_policy,
             "template": {"metadata": {"labels": run_labels}, "spec": pod_spec(spec, config, plan, launcher_name)},
         },
@@ -75,7 +75,7 @@ def owned_objects(
 
 
 def launcher(namespace: str, archive: bytes) -> Manifest:
-    """Return a ConfigMap that holds the launcher. Its name contains the digest, so each version has its own."""
+    """Return a ConfigMap that holds the launcher. Its name contains a digest, so each version has its own ConfigMap."""
     digest = hashlib.sha256(archive).hexdigest()
     return {
         "apiVersion": "v1",

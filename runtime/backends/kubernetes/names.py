@@ -32,7 +32,7 @@ RUN_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER},{RUN_LABEL}"
 LIVE_RUN_SELECTOR = f"{RUN_SELECTOR},!{ENDED_LABEL}"
 """Label selector for the Jobs of runs whose final status is not stored yet."""
 
-# Annotations of a run's Job. Times are Unix seconds. Some values are older than the names of their constants.
+# Annotations of a run's Job. Times are Unix seconds. Some values still have the words of earlier versions.
 SPEC_ANNOTATION = "trainyard.dev/spec"
 """JSON: the parts of the RunSpec that are needed after submission (`state.SpecSummary`)."""
 SUBMITTED_ANNOTATION = "trainyard.dev/submitted-at"
@@ -72,7 +72,7 @@ _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
 _SLUG_DIGEST_LENGTH = 10
-"""Hex digits that distinguish namespaces whose changed slugs are equal: enough to make a collision unlikely."""
+"""Hex digits that distinguish namespaces whose changed slugs are equal: 40 bits make a collision very unlikely."""
 
 
 def namespace_for(config: ClusterConfig, organization: str) -> str:

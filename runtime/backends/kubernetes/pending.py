@@ -1,10 +1,10 @@
 """Explain why a submitted run has not started, and decide when to give up on it. Pure.
 
-`explain` turns the Pods' conditions and events into a `Waiting`: a code, its data and a sentence. If there are several
-obstacles, it names the one that a person can most likely remove.
+`explain_waiting` turns the Pods' conditions and events into a `Waiting`: a code, its data and a sentence. If there are
+several obstacles, it names the one that a person can most likely remove.
 
 `find_termination` ends a run that holds machines but cannot start: only some of its Pods were scheduled, or their
-containers do not start. Such a run never ran and is free. Its outcome decides whether it is retried.
+containers do not start. Such a run never ran and is free of charge. Its outcome decides whether it is retried.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ IMAGE_REFUSED_SECONDS = 60.0
 """How long a registry may refuse an image's name or credentials before the run ends. Kubelets retry a pull after 10, 20
 and 40 s, so at least three attempts have failed by then."""
 _MAX_DETAIL_LENGTH = 500
-"""Characters of a Kubernetes message that are passed on, since the console stores them for each job and shows them on
-one line."""
+"""Maximum length of a Kubernetes message in a reason's data: a few lines, which the console stores for each job and
+shows to people."""
 
 # Patterns for the free text in which container runtimes and registries report a failed pull. `classify_pull_error`
 # applies them.
@@ -45,7 +45,7 @@ _CREDENTIALS_ERROR = re.compile(
 _AMBIGUOUS_PREFIX = re.compile(
     r"pull access denied, repository does not exist or may require authorization", re.IGNORECASE
 )
-"""containerd's words for both a missing repository and missing credentials. The text that follows tells them apart."""
+"""containerd's text for both a missing repository and missing credentials. The text that follows tells them apart."""
 _CREDENTIALS_REFUSED = re.compile(r"\b401\b|\b403\b|unauthori[sz]ed|forbidden", re.IGNORECASE)
 """After an ambiguous message: the registry refused the credentials."""
 _ANY_PULL_ERROR = re.compile(
@@ -78,7 +78,7 @@ _IMAGE_FAILURES = {
 }
 
 
-def explain(
+def explain_waiting(
     job: Object,
     pods: Sequence[Object],
     events: Sequence[Object],
@@ -93,33 +93,33 @@ def explain(
     the Job, if Kueue admits runs here.
     """
     nodes = job["spec"]["completions"]
-    # Timestamps of one format sort as text.
+    # Sorted as text, since all timestamps have the format of RFC 3339.
     ordered = sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     if job["spec"].get("suspend"):
         return _explain_admission(config, workload)
     rejection = _explain_rejected_pods(ordered)
     if rejection is not None and len(pods) < nodes:
         return rejection
-    # A person can usually fix an image or a volume sooner than a lack of machines.
+    # Images and volumes come first: a person can usually fix them sooner than a lack of machines.
     for explain_pod in (_explain_image, _explain_volume):
         for pod in pods:
             obstacle = explain_pod(pod, _events_of(pod, ordered))
             if obstacle is not None:
                 return obstacle
-    unscheduled = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
-    insufficient = next((message for message in unscheduled if _INSUFFICIENT.search(message)), None)
+    messages = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
+    insufficient = next((message for message in messages if _INSUFFICIENT.search(message)), None)
     if insufficient and capacity is not None and not capacity.nodes_ever(*request_of(job, config)):
         return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {insufficient}")
-    if unscheduled:
-        return _explain_unscheduled(pods[0], unscheduled[0], config=config, capacity=capacity, nodes=len(unscheduled))
+    if messages:
+        return _explain_unscheduled(pods[0], messages[0], config=config, capacity=capacity, nodes=len(messages))
     return _explain_starting(nodes, pods)
 
 
 def classify_pull_error(message: str) -> WaitingCode:
     """Return IMAGE_NAME, IMAGE_CREDENTIALS or IMAGE_NETWORK, by the message of a failed pull.
 
-    The network comes first, because an unreachable registry is reported in many ways. A name comes before credentials,
-    because registries report a repository that they hide as both missing and denied.
+    Network errors are looked for first, because an unreachable registry is reported in many ways. Name errors are
+    looked for before credentials errors, because registries report a hidden repository as both missing and denied.
     """
     text, is_ambiguous = _AMBIGUOUS_PREFIX.subn("", message)
     if _NETWORK_ERROR.search(text) and not _NAME_ERROR.search(text):
@@ -151,7 +151,7 @@ def find_termination(
     if job.suspended or job.start_time is None or waiting is None or job.is_failing:
         return None
     scheduled = [pod for pod in pods.values() if pod.machine]
-    return _partial_placement(job, scheduled, waiting, config, now) or _stuck_start(
+    return _end_partial_placement(job, scheduled, waiting, config, now) or _end_stuck_start(
         job, scheduled, waiting, config, now
     )
 
@@ -169,7 +169,7 @@ def _explain_admission(config: ClusterConfig, workload: Object | None) -> Waitin
 
 
 def _explain_rejected_pods(events: Sequence[Object]) -> Waiting | None:
-    """Return why the API server rejected Pods that the Job controller tried to create; None if it did not."""
+    """Return why the API server rejected Pods that the Job controller tried to create; None if it rejected none."""
     messages = _messages(events, {"FailedCreate"})
     if not messages:
         return None
@@ -183,7 +183,7 @@ def _explain_rejected_pods(events: Sequence[Object]) -> Waiting | None:
 
 
 def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
-    """Return why the container's image cannot be pulled or its container cannot be created; None if neither fails."""
+    """Return why the Pod's image cannot be pulled or its container cannot be created; None if neither has failed."""
     for container in container_statuses(pod):
         state = (container.get("state") or {}).get("waiting") or {}
         image = container.get("image") or pod["spec"]["containers"][0]["image"]
@@ -205,7 +205,7 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
 
 
 def _explain_volume(pod: Object, events: Sequence[Object]) -> Waiting | None:
-    """Return why the Pod's storage cannot be mounted; None if it can."""
+    """Return why the Pod's storage cannot be mounted; None if nothing reports a failure."""
     messages = _messages(events, _MOUNT_EVENTS)
     # The run's own ConfigMaps and Secret are created just after its Job. Until then, their mounts fail and are retried.
     messages = [text for text in messages if "configmap" not in text.lower() and "secret" not in text.lower()]
@@ -222,11 +222,14 @@ def _explain_volume(pod: Object, events: Sequence[Object]) -> Waiting | None:
 def _explain_unscheduled(
     pod: Object, message: str, *, config: ClusterConfig, capacity: Capacity | None, nodes: int
 ) -> Waiting:
-    """Return which resource `nodes` Pods like this one wait for, by the scheduler's `message`."""
+    """Return what the unscheduled Pods wait for, by the scheduler's `message` about one of them.
+
+    `pod` is any Pod of the run, since all request the same. `nodes` is the number of unscheduled Pods.
+    """
     requests = pod["spec"]["containers"][0]["resources"]["requests"]
     missing = set(_INSUFFICIENT.findall(message))
     selector = pod["spec"].get("nodeSelector") or {}
-    # Without "Insufficient" in the message, no machine matches the selector, which names the GPU type.
+    # If the message names no insufficient resource, no machine matches the selector, which names the GPU type.
     lacks_gpu_type = config.gpu_resource in requests and not missing and config.gpu_label in selector
     free: float | None
     if config.gpu_resource in missing or lacks_gpu_type:
@@ -301,10 +304,13 @@ def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
 # When to give up
 
 
-def _partial_placement(
+def _end_partial_placement(
     job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
-    """Return a termination if only some Pods were scheduled in time; they hold machines that other runs could use."""
+    """Return a termination if only some Pods were scheduled in time, else None.
+
+    The scheduled Pods hold machines that other runs could use.
+    """
     is_late = job.start_time is not None and now > job.start_time + config.gang_seconds
     if not (config.ends_partial_placement and scheduled and len(scheduled) < job.nodes and is_late):
         return None
@@ -318,12 +324,12 @@ def _partial_placement(
     return Termination(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, now, data)
 
 
-def _stuck_start(
+def _end_stuck_start(
     job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
-    """Return a termination if Pods were scheduled, but their containers do not start in time.
+    """Return a termination if Pods were scheduled but their containers did not start in time, else None.
 
-    The cause is the image, the storage or the machine.
+    The reason is the image, the storage or the machine.
     """
     waiting_pods = [pod for pod in scheduled if pod.started_at is None]
     is_refused = waiting.code in {WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}

@@ -19,10 +19,11 @@ from runtime.errors import InvalidSpec
 from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 
 EVICTION_SECONDS = 30
-"""How long a Pod stays on a machine that is NotReady or unreachable. During Kubernetes' default of 300 s, the other
-nodes of a run would wait. 30 s are enough for a kubelet to restart."""
+"""How long a Pod stays on a machine that is NotReady or unreachable. Kubernetes' default is 300 s, and the other nodes
+of the run would wait for so long. 30 s are enough for a kubelet to restart."""
 _REQUESTED_DISK_MIB = 256
-"""Ephemeral storage that the scheduler reserves for a Pod. It is far below the Pod's limit, which few runs approach."""
+"""Ephemeral storage that the scheduler reserves for a Pod. It is far below the Pod's limit: few runs come near the
+limit, and reserving that much would leave machines empty."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.grace_seconds + names.POD_MARGIN_SECONDS,
-        # A fallback if the launcher does not enforce its own deadline. It counts from the Pod's scheduling, and the
-        # launcher's from the moment all nodes run. So it adds the limits for placing all Pods, for pulling the image,
-        # for the meeting of the nodes, and for the end.
+        # A second deadline, in case the launcher does not enforce its own. The kubelet counts from the moment it
+        # accepts the Pod, and the launcher from the moment all nodes run. So the limits for scheduling all Pods, for
+        # pulling the image, for the meeting of the nodes and for the end are added.
         "activeDeadlineSeconds": config.gang_seconds
         + 2 * config.start_seconds
         + spec.deadline_seconds
@@ -114,7 +115,7 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name:
                 "name": names.CONTAINER_NAME,
                 "image": image_of(spec, config),
                 "imagePullPolicy": "IfNotPresent",
-                # -I and -S: nothing of the image's site-packages runs in the process that holds the run's keys.
+                # -I and -S: no code of the image's site-packages runs in the process that holds the run's keys.
                 "command": [python, "-I", "-S", f"{names.LAUNCHER_PATH}/{names.LAUNCHER_FILE}", "--pod"],
                 "workingDir": "/",
                 "env": _environment(spec),
@@ -201,7 +202,7 @@ def _storage(spec: RunSpec, config: ClusterConfig, plan: PodPlan) -> tuple[list[
             volumes.append({"name": name, "emptyDir": {"sizeLimit": "1Mi"}})
             mounts.append({"name": name, "mountPath": target, "readOnly": True})
     packages = [Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else []
-    # Parents come first, since a mount hides earlier mounts below it.
+    # Folders above others come first, since a mount hides earlier mounts below it.
     for mount in sorted([*spec.mounts, *packages], key=lambda mount: mount.target.count("/")):
         volume_mount = {"name": "storage", "mountPath": mount.target, "subPath": sub_path(mount, config)}
         mounts.append({**volume_mount, "readOnly": True} if mount.read_only else volume_mount)
@@ -221,7 +222,7 @@ def sub_path(mount: Mount, config: ClusterConfig) -> str:
 
 
 def _tolerations(spec: RunSpec, config: ClusterConfig) -> list[Manifest]:
-    """Return the Pod's tolerations: of failing machines for a while, and of the taints of its node kind and of GPUs."""
+    """Return the Pod's tolerations of the taints of its node kind, of GPUs and, for EVICTION_SECONDS, of failures."""
     tolerations: list[Manifest] = [
         {
             "key": f"node.kubernetes.io/{condition}",

@@ -1,7 +1,7 @@
 """Build a run's Pod plan: `order.json`, which the launcher of each Pod reads.
 
 `runtime.launcher.pod.main` documents its fields. All Pods of a run read the same plan. One spec always yields the same
-plan, so a repeated submission changes nothing.
+plan, so repeating a submission changes nothing.
 """
 
 from __future__ import annotations

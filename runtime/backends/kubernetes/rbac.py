@@ -1,6 +1,6 @@
 """The permissions that the console needs on a cluster, as rules and as RBAC manifests. Pure.
 
-The console uses no verb that is not listed here; `check` asks the cluster for each of them.
+The console uses no verb that is not listed here; `check` asks the cluster whether each is permitted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ CLUSTER_WIDE = (
     Rule("", "pods", ("list",), needed=False),
     Rule("storage.k8s.io", "storageclasses", ("list",), needed=False),
 )
-"""Permissions to count free resources and to detect lost machines early. The setting `capacity` replaces the count."""
+"""Permissions to count free resources and to detect lost machines early. With the setting `capacity`, the console can
+do without the count."""
 # Permissions for a cluster with a Kueue queue, and for a cluster with a namespace per organization.
 _QUEUE = (
     Rule("kueue.x-k8s.io", "workloads", ("list",), needed=False),

@@ -14,15 +14,15 @@ from runtime.errors import RuntimeFault
 from runtime.images import recipes, venvs
 
 MIN_FREE_BYTES = 5 * 2**30
-"""Free disk space below which the check fails, since images and runs soon need more."""
+"""Free disk space below which the check fails: a built image alone takes up some GiB, and runs need more."""
 SMOKE_SECONDS = 60.0
 """How long the test run may take. On an idle machine it takes seconds; a minute leaves room for a busy machine."""
 _SMOKE_MEMORY_MIB = 256
-"""Memory of each node of the test run, which imports no framework."""
+"""Memory of each node of the test run. It is enough for an interpreter that imports no framework."""
 
 
 def check(backend: Backend, *, root: Path, images_root: Path, smoke: bool = True) -> Iterator[CheckResult]:
-    """Yield the results of all checks. With `smoke` the last one is a test run of two nodes, if an image is built."""
+    """Yield the results of all checks. If `smoke` is set and an image is built, the last one is a run of two nodes."""
     yield _check_sandbox()
     yield from _check_isolation(backend)
     yield _check_machine(backend)
@@ -47,7 +47,7 @@ def _check_isolation(backend: Backend) -> Iterator[CheckResult]:
         detail = "Each run has its own network, and the kernel enforces its limits."
         yield CheckResult("isolation", ok=True, detail=detail)
     for gap in gaps:
-        # Runs work without this isolation, so the check passes; the administrator must know of it.
+        # Runs work without this isolation, so the check passes; its detail informs the administrator.
         yield CheckResult("isolation", ok=True, detail=gap, remedy="See 'What isolation there is' in SECURITY.md.")
 
 

@@ -43,7 +43,7 @@ _REACHABLE_SECONDS = 2.0
 """How long `is_reachable` may take: the protocol promises an answer in this time."""
 _LOCK_FILES = 16
 """Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. So the files do
-not accumulate, and the eight parallel submissions of a process rarely need the same one."""
+not accumulate. Two runs that share a lock only wait for each other."""
 # Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
 # texts are in Slurm's src/common/slurm_errno.c.
 _CANNOT_FIT = (
@@ -78,16 +78,17 @@ class SlurmBackend(FolderBackend):
         run = self._run(spec.name)
         if run.exists():  # checked again under the lock; this check only saves the work of the next lines
             return
-        spec = admission.check(spec, self._images_root)
+        spec = admission.admit(spec, self._images_root)
         self._check_size(spec)
         has_trash = False
         try:
             with self._lock(spec.name):
                 if run.exists():
                     return
-                # An interrupted submission of this name may have left a folder and a job.
+                # An interrupted submission of this name may have left a folder and a job. No other process may submit
+                # the run before they are gone, so the lock is kept meanwhile.
                 run.kill()
-                has_trash = run.destroy()
+                has_trash = run.move_to_trash()
                 try:
                     self._start(run, spec)
                 except BaseException as error:
@@ -114,9 +115,9 @@ class SlurmBackend(FolderBackend):
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
         run = self._run(name)
-        run.kill()  # takes long, so it does not happen under the lock
+        run.kill()  # before the lock is taken, since it may wait long for the job's end
         with self._lock(name):
-            run.destroy()
+            run.move_to_trash()
         self._trash.empty()
 
     def capacity(self) -> Capacity:
@@ -197,12 +198,13 @@ class SlurmBackend(FolderBackend):
         The nodes read the plan only after the submission is recorded. `nonce` shows them that the record is of their
         own submission, and not of another one of the same name.
         """
-        package = program.install(self._root)
+        package = program.install_node_program(self._root)
         nonce = secrets.token_hex(16)
         run_plan = self._run_plan(run, spec, package, nonce)
-        run.prepare(dict(run_plan))
+        run.write_plan(dict(run_plan))
         python = str(self._images_root / spec.image.builtin / "bin" / "python")
         code = f"import sys; sys.path[:0] = [{str(package)!r}]; from runtime.backends.slurm.node import start; start()"
+        # -I and -S: no environment variable and no site-packages of the machine change what the interpreter imports.
         command = [python, "-I", "-S", "-c", code, str(run.folder), nonce]
         log = str(run.folder / "logs" / "slurm.log")
         job_id = self._slurm.submit(
@@ -229,7 +231,7 @@ class SlurmBackend(FolderBackend):
             "start_seconds": self._config.start_seconds,
             "interface": self._config.interface,
             "bubblewrap": self._config.bubblewrap,
-            "own_bubblewrap": sandbox.find_bubblewrap(),
+            "fallback_bubblewrap": sandbox.find_bubblewrap(),
         }
 
     def _remove_failed_submission(self, run: SlurmRun) -> bool:
@@ -241,7 +243,7 @@ class SlurmBackend(FolderBackend):
             run.kill()
         except BackendUnavailable:
             logger.warning("The job of the failed submission '%s' could not be ended in Slurm.", run.name)
-        return run.destroy()
+        return run.move_to_trash()
 
     def _lock(self, name: str) -> FileLock:
         """Return the lock for submissions and deletions of this run."""

@@ -79,8 +79,8 @@ class RunPlan(TypedDict):
     start_seconds: int
     interface: str
     bubblewrap: str
-    own_bubblewrap: str
-    """The console's bwrap, for machines without one of their own. It helps only if it lies on shared storage."""
+    fallback_bubblewrap: str
+    """The console's bwrap, for machines without one of their own. It works only if it lies on shared storage."""
 
 
 class Endpoint(TypedDict):
@@ -306,7 +306,7 @@ def _supervisor_plan(run_plan: RunPlan, spec: RunSpec, node: int, endpoints: lis
         node,
         node_sandbox,
         environment,
-        bubblewrap=run_plan["bubblewrap"] or shutil.which("bwrap") or run_plan["own_bubblewrap"],
+        bubblewrap=run_plan["bubblewrap"] or shutil.which("bwrap") or run_plan["fallback_bubblewrap"],
         disk_mib=run_plan["disk_mib"],
         cgroups=False,  # Slurm has control groups of its own for its jobs
     )

@@ -16,7 +16,7 @@ FOLDER = ".program"
 """The folder of all copies, below the root folder of the runs."""
 
 
-def install(root: Path) -> Path:
+def install_node_program(root: Path) -> Path:
     """Copy the needed part of the package `runtime` to a folder below `root`, unless it is there; return that folder.
 
     The folder's name is a hash of the files. So each version has its own folder, and running jobs keep their version

@@ -76,7 +76,7 @@ class SlurmRun:
         """Whether the run exists, that is, its submission is recorded."""
         return (self.folder / "submission.json").exists()
 
-    def prepare(self, run_plan: dict[str, Any]) -> None:
+    def write_plan(self, run_plan: dict[str, Any]) -> None:
         """Create the folders that supervisors and customer code write to, and write the run's plan."""
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
@@ -263,10 +263,10 @@ class SlurmRun:
                 raise BackendUnavailable(f"The job {job_id} of the run '{self.name}' is still {job.state}.")
             time.sleep(_KILL_POLL_SECONDS)  # Slurm sends no events
 
-    def destroy(self) -> bool:
-        """Move the folder to the trash; return whether there was one.
+    def move_to_trash(self) -> bool:
+        """Move the run's folder to the trash; return whether there was one.
 
-        Call this only after the run's processes ended.
+        Call this only after the run's processes ended. The caller empties the trash, which may take long.
         """
         existed = self.folder.is_dir()
         if existed:

@@ -67,7 +67,10 @@ def _latest_unless_missing(times: Sequence[float | None]) -> float | None:
 
 
 def _membership_changes(records: Sequence[Record]) -> list[Record]:
-    """Return the messages `members` of `runtime.launcher.protocol`, oldest first. Only node 0's record holds them."""
+    """Return the run's messages `members` (`runtime.launcher.protocol`), oldest first.
+
+    Only the record of node 0 has some, so the longest list is that of node 0.
+    """
     return max((record.get("members", []) for record in records), key=len, default=[])
 
 
@@ -144,8 +147,10 @@ def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
     causes = []
     for record in records:
         for cause in record["causes"]:
-            is_report = _is_about_another_node(cause, record)
-            if cause.get("node") not in members | {None} or (is_report and cause["node"] in explained_nodes):
+            is_about_another_node = _is_about_another_node(cause, record)
+            if cause.get("node") not in members | {None}:
+                continue
+            if is_about_another_node and cause.get("node") in explained_nodes:
                 continue
             is_confirmed = cause.get("node") in nodes_lost_by_platform
             causes.append(cause if is_confirmed or not has_code_started else _blame_code_for_report(cause, record))
@@ -153,7 +158,10 @@ def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
 
 
 def _blame_code_for_report(cause: Record, record: Record) -> Record:
-    """Turn an unconfirmed report about other nodes into a failure of the code; return any other cause unchanged."""
+    """Turn an unconfirmed report about other nodes into a failure of the code; return any other cause unchanged.
+
+    Only customer code can keep launchers from reaching each other while all supervisors live.
+    """
     if not _is_about_another_node(cause, record) and cause.get("code") != FailureCode.NODES_NOT_MET:
         return cause
     return {**cause, "kind": Outcome.CODE_FAILED, "code": FailureCode.LAUNCHER_KILLED}
@@ -181,6 +189,6 @@ def _loss_cause(record: Record, causes: Sequence[Record]) -> Record:
     code, reason = FailureCode.NODE_LOST, "its supervisor was killed or the machine went down"
     if record.get("silent"):
         code, reason = FailureCode.NODE_SILENT, "its supervisor was frozen and sent no heartbeat"
-    reports = [cause["message"] for cause in causes if cause["node"] == node and cause["kind"] == Outcome.NODE_LOST]
+    reports = [cause["message"] for cause in causes if cause.get("node") == node and cause["kind"] == Outcome.NODE_LOST]
     message = " ".join([f"Node {node} was lost: {reason}.", *reports[:1]])
     return {"kind": Outcome.NODE_LOST, "code": code, "at": record["seen_at"], "node": node, "message": message}

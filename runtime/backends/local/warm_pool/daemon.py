@@ -2,9 +2,10 @@
 
     python -I -S -c "..." < settings
 
-If it dies, runs only start more slowly. Runs that it has started continue, since each has a session of its own. Its
-fork servers die with it, and the next submission starts cold. Each root has at most one daemon, which holds
-`.warm_pool/lock`. It ends after `idle_seconds` without requests. Standard library only, so that its forks are small.
+If the daemon dies, runs only start more slowly. Runs that it has started continue, since each has a session of its own.
+Its fork servers die with it, and the next submission starts cold. Each root folder of runs has at most one daemon,
+which holds `.warm_pool/lock`. It ends after `idle_seconds` without requests. Standard library only, so that its forks
+are small.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from runtime.launcher.processes import reap, spawn
 STATE_FILE = "daemon.json"
 """The file in the pool's folder that holds the daemon's DaemonState while it runs."""
 _POLL_SECONDS = 1.0
-"""How often an idle daemon reaps children and checks whether to end; neither is urgent."""
+"""Interval at which an idle daemon reaps children and checks whether to end; neither is urgent."""
 _LOCK_SECONDS = 3.0
-"""How long to wait for the lock. A daemon of another version that was asked to end may still hold it."""
+"""How long to wait for the lock. A daemon of another version that was asked to end may still hold it for a moment."""
 _LOCK_RETRY_SECONDS = 0.05
-"""Interval between attempts to get the lock: often enough that the start is hardly delayed."""
+"""Interval between attempts to get the lock: short, so that the daemon's start is hardly delayed."""
 _RESTART_SECONDS = 60.0
-"""Pause before a fork server that has ended is started again, so that a fork server whose imports fail costs little."""
+"""Pause before a fork server that has ended is started again. Without it, a fork server whose imports fail would be
+started at every request."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
 
 
@@ -111,7 +113,7 @@ class Daemon:
         listener = socket.socket(socket.AF_UNIX)
         Path(protocol.SOCKET).unlink(missing_ok=True)
         listener.bind(protocol.SOCKET)
-        listener.listen(64)  # submissions that connect while the daemon forks
+        listener.listen(64)  # submissions that may wait while the daemon forks, which takes milliseconds
         start_time = pids.start_time(os.getpid())
         state: DaemonState = {"pid": os.getpid(), "start_time": start_time, "version": self._settings["version"]}
         # A rename, so that readers never see half a file.
@@ -167,7 +169,7 @@ class Daemon:
     def _handle_request(self, connection: socket.socket) -> None:
         """In a fork of the daemon: receive a request, and become the supervisors of the run that it starts."""
         try:
-            # A second fork, so that the daemon need not wait for the supervisor.
+            # A second fork, so that init adopts the supervisor and the daemon need not reap it.
             if os.fork():
                 os._exit(0)
             os.close(self._lock)
@@ -197,7 +199,7 @@ class Daemon:
 
     def _start_needed_fork_servers(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for line in os.read(self._fork_server_reader, 1 << 16).splitlines():  # all that a pipe can hold
+            for line in os.read(self._fork_server_reader, 1 << 16).splitlines():  # as many bytes as a pipe holds
                 fork_server: ForkServer = json.loads(line)
                 name = fork_server["name"]
                 ended_at = self._ended_at.get(name)
