@@ -1,7 +1,8 @@
 """Measure how much a run has written, and how much space its disk has.
 
 Hostile code may write to these folders. A measurement therefore opens each folder relative to its parent's descriptor
-and follows no links. It proceeds in small steps, so that no tree of files delays a supervisor's timers.
+and follows no links. It proceeds in small steps, so that even a huge tree of files does not delay a supervisor's
+timers.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Mapping, Name
 from .record import Record, Verdict
 
 MAX_DEPTH = 200
-"""Maximum depth of folders, since measuring keeps two descriptors open per level. Deeper ones exceed the limit."""
+"""Maximum depth of folders, since measuring keeps two descriptors open per level. A run with deeper folders is ended as
+if it had exceeded its limit."""
 RESERVE_BYTES = 256 << 20
-"""If less space is free, the disk counts as full."""
+"""A disk with less free space than this counts as full. The reserve leaves room for records and logs of other runs."""
 _MIN_ENTRY_BYTES = 4096
-"""How much each entry counts at least in addition to its data, as in the storage quota: its inode uses disk too."""
+"""How much each entry counts at least, in addition to its data, since its inode uses disk too. The storage quota counts
+the same."""
 _ENTRIES_PER_STEP = 128
-"""Entries between two checks of the clock. They take far less than `_STEP_SECONDS`."""
+"""Entries that are read between two checks of the clock. They take far less than `_STEP_SECONDS`."""
 _STEP_SECONDS = 0.005
 """How long one step of a measurement may take. The supervisor does nothing else meanwhile."""
 _MIN_PAUSE_SECONDS = 2.0
-"""Minimum pause between two measurements. A run can hardly fill a disk's reserve in this time."""
+"""Minimum pause between two measurements. In this time, a run can hardly write as much as the disk's reserve."""
 _PAUSE_FACTOR = 50
 """Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _FINAL_SECONDS = 10.0
-"""How long measuring one folder may take after the run. Beyond that, the run counts as having filled the disk."""
+"""How long measuring one folder may take after the run. If it takes longer, the run counts as having filled the disk.
+"""
 _FILLED_SHARE = 0.9
-"""A run that used this share of its limit counts as having filled the disk."""
+"""If the disk is full, a run that used at least this share of its limit counts as having filled it."""
 
 
 class FolderUsage(NamedTuple):
@@ -169,7 +173,7 @@ class DiskLimit:
     def has_filled_the_disk(self) -> bool:
         """Whether the run itself filled the disk: it wrote about as much as its limit. True in case of doubt.
 
-        Call after the run's end, if the disk is full.
+        Call this after the run's end, if the disk is full.
         """
         if not self._has_initial_sizes:
             return True
@@ -191,7 +195,7 @@ class DiskLimit:
             record.note_checkpoint(usage.newest_mtime)
 
     def _evaluate(self, record: Record) -> Optional[Verdict]:
-        """Return a verdict by the complete measurement if the run is over its limit."""
+        """Return a verdict if the run is over its limit by the measurement that has just been completed, else None."""
         too_deep = False
         for name, measurement in self._measurements.items():
             usage = measurement.usage
@@ -249,8 +253,8 @@ def _status(path: str) -> Optional[os.stat_result]:
 def entry_bytes(folder: Path) -> int:
     """Return how many bytes each entry of this folder counts in addition to its data.
 
-    A file system with a fixed number of inodes is full once they are used. Each entry therefore counts as one inode's
-    share of the disk, if that is more than the minimum.
+    A file system with a fixed number of inodes is full once all inodes are used. Each entry therefore counts as one
+    inode's share of the disk, if that is more than `_MIN_ENTRY_BYTES`.
     """
     try:
         status = os.statvfs(folder)
@@ -311,7 +315,10 @@ def _entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
 
 
 def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent: Optional[int]) -> None:
-    """Append a folder to the path; leave it out if it was deleted, replaced by a link, or may not be read."""
+    """Open the folder `name` and append it to `open_folders`.
+
+    Does nothing if the folder was deleted or replaced by a link, or may not be read.
+    """
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError:

@@ -1,6 +1,6 @@
 """The environment variables that each framework needs. Pure.
 
-They replace the framework's own agent, ssh and mpirun.
+They replace the framework's own launcher, such as torchrun or horovodrun.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Callable, Dict
 from .topology import Plan, common_environment
 
 _STALL_WARNING_SECONDS = 60
-"""After how long Horovod warns, by default, that ranks are missing in a collective."""
+"""Horovod's default for HOROVOD_STALL_CHECK_TIME_SECONDS: after how long it warns that ranks are missing in a
+collective."""
 
 
 def rank_environment(plan: Plan, local_rank: int) -> Dict[str, str]:

@@ -1,9 +1,9 @@
 """The platform's script that installs packages: it runs uv as `plan.json` in the mounted inputs says.
 
-It runs in a sandbox, since packages that are published as source run their own code when they are built. On the local
-backend the sandbox has no network. uv's requests then go to a port of its loopback, and this script passes them on to a
-mounted socket. There a proxy of the console connects only to package indexes (`runtime.packages.proxy`). On a cluster,
-the pod's network policy allows the connections to the index.
+The script runs in a sandbox, since packages that are published as source run their own code when they are built. On the
+local backend the sandbox has no network. uv's requests then go to a port of the sandbox's loopback, and this script
+passes them on to a mounted socket. On that socket a proxy of the console listens, which connects only to package
+indexes (`runtime.packages.proxy`). On a cluster, the pod's network policy allows the connections to the index.
 
 Fields of `plan.json`:
 
@@ -89,7 +89,7 @@ def write_pth_loader(target: str) -> None:
 def copy_image_metadata(target: str) -> List[str]:
     """Copy the metadata of the image's packages to `target`; return the names of the copies.
 
-    If two folders on the path have the same package, copy from the first, which imports use.
+    If two folders of `sys.path` have the same package, the metadata is that of the first, from which Python imports.
     """
     copied: Dict[str, str] = {}  # the folder of each package's metadata, by the package's name
     for folder in filter(os.path.isdir, sys.path):

@@ -8,7 +8,8 @@ The stub also replaces ssh. mpirun starts a daemon (`orted`, `prted`) on each ot
 command to node 0's launcher, which sends it to the launcher of that node.
 
 mpirun ends because the ranks end, so its end is a cause only before it has started all ranks. The run's code can reach
-the socket, which is in the sandbox's /tmp. It can do nothing through it that it could not do anyway.
+the stubs' socket, which is in the sandbox's /tmp. Through it, the code can only start processes of its own, which it
+could do anyway.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from typing import Callable, Dict, List, Optional, Set
 
 from .extract import extract_file
 from .processes import Exit, spawn
-from .protocol import ConnectionLost, Link, Message, cause
+from .protocol import ConnectionLost, Link, Message, new_cause
 from .topology import LaunchPlan, Plan
 from .worker_group import Rank, WorkerGroup
 
 START_SECONDS = 60.0
-"""How long mpirun may take to start its stubs on every node. It usually needs a few seconds."""
+"""How long mpirun may take to start its stubs on every node. It usually takes a few seconds."""
 RANK_EXIT_SECONDS = 1.0
 """How long to wait after mpirun has ended a stub before its rank is ended. After MPI_Abort the rank ends by itself, and
 its own exit code says more than a SIGTERM."""
 _EXTRA_CONNECTIONS = 16
-"""Connections that are accepted beyond one per rank and node, since the run's code can connect as well."""
+"""Connections that are accepted in addition to one per rank and node. The run's code can connect as well, and the limit
+keeps it from using up the launcher's descriptors."""
 _MAX_COMMAND_BYTES = 1 << 16
-"""Maximum length of a daemon's command. Real ones are far shorter; each must fit into one line of `protocol`."""
+"""Maximum length of a daemon's command, which must fit into one line of `protocol`. Real commands are far shorter."""
 _FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
 _SAME_MACHINE_TRANSPORTS = "self,sm,tcp"
 """Open MPI's transports where all nodes are on one machine: to itself, shared memory, TCP."""
@@ -120,7 +122,7 @@ class Mpi:
             text = "mpirun did not start the ranks of node {} within a minute.".format(self._node)
         else:
             return None
-        return cause("platform_error", "node_not_started", self._node, message=text)
+        return new_cause("platform_error", "node_not_started", self._node, message=text)
 
     def handle_message(self, message: Message) -> bool:
         """Handle another launcher's message; return whether it was about MPI.
@@ -286,8 +288,8 @@ def mpirun_command(plan: Plan, path: str, stub: List[str]) -> List[str]:
 def mpirun_environment(plan: Plan, agent: str) -> Dict[str, str]:
     """Return the environment of mpirun, for Open MPI 4 (ORTE) and 5 (PRRTE). Pure.
 
-    `agent` is the command that replaces ssh. Daemons stay attached, so that launchers notice their end. Node 0 starts
-    all daemons. A node may have more ranks than cores.
+    `agent` is the command that replaces ssh. The variables have node 0 start all daemons, keep daemons attached so that
+    launchers notice their end, and allow more ranks than cores on a node.
     """
     values = {
         "OMPI_MCA_plm_rsh_agent": agent,
@@ -301,7 +303,7 @@ def mpirun_environment(plan: Plan, agent: str) -> Dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     if plan.interface == "lo":
-        # All nodes are on one machine. Open MPI refuses loopback between hosts, so `lo` is not named to it.
+        # All nodes are on one machine. Open MPI refuses loopback between hosts, so the interface is not set.
         values.update({"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": _SAME_MACHINE_TRANSPORTS})
     elif plan.interface:
         values.update({"OMPI_MCA_btl_tcp_if_include": plan.interface, "PRTE_MCA_prte_if_include": plan.interface})

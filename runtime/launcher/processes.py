@@ -32,9 +32,8 @@ def spawn(
 ) -> int:
     """Start a program with `output` as its stdout and stderr and an empty stdin; return its pid at once.
 
-    The program begins after `delay_seconds`. Before that, `prepare` is called in the new process, which then changes to
-    `folder`. If the program cannot be started, the new process writes the reason to `output` and exits with 127, as a
-    shell does.
+    The program begins after `delay_seconds`. Before that, the new process calls `prepare` and changes to `folder`. If
+    the program cannot be started, the new process writes the reason to `output` and exits with 127, as a shell does.
     """
     pid = os.fork()
     if pid:

@@ -1,7 +1,7 @@
 """One rank's output, from its pipe to a file of limited size. The pipe is always read, so that the rank never blocks.
 
-A rank that prints without end uses no more disk than the limit, and little CPU time here. No work is done per line. The
-kernel discards output beyond the limit. A pipe that fills slowly is read less often.
+A rank that prints without end uses no more disk than the limit, and little CPU time of this process: no work is done
+per line, the kernel discards output beyond the limit, and a pipe that fills slowly is read less often.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 """Maximum bytes that one call reads. One rank that prints much must not delay the others."""
 _PAUSE_SECONDS = 0.005
-"""How long reading a slowly filling pipe pauses, so that each call reads more."""
+"""How long reading a slowly filling pipe pauses, so that each call reads more. People do not notice such a delay."""
 _TAIL_BYTES = 4096
-"""How much of the end of the output is kept in memory for `last_lines`."""
+"""How many bytes of the end of the output are kept in memory for `last_lines`: about 40 lines."""
 _LAST_LINES = 20
-"""Maximum number of lines that a failure shows: usually a whole traceback."""
+"""Maximum number of lines that a failure shows: enough for most tracebacks."""
 _MARKERS = re.compile(r"(\[rank\d+\]:)? +[~^]+$")
 """The marker lines that Python 3.11 prints below lines of a traceback; PyTorch prefixes them with the rank."""
 
@@ -54,7 +54,7 @@ class RankLog:
     ) -> None:
         self.pipe = pipe
         self._mask = mask
-        self.open = True
+        self.is_open = True
         self.problem = ""
         self._remaining_bytes = limit_bytes
         self._limit_bytes = limit_bytes
@@ -63,7 +63,7 @@ class RankLog:
         self._listener = listener
         self._file = -1
         self._times = LogTimes(path)
-        self._dev_null = -1  # /dev/null, once output is discarded
+        self._dev_null = -1  # the descriptor of /dev/null, once output is discarded
         self._pumped_at = 0.0
         self.paused_until: Optional[float] = None
         try:
@@ -96,7 +96,7 @@ class RankLog:
             data = os.read(self.pipe, _READ_BYTES)
         except BlockingIOError:
             return False
-        self.open = bool(data)
+        self.is_open = bool(data)
         if self._mask is not None:
             data = self._mask.feed(data) if data else self._mask.finish()
         if not data:
@@ -111,8 +111,7 @@ class RankLog:
     def _discard(self, byte_count: int) -> None:
         """Discard `byte_count` bytes in the kernel.
 
-        The run's code can read from this pipe too (`/proc/self/fd/1`). It may hold fewer bytes by now, so this must not
-        block.
+        This must not block if the pipe has fewer bytes by now: the run's code can read from it too (`/proc/self/fd/1`).
         """
         if not hasattr(os, "splice"):
             return  # before Python 3.10: `pump` reads the bytes and drops them

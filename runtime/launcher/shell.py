@@ -1,7 +1,7 @@
-"""A shell on a terminal of its own, whose screen and keyboard are a socket: descriptor 1. See `shells`.
+"""Run a shell on a pseudo-terminal, and connect the terminal with a socket: descriptor 1. See `shells`.
 
-What the terminal shows goes to the socket as it is. What comes from the socket are frames: one byte that says what it
-is, the length of its content in two bytes (big-endian), and the content.
+The terminal's output is sent to the socket unchanged. The socket delivers frames. A frame is one byte with its kind,
+the length of its content in two bytes (big-endian), and the content. The kinds are:
 
     i   input for the terminal
     s   the terminal's size: rows and columns, two bytes each
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from typing import List, NoReturn, Tuple
 
 HEADER = struct.Struct(">cH")
-"""The beginning of a frame: what it is, and the length of its content."""
+"""The beginning of a frame: its kind, and the length of its content."""
 SIZE = struct.Struct(">HH")
 """The content of a frame with the terminal's size: rows and columns."""
 INPUT, RESIZE = b"i", b"s"
 _SHELLS = ("/bin/bash", "/bin/sh")
 _READ_BYTES = 32768
 _CHECK_MS = 500
-"""How often to look whether the shell has ended. A process that it left behind may keep the terminal open."""
+"""Interval of checks whether the shell has ended. The terminal's end does not show it, since a process that the shell
+left behind may keep the terminal open."""
 
 
 def main() -> None:
@@ -44,11 +45,11 @@ def main() -> None:
 
 def _become_shell(output: int) -> "NoReturn":
     try:
-        path = next(each for each in _SHELLS if os.access(each, os.X_OK))
+        path = next(shell for shell in _SHELLS if os.access(shell, os.X_OK))
         environment = {**os.environ, "TERM": "xterm-256color", "SHELL": path}
         if path.endswith("bash"):
             environment.setdefault("PS1", r"\u@\h:\w\$ ")
-        os.execve(path, [path], environment)  # noqa: S606 - a shell is what is wanted
+        os.execve(path, [path], environment)  # noqa: S606 - starting a shell is the purpose
     except (OSError, StopIteration) as error:
         os.write(output, "There is no shell in this image: {}\r\n".format(error).encode())
     finally:
@@ -58,33 +59,33 @@ def _become_shell(output: int) -> "NoReturn":
 def pump(connection: int, terminal: int, pid: int) -> None:
     """Pass bytes in both directions until the shell (`pid`) has ended, or the socket is closed.
 
-    Each direction holds what one read returns, and reads on only when that is written.
+    Each direction buffers the bytes of one read, and reads again only when these are written.
     """
     frames, to_terminal, to_connection = Frames(), b"", b""
     has_ended = False
     while True:
-        wanted = {
+        poll_masks = {
             connection: (0 if to_terminal else select.POLLIN) | (select.POLLOUT if to_connection else 0),
             terminal: (0 if to_connection else select.POLLIN) | (select.POLLOUT if to_terminal else 0),
         }
         poll = select.poll()
-        poll.register(connection, wanted[connection])
-        if wanted[terminal]:  # a terminal that hung up would otherwise be ready again and again
-            poll.register(terminal, wanted[terminal])
+        poll.register(connection, poll_masks[connection])
+        if poll_masks[terminal]:  # poll(2) reports a terminal that hung up at once, even with an empty mask
+            poll.register(terminal, poll_masks[terminal])
         ready = dict(poll.poll(0 if has_ended else _CHECK_MS))
-        events, shown = ready.get(connection, 0), ready.get(terminal, 0)
-        if has_ended and wanted[terminal] & select.POLLIN and not shown:
+        connection_events, terminal_events = ready.get(connection, 0), ready.get(terminal, 0)
+        if has_ended and poll_masks[terminal] & select.POLLIN and not terminal_events:
             return  # everything that the shell wrote is sent
-        if to_terminal and events & (select.POLLHUP | select.POLLERR):
+        if to_terminal and connection_events & (select.POLLHUP | select.POLLERR):
             return
         try:
-            if to_connection and events & select.POLLOUT:
+            if to_connection and connection_events & select.POLLOUT:
                 to_connection = to_connection[os.write(connection, to_connection) :]
-            if to_terminal and shown & select.POLLOUT:
+            if to_terminal and terminal_events & select.POLLOUT:
                 to_terminal = to_terminal[os.write(terminal, to_terminal) :]
-            if wanted[terminal] & select.POLLIN and shown & (select.POLLIN | select.POLLHUP):
+            if poll_masks[terminal] & select.POLLIN and terminal_events & (select.POLLIN | select.POLLHUP):
                 to_connection = os.read(terminal, _READ_BYTES)
-            if wanted[connection] & select.POLLIN and events & (select.POLLIN | select.POLLHUP):
+            if poll_masks[connection] & select.POLLIN and connection_events & (select.POLLIN | select.POLLHUP):
                 data = os.read(connection, _READ_BYTES)
                 if not data:
                     return
@@ -112,7 +113,7 @@ class Frames:
         self._data = b""
 
     def add(self, data: bytes) -> "List[Tuple[bytes, bytes]]":
-        """Return the frames that are complete now, as (what it is, content)."""
+        """Add bytes; return the frames that are complete now, as pairs of kind and content."""
         self._data += data
         frames = []
         while len(self._data) >= HEADER.size:

@@ -22,17 +22,17 @@ STOP_FILE = "stop.json"
 _SIGNATURE_START = b',"signature":"'
 _SIGNATURE_END = b'"}'
 _MAX_SHORT_LINES = 5
-"""Last lines that a shortened record keeps: the exception and its nearest frames."""
+"""How many last lines of a cause a shortened record keeps: the exception and its nearest frames."""
 _MAX_SHORT_LINE_LENGTH = 160
-"""Characters of each of these lines. Several causes then fit into MAX_RECORD_BYTES."""
+"""Characters that a shortened record keeps of each of these lines. Several causes then fit into MAX_RECORD_BYTES."""
 _MAX_SHORT_TEXT_LENGTH = 300
-"""Characters of a text in a shortened record: most messages are shorter."""
+"""Characters that a shortened record keeps of a message: most messages are shorter."""
 
 
 def sign_record(record: Dict[str, Any], key: str, max_bytes: Optional[int] = None) -> bytes:
     """Return the record as signed JSON of at most `max_bytes` bytes (None: any length).
 
-    A longer record is shortened, but keeps the first cause. `record` must have `run` and `node`.
+    A record that is too long is shortened in steps, but keeps the first cause. `record` must have `run` and `node`.
     """
     data = record
     signed = _sign(data, key)

@@ -27,7 +27,7 @@ CONTRACT_VARIABLES = (
 )
 """Variables of the environment contract that are never empty."""
 MAX_COUNTED_FILES = 100_000
-"""Files of a dataset after which counting stops, at the end of their folder; counting more could take minutes."""
+"""After so many files of a dataset, counting stops at the end of their folder. Counting more could take minutes."""
 ALL_REDUCE_ELEMENTS = 1 << 20
 """Numbers that the timed all-reduce sums: 4 MiB of 32-bit floats, about the size of one of DDP's buckets."""
 ALL_REDUCE_REPETITIONS = 5
@@ -84,7 +84,7 @@ class Report:
         except CheckFailed as failure:
             error = str(failure)
         except Exception as failure:  # any error of the image or the node is a result to report
-            # Cut, since the console shows it in a table.
+            # 500 characters are enough for the console's table of findings.
             error = "{}: {}".format(type(failure).__name__, failure)[:500]
         seconds = round(time.monotonic() - started_at, 4)
         self.findings.append({"name": name, "ok": not error, "data": data, "error": error, "seconds": seconds})
@@ -148,7 +148,7 @@ def check_dataset(dataset: str) -> Dict[str, Any]:
         if files >= MAX_COUNTED_FILES:
             break
     if not files:
-        raise CheckFailed("it holds no file, or is not there")
+        raise CheckFailed("the folder has no file, or does not exist")
     with open(first_path, "rb") as file:
         file.read(65536)  # listing a dataset does not show that its files can be read
     new_path = os.path.join(dataset, ".trainyard-check")
@@ -158,7 +158,7 @@ def check_dataset(dataset: str) -> Dict[str, Any]:
     except OSError:
         return {"name": os.path.basename(dataset), "files": files, "bytes": total_bytes}
     os.unlink(new_path)
-    raise CheckFailed("it can be written, and should not")
+    raise CheckFailed("the folder can be written to, but should be read-only")
 
 
 def check_host_names() -> Dict[str, Any]:
@@ -242,7 +242,7 @@ def _load_tensorflow() -> Framework:
 
 
 def _barrier_by_all_reduce(all_reduce: Callable[[List[float]], List[float]]) -> None:
-    """Wait for all ranks: a sum is complete only after every rank has joined it."""
+    """Wait for all ranks. A sum over all ranks serves as a barrier, since it is complete only once every rank joins."""
     all_reduce([0.0, 0.0])
 
 

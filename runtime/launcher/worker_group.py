@@ -22,11 +22,11 @@ from .topology import LaunchPlan, Plan, rank_arguments
 from .warm.client import WarmRanks
 
 TERMINATE_SECONDS = 3.0
-"""How long ranks get between SIGTERM and SIGKILL when the run or a round fails. The grace period is for runs that are
-stopped."""
+"""How long ranks get between SIGTERM and SIGKILL when the run or a round fails: enough to print a traceback. The grace
+period of the order is for runs that are stopped."""
 EXIT_SECONDS = 30.0
-"""How long a rank may take to end after its script has failed. Some never end, because they wait for a worker thread or
-process that never ends."""
+"""How long a rank may take to end after its script has failed. It usually takes seconds, but some ranks wait for a
+worker thread or process that never ends."""
 HEAD_START_SECONDS = 0.05
 """How much later than rank 0 the other PyTorch ranks start. Rank 0 serves the store that they connect to. A rank that
 connects too early is refused, and retries only after about half a second."""
@@ -70,7 +70,7 @@ class Rank:
         self.script_failed_at: Optional[float] = None  # by the rank's report, in Unix seconds
         self.failure_reported_at: Optional[float] = None  # when that report arrived (monotonic)
         self.script_failure = ScriptFailure()
-        self.was_killed_late = False  # this launcher killed it EXIT_SECONDS after its script failed
+        self.was_killed_late = False  # this launcher killed the rank EXIT_SECONDS after its script failed
         self._partial_line = b""
 
     def read(self) -> bool:
@@ -125,7 +125,7 @@ class Rank:
 def _parse_time(text: bytes) -> float:
     """Parse the time at which a rank failed, in Unix seconds; return now if it is invalid.
 
-    The customer's code can report any time, so only one within the last minute is accepted.
+    The customer's code can report any time, so only a time within the last minute is accepted.
     """
     now = time.time()
     try:
@@ -199,14 +199,20 @@ class WorkerGroup:
         self._kill_at = None
 
     def finish_starting(self) -> None:
-        """Close the descriptors that only starting needs; keep the outputs if later rounds may start ranks again."""
+        """Close the descriptors that are only needed to start ranks.
+
+        The outputs stay open if later rounds may start ranks again.
+        """
         self._warm_ranks.close()
         if not self._may_restart:
             for output in self._outputs:
                 os.close(output)
 
     def start_rank(self, plan: Plan, local_rank: int, extra_environment: Optional[Mapping[str, str]] = None) -> Rank:
-        """Start one rank, warm if a forked rank is ready, else cold. It also gets the variables `extra_environment`."""
+        """Start one rank: warm if a forked rank is ready, else cold.
+
+        `extra_environment` has variables in addition to those of the contract.
+        """
         report_fd, rank_report_fd = os.pipe()
         os.set_blocking(report_fd, False)
         counts_fd = open_counts()
@@ -275,25 +281,31 @@ class WorkerGroup:
         return any(rank.exit is not None or rank.script_failed_at is not None for rank in self._by_pid.values())
 
     def read_reports(self, rank: Rank) -> None:
-        """Read a rank's reports, unless its pipe is closed: it is read to its end when the rank ends."""
+        """Read the reports of a rank that have arrived. Does nothing once its pipe is closed."""
         if rank.report_fd >= 0 and not rank.read():
             self._selector.unregister(rank.report_fd)
             os.close(rank.report_fd)
             rank.report_fd = -1
 
     def note_exit(self, ended: Exit) -> Optional[Rank]:
-        """Note the end of a process; return its rank. None if it is no rank: mpirun, a daemon, an adopted orphan."""
+        """Note the end of a process; return its rank.
+
+        None if the process is not a rank: mpirun, a daemon, or an adopted orphan.
+        """
         rank = self._by_pid.get(ended.pid)
         if rank is None or rank.exit is not None:
             return None
-        # SIGKILL came from `handle_timers`; the failure of the script counts, with exit code 1.
+        # If `handle_timers` has killed the rank, its script's failure counts, which means exit code 1.
         rank.exit = Exit(ended.pid, 1, "") if rank.was_killed_late and ended.signal == "SIGKILL" else ended
         if rank.report_fd >= 0:
             self.read_reports(rank)
         return rank
 
     def terminate(self) -> None:
-        """Send SIGTERM now and SIGKILL later. Ranks whose script has failed get no SIGTERM: they print a traceback."""
+        """Send SIGTERM now, and SIGKILL after TERMINATE_SECONDS.
+
+        Ranks whose script has failed get no SIGTERM, so that they can print their traceback.
+        """
         for rank in self.live_ranks:
             if not rank.is_failing:
                 send_signal(rank.pid, signal.SIGTERM)
@@ -330,7 +342,7 @@ class WorkerGroup:
             send_signal(pid, signal.SIGTERM)
 
     def kill_leftovers(self) -> None:
-        """Kill the processes that ended ranks have left behind. Call when no rank runs."""
+        """Kill the processes that ended ranks have left behind. Call this only when no rank runs."""
         if os.getpid() == 1:  # in a sandbox: everything in this pid namespace belongs to the run
             send_signal(-1, signal.SIGKILL)
             return

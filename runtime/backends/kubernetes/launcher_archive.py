@@ -46,8 +46,8 @@ from launcher.__main__ import start
 
 start()
 """
-"""`__main__.py` of the archive. It first blocks SIGTERM, since the kernel drops a signal that a Pod's first process does
-not handle. A blocked signal is delivered later, once the launcher handles it."""
+"""`__main__.py` of the archive. It first blocks SIGTERM, because the kernel drops a signal that a Pod's first process
+does not handle. A blocked signal is delivered later, once the launcher handles it."""
 _ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip archive can hold. A fixed time, so that the digest depends on the sources only."""
 _ENTRY_MODE = 0o100644 << 16

@@ -10,9 +10,9 @@ import time
 from typing import Callable, Optional
 
 MAX_LATE_SECONDS = 3.0
-"""How late the main thread may be before this thread acts. On a loaded node it may be a second late."""
+"""How late the main thread may be before this thread acts. On a loaded node the main thread may be a second late."""
 _CHECK_SECONDS = 1.0
-"""How often the thread looks at the clock: several times within `MAX_LATE_SECONDS`."""
+"""Interval at which the thread looks at the clock: several times within `MAX_LATE_SECONDS`."""
 
 
 class DeadlineThread:

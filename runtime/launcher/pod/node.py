@@ -33,12 +33,13 @@ from .signals import STOP_SIGNALS, Signals
 # Flags for files that the run's code may have replaced by a link or a pipe.
 _UNTRUSTED_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FLUSH_SECONDS = 5.0
-"""How long the last output may take to be written to stdout, within the margin that the pod's grace period has."""
+"""How long the last output may take to be written to stdout. It must fit into the 15 s by which the pod's grace period
+is longer than the run's."""
 _FINISH_SECONDS = 20.0
-"""How long ending a node may take before the deadline thread ends this process: the limits for killing, reading and
-writing together."""
+"""How long ending a node may take before the deadline thread ends this process: about the sum of the limits for
+killing, reading and writing."""
 _RECORD_TRIES = 3
-"""Tries to write the last record to the run's folder. Few, because the copy that counts goes to the kubelet."""
+"""Tries to write the last record to the run's folder. Few are enough, because the kubelet gets a copy."""
 
 
 class PodNode(Node):
@@ -187,13 +188,13 @@ class PodNode(Node):
             address = lookup.read()
         except OSError as error:
             self._stop_lookup()
-            if not self._tree.launched:
+            if not self._tree.has_launcher:
                 message = "Node {} could not be started: {}.".format(self._node, error)
                 self._fail(Verdict("platform_error", "node_not_started", message))
             return
         if address is None:
             return
-        if self._tree.launched:
+        if self._tree.has_launcher:
             self._send({"type": "hub_address", "address": address})
         else:
             self._start_or_fail(address)
@@ -204,7 +205,7 @@ class PodNode(Node):
             self._read_stop_request()
 
     def _read_stop_request(self) -> None:
-        """Check the run's folder for a request to end sooner. The kubelet cannot ask: it sends SIGTERM only once."""
+        """Handle a request in the run's folder to end sooner. The kubelet cannot ask: it sends SIGTERM only once."""
         try:
             descriptor = os.open(self._folder / "nodes" / STOP_FILE, _UNTRUSTED_FILE_FLAGS)
         except OSError:
@@ -231,7 +232,7 @@ class PodNode(Node):
     def _note_running(self, message: Message) -> None:
         self._stop_lookup()
         if not self._record.has_started:
-            self._deadline.start()  # not before: it is a thread, and the launcher was forked until now
+            self._deadline.start()  # not earlier, since forking the launcher is unsafe in a process with threads
         super()._note_running(message)
 
     def _handle_timers(self) -> None:
@@ -245,7 +246,7 @@ class PodNode(Node):
         self._deadline.kill_at = None
         self._deadline.exit_at = time.monotonic() + _FINISH_SECONDS
         super()._kill()
-        self._ended_before_start = not self._tree.launched
+        self._ended_before_start = not self._tree.has_launcher
 
     def _finish(self) -> int:
         """After the launcher's end, end all processes, read the rest of the pipes, and write the last record."""

@@ -77,10 +77,10 @@ def test_output_that_the_code_reads_itself_is_not_awaited(open_log, monkeypatch)
     monkeypatch.setattr(log, "_bytes_waiting", lambda: 1 << 20)
     os.write(writing, b"x" * 5000)
     log.pump()
-    assert log.open, "somebody can still write"
+    assert log.is_open, "somebody can still write"
     os.close(writing)
     log.pump()
-    assert not log.open
+    assert not log.is_open
 
 
 class Clock:
