@@ -22,7 +22,8 @@ from runtime.packages.layers import Layer
 from runtime.specs import Image, Mount, Outcome, PullSecret, RunPhase
 
 START_SECONDS = 1800
-"""How long an installation may wait for a free machine and for its image before it is given up and tried again."""
+"""How long an installation may wait for a free machine and for its image. Then it counts as failed by a platform fault,
+and is tried again."""
 
 
 def can_install(config: ClusterConfig) -> bool:
@@ -67,7 +68,7 @@ def start(
         folder.chmod(0o711)  # kubelets may enter these folders to mount others, and other users cannot list them
     allowed_indexes = Indexes(addresses=(index.url,), find_links=(), hosts={}, certificate=index.certificate)
     mounts = builder.prepare_inputs(layer, request.requirements, allowed_indexes, {})
-    # Each run needs a workspace, although this run does not use it.
+    # Each run needs a workspace, even this one, which does not use it.
     workspace = Mount(str(layer.folder / "inputs"), "/workspace")
     spec = builder.install_spec(_run_name(layer), image, request, (workspace, *mounts))
     labels = {"organization": organization_slug}
@@ -86,8 +87,8 @@ def has_run(layer: Layer, backend: Backend) -> bool:
 def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] | None:
     """Return how the installation ended, and the end of its output; None if it has not ended or does not exist.
 
-    Removes the installation's run. If the caller dies before it stores the result, a later call finds the layer
-    complete, or the installation starts again. Raises BackendUnavailable.
+    This call also deletes the installation's run. If the caller dies before it stores the result, a later call finds
+    the layer complete, or the installation starts again. Raises BackendUnavailable.
     """
     if layer.is_complete:
         backend.delete(_run_name(layer))
@@ -126,8 +127,8 @@ def log_of(layer: Layer) -> str:
 
 
 def _run_name(layer: Layer) -> str:
-    """Return the name of the installation's run. It contains the organization, since two may have layers of one key."""
-    return f"packages-{layer.organization}-{layer.key[:12]}"
+    """Return the name of the installation's run. It contains the organization, since keys are not unique among them."""
+    return f"packages-{layer.organization_id}-{layer.key[:12]}"
 
 
 def _runs_root(layer: Layer) -> Path:

@@ -34,7 +34,7 @@ SITE_PACKAGES = "site-packages"
 CACHE = "cache"
 _DIST_INFO = ".dist-info"
 _VERSION = 2
-"""Part of each key. After an increase, all packages are installed again when they are next ordered."""
+"""A part of each key. After an increase, packages are installed again when they are next ordered."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Layer:
     """The folder of one layer, which may not exist. `root` holds the layers of all organizations."""
 
     root: Path
-    organization: str
+    organization_id: str
     key: str
 
     @property
     def folder(self) -> Path:
         """The layer's folder."""
-        return self.root / self.organization / self.key
+        return self.root / self.organization_id / self.key
 
     @property
     def packages(self) -> Path:
@@ -83,7 +83,10 @@ def installed_versions(image: Path) -> dict[str, str]:
 
 
 def layer_key(*, image: Path, versions: Mapping[str, str], requirements: Sequence[str]) -> str:
-    """Return the key of the layer with these requirements on this image (its folder and `installed_versions`)."""
+    """Return the key of the layer with these requirements on an image of this machine.
+
+    `image` is the image's folder, and `versions` its `installed_versions`.
+    """
     interpreters = sorted(folder.name for folder in image.glob("lib/python*"))
     return _digest(
         image=image.name,
@@ -131,7 +134,7 @@ def move_installed(layer: Layer, run_folder: Path) -> int | None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes that a folder's files take on the disk. Follows no links, since hostile code wrote the files."""
+    """Return the bytes that a folder's files take up on disk. Follows no links, since hostile code wrote the files."""
     total = 0
     pending_folders = [folder]
     while pending_folders:

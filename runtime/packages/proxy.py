@@ -19,19 +19,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 _MAX_HEAD_BYTES = 16 * 1024
-"""Bytes of a request's head; pip's and uv's have less than 1 KiB."""
+"""Maximum length of a request's head. Those of pip and uv have less than 1 KiB."""
 _HEAD_SECONDS = 10.0
 """How long a client may take to send a request's head. Clients on the same machine send it at once."""
 _CONNECT_SECONDS = 20.0
-"""How long an index may take to accept a connection, for each of its addresses."""
+"""How long each address of an index may take to accept a connection. Even a far server accepts within a second."""
 _IDLE_SECONDS = 120.0
 """How long a connection may stay without data. An index may take a minute to prepare a large listing."""
 _MAX_CONNECTIONS = 64
-"""Connections that are served at once; more wait. An installation downloads 8 files at once."""
+"""Connections that are served at once; further ones wait. An installation downloads 8 files at once."""
 _CHUNK_BYTES = 1 << 16
 """Bytes that are read at a time."""
 _MAX_REFUSED_HOSTS = 20
-"""Refused hosts that are kept for the log."""
+"""Maximum number of refused hosts that are kept for the installation's log, since hostile code can try any number."""
 
 Hosts = Mapping[tuple[str, int], bool]
 """Allowed hosts. A key is the lower-case name and the port, a value whether the host may have a private address."""
@@ -51,7 +51,7 @@ class Proxy:
             try:
                 await self._handle_request(reader, writer)
             except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                pass  # the client or the index broke off, and the client reports that itself
+                pass  # the client or the index has closed the connection, and the client reports that itself
             finally:
                 writer.close()
 
@@ -121,7 +121,7 @@ def running(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
     listener = socket.socket(socket.AF_UNIX)
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # By the short path of the descriptor, since a socket's path may have at most 107 bytes.
+        # By the short path of the descriptor, since the address of a Unix socket has at most 107 bytes.
         listener.bind(f"/proc/self/fd/{folder_fd}/{name}")
     finally:
         os.close(folder_fd)

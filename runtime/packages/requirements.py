@@ -16,15 +16,15 @@ from packaging.utils import canonicalize_name
 from runtime.errors import RuntimeFault
 
 MAX_BYTES = 64 * 1024
-"""The largest requirements file; a file with every package of a large project has a few KiB."""
+"""Maximum size of a requirements file. A file with every package of a large project has a few KiB."""
 MAX_REQUIREMENTS = 500
-"""The largest number of requirements in one file; large projects have about a hundred."""
+"""Maximum number of requirements in one file. Large projects have about a hundred."""
 _MAX_QUOTED_LENGTH = 100
-"""Characters of a faulty line that an error quotes: enough to recognize the line."""
+"""How many characters of a faulty line an error quotes: enough to recognize the line."""
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(r"(^|\s)--?[A-Za-z]")
 """An option of pip, such as `--index-url` or `-e`."""
-_PLACE = re.compile(r"^(\.|/|~|[A-Za-z]:\\|(git|hg|svn|bzr)\+)|://|^file:", re.IGNORECASE)
+_LOCATION = re.compile(r"^(\.|/|~|[A-Za-z]:\\|(git|hg|svn|bzr)\+)|://|^file:", re.IGNORECASE)
 """A requirement that is a path, an address or a repository."""
 
 
@@ -111,7 +111,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _requirement(line: str, number: int) -> Requirement:
     """Parse one requirement; `number` is its line's. Raises InvalidRequirements."""
-    if _PLACE.search(line):
+    if _LOCATION.search(line):
         raise InvalidRequirements(Problem.PLACE, line=number, text=line)
     if _OPTION.search(line):
         raise InvalidRequirements(Problem.OPTION, line=number, text=line)
