@@ -24,7 +24,7 @@ from runtime.backends.kubernetes.disruptions import DeletionTracker
 from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
 from runtime.backends.kubernetes.logs import RankOutput, extract_rank
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, object_labels, pod_phase, timestamp
-from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
 from runtime.backends.kubernetes.state import JobState, Termination, is_submitted, newest_pods, read_job, read_pod
 from runtime.backends.kubernetes.submission import Submission
@@ -283,7 +283,7 @@ class KubernetesBackend:
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """See `Backend.environment`. Addresses are empty: a Pod gets its address when it starts."""
-        topology = build_pod_plan(spec, self._config, self._root).topology
+        topology = build_pod_inputs(spec, self._config, self._root).topology
         # Ports are 0, as the protocol promises.
         ports = {"master_port": 0, **{name: [0] * len(topology[name]) for name in ("worker_ports", "spare_ports")}}
         pod_fields = {"addresses": [""] * spec.nodes, "node": rank // spec.workers_per_node}
@@ -436,6 +436,6 @@ def _is_abandoned(job: Object) -> bool:
 
 
 def check(config: ClusterConfig, root: Path, *, smoke: bool = True) -> Iterator[CheckResult]:
-    """Yield the results of all checks of a cluster; with `smoke`, the last one is a test run."""
+    """Yield the results of all checks of a cluster; with `smoke`, the last one is a smoke run."""
     backend = KubernetesBackend(config=config, root=root)
     return cluster_check.check(ApiClient(config), config, root, backend if smoke else None)

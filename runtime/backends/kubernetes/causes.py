@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_deletions
 from runtime.backends.kubernetes.state import EXTERNALLY_DELETED, JobState, PodState, Termination
-from runtime.backends.records import Record, failure_from
+from runtime.backends.records import Cause as Claim
+from runtime.backends.records import RecordData, failure_from
 from runtime.launcher.protocol import first_cause
 from runtime.specs import Failure, FailureCode, Outcome
 
@@ -127,7 +128,7 @@ _TRUSTED_CLAIMS = frozenset({"code_failed", "out_of_memory", "disk_full", "hung"
 def find_cause(
     job: JobState,
     pods: Mapping[int, PodState],
-    records: Mapping[int, Record],
+    records: Mapping[int, RecordData],
     unresponsive_since: Mapping[int, float],
     events: DeletionEvents | None = None,
 ) -> Cause | None:
@@ -276,11 +277,11 @@ def _cause(
 # Causes that launchers claim, and causes by exit codes
 
 
-def _claimed_cause(claim: Record) -> Cause:
+def _claimed_cause(claim: Claim) -> Cause:
     return Cause(Outcome(claim["kind"]), failure_from(claim), float(claim["at"]))
 
 
-def _unconfirmed_cause(job: JobState, records: Mapping[int, Record], claim: Record) -> Cause:
+def _unconfirmed_cause(job: JobState, records: Mapping[int, RecordData], claim: Claim) -> Cause:
     """Return the cause for a claim that the platform is at fault, if the API server does not confirm it.
 
     The customer pays, with one exception: the nodes of a run in a built-in image never met. Then no customer code has

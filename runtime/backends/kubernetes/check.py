@@ -24,16 +24,16 @@ from runtime.errors import RuntimeFault
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
 """Supported minor versions of Kubernetes 1. The Job features that runs use are stable since the oldest. Versions after
 the newest are untested."""
-SMOKE_TEST_SECONDS = 180.0
-"""How long the test run may take. The first pull of the image may take minutes; the run itself takes seconds."""
-_SMOKE_TEST_MEMORY_MIB = 512
-"""Memory of each node of the test run: enough to import PyTorch."""
+SMOKE_SECONDS = 180.0
+"""How long the smoke run may take. The first pull of the image may take minutes; the run itself takes seconds."""
+_SMOKE_MEMORY_MIB = 512
+"""Memory of each node of the smoke run: more than enough for an interpreter that imports no framework."""
 _UNREACHABLE_REMEDY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
 _RBAC_REMEDY = "Apply the output of 'manage.py kubernetes_rbac'."
 
 
 def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[CheckResult]:
-    """Yield the results of all checks; the last is a test run if there is a `backend`.
+    """Yield the results of all checks; the last is a smoke run if there is a `backend`.
 
     Stops after the first check if the cluster is unreachable.
     """
@@ -262,7 +262,7 @@ def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Che
         workspace.mkdir(mode=0o755, parents=True)
     try:
         return smoke_run.check(
-            backend, name, image, workspace=workspace, memory_mib=_SMOKE_TEST_MEMORY_MIB, seconds=SMOKE_TEST_SECONDS
+            backend, name, image, workspace=workspace, memory_mib=_SMOKE_MEMORY_MIB, seconds=SMOKE_SECONDS
         )
     finally:
         if config.volume.shared:

@@ -18,7 +18,7 @@ from runtime.backends.kubernetes.causes import EXIT_UNKNOWN_REASONS, Cause, find
 from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_deletions
 from runtime.backends.kubernetes.names import POD_MARGIN_SECONDS
 from runtime.backends.kubernetes.state import JobState, PodState
-from runtime.backends.records import Record, latest, progress_at, restarts
+from runtime.backends.records import RecordData, latest, progress_at, restarts
 from runtime.specs import Failure, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 _JOB_VERDICT_SECONDS = 30.0
@@ -32,7 +32,7 @@ as unresponsive. A working kubelet reports within 2 s; 15 s leave room for a bus
 def derive_status(
     job: JobState,
     pods: Mapping[int, PodState],
-    records: Mapping[int, Record],
+    records: Mapping[int, RecordData],
     *,
     now: float,
     unreachable_since: Mapping[int, float] | None = None,
@@ -119,7 +119,11 @@ def _grace_end(job: JobState) -> float:
 
 
 def _with_recorded_successes(
-    job: JobState, pods: Mapping[int, PodState], records: Mapping[int, Record], unresponsive_nodes: Set[int], now: float
+    job: JobState,
+    pods: Mapping[int, PodState],
+    records: Mapping[int, RecordData],
+    unresponsive_nodes: Set[int],
+    now: float,
 ) -> dict[int, PodState]:
     """Return the Pods, with those marked as succeeded that did so by their record and whose kubelet reports no exit."""
     merged = dict(pods)
@@ -142,7 +146,7 @@ def _with_recorded_successes(
     return merged
 
 
-def _recorded_success_at(record: Record) -> float | None:
+def _recorded_success_at(record: RecordData) -> float | None:
     """Return when the node exited with 0, by its last record; None if the record does not say so."""
     succeeded = record.get("phase") == "ended" and record.get("exit_code") == 0 and not record.get("causes")
     return float(record["finished_at"]) if succeeded and record.get("finished_at") else None
@@ -212,7 +216,7 @@ def _awaits_job_verdict(job: JobState, pods: Mapping[int, PodState], now: float)
 # Times
 
 
-def _started_at(job: JobState, pods: Mapping[int, PodState], records: Iterable[Record], now: float) -> float | None:
+def _started_at(job: JobState, pods: Mapping[int, PodState], records: Iterable[RecordData], now: float) -> float | None:
     """Return when the last Pod's container started; None before that. The records stand in for deleted Pods."""
     if job.started_at is not None:
         return job.started_at
@@ -271,7 +275,7 @@ def _spans(
 
 
 def _progress_at(
-    job: JobState, records: Iterable[Record], cause: Cause | None, finished_at: float | None
+    job: JobState, records: Iterable[RecordData], cause: Cause | None, finished_at: float | None
 ) -> float | None:
     """Return the time of the last sign of progress, up to which a hung run is billed; None if it is not known.
 

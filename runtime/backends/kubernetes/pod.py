@@ -27,11 +27,11 @@ limit, and reserving that much would leave machines empty."""
 
 
 @dataclass(frozen=True)
-class PodPlan:
-    """The launchers' input in a run's Pods, and the folders that the Pods mount."""
+class PodInputs:
+    """The plan that the launchers in a run's Pods read, and the folders that the Pods mount."""
 
-    document: Mapping[str, Any]
-    """The contents of `order.json`. The launcher reads them as its own `PodPlan` (`runtime.launcher.pod.limits`)."""
+    pod_plan: Mapping[str, Any]
+    """The contents of `order.json`. The launcher reads them as its own `PodInputs` (`runtime.launcher.pod.limits`)."""
     run_root: str
     """Path of the run's folder in the cluster's volume, with the launcher's files."""
     run_dir: str
@@ -43,8 +43,8 @@ class PodPlan:
 
     @property
     def topology(self) -> Mapping[str, Any]:
-        """The part that `runtime.launcher.topology.Plan` reads."""
-        plan: Mapping[str, Any] = self.document["plan"]
+        """The part of the Pod plan that `runtime.launcher.topology.Plan` reads."""
+        plan: Mapping[str, Any] = self.pod_plan["plan"]
         return plan
 
 
@@ -70,11 +70,11 @@ def _pinned(reference: str, digest: str) -> str:
     return f"{host}/{path.partition(':')[0]}@{digest}"
 
 
-def pod_spec(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name: str) -> Manifest:
+def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_name: str) -> Manifest:
     """Return the Pod spec. `launcher_name` names the launcher's ConfigMap. Raises InvalidSpec."""
     resources = spec.resources
     disk_mib = resources.disk_mib or config.disk_mib
-    volumes, mounts = _storage(spec, config, plan)
+    volumes, mounts = _storage(spec, config, inputs)
     volumes += [
         {"name": "order", "configMap": {"name": spec.name}},
         {"name": "launcher", "configMap": {"name": launcher_name}},
@@ -170,21 +170,23 @@ def _resources(spec: RunSpec, config: ClusterConfig, disk_mib: int) -> Manifest:
     return {"requests": {**amounts, **requested_disk}, "limits": {**amounts, "ephemeral-storage": f"{disk_mib}Mi"}}
 
 
-def _storage(spec: RunSpec, config: ClusterConfig, plan: PodPlan) -> tuple[list[Manifest], list[Manifest]]:
+def _storage(spec: RunSpec, config: ClusterConfig, inputs: PodInputs) -> tuple[list[Manifest], list[Manifest]]:
     """Return the volumes for the run's files, datasets and models, and their mounts. Raises InvalidSpec (mounts)."""
     volume = config.volume
     source: Manifest = {"persistentVolumeClaim": {"claimName": volume.claim}}
     if volume.host_path:
         source = {"hostPath": {"path": volume.host_path, "type": "Directory"}}
     volumes: list[Manifest] = [{"name": "storage", **source}]
-    run_dir, checkpoint_dir, output_dir = (plan.topology[name] for name in ("run_dir", "checkpoint_dir", "output_dir"))
+    run_dir, checkpoint_dir, output_dir = (
+        inputs.topology[name] for name in ("run_dir", "checkpoint_dir", "output_dir")
+    )
     # A volume is shared if the console mounts it too. If not, a run's files stay in its Pod and end with it.
     if volume.shared:
         paths = [
-            ("storage", names.RUN_ROOT_PATH, plan.run_root),
-            ("storage", run_dir, plan.run_dir),
-            ("storage", checkpoint_dir, plan.checkpoint_dir),
-            ("storage", output_dir, plan.output_dir),
+            ("storage", names.RUN_ROOT_PATH, inputs.run_root),
+            ("storage", run_dir, inputs.run_dir),
+            ("storage", checkpoint_dir, inputs.checkpoint_dir),
+            ("storage", output_dir, inputs.output_dir),
         ]
     else:
         limit = f"{spec.resources.disk_mib or config.disk_mib}Mi"

@@ -37,7 +37,7 @@ from runtime.backends.kubernetes.state import (
     with_saved_external_deletion,
 )
 from runtime.backends.kubernetes.volume import RunFolders
-from runtime.backends.records import Record
+from runtime.backends.records import RecordData
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.launcher.signed_record import STOP_FILE, read_record, sign_stop
 from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
@@ -254,7 +254,7 @@ class Runs:
                 unreachable_since.update({pod.node: since for pod in active if pod.machine == machine})
         return unreachable_since
 
-    def _verified_records(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, Record]:
+    def _verified_records(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, RecordData]:
         """Return, by node, its record if the signature is valid.
 
         The last record of an ended Pod is in its termination message. The current record of a running Pod is in shared
@@ -262,7 +262,7 @@ class Runs:
         """
         # The key is not read before a Pod has started, since no launcher has written a record before.
         key = self._record_key(job) if any(pod.started_at for pod in pods.values()) else ""
-        records: dict[int, Record] = {}
+        records: dict[int, RecordData] = {}
         if not key:
             return records
         for node in range(job.nodes):

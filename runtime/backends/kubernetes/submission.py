@@ -19,7 +19,7 @@ from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
 from runtime.backends.kubernetes.names import SUBMITTED_ANNOTATION, namespace_of
 from runtime.backends.kubernetes.objects import Manifest, is_deleting, is_owned_by
 from runtime.backends.kubernetes.pod import image_of, sub_path
-from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
 from runtime.backends.kubernetes.state import is_live_run, is_submitted
 from runtime.backends.kubernetes.volume import RunFolders
@@ -84,7 +84,7 @@ class Submission:
 
     def _create_objects(self, spec: RunSpec, job: Object | None) -> None:
         """Create the run's objects. `job` is the Job that an interrupted submission has left; None if there is none."""
-        plan = build_pod_plan(spec, self._config, self._root)
+        inputs = build_pod_inputs(spec, self._config, self._root)
         namespace = namespace_of(spec, self._config)
         if job is not None and is_deleting(job):
             raise BackendUnavailable(f"An earlier run named '{spec.name}' is still being deleted.")
@@ -95,12 +95,12 @@ class Submission:
             if self._folders is not None:
                 self._folders.create(spec.name, spec.checkpoint_key)
         launcher_name = self._launchers.ensure(namespace)
-        job = job or self._api.create(manifests.job(spec, self._config, plan, launcher_name))
+        job = job or self._api.create(manifests.job(spec, self._config, inputs, launcher_name))
         if job is None:
             # `create` found a Job of this name: another process submits the same run at this moment.
             job = self._api.get(resource_path("batch/v1", "jobs", namespace, spec.name))
         keys = {"token": secrets.token_hex(32), "record_key": secrets.token_hex(32)}
-        for manifest in manifests.owned_objects(spec, self._config, plan, job["metadata"]["uid"], keys):
+        for manifest in manifests.owned_objects(spec, self._config, inputs, job["metadata"]["uid"], keys):
             if manifest["kind"] == "Secret" and manifest["metadata"]["name"] == spec.name:  # it has `keys`
                 self._create_secret(manifest)
             else:

@@ -16,9 +16,9 @@ from runtime.images import recipes, venvs
 MIN_FREE_BYTES = 5 * 2**30
 """Free disk space below which the check fails: a built image alone takes up some GiB, and runs need more."""
 SMOKE_SECONDS = 60.0
-"""How long the test run may take. On an idle machine it takes seconds; a minute leaves room for a busy machine."""
+"""How long the smoke run may take. On an idle machine it takes seconds; a minute leaves room for a busy machine."""
 _SMOKE_MEMORY_MIB = 256
-"""Memory of each node of the test run. It is enough for an interpreter that imports no framework."""
+"""Memory of each node of the smoke run. It is enough for an interpreter that imports no framework."""
 
 
 def check(backend: Backend, *, root: Path, images_root: Path, smoke: bool = True) -> Iterator[CheckResult]:

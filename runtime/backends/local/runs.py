@@ -116,7 +116,7 @@ class Run:
         for cgroups_file in (self.folder / "nodes").glob("*.cgroups"):
             process_tree.remove_recorded_cgroups(cgroups_file)
 
-    def _read_record(self, node: int) -> outcome.Record:
+    def _read_record(self, node: int) -> outcome.RecordData:
         """Return a node's record with the fields that `outcome.merge` needs; kill the supervisor if it is frozen."""
         path = peer_liveness.record_path(self.folder, node)
         record = peer_liveness.load_record(path)

@@ -26,7 +26,7 @@ from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.node import RunPlan
 from runtime.backends.slurm.runs import SlurmRun
-from runtime.backends.slurm.states import JobState
+from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.files import FileLock
@@ -267,7 +267,7 @@ class SlurmBackend(FolderBackend):
         job = self._last_known_job(name)
         return modified_at, None if job is None else (job.state, job.reason)
 
-    def _last_known_job(self, name: str) -> JobState | None:
+    def _last_known_job(self, name: str) -> SlurmJob | None:
         """Return the run's job as Slurm last reported it, without asking Slurm; None if that report lacks it."""
         try:
             job_id = self._run(name).submission()["job_id"]

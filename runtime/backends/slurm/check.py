@@ -16,10 +16,10 @@ from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.images import recipes, venvs
 
 _SMOKE_SECONDS = 300.0
-"""How long the test run may take. It runs for seconds, but on a busy cluster it may wait for minutes in Slurm's queue.
+"""How long the smoke run may take. It runs for seconds, but on a busy cluster it may wait for minutes in Slurm's queue.
 """
 _SMOKE_MEMORY_MIB = 256
-"""Memory of each node of the test run. It is enough for an interpreter that imports no framework."""
+"""Memory of each node of the smoke run. It is enough for an interpreter that imports no framework."""
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
 """Programs of Slurm that the backend runs."""
 
@@ -106,7 +106,7 @@ def _check_folder(root: Path) -> CheckResult:
     except OSError as error:
         detail = f"{root} cannot be written: {error.strerror}"
         return CheckResult("folder of runs", ok=False, detail=detail, remedy=f"Give it to the user {os.getuid()}.")
-    return CheckResult("folder of runs", ok=True, detail=f"{root}: the test run shows whether the machines share it.")
+    return CheckResult("folder of runs", ok=True, detail=f"{root}: the smoke run shows whether the machines share it.")
 
 
 def _check_smoke_run(backend: Backend, image: str, root: Path) -> CheckResult:

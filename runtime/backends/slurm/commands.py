@@ -13,8 +13,8 @@ from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.states import (
     ACCOUNTING_FIELDS,
     JOB_FORMAT,
-    JobState,
     Machine,
+    SlurmJob,
     has_preemption_time,
     parse_jobs,
     parse_machines,
@@ -38,7 +38,7 @@ class Slurm:
         self._config = config
         self._lock = threading.Lock()
         # Each cached answer has the time of its query (monotonic).
-        self._jobs: tuple[float, dict[str, JobState]] = (float("-inf"), {})
+        self._jobs: tuple[float, dict[str, SlurmJob]] = (float("-inf"), {})
         self._machines: tuple[float, tuple[Machine, ...]] = (float("-inf"), ())
 
     def path(self, program: str) -> str:
@@ -79,7 +79,7 @@ class Slurm:
         except CommandFailed as error:
             raise BackendUnavailable(f"Slurm's {program} failed: {error}") from error
 
-    def jobs(self, max_age_seconds: float) -> dict[str, JobState]:
+    def jobs(self, max_age_seconds: float) -> dict[str, SlurmJob]:
         """Return this user's jobs by id, from an answer at most `max_age_seconds` old. Raises BackendUnavailable.
 
         Slurm forgets a job some minutes after its end (MinJobAge).
@@ -90,11 +90,11 @@ class Slurm:
                 self._jobs = (time.monotonic(), parse_jobs(text))
             return self._jobs[1]
 
-    def known_jobs(self) -> dict[str, JobState]:
+    def known_jobs(self) -> dict[str, SlurmJob]:
         """Return the jobs of Slurm's last answer, whatever its age, without asking Slurm."""
         return self._jobs[1]
 
-    def finished_job(self, job_id: str) -> JobState | None:
+    def finished_job(self, job_id: str) -> SlurmJob | None:
         """Return a job that the controller has forgotten, from Slurm's accounting.
 
         None if the cluster has no accounting, or it does not know the job. Raises BackendUnavailable.

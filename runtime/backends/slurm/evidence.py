@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.backends.slurm.states import JobState
+from runtime.backends.slurm.states import SlurmJob
 from runtime.specs import FailureCode, Outcome
 
-Record = dict[str, Any]
+RecordData = dict[str, Any]
 Cause = dict[str, Any]
 """A cause as in a record: why a node ended. `supervision.outcome.merge` adds `at` and `node` if they are missing."""
 
@@ -55,7 +55,7 @@ class Observation:
     `job` is None if Slurm no longer knows it. `failed_machines` are the run's machines that Slurm reports as failed.
     """
 
-    job: JobState | None
+    job: SlurmJob | None
     end_request: EndRequest | None
     failed_machines: Set[str]
     submitted_at: float
@@ -69,7 +69,7 @@ class Observation:
         return not self.job.is_active and self.now >= self.job.ended_at + SETTLE_SECONDS
 
 
-def assess(node: int, record: Record | None, observation: Observation) -> Record:
+def assess(node: int, record: RecordData | None, observation: Observation) -> RecordData:
     """Return a node's record with the fields that `supervision.outcome.merge` needs.
 
     `record` is None if the supervisor has written none. The result has the field `loss` if the node was lost.
@@ -84,7 +84,7 @@ def assess(node: int, record: Record | None, observation: Observation) -> Record
     return {**record, "alive": False, "loss": loss_cause}
 
 
-def needs_slurm(records: Sequence[Record | None], now: float, max_silence_seconds: float) -> bool:
+def needs_slurm(records: Sequence[RecordData | None], now: float, max_silence_seconds: float) -> bool:
     """Whether the records do not show the run's state, so that Slurm must be asked.
 
     That is so if a node has no record, if Slurm has ended a node, or if a node has sent no heartbeat for
@@ -98,9 +98,9 @@ def needs_slurm(records: Sequence[Record | None], now: float, max_silence_second
     )
 
 
-def _unstarted_record(node: int, observation: Observation) -> Record:
+def _unstarted_record(node: int, observation: Observation) -> RecordData:
     """Return the record of a node whose supervisor has written none."""
-    record: Record = {
+    record: RecordData = {
         "node": node,
         "phase": "starting",
         "address": "",
@@ -126,7 +126,7 @@ def _unstarted_record(node: int, observation: Observation) -> Record:
     }
 
 
-def _start_failure_cause(job: JobState | None) -> Cause:
+def _start_failure_cause(job: SlurmJob | None) -> Cause:
     """Return why a node has not started, by the state of its ended job."""
     state = "" if job is None else job.state
     if state in _MACHINE_FAULTS:
@@ -139,7 +139,7 @@ def _start_failure_cause(job: JobState | None) -> Cause:
     return new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
 
 
-def _with_slurms_reason(record: Record, observation: Observation) -> Record:
+def _with_slurms_reason(record: RecordData, observation: Observation) -> RecordData:
     """Return a last record. A cause which says only that Slurm ended the node is replaced by Slurm's reason for it."""
     slurm_cause = _slurm_cause(record)
     if slurm_cause is None:
@@ -158,7 +158,7 @@ def _with_slurms_reason(record: Record, observation: Observation) -> Record:
     return {**record, "alive": True, "causes": [*earlier_causes, {**slurm_cause, "at": signalled_at, **reason}]}
 
 
-def _slurm_cause(record: Record) -> Mapping[str, Any] | None:
+def _slurm_cause(record: RecordData) -> Mapping[str, Any] | None:
     """Return the cause which says only that Slurm ended the node; None if the record has none."""
     causes: list[Mapping[str, Any]] = record.get("causes") or []
     for cause in causes:
@@ -167,7 +167,7 @@ def _slurm_cause(record: Record) -> Mapping[str, Any] | None:
     return None
 
 
-def _loss_cause(record: Record, observation: Observation) -> Cause | None:
+def _loss_cause(record: RecordData, observation: Observation) -> Cause | None:
     """Return why a node is lost whose supervisor has written no last record; None if the supervisor may still run."""
     silence_seconds = observation.now - record["seen_at"]
     machine_has_failed = record.get("machine") in observation.failed_machines
@@ -185,13 +185,13 @@ def _loss_cause(record: Record, observation: Observation) -> Cause | None:
     return _unexplained_cause(record, observation) if cause is None else cause
 
 
-def _is_silent(record: Record, observation: Observation) -> bool:
+def _is_silent(record: RecordData, observation: Observation) -> bool:
     """Whether Slurm reports that the job runs, but the supervisor has sent no heartbeat for too long."""
     job = observation.job
     return job is not None and job.is_active and observation.now - record["seen_at"] > SILENT_SECONDS
 
 
-def _cause_by_job_state(record: Record, observation: Observation) -> Cause | None:
+def _cause_by_job_state(record: RecordData, observation: Observation) -> Cause | None:
     """Return why Slurm ended a node whose supervisor had started, by the state of its job.
 
     None if the state gives no reason and the console did not request the end.
@@ -229,7 +229,7 @@ def _requested_cause(observation: Observation) -> Cause | None:
     return None if observation.end_request is None else observation.end_request.cause
 
 
-def _unexplained_cause(record: Record, observation: Observation) -> Cause:
+def _unexplained_cause(record: RecordData, observation: Observation) -> Cause:
     """Return the cause for a node whose supervisor ended although Slurm reports no fault."""
     node = record["node"]
     if observation.job is None:
@@ -242,7 +242,7 @@ def _unexplained_cause(record: Record, observation: Observation) -> Cause:
     return new_cause(Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED, message)
 
 
-def _failed_machine_cause(record: Record) -> Cause:
+def _failed_machine_cause(record: RecordData) -> Cause:
     message = f"Node {record['node']} was lost: Slurm reports that the machine {record.get('machine', '')} failed."
     return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
 

@@ -5,7 +5,7 @@ Reasons are those of `squeue`; see https://slurm.schedmd.com/squeue.html#SECTION
 
 from __future__ import annotations
 
-from runtime.backends.slurm.states import JobState
+from runtime.backends.slurm.states import SlurmJob
 from runtime.specs import Waiting, WaitingCode
 
 # Slurm's reasons, by their meaning for a run.
@@ -22,7 +22,7 @@ _TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig
 _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "MaxGRES", "MaxTRES", "MaxBilling")
 
 
-def explain_waiting(job: JobState | None) -> Waiting:
+def explain_waiting(job: SlurmJob | None) -> Waiting:
     """Return why the nodes of a run do not run yet. `job` is None if Slurm does not list the run's job."""
     if job is None or not job.is_waiting:
         return Waiting(WaitingCode.STARTING, {"step": "supervisor"}, "Slurm has started the nodes of the run.")

@@ -29,10 +29,10 @@ from typing import Any
 from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, Record
+from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, RecordData
 from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh
 from runtime.backends.slurm.pending import explain_waiting
-from runtime.backends.slurm.states import JobState
+from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import outcome, peer_liveness
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
 from runtime.errors import BackendUnavailable, RunNotFound
@@ -141,7 +141,7 @@ class SlurmRun:
         self._enforce_end(job_id, observation, status)
         return status
 
-    def _observe(self, job_id: str, records: list[Record | None], submitted_at: float, now: float) -> Observation:
+    def _observe(self, job_id: str, records: list[RecordData | None], submitted_at: float, now: float) -> Observation:
         """Return all facts about the run except the records.
 
         Does not ask Slurm while the records suffice, which is usual for a running run.
@@ -150,7 +150,7 @@ class SlurmRun:
         known_job = self._slurm.known_jobs().get(job_id)
         job_has_ended = known_job is not None and not known_job.is_active
         if not job_has_ended and not evidence.needs_slurm(records, now, _HEALTHY_SECONDS):
-            return Observation(JobState(job_id, "RUNNING"), end_request, frozenset(), submitted_at, now)
+            return Observation(SlurmJob(job_id, "RUNNING"), end_request, frozenset(), submitted_at, now)
         # A cached answer from before the job's submission does not list it, so Slurm is asked again.
         job = self._slurm.jobs(_FRESH_SECONDS).get(job_id) or self._slurm.jobs(max_age_seconds=0).get(job_id)
         if job is None:
@@ -169,7 +169,7 @@ class SlurmRun:
             )
         return Observation(job, end_request, failed_machines, submitted_at, now)
 
-    def _read_records(self, nodes: int) -> list[Record | None]:
+    def _read_records(self, nodes: int) -> list[RecordData | None]:
         refresh(self.folder / "nodes")
         paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
         return [peer_liveness.load_record(path) for path in paths]
@@ -209,7 +209,7 @@ class SlurmRun:
 
     # Ending
 
-    def _store_end(self, job_id: str, records: list[Record], observation: Observation) -> None:
+    def _store_end(self, job_id: str, records: list[RecordData], observation: Observation) -> None:
         """Store how the run ended, and end the processes that it may still have."""
         # Supervisors that have written their last record end by themselves.
         if not all(record["alive"] for record in records):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 JOB_FORMAT = "%i|%T|%S|%e|%N|%r"
-"""squeue's format for the fields of a JobState. Times are Unix seconds if SLURM_TIME_FORMAT is `%s`."""
+"""squeue's format for the fields of a SlurmJob. Times are Unix seconds if SLURM_TIME_FORMAT is `%s`."""
 ACCOUNTING_FIELDS = "JobIDRaw,State,Start,End,NodeList,Reason"
 """The same fields for sacct."""
 ACTIVE_STATES = frozenset(
@@ -33,7 +33,7 @@ _GPU_COUNT = re.compile(r"^gres/gpu(?::([^=]+))?=(\d+)$")
 
 
 @dataclass(frozen=True)
-class JobState:
+class SlurmJob:
     """A job. Times are Unix seconds; 0: not known. `machines` is a list in Slurm's notation, such as `n[1-4]`.
 
     `reason` is why a waiting job waits, in Slurm's words.
@@ -84,7 +84,7 @@ class Machine:
         return not self.has_failed and not any(part in self.state for part in _CLOSED_STATES)
 
 
-def parse_jobs(text: str) -> dict[str, JobState]:
+def parse_jobs(text: str) -> dict[str, SlurmJob]:
     """Return the jobs by their id, from lines of JOB_FORMAT or of sacct's ACCOUNTING_FIELDS."""
     jobs = {}
     for line in text.splitlines():
@@ -94,7 +94,7 @@ def parse_jobs(text: str) -> dict[str, JobState]:
             job_id, state, started_at, ended_at, machines, reason = (part.strip() for part in parts)
             # sacct adds the user who cancelled a job, as in "CANCELLED by 1000", and "+" to a state that it cut short.
             state = state.split(" ")[0].rstrip("+")
-            jobs[job_id] = JobState(job_id, state, _unix_time(started_at), _unix_time(ended_at), machines, reason)
+            jobs[job_id] = SlurmJob(job_id, state, _unix_time(started_at), _unix_time(ended_at), machines, reason)
     return jobs
 
 

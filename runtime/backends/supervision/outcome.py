@@ -18,10 +18,15 @@ from runtime.backends.records import failure_from, latest, progress_at, restarts
 from runtime.launcher.protocol import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
-Record = dict[str, Any]
+RecordData = dict[str, Any]
+"""A node's record (`runtime.launcher.record.Record`), as decoded from JSON."""
+Cause = dict[str, Any]
+"""A cause in a record; `runtime.launcher.protocol` documents its fields."""
+Members = dict[str, Any]
+"""A message `members` of `runtime.launcher.protocol`: the nodes that take part in a round, and since when."""
 
 
-def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatus:
+def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunStatus:
     """Return the status of a run that was submitted at `submitted_at` (Unix seconds).
 
     `records` has one record per node, as its supervisor wrote it, with fields that the backend has added. `alive`:
@@ -66,7 +71,7 @@ def _latest_unless_missing(times: Sequence[float | None]) -> float | None:
     return max(known_times, default=None) if len(known_times) == len(times) else None
 
 
-def _membership_changes(records: Sequence[Record]) -> list[Record]:
+def _membership_changes(records: Sequence[RecordData]) -> list[Members]:
     """Return the run's messages `members` (`runtime.launcher.protocol`), oldest first.
 
     Only the record of node 0 has some, so the longest list is that of node 0.
@@ -74,7 +79,7 @@ def _membership_changes(records: Sequence[Record]) -> list[Record]:
     return max((record.get("members", []) for record in records), key=len, default=[])
 
 
-def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Sequence[Record]) -> tuple[Span, ...]:
+def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Sequence[Members]) -> tuple[Span, ...]:
     """Return the periods with a constant number of nodes, from `started_at` to `finished_at`.
 
     `nodes` is the number of nodes at the start.
@@ -94,12 +99,12 @@ def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Se
     return (*spans, Span(last.nodes, last.started_at, finished_at))
 
 
-def _is_lost(record: Record) -> bool:
+def _is_lost(record: RecordData) -> bool:
     """Whether the node's supervisor died without a last record."""
     return record["phase"] != "ended" and not record["alive"]
 
 
-def _node_status(record: Record) -> NodeStatus:
+def _node_status(record: RecordData) -> NodeStatus:
     is_lost = _is_lost(record)
     return NodeStatus(
         node=record["node"],
@@ -128,7 +133,7 @@ def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
     return f"Waiting for {len(waiting)} nodes to start."
 
 
-def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
+def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:
     """Return the causes that may have ended the run: those about its last members.
 
     An elastic run continued without its other nodes. A report that another node was lost is dropped if that node's own
@@ -157,7 +162,7 @@ def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
     return causes + [_loss_cause(record, causes) for record in lost_records]
 
 
-def _blame_code_for_report(cause: Record, record: Record) -> Record:
+def _blame_code_for_report(cause: Cause, record: RecordData) -> Cause:
     """Turn an unconfirmed report about other nodes into a failure of the code; return any other cause unchanged.
 
     Only customer code can keep launchers from reaching each other while all supervisors live.
@@ -167,18 +172,18 @@ def _blame_code_for_report(cause: Record, record: Record) -> Record:
     return {**cause, "kind": Outcome.CODE_FAILED, "code": FailureCode.LAUNCHER_KILLED}
 
 
-def _is_about_another_node(cause: Record, record: Record) -> bool:
+def _is_about_another_node(cause: Cause, record: RecordData) -> bool:
     """Whether the record reports another node's loss, or repeats a cause that another node reported."""
     is_other_node = cause.get("node") != record["node"]
     return bool(cause.get("heard") or (cause["kind"] == Outcome.NODE_LOST and is_other_node))
 
 
-def _is_loss_by_platform(record: Record) -> bool:
+def _is_loss_by_platform(record: RecordData) -> bool:
     """Whether the platform is responsible for the loss of this node, as far as the backend knows."""
     return "loss" not in record or record["loss"]["kind"] in {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
 
 
-def _loss_cause(record: Record, causes: Sequence[Record]) -> Record:
+def _loss_cause(record: RecordData, causes: Sequence[Cause]) -> Cause:
     """Return a node's loss as a cause, dated at its last heartbeat.
 
     If another node reported the loss, the message quotes one such report.

@@ -20,7 +20,7 @@ can name the late nodes."""
 
 
 class PodPlan(NodePlan, total=False):
-    """The fields of `order.json`, the plan that every pod of a run reads; `pod.main` documents them."""
+    """The Pod plan, `order.json`, which every pod of a run reads; `pod.main` documents its fields."""
 
     run: str
     plan: Dict[str, Any]

@@ -297,6 +297,13 @@ def test_a_disruption_is_read_from_the_job_if_the_pod_is_deleted():
     assert (status.outcome, status.failure.code, status.failure.node) == (Outcome.NODE_LOST, FailureCode.EVICTED, 0)
 
 
+def test_a_disruption_whose_message_names_no_pod_is_of_no_node():
+    job = dataclasses.replace(FAILED, failure_reason="PodFailurePolicy", failure_message="A pod was disrupted")
+    status = status_of(job, ended(1, 1), records={1: record(cause("node_lost", "node_lost"))})
+    assert (status.outcome, status.failure.node) == (Outcome.NODE_LOST, None)
+    assert status.failure.message == "A node was disrupted: A pod was disrupted."
+
+
 def test_an_overdue_pod_is_lost():
     overdue = running(0, deletion_deadline=END + 20)
     waiting = status_of(dataclasses.replace(JOB, is_failing=True), overdue, ended(1, 1), now=END + 25)

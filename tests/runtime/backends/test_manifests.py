@@ -10,7 +10,7 @@ import pytest
 from runtime.backends.kubernetes import manifests, rbac
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.names import labels_of, namespace_for
-from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.errors import InvalidSpec
 from runtime.specs import Framework, Image, Mount, PullSecret, Resources, RunSpec
 from tests.kubernetes.admission import pod_security_violations
@@ -56,7 +56,7 @@ def spec(**changes):
 
 
 def everything(run, on):
-    plan = build_pod_plan(run, on, ROOT)
+    plan = build_pod_inputs(run, on, ROOT)
     launcher = manifests.launcher("trainyard-runs", b"PK-an-archive")
     job = manifests.job(run, on, plan, launcher["metadata"]["name"])
     return [launcher, job, *manifests.owned_objects(run, on, plan, UID, KEYS)]
