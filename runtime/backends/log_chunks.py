@@ -61,10 +61,10 @@ def read_times(file_fd: int, raw_chunk: RawChunk) -> Times:
         first = max(0, bisect_right(pairs, start, key=lambda pair: _read_pair(file_fd, pair)[0]) - 1)
         last = bisect_left(pairs, end, lo=first, key=lambda pair: _read_pair(file_fd, pair)[0])
         step = max(1, -(-(last - first) // _MAX_TIMES))
-        read = [_read_pair(file_fd, pair) for pair in pairs[first:last:step]]
+        pairs_read = [_read_pair(file_fd, pair) for pair in pairs[first:last:step]]
     except OSError:
         return []
-    return sorted((offset, time / 1000) for offset, time in read if 0 < time < _MAX_MILLISECONDS)
+    return sorted((offset, time / 1000) for offset, time in pairs_read if 0 < time < _MAX_MILLISECONDS)
 
 
 def _read_pair(file_fd: int, index: int) -> tuple[int, int]:

@@ -116,7 +116,7 @@ def reserve_port() -> socket.socket:
     port.
     """
     # Port 0 makes the kernel choose a free port. It is bound on all addresses, because the code may use any of them.
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("", 0))
-    return reserved
+    reserved_socket = socket.socket()
+    reserved_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved_socket.bind(("", 0))
+    return reserved_socket

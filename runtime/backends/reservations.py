@@ -32,10 +32,10 @@ def reserve(capacity: Capacity, requests: Iterable[NodeRequest]) -> Capacity:
 
 def subtract(total: Resources, used_resources: Iterable[Resources]) -> Resources:
     """Return `total` minus all `used_resources`; no amount falls below 0."""
-    used = sum_of(used_resources)
-    gpus = max(0, total.gpus - used.gpus)
-    cpus = max(0.0, round(total.cpus - used.cpus, 6))  # rounded, since 0.3 - 0.1 is not exactly 0.2
-    return Resources(cpus, max(0, total.memory_mib - used.memory_mib), gpus, total.gpu_type if gpus else "")
+    used_sum = sum_of(used_resources)
+    gpus = max(0, total.gpus - used_sum.gpus)
+    cpus = max(0.0, round(total.cpus - used_sum.cpus, 6))  # rounded, since 0.3 - 0.1 is not exactly 0.2
+    return Resources(cpus, max(0, total.memory_mib - used_sum.memory_mib), gpus, total.gpu_type if gpus else "")
 
 
 def sum_of(items: Iterable[Resources]) -> Resources:

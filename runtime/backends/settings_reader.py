@@ -30,11 +30,11 @@ class SettingsReader:
         """Return the error for a setting. `problem` follows the setting's name: "must be a string"."""
         return ValueError(f"The cluster '{self.cluster}': '{setting}' {problem}.")
 
-    def refuse_unknown(self, known: set[str], *, backend: str) -> None:
-        """Refuse a setting that is not `known`, and a setting `backend` that names another kind."""
+    def refuse_unknown(self, known_settings: set[str], *, backend: str) -> None:
+        """Refuse a setting that is not `known_settings`, and a setting `backend` that names another kind."""
         for setting in self.data:
-            if setting not in known:
-                raise self.error(setting, f"is not a setting; the settings are {', '.join(sorted(known))}")
+            if setting not in known_settings:
+                raise self.error(setting, f"is not a setting; the settings are {', '.join(sorted(known_settings))}")
         if self.data.get("backend", backend) != backend:
             raise self.error("backend", f"must be {backend} here")
 

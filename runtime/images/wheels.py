@@ -52,8 +52,8 @@ def build_wheels(
     """
     if section.compilation is None:
         raise ValueError("this section is not compiled")
-    installed = run([uv.executable(), "pip", "freeze", "--python", str(python)], {})
-    cached = cache_folder() / _digest(section, installed)
+    installed_packages = run([uv.executable(), "pip", "freeze", "--python", str(python)], {})
+    cached = cache_folder() / _digest(section, installed_packages)
     if rebuild:
         shutil.rmtree(cached, ignore_errors=True)
     if not cached.is_dir():
@@ -71,17 +71,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard" / "wheels"
 
 
-def _digest(section: Section, installed: str) -> str:
-    """Return the name of the cache folder. `installed` is the list of the interpreter's packages."""
+def _digest(section: Section, installed_packages: str) -> str:
+    """Return the name of the cache folder. `installed_packages` is the list of the interpreter's packages."""
     interpreter = [sys.version, sysconfig.get_platform()]
-    return hashlib.sha256(json.dumps([section, installed, interpreter]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([section, installed_packages, interpreter]).encode()).hexdigest()
 
 
 def _require_tools() -> None:
-    missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
-    if missing:
+    missing_tools = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
+    if missing_tools:
         raise CompilerMissing(
-            f"{' and '.join(missing)} must be installed to compile this image (Debian, Ubuntu: apt-get install "
+            f"{' and '.join(missing_tools)} must be installed to compile this image (Debian, Ubuntu: apt-get install "
             "g++ make; Fedora: dnf install gcc-c++ make). Then build it again."
         )
 

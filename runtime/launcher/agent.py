@@ -148,8 +148,8 @@ class Agent:
 
     def _handle_ended_children(self) -> None:
         os.read(self._wakeup[0], 4096)  # one byte per signal, whose number does not matter
-        for ended in reap():
-            self._note_rank_exit(ended)
+        for process_exit in reap():
+            self._note_rank_exit(process_exit)
         # Done after all ends are collected, so that ranks which died together each report their own cause.
         if self._failures:
             self._schedule_failure_report(time.monotonic())
@@ -284,12 +284,12 @@ class Agent:
 
     # Ending
 
-    def _note_rank_exit(self, ended: Exit) -> None:
+    def _note_rank_exit(self, process_exit: Exit) -> None:
         """Report a rank's end, and collect its failure unless the loss of a node explains it."""
-        rank = self._worker_group.note_exit(ended)
+        rank = self._worker_group.note_exit(process_exit)
         if rank is None or rank.exit is None:
             if self._rounds.mpi is not None:
-                self._rounds.mpi.note_exit(ended)
+                self._rounds.mpi.note_exit(process_exit)
             return
         self._report(
             {
@@ -335,8 +335,8 @@ class Agent:
         # causes.
         for rank in self._worker_group.live_ranks:
             self._worker_group.read_reports(rank)
-        for ended in reap():
-            self._note_rank_exit(ended)
+        for process_exit in reap():
+            self._note_rank_exit(process_exit)
         failures = self._failures
         if not self._is_ending:
             failures = failures + [self._cause_of(rank) for rank in self._worker_group.live_ranks if rank.is_failing]
@@ -347,13 +347,13 @@ class Agent:
         self._report_failures_at = None
         return failures
 
-    def _abort(self, reported: Any) -> None:
-        """End the run because another node has failed; `reported` is its cause, if it sent one."""
+    def _abort(self, reported_cause: Any) -> None:
+        """End the run because another node has failed; `reported_cause` is its cause, if it sent one."""
         self._report_failures()
-        if isinstance(reported, dict):
-            self._report({"type": "cause", "cause": {**reported, "heard": True}})
+        if isinstance(reported_cause, dict):
+            self._report({"type": "cause", "cause": {**reported_cause, "heard": True}})
         # The hub passes the abort on, since other nodes are connected only to the hub. Its sender then ignores it.
-        self._peers.send({"type": "abort", "cause": reported})
+        self._peers.send({"type": "abort", "cause": reported_cause})
         self._end_ranks()
 
     def _fail(self, failure: Message) -> None:

@@ -91,15 +91,15 @@ def copy_image_metadata(target: str) -> List[str]:
 
     If two folders of `sys.path` have the same package, the metadata is that of the first, from which Python imports.
     """
-    copied: Dict[str, str] = {}  # the folder of each package's metadata, by the package's name
+    copies: Dict[str, str] = {}  # the folder of each package's metadata, by the package's name
     for folder in filter(os.path.isdir, sys.path):
         for name in sorted(os.listdir(folder)):
             match = _DIST_INFO.fullmatch(name)
             package = re.sub(r"[._]+", "-", match.group(1)).lower() if match else ""
-            if match and package not in copied:
-                copied[package] = name
+            if match and package not in copies:
+                copies[package] = name
                 shutil.copytree(os.path.join(folder, name), os.path.join(target, name))
-    return list(copied.values())
+    return list(copies.values())
 
 
 def serve_proxy(path: str) -> int:

@@ -144,13 +144,13 @@ class Mpi:
             self._answer(self._daemon_waiters.pop(daemon_id), {"exit_code": message["ended"], "signal": ""})
         return True
 
-    def note_exit(self, ended: Exit) -> None:
+    def note_exit(self, process_exit: Exit) -> None:
         """Note that a process of this node ended, perhaps mpirun or a daemon."""
-        if ended.pid == self._mpirun_pid:
-            self._mpirun_exit = ended
-        elif ended.pid in self._daemons:
-            code = 1 if ended.exit_code is None else ended.exit_code  # None: ended by a signal
-            self._send({"type": "mpi", "id": self._daemons.pop(ended.pid), "ended": code})
+        if process_exit.pid == self._mpirun_pid:
+            self._mpirun_exit = process_exit
+        elif process_exit.pid in self._daemons:
+            code = 1 if process_exit.exit_code is None else process_exit.exit_code  # None: ended by a signal
+            self._send({"type": "mpi", "id": self._daemons.pop(process_exit.pid), "ended": code})
 
     def end_stub(self, rank: Rank) -> None:
         """Make the rank's stub end as the rank did.
@@ -223,12 +223,12 @@ class Mpi:
             return
         try:
             variables = {str(name): str(value) for name, value in environment.items()}
-            started = self._worker_group.start_rank(plan, local_rank, variables)
+            started_rank = self._worker_group.start_rank(plan, local_rank, variables)
         except OSError:  # the ranks that run already have used up the process limit
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
         self._started_local_ranks.add(local_rank)
-        self._stubs[started.pid] = link
+        self._stubs[started_rank.pid] = link
         if not self.is_starting:
             self._worker_group.finish_starting()
             self._on_all_started()

@@ -313,9 +313,9 @@ class Node:
         self._output.drain(give_up_at)
         if self._unreported_output_at is not None:
             self._record.note_progress(self._unreported_output_at)
-        ended = self._tree.exit
-        if ended is not None and not self._has_reported_end and not self._record.causes:
-            self._explain_exit(ended)
+        launcher_exit = self._tree.exit
+        if launcher_exit is not None and not self._has_reported_end and not self._record.causes:
+            self._explain_exit(launcher_exit)
         self._check_after_end()
         for problem in self._output.problems:
             self._record.add_detail(problem)
@@ -332,8 +332,8 @@ class Node:
             if cause is not first:
                 del cause["last_lines"]
 
-    def _explain_exit(self, ended: Exit) -> None:
-        """Add a cause for the end of a launcher that reported neither a cause nor `ended`."""
+    def _explain_exit(self, launcher_exit: Exit) -> None:
+        """Add a cause for the end of a launcher that reported neither a cause nor `launcher_exit`."""
         raise NotImplementedError
 
     def _check_after_end(self) -> None:

@@ -169,13 +169,13 @@ def _find_place(error: BaseException) -> "List[str]":
 def _chain(error: BaseException) -> "List[BaseException]":
     """Return an exception, its causes and contexts, and the members of exception groups; the outermost first."""
     chain: "List[BaseException]" = []
-    seen = set()
+    seen_ids = set()
     pending: "List[Any]" = [error]
     while pending:
         chained = pending.pop(0)
-        if not isinstance(chained, BaseException) or id(chained) in seen:
+        if not isinstance(chained, BaseException) or id(chained) in seen_ids:
             continue
-        seen.add(id(chained))
+        seen_ids.add(id(chained))
         chain.append(chained)
         pending.append(chained.__cause__)
         if not chained.__suppress_context__:

@@ -170,8 +170,8 @@ def sandbox_filter(machine: str = "") -> Optional[bytes]:
     for name, x86_64, aarch64 in (("socket", 41, 198), ("socketpair", 53, 199)):
         rules.append(_Rule(name, x86_64, aarch64, errno.EAFNOSUPPORT, other_family))
         rules.append(_Rule(name, x86_64, aarch64, errno.EPROTONOSUPPORT, other_netlink))
-    refused = [_Rule(*call) for call in _REFUSED_CALLS]
-    return _build_filter(machine, [*rules, *_protection_rules((LAUNCHER_PID,)), *refused])
+    refused_calls = [_Rule(*call) for call in _REFUSED_CALLS]
+    return _build_filter(machine, [*rules, *_protection_rules((LAUNCHER_PID,)), *refused_calls])
 
 
 def pod_filter(protected_pids: Sequence[int], machine: str = "") -> Optional[bytes]:

@@ -109,9 +109,9 @@ def print_line(line: str) -> None:
 
 def check_environment() -> Dict[str, Any]:
     """Check that every variable of the contract is set."""
-    missing = [name for name in CONTRACT_VARIABLES if not os.environ.get(name)]
-    if missing:
-        raise CheckFailed(f"missing: {', '.join(missing)}")
+    missing_variables = [name for name in CONTRACT_VARIABLES if not os.environ.get(name)]
+    if missing_variables:
+        raise CheckFailed(f"missing: {', '.join(missing_variables)}")
     return {"variables": len(os.environ), "hostname": socket.gethostname()}
 
 
@@ -249,10 +249,10 @@ def _barrier_by_all_reduce(all_reduce: Callable[[List[float]], List[float]]) -> 
 def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Dict[str, Any]:
     """Check that a sum over all ranks is right; report the shortest time for 4 MiB."""
     # Every rank adds its number plus one: 1 + 2 + ... + world_size.
-    expected = world_size * (world_size + 1) / 2
+    expected_sum = world_size * (world_size + 1) / 2
     total = collectives.all_reduce([rank + 1.0, 0.0])[0]
-    if total != expected:
-        raise CheckFailed(f"the ranks' numbers add up to {total}, not to {expected}")
+    if total != expected_sum:
+        raise CheckFailed(f"the ranks' numbers add up to {total}, not to {expected_sum}")
     values = [1.0] * ALL_REDUCE_ELEMENTS
     shortest_seconds = float("inf")
     for _repetition in range(ALL_REDUCE_REPETITIONS):
@@ -266,9 +266,9 @@ def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Di
 def check_broadcast(collectives: Collectives, rank: int) -> Dict[str, Any]:
     """Check that a value of rank 0 reaches every rank, by a sum to which the other ranks add 0."""
     # Any number except 0: without rank 0's value, the sum would be 0.
-    received = collectives.all_reduce([42.0 if rank == 0 else 0.0, 0.0])[0]
-    if received != 42.0:
-        raise CheckFailed(f"rank 0 sent 42, and {received} arrived")
+    received_number = collectives.all_reduce([42.0 if rank == 0 else 0.0, 0.0])[0]
+    if received_number != 42.0:
+        raise CheckFailed(f"rank 0 sent 42, and {received_number} arrived")
     return {}
 
 
@@ -299,9 +299,11 @@ def main() -> int:
         report.run("sum", functools.partial(check_all_reduce, collectives, rank, world_size), dict)
         report.run("broadcast", functools.partial(check_broadcast, collectives, rank), dict)
         report.run("clock", functools.partial(check_clock, collectives), dict)
-    failed = [finding["name"] for finding in report.findings if not finding["ok"]]
-    print_line("rank {}: {}".format(rank, "failed: " + ", ".join(failed) if failed else "everything works"))
-    return 1 if failed else 0
+    failed_checks = [finding["name"] for finding in report.findings if not finding["ok"]]
+    print_line(
+        "rank {}: {}".format(rank, "failed: " + ", ".join(failed_checks) if failed_checks else "everything works")
+    )
+    return 1 if failed_checks else 0
 
 
 if __name__ == "__main__":

@@ -287,16 +287,18 @@ class WorkerGroup:
             os.close(rank.report_fd)
             rank.report_fd = -1
 
-    def note_exit(self, ended: Exit) -> Optional[Rank]:
+    def note_exit(self, process_exit: Exit) -> Optional[Rank]:
         """Note the end of a process; return its rank.
 
         None if the process is not a rank: mpirun, a daemon, or an adopted orphan.
         """
-        rank = self._by_pid.get(ended.pid)
+        rank = self._by_pid.get(process_exit.pid)
         if rank is None or rank.exit is not None:
             return None
         # If `handle_timers` has killed the rank, its script's failure counts, which means exit code 1.
-        rank.exit = Exit(ended.pid, 1, "") if rank.was_killed_late and ended.signal == "SIGKILL" else ended
+        rank.exit = (
+            Exit(process_exit.pid, 1, "") if rank.was_killed_late and process_exit.signal == "SIGKILL" else process_exit
+        )
         if rank.report_fd >= 0:
             self.read_reports(rank)
         return rank

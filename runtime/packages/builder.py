@@ -99,7 +99,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         with proxy.running(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
             backend.submit(_spec(layer, request, mounts))
             status = smoke_run.await_end(backend, RUN_NAME, request.seconds + _START_AND_END_SECONDS)
-        log = _read_log(layer, backend, request, index_proxy.refused)
+        log = _read_log(layer, backend, request, index_proxy.refused_hosts)
         (layer.folder / "log.txt").write_text(log)
         if status.outcome is Outcome.COMPLETED:
             size = layers.move_installed(layer, backend.run_folder(RUN_NAME))
@@ -216,15 +216,15 @@ def _uv_folder(root: Path) -> Path:
     return folder
 
 
-def _read_log(layer: Layer, backend: LocalBackend, request: InstallRequest, refused: set[str]) -> str:
+def _read_log(layer: Layer, backend: LocalBackend, request: InstallRequest, refused_hosts: set[str]) -> str:
     """Return the end of the installation's output, without paths of this machine.
 
-    `refused` has the hosts to which the proxy has refused connections; a line about each is added.
+    `refused_hosts` has the hosts to which the proxy has refused connections; a line about each is added.
     """
     text = _read_end(backend.run_folder(RUN_NAME) / "logs" / "rank-0.log").replace(
         str(Path(request.images_root).resolve()), "/images"
     )
-    for host in sorted(refused):
+    for host in sorted(refused_hosts):
         text += f"[trainyard] Refused a connection to {host}: it is not one of the configured package indexes.\n"
     return text
 

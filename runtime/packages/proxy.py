@@ -38,10 +38,10 @@ Hosts = Mapping[tuple[str, int], bool]
 
 
 class Proxy:
-    """The proxy while it runs. `refused` has the hosts, as `name:port`, to which it has refused connections."""
+    """The proxy while it runs. `refused_hosts` has the hosts, as `name:port`, to which it has refused connections."""
 
     def __init__(self, hosts: Hosts) -> None:
-        self.refused: set[str] = set()
+        self.refused_hosts: set[str] = set()
         self._hosts = hosts
         self._connection_slots = asyncio.Semaphore(_MAX_CONNECTIONS)
 
@@ -73,8 +73,8 @@ class Proxy:
             forwarded_head = _forwarded_head(method, path, header_lines)
         host = name.strip("[]").lower(), int(port)
         if host not in self._hosts:
-            if len(self.refused) < _MAX_REFUSED_HOSTS:
-                self.refused.add(f"{host[0][:253]}:{host[1]}")  # a host name has at most 253 characters
+            if len(self.refused_hosts) < _MAX_REFUSED_HOSTS:
+                self.refused_hosts.add(f"{host[0][:253]}:{host[1]}")  # a host name has at most 253 characters
             await _refuse(writer, 403, "This host is not one of the configured package indexes.")
             return
         upstream = await self._connect(*host)
@@ -127,18 +127,18 @@ def running(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
         os.close(folder_fd)
     listener.listen(_MAX_CONNECTIONS)
     proxy = Proxy(hosts)
-    started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
+    server_handles: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
     async def serve() -> None:
         stop = asyncio.Event()
         async with await asyncio.start_unix_server(proxy.serve, sock=listener, limit=_MAX_HEAD_BYTES):
-            started.put((asyncio.get_running_loop(), stop))
+            server_handles.put((asyncio.get_running_loop(), stop))
             await stop.wait()
 
     # When the event ends `serve`, `asyncio.run` cancels the connections that are still open.
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="index-proxy", daemon=True)
     thread.start()
-    loop, stop = started.get()
+    loop, stop = server_handles.get()
     try:
         yield proxy
     finally:

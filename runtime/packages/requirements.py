@@ -57,11 +57,11 @@ class InvalidRequirements(RuntimeFault):
 
 @dataclass(frozen=True)
 class Conflict:
-    """A requirement that the image cannot meet: it has the version `installed` of the package `name`."""
+    """A requirement that the image cannot meet: it has the version `installed_version` of the package `name`."""
 
     requirement: str
     name: str
-    installed: str
+    installed_version: str
 
 
 def parse(text: str) -> tuple[str, ...]:
@@ -76,15 +76,16 @@ def parse(text: str) -> tuple[str, ...]:
     return tuple(sorted(requirements))
 
 
-def find_conflict(requirements: Sequence[str], installed: Mapping[str, str]) -> Conflict | None:
+def find_conflict(requirements: Sequence[str], installed_versions: Mapping[str, str]) -> Conflict | None:
     """Return the first requirement for another version of a package that the image has; None if there is none.
 
-    `installed` are versions by canonical name. Requirements with an environment marker are left to the installer.
+    `installed_versions` has versions by canonical name. Requirements with an environment marker are left to the
+    installer.
     """
     for text in requirements:
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        version = installed.get(name)
+        version = installed_versions.get(name)
         if version is None or requirement.marker is not None:
             continue
         if not requirement.specifier.contains(version, prereleases=True):

@@ -219,7 +219,7 @@ class KubernetesBackend:
             "pods": self._collection("v1", "pods"),
             "events": self._collection("v1", "events"),
         }
-        running: set[str] = set()  # names of runs that may write output
+        running_names: set[str] = set()  # names of runs that may write output
         deletions = DeletionTracker()
 
         def on_change(kind: str, change: str, item: Object) -> None:
@@ -230,7 +230,7 @@ class KubernetesBackend:
             name = object_labels(item).get(names.RUN_LABEL, "")
             if kind == "jobs":
                 if change == "DELETED":
-                    running.discard(name)
+                    running_names.discard(name)
                     deletions.forget(item["metadata"]["uid"])
                 return
             # Whether the Pod was deleted before any Pod of its run failed.
@@ -238,11 +238,11 @@ class KubernetesBackend:
             if change == "DELETED" or is_deleting(item):
                 self._runs.save_pod(item, was_deleted_first=was_deleted_first)
             if pod_phase(item) == "Running":
-                running.add(name)
+                running_names.add(name)
 
         watcher = Watcher(self._api, paths, on_change)
         try:
-            yield from self._changes(watcher, running, stop_at)
+            yield from self._changes(watcher, running_names, stop_at)
         finally:
             watcher.close()
 
@@ -411,7 +411,7 @@ class KubernetesBackend:
         except BackendUnavailable:
             return None
 
-    def _changes(self, watcher: Watcher, running: set[str], stop_at: float | None) -> Iterator[set[str]]:
+    def _changes(self, watcher: Watcher, running_names: set[str], stop_at: float | None) -> Iterator[set[str]]:
         """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `stop_at`."""
         fingerprints: dict[str, tuple[int, ...]] = {}  # of each run's files, at the last poll
         next_poll_at = 0.0
@@ -419,10 +419,10 @@ class KubernetesBackend:
             changed = watcher.wait_for_changes()
             if time.monotonic() >= next_poll_at:
                 if self._folders is None:
-                    changed |= running.copy()
+                    changed |= running_names.copy()
                     next_poll_at = time.monotonic() + _REPORT_ALL_SECONDS
                 else:
-                    current = {name: self._folders.fingerprint(name) for name in running.copy()}
+                    current = {name: self._folders.fingerprint(name) for name in running_names.copy()}
                     changed |= {name for name, fingerprint in current.items() if fingerprints.get(name) != fingerprint}
                     fingerprints = current
                     next_poll_at = time.monotonic() + _OUTPUT_POLL_SECONDS

@@ -72,17 +72,17 @@ def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: Clu
 
     `pods` are all Pods that have not ended.
     """
-    scheduled: dict[str, int] = {}
+    scheduled_pods: dict[str, int] = {}
     for pod in pods:
         run = object_labels(pod).get(RUN_LABEL)
         if run and pod["spec"].get("nodeName"):
-            scheduled[run] = scheduled.get(run, 0) + 1
+            scheduled_pods[run] = scheduled_pods.get(run, 0) + 1
     requests = []
     for job in jobs:
         status = job.get("status") or {}
-        ended = int(status.get("succeeded") or 0) + int(status.get("failed") or 0)
-        unscheduled = job["spec"]["completions"] - ended - scheduled.get(job["metadata"]["name"], 0)
-        requests += [request_of(job, config)] * max(0, unscheduled)
+        ended_pods = int(status.get("succeeded") or 0) + int(status.get("failed") or 0)
+        unscheduled_pods = job["spec"]["completions"] - ended_pods - scheduled_pods.get(job["metadata"]["name"], 0)
+        requests += [request_of(job, config)] * max(0, unscheduled_pods)
     return requests
 
 

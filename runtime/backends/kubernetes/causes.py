@@ -144,15 +144,17 @@ def find_cause(
     # If enough nodes of an elastic run succeeded, only a cause that concerns no single node can have ended it.
     if has_enough_nodes:
         reported_causes = [cause for cause in reported_causes if cause.failure.node is None]
-    reported = min(reported_causes, key=_earliest_time, default=None)
+    reported_cause = min(reported_causes, key=_earliest_time, default=None)
     # A launcher that claims STOPPED has obeyed a request to end. The reason for that is in the Job's termination.
     claims = [
         claim for record in records.values() for claim in record.get("causes", ()) if claim["kind"] != Outcome.STOPPED
     ]
     trusted_claim = first_cause([claim for claim in claims if claim["kind"] in _TRUSTED_CLAIMS])
     # If the API server's cause may have happened before the claimed one, it counts as the first cause.
-    if reported is not None and (trusted_claim is None or _earliest_time(reported) <= float(trusted_claim["at"])):
-        return reported
+    if reported_cause is not None and (
+        trusted_claim is None or _earliest_time(reported_cause) <= float(trusted_claim["at"])
+    ):
+        return reported_cause
     if trusted_claim is not None:
         return _claimed_cause(trusted_claim)
     first_claim = first_cause(claims)
@@ -255,12 +257,12 @@ def _external_deletion(job: JobState, pods: Mapping[int, PodState], events: Dele
     if job.failure_reason != "BackoffLimitExceeded" or job.failed_at is None or job.is_elastic or not pods:
         return []
     failed_by_itself = any(pod.ended and pod.exit_code and pod.deletion_deadline is None for pod in pods.values())
-    deleted = unexplained_deletions(job, pods)
+    deleted_nodes = unexplained_deletions(job, pods)
     if failed_by_itself:
-        deleted = events.deleted_externally(deleted)
-    if not deleted:
+        deleted_nodes = events.deleted_externally(deleted_nodes)
+    if not deleted_nodes:
         return []
-    first = min(deleted, key=lambda node: (pods[node].deletion_deadline or 0.0) if node in pods else 0.0)
+    first = min(deleted_nodes, key=lambda node: (pods[node].deletion_deadline or 0.0) if node in pods else 0.0)
     return [_cause(pods.get(first, PodState(first)), _POD_DELETED, at=job.failed_at)]
 
 
@@ -298,12 +300,12 @@ def _cause_by_exit_codes(job: JobState, pods: Mapping[int, PodState]) -> Cause:
     if job.failure_reason == "DeadlineExceeded":
         failure = Failure("The run reached its time limit.", FailureCode.TIME_LIMIT)
         return Cause(Outcome.TIME_LIMIT, failure, ended_at)
-    failed = [pod for pod in pods.values() if pod.ended and pod.exit_code]
-    if not failed:
+    failed_pods = [pod for pod in pods.values() if pod.ended and pod.exit_code]
+    if not failed_pods:
         # Customer code cannot cause this, since it cannot end a Pod without an exit code or delete one.
         failure = Failure(f"The run ended, and nothing shows why. {job.failure_message}".strip())
         return Cause(Outcome.PLATFORM_ERROR, failure, ended_at)
-    first = min(failed, key=lambda pod: pod.finished_at or 0.0)
+    first = min(failed_pods, key=lambda pod: pod.finished_at or 0.0)
     if first.exit_code == _OUT_OF_MEMORY_EXIT_CODE and first.deletion_deadline is None and job.spec.builtin:
         # containerd sometimes misses the kernel's notification and reports Error in place of OOMKilled. In an image of
         # their own, customers could make the first process exit with this code.

@@ -102,11 +102,13 @@ def _check_permissions(api: ApiClient, config: ClusterConfig) -> Iterator[CheckR
         name = f"may {', '.join(rule.verbs)} {rule.resource} {scope}"
 
         def run_check(rule: Rule = rule, namespace: str = namespace, name: str = name) -> CheckResult:
-            missing = _missing(api, rule, namespace)
-            if not missing:
+            missing_verbs = _missing(api, rule, namespace)
+            if not missing_verbs:
                 return CheckResult(name, ok=True, detail="yes")
-            detail = f"not: {', '.join(missing)}" + ("" if rule.needed else " (not needed, but the console shows less)")
-            return CheckResult(name, ok=not rule.needed, detail=detail, remedy=_RBAC_REMEDY)
+            detail = f"not: {', '.join(missing_verbs)}" + (
+                "" if rule.is_needed else " (not needed, but the console shows less)"
+            )
+            return CheckResult(name, ok=not rule.is_needed, detail=detail, remedy=_RBAC_REMEDY)
 
         yield _run_guarded(name, run_check)
 
@@ -234,9 +236,9 @@ def _check_dns(api: ApiClient) -> CheckResult:
         pods = api.list(resource_path("v1", "pods", "kube-system"), labelSelector="k8s-app=kube-dns")["items"]
     except ApiError:
         return CheckResult("DNS", ok=True, detail="The console may not read kube-system. The smoke run tests DNS.")
-    running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
-    if running:
-        return CheckResult("DNS", ok=True, detail=f"{len(running)} DNS pods run in kube-system.")
+    running_pods = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
+    if running_pods:
+        return CheckResult("DNS", ok=True, detail=f"{len(running_pods)} DNS pods run in kube-system.")
     detail = (
         "No pod labelled k8s-app=kube-dns runs in kube-system. Some clusters use another DNS; the smoke run tests it."
     )

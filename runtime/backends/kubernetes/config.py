@@ -172,10 +172,10 @@ def _volume(reader: SettingsReader) -> Volume:
     if not reader.mapping("volume"):
         raise reader.error("volume", 'must be {"claim": NAME, "root": PATH} or {"host_path": PATH, "root": PATH}')
     volume_reader = SettingsReader(reader.cluster, reader.mapping("volume"))
-    known = {"claim", "host_path", "root", "shared"}
+    known_settings = {"claim", "host_path", "root", "shared"}
     for setting in volume_reader.data:
-        if setting not in known:
-            raise reader.error("volume", f"has no '{setting}'; its settings are {', '.join(sorted(known))}")
+        if setting not in known_settings:
+            raise reader.error("volume", f"has no '{setting}'; its settings are {', '.join(sorted(known_settings))}")
     volume = Volume(
         root=volume_reader.text("root"),
         claim=volume_reader.matching("claim", "", _DNS_SUBDOMAIN, "a PersistentVolumeClaim's name"),

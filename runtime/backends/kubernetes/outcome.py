@@ -220,12 +220,12 @@ def _started_at(job: JobState, pods: Mapping[int, PodState], records: Iterable[R
     """Return when the last Pod's container started; None before that. The records stand in for deleted Pods."""
     if job.started_at is not None:
         return job.started_at
-    started = [pod.started_at for pod in pods.values() if pod.started_at is not None]
-    if len(started) == job.nodes:
+    start_times = [pod.started_at for pod in pods.values() if pod.started_at is not None]
+    if len(start_times) == job.nodes:
         # Kubelets round times down to whole seconds, so the start may seem to be before the submission.
-        return max(*started, job.submitted_at or 0.0)
-    recorded = [float(record["started_at"]) for record in records if record.get("started_at")]
-    return min(max(recorded), now) if recorded else None  # a record may not start the meter in the future
+        return max(*start_times, job.submitted_at or 0.0)
+    recorded_times = [float(record["started_at"]) for record in records if record.get("started_at")]
+    return min(max(recorded_times), now) if recorded_times else None  # a record may not start the meter in the future
 
 
 def _finished_at(
@@ -259,16 +259,16 @@ def _spans(
     if job.is_elastic:
         loss_times = [pod.finished_at for pod in pods.values() if pod.ended and pod.exit_code != 0 and pod.finished_at]
         loss_times += unresponsive_since.values()
-    spans, span_start, nodes = [], started_at, job.nodes
+    spans, span_start, remaining_nodes = [], started_at, job.nodes
     for lost_at in sorted(max(loss_time, started_at) for loss_time in loss_times):
         # After the loss of the last node, or a loss at the run's end, no time is left to meter.
-        if nodes == 1 or (finished_at is not None and lost_at >= finished_at):
+        if remaining_nodes == 1 or (finished_at is not None and lost_at >= finished_at):
             break
         if lost_at > span_start:
-            spans.append(Span(nodes, span_start, lost_at))
+            spans.append(Span(remaining_nodes, span_start, lost_at))
             span_start = lost_at
-        nodes -= 1
-    return (*spans, Span(nodes, span_start, finished_at))
+        remaining_nodes -= 1
+    return (*spans, Span(remaining_nodes, span_start, finished_at))
 
 
 # The price of a hung run

@@ -150,9 +150,9 @@ def find_termination(
         return Termination(Outcome.NODE_LOST, FailureCode.PREEMPTED, message, now)
     if job.suspended or job.start_time is None or waiting is None or job.is_failing:
         return None
-    scheduled = [pod for pod in pods.values() if pod.machine]
-    return _end_partial_placement(job, scheduled, waiting, config, now) or _end_stuck_start(
-        job, scheduled, waiting, config, now
+    scheduled_pods = [pod for pod in pods.values() if pod.machine]
+    return _end_partial_placement(job, scheduled_pods, waiting, config, now) or _end_stuck_start(
+        job, scheduled_pods, waiting, config, now
     )
 
 
@@ -227,21 +227,21 @@ def _explain_unscheduled(
     `pod` is any Pod of the run, since all request the same. `nodes` is the number of unscheduled Pods.
     """
     requests = pod["spec"]["containers"][0]["resources"]["requests"]
-    missing = set(_INSUFFICIENT.findall(message))
+    missing_resources = set(_INSUFFICIENT.findall(message))
     selector = pod["spec"].get("nodeSelector") or {}
     # If the message names no insufficient resource, no machine matches the selector, which names the GPU type.
-    lacks_gpu_type = config.gpu_resource in requests and not missing and config.gpu_label in selector
+    lacks_gpu_type = config.gpu_resource in requests and not missing_resources and config.gpu_label in selector
     free: float | None
-    if config.gpu_resource in missing or lacks_gpu_type:
+    if config.gpu_resource in missing_resources or lacks_gpu_type:
         gpu_type = selector.get(config.gpu_label, "")
         free = None if capacity is None else _free_gpus(capacity, gpu_type)
         data = {"wanted": int(requests[config.gpu_resource]), "gpu_type": gpu_type, "nodes": nodes, "free": free}
         return Waiting(WaitingCode.GPUS, data, f"Not enough GPUs are free: {message}")
-    if "cpu" in missing:
+    if "cpu" in missing_resources:
         free = None if capacity is None else max((machine.free.cpus for machine in capacity.machines), default=0.0)
         data = {"wanted": cpus(requests["cpu"]), "nodes": nodes, "free": free}
         return Waiting(WaitingCode.CPUS, data, f"Not enough CPUs are free: {message}")
-    if "memory" in missing:
+    if "memory" in missing_resources:
         free = None if capacity is None else max((machine.free.memory_mib for machine in capacity.machines), default=0)
         data = {"wanted": mebibytes(requests["memory"]), "nodes": nodes, "free": free}
         return Waiting(WaitingCode.MEMORY, data, f"Not enough memory is free: {message}")
@@ -254,13 +254,13 @@ def _explain_unscheduled(
 
 
 def _explain_starting(nodes: int, pods: Sequence[Object]) -> Waiting:
-    running = sum(_is_running(pod) for pod in pods)
-    scheduled = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
-    step = "place" if scheduled < nodes else "container"
-    waiting_nodes = nodes - running
+    running_pods = sum(_is_running(pod) for pod in pods)
+    scheduled_pods = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
+    step = "place" if scheduled_pods < nodes else "container"
+    waiting_nodes = nodes - running_pods
     subject = "1 node" if waiting_nodes == 1 else f"{waiting_nodes} nodes"
-    missing = "a machine" if step == "place" else "the image and the container"
-    sentence = f"Waiting for {subject} to start: {missing}."
+    awaited = "a machine" if step == "place" else "the image and the container"
+    sentence = f"Waiting for {subject} to start: {awaited}."
     return Waiting(WaitingCode.STARTING, {"nodes": waiting_nodes, "step": step}, sentence)
 
 
@@ -305,18 +305,20 @@ def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
 
 
 def _end_partial_placement(
-    job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
+    job: JobState, scheduled_pods: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
     """Return a termination if only some Pods were scheduled in time, else None.
 
     The scheduled Pods hold machines that other runs could use.
     """
     is_late = job.start_time is not None and now > job.start_time + config.gang_seconds
-    if not (config.ends_partial_placement and scheduled and len(scheduled) < job.nodes and is_late):
+    if not (config.ends_partial_placement and scheduled_pods and len(scheduled_pods) < job.nodes and is_late):
         return None
-    message = f"Only {len(scheduled)} of {job.nodes} nodes were placed in {config.gang_seconds} s. {waiting.sentence}"
+    message = (
+        f"Only {len(scheduled_pods)} of {job.nodes} nodes were placed in {config.gang_seconds} s. {waiting.sentence}"
+    )
     data: dict[str, Any] = {
-        "placed": len(scheduled),
+        "placed": len(scheduled_pods),
         "nodes": job.nodes,
         "seconds": config.gang_seconds,
         "waiting_code": waiting.code.value,
@@ -325,16 +327,16 @@ def _end_partial_placement(
 
 
 def _end_stuck_start(
-    job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
+    job: JobState, scheduled_pods: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
     """Return a termination if Pods were scheduled but their containers did not start in time, else None.
 
     The reason is the image, the storage or the machine.
     """
-    waiting_pods = [pod for pod in scheduled if pod.started_at is None]
+    waiting_pods = [pod for pod in scheduled_pods if pod.started_at is None]
     is_refused = waiting.code in {WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
     limit_seconds = IMAGE_REFUSED_SECONDS if is_refused else float(config.start_seconds)
-    if not waiting_pods or (len(scheduled) < job.nodes and not is_refused):
+    if not waiting_pods or (len(scheduled_pods) < job.nodes and not is_refused):
         return None
     if now < max(pod.scheduled_at or pod.created_at for pod in waiting_pods) + limit_seconds:
         return None

@@ -112,8 +112,8 @@ class Runs:
             return state.final_status
         pod_objects = self.list_pods(job)
         now = time.time()
-        listed = [pod for pod in map(read_pod, pod_objects) if pod is not None]
-        pods = newest_pods(state, [*listed, *self._externally_deleted(state, pod_objects, now)])
+        listed_pods = [pod for pod in map(read_pod, pod_objects) if pod is not None]
+        pods = newest_pods(state, [*listed_pods, *self._externally_deleted(state, pod_objects, now)])
         unreachable_since = self._unreachable_nodes(state, pods)
         records = self._verified_records(state, pods)
         status = derive_status(state, pods, records, now=now, unreachable_since=unreachable_since)
@@ -161,10 +161,10 @@ class Runs:
         change: dict[str, Any] = {"activeDeadlineSeconds": 1} if through_job else {}
         if job.suspended and through_job:
             change["parallelism"] = 0  # if Kueue resumed the Job now, it would start no Pods
-        stored = {} if job.termination is not None else {names.TERMINATION_ANNOTATION: termination.to_json()}
+        annotations = {} if job.termination is not None else {names.TERMINATION_ANNOTATION: termination.to_json()}
         if grace_end:
-            stored[names.GRACE_END_ANNOTATION] = repr(grace_end)
-        self._patch_job(job, {"metadata": {"annotations": stored}, "spec": change})
+            annotations[names.GRACE_END_ANNOTATION] = repr(grace_end)
+        self._patch_job(job, {"metadata": {"annotations": annotations}, "spec": change})
 
     def write_stop_file(self, job: JobState, grace_seconds: int) -> None:
         """Write the file on shared storage that asks the launchers to end sooner. Does nothing without shared storage.
@@ -217,8 +217,8 @@ class Runs:
         current_state = read_job(current)
         if current_state.is_failing or not _should_keep_pods(current, current_state):
             return []
-        removed = [as_externally_deleted(pod, now=now) for pod in deleting]
-        return [pod for pod in removed if pod is not None and not pod.ended]
+        deleted_pods = [as_externally_deleted(pod, now=now) for pod in deleting]
+        return [pod for pod in deleted_pods if pod is not None and not pod.ended]
 
     def _deletion_events(self, job: JobState, now: float) -> DeletionEvents | None:
         """Return what events show about the run's deleted Pods; None if the console may not read events."""
@@ -324,14 +324,14 @@ class Runs:
 
     def _save_progress(self, job: JobState, pods: Mapping[int, PodState], status: RunStatus | None) -> None:
         """Store when the run started, and the last state of Pods that are being deleted, unless stored already."""
-        stored: dict[str, str] = {}
+        annotations: dict[str, str] = {}
         if status is not None and status.started_at is not None and job.started_at is None:
-            stored[names.STARTED_ANNOTATION] = repr(status.started_at)
+            annotations[names.STARTED_ANNOTATION] = repr(status.started_at)
         for node, pod in pods.items():
             if _must_save(pod, job.saved_pods.get(node)):
-                stored[f"{names.POD_ANNOTATION_PREFIX}{node}"] = pod.to_json()
-        if stored:
-            self._patch_job(job, {"metadata": {"annotations": stored}})
+                annotations[f"{names.POD_ANNOTATION_PREFIX}{node}"] = pod.to_json()
+        if annotations:
+            self._patch_job(job, {"metadata": {"annotations": annotations}})
 
     def _save_final_status(self, job: JobState, pods: Mapping[int, PodState], status: RunStatus) -> None:
         """Store how the run ended, and delete Pods whose machine does not respond."""

@@ -80,12 +80,12 @@ class PodState:
 
     def to_json(self) -> str:
         """Serialize for an annotation; fields without a value are left out."""
-        stored = {
+        json_fields = {
             _STORED_POD_KEYS.get(name, name): value
             for name, value in dataclasses.asdict(self).items()
             if value is not None and value != ""
         }
-        return json.dumps(stored, sort_keys=True, ensure_ascii=False)
+        return json.dumps(json_fields, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> PodState:
@@ -129,8 +129,8 @@ class SpecSummary:
 
         Fields that an older version did not write have their defaults.
         """
-        stored = json.loads(object_annotations(job).get(names.SPEC_ANNOTATION, "{}"))
-        return cls(**{name: value for name, value in stored.items() if name in cls.__dataclass_fields__})
+        json_fields = json.loads(object_annotations(job).get(names.SPEC_ANNOTATION, "{}"))
+        return cls(**{name: value for name, value in json_fields.items() if name in cls.__dataclass_fields__})
 
     def to_json(self) -> str:
         """Serialize for the annotation."""
@@ -150,21 +150,21 @@ class Termination:
 
     def to_json(self) -> str:
         """Serialize for an annotation."""
-        stored = {
+        json_fields = {
             "kind": self.outcome.value,
             "code": self.code.value,
             "message": self.message,
             "at": self.at,
             "data": dict(self.data),
         }
-        return json.dumps(stored, sort_keys=True)
+        return json.dumps(json_fields, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Termination:
         """Read the output of `to_json`."""
-        stored = json.loads(text)
-        outcome, code = Outcome(stored["kind"]), FailureCode(stored["code"])
-        return cls(outcome, code, str(stored["message"]), float(stored["at"]), stored.get("data") or {})
+        json_fields = json.loads(text)
+        outcome, code = Outcome(json_fields["kind"]), FailureCode(json_fields["code"])
+        return cls(outcome, code, str(json_fields["message"]), float(json_fields["at"]), json_fields.get("data") or {})
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,14 @@ class JobState:
 
 def read_job(job: Object) -> JobState:
     """Read a run's Job. Raises KeyError or ValueError if the backend did not create it."""
-    meta, spec, status, stored = job["metadata"], job["spec"], job.get("status") or {}, object_annotations(job)
+    meta, spec, status, annotations = job["metadata"], job["spec"], job.get("status") or {}, object_annotations(job)
     conditions = true_conditions(job)
     end = conditions.get("Complete") or conditions.get("Failed")
     failure = conditions.get("Failed") or conditions.get("FailureTarget") or {}
-    termination, final_status = stored.get(names.TERMINATION_ANNOTATION), stored.get(names.FINAL_STATUS_ANNOTATION)
+    termination, final_status = (
+        annotations.get(names.TERMINATION_ANNOTATION),
+        annotations.get(names.FINAL_STATUS_ANNOTATION),
+    )
     return JobState(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -221,8 +224,8 @@ def read_job(job: Object) -> JobState:
         spec=SpecSummary.from_job(job),
         suspended=bool(spec.get("suspend")),
         start_time=timestamp(status.get("startTime")),
-        submitted_at=_optional_float(stored.get(names.SUBMITTED_ANNOTATION)),
-        started_at=_optional_float(stored.get(names.STARTED_ANNOTATION)),
+        submitted_at=_optional_float(annotations.get(names.SUBMITTED_ANNOTATION)),
+        started_at=_optional_float(annotations.get(names.STARTED_ANNOTATION)),
         termination=Termination.from_json(termination) if termination else None,
         final_status=load_status(final_status) if final_status else None,
         is_failing="FailureTarget" in conditions or "Failed" in conditions,
@@ -231,9 +234,9 @@ def read_job(job: Object) -> JobState:
         failed_at=timestamp(failure.get("lastTransitionTime")),
         failure_reason=failure.get("reason") or "",
         failure_message=failure.get("message") or "",
-        saved_pods=_saved_pods(stored),
+        saved_pods=_saved_pods(annotations),
         is_ending=spec.get("activeDeadlineSeconds") is not None,
-        grace_end=float(stored.get(names.GRACE_END_ANNOTATION, 0.0)),
+        grace_end=float(annotations.get(names.GRACE_END_ANNOTATION, 0.0)),
     )
 
 

@@ -99,21 +99,21 @@ class Watcher:
         """List the collection, report its differences from `versions`, and return its resourceVersion."""
         listing = self._api.list(path, **query)
         self._listener(kind, LISTED, listing)
-        is_first, listed = not versions, {}
+        is_first, listed_versions = not versions, {}
         for item in listing["items"]:
             meta = item["metadata"]
-            listed[meta["uid"]] = meta["resourceVersion"]
+            listed_versions[meta["uid"]] = meta["resourceVersion"]
             # Pods that ended before the first list are skipped: if the end of their run is not stored yet, the run's
             # Job is in the list of Jobs.
             if is_first and kind == "pods" and pod_phase(item) in TERMINAL_PHASES:
                 continue
             if versions.get(meta["uid"]) != meta["resourceVersion"]:
                 self._process(kind, "MODIFIED", item, versions)
-        for uid in set(versions) - set(listed):
+        for uid in set(versions) - set(listed_versions):
             del versions[uid]
             if uid in self._run_by_uid:
                 self._changed_runs.put(self._run_by_uid.pop(uid))
-        versions.update(listed)
+        versions.update(listed_versions)
         return str(listing["metadata"]["resourceVersion"])
 
     def _process(self, kind: str, change: str, item: Object, versions: dict[str, str]) -> None:

@@ -32,10 +32,10 @@ def check(
     The checks end early if Slurm's programs are missing or its controller does not answer.
     """
     programs = (*_PROGRAMS, "sacct") if config.accounting else _PROGRAMS
-    missing = [name for name in programs if shutil.which(name, path=config.bin or None) is None]
-    if missing:
+    missing_programs = [name for name in programs if shutil.which(name, path=config.bin or None) is None]
+    if missing_programs:
         remedy = "Install Slurm's client programs (Debian: slurm-client), or set 'bin' to their folder."
-        yield CheckResult("programs", ok=False, detail=f"Not found: {', '.join(missing)}.", remedy=remedy)
+        yield CheckResult("programs", ok=False, detail=f"Not found: {', '.join(missing_programs)}.", remedy=remedy)
         return
     slurm = Slurm(config)
     try:

@@ -225,10 +225,10 @@ def main(folder: Path, nonce: str) -> int:
     with contextlib.ExitStack() as stack:
         address = _own_address(run_plan["interface"])
         listener = network.listen(address) if is_hub else None
-        reserved = [stack.enter_context(network.reserve_port()) for _port in range(_ports_to_reserve(spec, node))]
+        reserved_ports = [stack.enter_context(network.reserve_port()) for _port in range(_ports_to_reserve(spec, node))]
         own_endpoint: Endpoint = {
             "address": address,
-            "ports": [port.getsockname()[1] for port in reserved],
+            "ports": [port.getsockname()[1] for port in reserved_ports],
             "control_port": 0 if listener is None else listener.getsockname()[1],
         }
         endpoints = _exchange_endpoints(folder, node, spec.nodes, own_endpoint, run_plan["start_seconds"])
@@ -285,12 +285,12 @@ def _exchange_endpoints(
         if time.monotonic() > give_up_at:
             return None
         refresh(folder / "nodes")
-        for other in set(range(nodes)) - endpoints.keys():
+        for other_node in set(range(nodes)) - endpoints.keys():
             with contextlib.suppress(OSError, ValueError):
-                endpoints[other] = json.loads((folder / "nodes" / f"{other}.meeting").read_bytes())
+                endpoints[other_node] = json.loads((folder / "nodes" / f"{other_node}.meeting").read_bytes())
         if len(endpoints) < nodes:
             time.sleep(_POLL_SECONDS)  # shared storage sends no events
-    return [endpoints[other] for other in range(nodes)]
+    return [endpoints[other_node] for other_node in range(nodes)]
 
 
 def _supervisor_plan(run_plan: RunPlan, spec: RunSpec, node: int, endpoints: list[Endpoint]) -> SupervisorPlan:

@@ -223,8 +223,8 @@ class Limits(NodeLimits):
 
         None if an earlier call has returned them, or nothing was measured.
         """
-        used, self._used_seconds = self._used_seconds, None
-        return used
+        used_seconds, self._used_seconds = self._used_seconds, None
+        return used_seconds
 
     def _is_starved(self, now: float) -> bool:
         """Whether the launcher was starved recently. Its silence is then an effect of that."""

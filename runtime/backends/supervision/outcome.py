@@ -127,10 +127,10 @@ def _phase(nodes: Sequence[NodeStatus]) -> RunPhase:
 
 
 def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
-    waiting = [str(node.node) for node in nodes if node.phase is RunPhase.STARTING]
-    if len(waiting) == 1:
-        return f"Waiting for node {waiting[0]} to start."
-    return f"Waiting for {len(waiting)} nodes to start."
+    waiting_nodes = [str(node.node) for node in nodes if node.phase is RunPhase.STARTING]
+    if len(waiting_nodes) == 1:
+        return f"Waiting for node {waiting_nodes[0]} to start."
+    return f"Waiting for {len(waiting_nodes)} nodes to start."
 
 
 def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:

@@ -35,7 +35,7 @@ class PeerWatch:
     """
 
     def __init__(self, folder: Path, node: int, nodes: int) -> None:
-        self._paths = {other: record_path(folder, other) for other in range(nodes) if other != node}
+        self._paths = {other_node: record_path(folder, other_node) for other_node in range(nodes) if other_node != node}
         self._last_changes: dict[int, tuple[int, float]] = {}
         """By node: the modification time of its record (ns), and when that was first seen (monotonic)."""
         self._next_check_at = 0.0

@@ -58,8 +58,8 @@ class ProcessTree:
         for descriptor in (bubblewrap_info_fd, *seccomp_fds):
             os.close(descriptor)
         # bubblewrap writes one JSON object. It writes nothing if it fails, and the supervisor then records its exit.
-        with os.fdopen(info_fd, "rb") as info, contextlib.suppress(ValueError, KeyError):
-            self.init_pid = int(json.loads(info.read())["child-pid"])
+        with os.fdopen(info_fd, "rb") as info_file, contextlib.suppress(ValueError, KeyError):
+            self.init_pid = int(json.loads(info_file.read())["child-pid"])
             resource_limits.raise_launcher_priority(self.init_pid)
         if fork_server is not None:
             fork_server.send_sandbox(self.init_pid, self._bubblewrap_pid, self._kernel_limits(), self._cgroup_folders())
@@ -97,10 +97,10 @@ class ProcessTree:
         if self.group is not None:
             self.group.join()
 
-    def note_exit(self, ended: Exit) -> None:
+    def note_exit(self, process_exit: Exit) -> None:
         """Note that a child of this process has ended; it may be bubblewrap."""
-        if ended.pid == self._bubblewrap_pid:
-            self.exit = ended
+        if process_exit.pid == self._bubblewrap_pid:
+            self.exit = process_exit
 
     def kill(self) -> None:
         """Kill bubblewrap and the sandbox's first process; all others end with the latter.

@@ -59,8 +59,8 @@ def apply_limits(limits: dict[str, int]) -> None:
     for name, limit in limits.items():
         kind = getattr(resource, name)
         _soft, hard = resource.getrlimit(kind)
-        allowed = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
-        resource.setrlimit(kind, (allowed, allowed))
+        effective_limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
+        resource.setrlimit(kind, (effective_limit, effective_limit))
 
 
 def raise_own_priority() -> None:
@@ -189,14 +189,14 @@ def _proportional_size(pid: int) -> ProportionalSize:
 
 def _tmpfs_bytes(init_pid: int) -> int:
     """Return the bytes that the files in the sandbox's /tmp and /dev/shm occupy."""
-    used = 0
+    used_bytes = 0
     for folder in _MEMORY_FOLDERS:
         try:
             filesystem = os.statvfs(f"/proc/{init_pid}/root/{folder}")
         except OSError:
             continue
-        used += (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
-    return used
+        used_bytes += (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
+    return used_bytes
 
 
 def _pid_in_sandbox(pid: int) -> int | None:

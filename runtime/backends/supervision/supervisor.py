@@ -86,8 +86,10 @@ class Supervisor(Node):
             self._shell_socket.remove()
         self._finish_record()
         self._tree.remove_cgroups()
-        ended = self._tree.exit
-        self._record.finish(finished_at=time.time(), exit_code=None if ended is None else ended.exit_code)
+        launcher_exit = self._tree.exit
+        self._record.finish(
+            finished_at=time.time(), exit_code=None if launcher_exit is None else launcher_exit.exit_code
+        )
 
     # Starting
 
@@ -122,8 +124,8 @@ class Supervisor(Node):
         signals = b""
         with contextlib.suppress(BlockingIOError):
             signals = self._caught_signals.recv(4096)  # one byte per signal, its number
-        for ended in reap():
-            self._tree.note_exit(ended)
+        for process_exit in reap():
+            self._tree.note_exit(process_exit)
         self._handle_signals(set(signals))
 
     def _handle_signals(self, numbers: set[int]) -> None:
@@ -160,12 +162,12 @@ class Supervisor(Node):
 
     # Ending
 
-    def _explain_exit(self, ended: Exit) -> None:
-        """Record why the launcher ended without reporting its end. `ended` is bubblewrap's exit."""
-        code = ended.exit_code or 0
-        was_killed = bool(ended.signal) or code > _SIGNAL_EXIT_BASE
+    def _explain_exit(self, launcher_exit: Exit) -> None:
+        """Record why the launcher ended without reporting its end. `launcher_exit` is bubblewrap's exit."""
+        code = launcher_exit.exit_code or 0
+        was_killed = bool(launcher_exit.signal) or code > _SIGNAL_EXIT_BASE
         verdict = self._limits.find_memory_kill() if was_killed else None
-        self._record.add_cause(verdict or self._exit_verdict(ended.signal, code))
+        self._record.add_cause(verdict or self._exit_verdict(launcher_exit.signal, code))
         if verdict is None:
             self._record.data["detail"] = "\n".join(self._output.launcher_lines)
 

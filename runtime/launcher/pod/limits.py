@@ -95,14 +95,14 @@ class PodLimits(NodeLimits):
             return self.too_many_processes_verdict(failure.get("rank"), cgroup_events.process_limit())
         return None
 
-    def explain_exit(self, ended: Exit) -> Verdict:
+    def explain_exit(self, launcher_exit: Exit) -> Verdict:
         """Return why the launcher ended without reporting its end."""
         self._count_kernel_events(time.monotonic())
-        if ended.signal == "SIGKILL" and self._oom_counter.increased_at is not None:
+        if launcher_exit.signal == "SIGKILL" and self._oom_counter.increased_at is not None:
             return self.out_of_memory_verdict(None)
         if self.code_has_started:
             return self.launcher_killed_verdict(
-                "was ended ({})".format(ended.signal or "code {}".format(ended.exit_code))
+                "was ended ({})".format(launcher_exit.signal or "code {}".format(launcher_exit.exit_code))
             )
         message = "Node {} could not be started, or failed while it started.".format(self._record.node)
         return Verdict("platform_error", "node_not_started", message)

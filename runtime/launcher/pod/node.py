@@ -176,9 +176,12 @@ class PodNode(Node):
         else:
             # Signals: a child has ended, or the run is asked to end. A request from inside the pod does not count.
             signals = self._signals.read()
-            for ended in reap():
-                self._tree.note_exit(ended)
-            if any(received.number in STOP_SIGNALS and received.is_from_outside for received in signals):
+            for process_exit in reap():
+                self._tree.note_exit(process_exit)
+            if any(
+                received_signal.number in STOP_SIGNALS and received_signal.is_from_outside
+                for received_signal in signals
+            ):
                 self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
                 self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
 
@@ -260,8 +263,8 @@ class PodNode(Node):
         self._record.finish(_RECORD_TRIES)
         return self._exit_code
 
-    def _explain_exit(self, ended: Exit) -> None:
-        self._record.add_cause(self._limits.explain_exit(ended))
+    def _explain_exit(self, launcher_exit: Exit) -> None:
+        self._record.add_cause(self._limits.explain_exit(launcher_exit))
         self._record.add_detail("\n".join(self._output.launcher_lines))
 
     def _check_after_end(self) -> None:

@@ -68,10 +68,10 @@ class PodTree:
             with contextlib.suppress(OSError):
                 seccomp.install_filter(system_call_filter)
 
-    def note_exit(self, ended: Exit) -> None:
+    def note_exit(self, process_exit: Exit) -> None:
         """Note that a child of this process has ended; it may be the launcher."""
-        if ended.pid == self._launcher_pid:
-            self.exit = ended
+        if process_exit.pid == self._launcher_pid:
+            self.exit = process_exit
 
     def kill(self) -> None:
         """Kill every process except this one."""
@@ -86,8 +86,8 @@ class PodTree:
         give_up_at = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < give_up_at:
             self.kill()
-            for ended in reap():
-                self.note_exit(ended)
+            for process_exit in reap():
+                self.note_exit(process_exit)
             if not _children(os.getpid()):
                 return
             time.sleep(_KILL_INTERVAL_SECONDS)  # there is no event for an orphan that this process adopts

@@ -134,7 +134,7 @@ class Peers:
 
     def _read_messages(self, link: Link) -> List[Tuple[int, Message]]:
         """Read the messages of a connected node."""
-        node = next((node for node, other in self._links.items() if other is link), None)
+        node = next((node for node, other_link in self._links.items() if other_link is link), None)
         if node is None:
             return []  # lost by an earlier event of the same poll
         try:
@@ -145,7 +145,7 @@ class Peers:
         return [(node, message) for message in messages if message.get("type") != "heartbeat"]
 
     def _handle_timers(self) -> List[Tuple[int, Message]]:
-        """Send heartbeats, reject late hellos, reconnect; return a `lost` message for each silent node."""
+        """Send heartbeats, reject late hellos, reconnect; return a `lost_messages` message for each silent node."""
         now = time.monotonic()
         for link, since in list(self._unverified.items()):
             if now - since > _HELLO_SECONDS:
@@ -153,12 +153,12 @@ class Peers:
         if now >= self._next_heartbeat_at:
             self._next_heartbeat_at = now + HEARTBEAT_SECONDS
             self.send({"type": "heartbeat"})
-        lost: List[Tuple[int, Message]] = []
+        lost_messages: List[Tuple[int, Message]] = []
         for node in [node for node, at in self._last_message_at.items() if now - at > SILENCE_SECONDS]:
-            lost += self._mark_lost(node, silent=True)
+            lost_messages += self._mark_lost(node, silent=True)
         if self._hub_address is not None and self._pending_link is None and now >= self._next_connect_at:
             self._connect(self._hub_address)
-        return lost
+        return lost_messages
 
     def _connect(self, address: Tuple[str, int]) -> None:
         """Connect to this address and send a hello. The other end counts as the hub once it has sent a welcome."""

@@ -356,14 +356,16 @@ class HangDetector:
 def describe_hang(hang: Hang) -> str:
     """Return the hang as English sentences for logs."""
     text = "No sign of progress for {} seconds.".format(int(hang.seconds))
-    not_waiting = [rank for rank, state in sorted(hang.states.items()) if not state.waiting]
-    waiting = [rank for rank, state in sorted(hang.states.items()) if state.waiting]
-    if waiting and not_waiting:
-        rank = not_waiting[0]
+    other_ranks = [rank for rank, state in sorted(hang.states.items()) if not state.waiting]
+    waiting_ranks = [rank for rank, state in sorted(hang.states.items()) if state.waiting]
+    if waiting_ranks and other_ranks:
+        rank = other_ranks[0]
         place = hang.states[rank].place
-        text += " {} {} for the others".format(_format_ranks(waiting), "waits" if len(waiting) == 1 else "wait")
+        text += " {} {} for the others".format(
+            _format_ranks(waiting_ranks), "waits" if len(waiting_ranks) == 1 else "wait"
+        )
         text += "; rank {} does not{}.".format(rank, ": it is in {}".format(place) if place else "")
-    elif waiting:
+    elif waiting_ranks:
         text += " Every rank waits for the others."
     return text
 

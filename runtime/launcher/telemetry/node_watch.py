@@ -372,16 +372,16 @@ class NodeWatch:
 
     def _cause(self, hang: Hang) -> Message:
         """Return the hang as a cause. It names the rank for which the others wait, if there is one."""
-        not_waiting = [rank_id for rank_id, state in sorted(hang.states.items()) if not state.waiting]
+        ranks_not_waiting = [rank_id for rank_id, state in sorted(hang.states.items()) if not state.waiting]
         data: Dict[str, Any] = {
             "seconds": int(hang.seconds),
             "progress_at": round(self._progress_at, 3),
             "used_seconds": round(self._used_seconds, 3),
         }
         failure = new_cause("hung", "hung", self._plan.node, message=describe_hang(hang), data=data)
-        if 0 < len(not_waiting) < len(hang.states):
+        if 0 < len(ranks_not_waiting) < len(hang.states):
             # Report the first rank that does not wait: the others wait for it.
-            rank_id = not_waiting[0]
+            rank_id = ranks_not_waiting[0]
             failure.update(rank=rank_id, node=rank_id // self._plan.workers)
             data.update(rank=rank_id, where=hang.states[rank_id].place)
         return failure

@@ -101,12 +101,12 @@ def read_threads(pid: int, proc: str = PROC) -> Dict[int, float]:
         names = os.listdir(folder)
     except OSError:
         return {}
-    used = {}
+    cpu_seconds_by_thread = {}
     for name in names:
         fields = read_file("{}/{}/stat".format(folder, name)).rpartition(b")")[2].split()
         if len(fields) > 12:  # 11 and 12: user and system time
-            used[int(name)] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-    return used
+            cpu_seconds_by_thread[int(name)] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+    return cpu_seconds_by_thread
 
 
 def _disk_bytes(data: bytes) -> Tuple[int, int]:

@@ -168,11 +168,11 @@ def send(channel: socket.socket, message: Mapping[str, Any], descriptors: Sequen
     channel.sendmsg([json.dumps(message).encode()], ancillary)
 
 
-def receive(channel: socket.socket, expected: Optional[int]) -> Tuple[Dict[str, Any], List[int]]:
+def receive(channel: socket.socket, descriptor_count: Optional[int]) -> Tuple[Dict[str, Any], List[int]]:
     """Receive one message and its descriptors; ({}, []) if the other end is closed.
 
-    Raises OSError. Raises ValueError if the message is not JSON, or does not have the `expected` number of descriptors
-    (None: any number).
+    Raises OSError. Raises ValueError if the message is not JSON, or does not have `descriptor_count` descriptors (None:
+    any number is accepted).
     """
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _INT_BYTES)
     data, ancillary, _flags, _address = channel.recvmsg(MAX_MESSAGE_BYTES, space)
@@ -180,7 +180,7 @@ def receive(channel: socket.socket, expected: Optional[int]) -> Tuple[Dict[str, 
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % _INT_BYTES])
-    if expected is not None and len(descriptors) != expected:
+    if descriptor_count is not None and len(descriptors) != descriptor_count:
         for descriptor in descriptors:
             os.close(descriptor)
         raise ValueError("a message came without its descriptors")

@@ -184,8 +184,8 @@ def _enter_sandbox(sandbox_pidfd: int, request: Dict[str, Any]) -> Dict[str, str
     for name, limit in request["limits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
-        allowed = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
-        resource.setrlimit(number, (allowed, allowed))
+        effective_limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
+        resource.setrlimit(number, (effective_limit, effective_limit))
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(request["oom_score_adj"]))
     for folder in request["cgroups"]:
@@ -294,12 +294,14 @@ def _close_other_descriptors(descriptors: List[int]) -> List[int]:
     os.dup2(dev_null, 0)
     os.dup2(descriptors[0], 1)
     os.dup2(descriptors[0], 2)
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_DESCRIPTOR) for descriptor in descriptors[1:]]
+    moved_descriptors = [
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_DESCRIPTOR) for descriptor in descriptors[1:]
+    ]
     os.closerange(3, _FIRST_SPARE_DESCRIPTOR)
-    for number, descriptor in enumerate(moved):
+    for number, descriptor in enumerate(moved_descriptors):
         os.dup2(descriptor, 3 + number, inheritable=False)
-    os.closerange(3 + len(moved), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    return [3 + number for number in range(len(moved))]
+    os.closerange(3 + len(moved_descriptors), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    return [3 + number for number in range(len(moved_descriptors))]
 
 
 def _reset_process(script_message: Dict[str, Any]) -> None:

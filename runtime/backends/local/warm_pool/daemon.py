@@ -150,8 +150,8 @@ class Daemon:
         self._is_stopping = True
 
     def _reap(self) -> None:
-        for ended in reap():
-            name = self._fork_servers.pop(ended.pid, None)
+        for process_exit in reap():
+            name = self._fork_servers.pop(process_exit.pid, None)
             if name is not None:
                 Path(name).unlink(missing_ok=True)
                 self._ended_at[name] = time.monotonic()

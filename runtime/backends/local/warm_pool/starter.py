@@ -51,8 +51,8 @@ def supervise(request: StartRequest) -> None:
     listener = network.listen()
     # One port for the master, then those of the workers and the spare ones for later rounds.
     worker_ports = request["worker_ports"]
-    reserved = [network.reserve_port() for _port in range(1 + worker_ports + request["spare_ports"])]
-    port_numbers = [port.getsockname()[1] for port in reserved]
+    reserved_ports = [network.reserve_port() for _port in range(1 + worker_ports + request["spare_ports"])]
+    port_numbers = [port.getsockname()[1] for port in reserved_ports]
     shared_plan = {
         # TensorFlow's chief listens at the first worker's port.
         "master_port": port_numbers[1] if worker_ports else port_numbers[0],
@@ -67,7 +67,7 @@ def supervise(request: StartRequest) -> None:
     # This process supervises node 0 and keeps the ports reserved until the run ends. Forks supervise the other nodes.
     for node in nodes[1:]:
         if not os.fork():
-            for inherited in (listener, *reserved):
+            for inherited in (listener, *reserved_ports):
                 inherited.close()
             _supervise_node(node, request["locks"])
             os._exit(0)
