@@ -47,8 +47,9 @@ class NodePlan(TypedDict, total=False):
     """The disk limit: how much the run may add to its folders."""
     disk_by_quota: bool
     """Whether the organization's storage quota, not the run's own limit, sets `disk_bytes`."""
-    writable_folders: Dict[str, str]
-    """The folders that the run may write to, by name."""
+    written: Dict[str, str]
+    """The folders that the run may write to, by name. The key is that of earlier versions, whose launchers may read a
+    plan of this version."""
 
 
 class NodeLimits:

@@ -51,7 +51,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "log_limit_bytes": spec.log_limit_bytes,
         "memory_bytes": spec.resources.memory_mib << 20,
         **launch_plan.disk_limit(spec, config.disk_mib),
-        "writable_folders": writable_folders,
+        "written": writable_folders,
         "gpus": spec.resources.gpus,
         "python": "",
         "builtin_script": spec.builtin_script,

@@ -52,7 +52,7 @@ class Limits(NodeLimits):
         self._free_bytes_at_start = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
         self._disk = disk.DiskLimit(
             int(plan["disk_bytes"]),
-            plan["writable_folders"],
+            plan["written"],
             available_bytes=self._free_bytes_at_start,
             open_files=self._open_files,
             repeats=record.node == 0,  # node 0 measures for all nodes, since they share the folders

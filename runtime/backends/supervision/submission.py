@@ -52,7 +52,7 @@ def node_plan(
         "process_limit": TASKS_PER_NODE + TASKS_PER_RANK * spec.workers_per_node,
         "disk_bytes": disk["disk_bytes"],
         "disk_by_quota": disk.get("disk_by_quota", False),
-        "writable_folders": _writable_folders(spec, node_sandbox),
+        "written": _writable_folders(spec, node_sandbox),
         "launcher": {
             "plan": {**launch_plan.plan(spec), "node": node},
             "python": python,

@@ -49,7 +49,7 @@ class PodLimits(NodeLimits):
         self._disk: Optional[disk.DiskLimit] = None
         if plan.get("disk_bytes") and record.node == 0:
             self._disk = disk.DiskLimit(
-                int(plan["disk_bytes"]), plan["writable_folders"], by_quota=bool(plan.get("disk_by_quota"))
+                int(plan["disk_bytes"]), plan["written"], by_quota=bool(plan.get("disk_by_quota"))
             )
 
     def note_launched(self) -> float:

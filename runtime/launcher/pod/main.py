@@ -38,7 +38,8 @@ The plan is one JSON object, the same for every node of the run; unknown fields 
     memory_bytes        the pod's memory limit, for the message about an OOM kill
     disk_bytes          what the run may add to its writable folders; 0: not measured
     disk_by_quota       true if that is the rest of the organization's storage quota
-    writable_folders    {"run": path, "checkpoints": path, "workspace"?: path}, as the pod sees them
+    written             the folders that the run may write to: {"run": path, "checkpoints": path, "outputs": path,
+                        "workspace"?: path}, as the pod sees them
     gpus                GPUs of each node; default 0
     python              the interpreter of the ranks; empty: this process's
     builtin_script      a script of the platform, such as `smoke`; if empty, the plan's `script` is used

@@ -18,7 +18,7 @@ def limits(tmp_path):
     for folder in folders.values():
         folder.mkdir()
     written = {name: str(folders[name]) for name in ("run", "checkpoints")}
-    plan = {"nodes": 1, "elastic": False, "disk_bytes": 1 << 30, "writable_folders": written}
+    plan = {"nodes": 1, "elastic": False, "disk_bytes": 1 << 30, "written": written}
     return Limits(plan, Record(tmp_path, None, node=0, address=""), ProcessTree(plan, tmp_path / "note"))
 
 

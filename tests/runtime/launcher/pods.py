@@ -228,7 +228,7 @@ class Cluster:
             "log_limit_bytes": 1 << 20,
             "memory_bytes": 1 << 30,
             "disk_bytes": 0,
-            "writable_folders": {
+            "written": {
                 "run": "/trainyard/run",
                 "checkpoints": "/trainyard/checkpoints",
                 "outputs": "/trainyard/outputs",
