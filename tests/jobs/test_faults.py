@@ -110,7 +110,7 @@ BEFORE, AFTER = False, True
 STEPS_OF_A_START = {
     "claimed": (lifecycle, "claim", AFTER),
     "capacity reserved": (LocalBackend, "_choose_gpus", AFTER),
-    "folders created": (Run, "prepare", AFTER),
+    "folders created": (Run, "create_folders", AFTER),
     "before the launcher": (WarmPool, "starting", BEFORE),
     "before the run's record": (Run, "record_submission", BEFORE),
     "submitted": (LocalBackend, "submit", AFTER),

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from runtime.backends.slurm import evidence, submission
-from runtime.backends.slurm.backend import _refusal
+from runtime.backends.slurm.backend import _translate_sbatch_error
 from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed
 from runtime.backends.slurm.config import SlurmConfig
@@ -127,7 +127,7 @@ def test_slurms_reasons_become_codes(reason, code):
     ],
 )  # fmt: skip
 def test_what_sbatch_refuses_is_the_specs_or_the_clusters_fault(text, error, field):
-    refusal = _refusal(CommandFailed(text))
+    refusal = _translate_sbatch_error(CommandFailed(text))
     assert type(refusal) is error
     assert getattr(refusal, "field", None) == field
 
