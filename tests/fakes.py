@@ -143,7 +143,7 @@ class FakeBackend:
             raw_chunk = log_chunks.read_raw_chunk(io.BytesIO(run.output.get(rank, b"")), offset, limit)
             ended = run.status.phase is RunPhase.ENDED and raw_chunk.at_end
             times = run.log_times.get(rank, []) if with_times else None
-            return log_chunks.text_chunk(raw_chunk, final=ended, at_line=at_line, times=times)
+            return log_chunks.text_chunk(raw_chunk, is_final=ended, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`."""

@@ -1,6 +1,6 @@
 """Convert bytes that were read from ranks' logs and nodes' samples (RawChunk) to LogChunks.
 
-The parameter `final` is true if the run has ended and the bytes reach the end of the file, so nothing will follow them.
+The parameter `is_final` is true if the run has ended and the bytes reach the end of the file: nothing will follow them.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _read_pair(file_fd: int, index: int) -> tuple[int, int]:
     return offset, time
 
 
-def text_chunk(raw_chunk: RawChunk, *, final: bool, at_line: bool = False, times: Times | None = None) -> LogChunk:
-    """Decode the bytes of a log. Unless `final`, an incomplete character at their end is left to the next chunk.
+def text_chunk(raw_chunk: RawChunk, *, is_final: bool, at_line: bool = False, times: Times | None = None) -> LogChunk:
+    """Decode the bytes of a log. Unless `is_final`, an incomplete character at their end is left to the next chunk.
 
     `at_line`: leave out an incomplete line at the beginning. If the bytes have no other line, leave out only an
     incomplete character. `times` are those of this chunk.
@@ -88,12 +88,12 @@ def text_chunk(raw_chunk: RawChunk, *, final: bool, at_line: bool = False, times
             start = next((index for index, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
         data, offset = data[start:], offset + start
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(data, final=final)
+    text = decoder.decode(data, final=is_final)
     incomplete_bytes = len(decoder.getstate()[0])
     return LogChunk(
         text,
         offset + len(data) - incomplete_bytes,
-        eof=final,
+        eof=is_final,
         offset=offset,
         size=raw_chunk.size,
         times=None if times is None else _times_of_lines(data, offset, times),
@@ -115,10 +115,10 @@ def _times_of_lines(data: bytes, offset: int, times: Iterable[tuple[int, float]]
     return tuple(by_line.items())
 
 
-def lines_chunk(data: bytes, offset: int, *, final: bool) -> LogChunk:
+def lines_chunk(data: bytes, offset: int, *, is_final: bool) -> LogChunk:
     """Decode the complete lines of `data`, which was read at `offset`.
 
     Leave an incomplete last line to the next chunk.
     """
     data = data[: data.rfind(b"\n") + 1]
-    return LogChunk(data.decode("utf-8", "replace"), max(0, offset) + len(data), eof=final)
+    return LogChunk(data.decode("utf-8", "replace"), max(0, offset) + len(data), eof=is_final)

@@ -81,7 +81,7 @@ class Agent:
         # On nodes other than the hub.
         self._has_reported_done = False  # this node has reported to the hub that its ranks have succeeded
         self._hub_has_ended = False  # the hub has ended since this node reported that
-        self._wakeup: Tuple[int, int] = (-1, -1)  # reading and writing end of a pipe that SIGCHLD makes readable
+        self._wakeup_pipe: Tuple[int, int] = (-1, -1)  # reading and writing end of a pipe that SIGCHLD makes readable
 
     @property
     def _is_hub(self) -> bool:
@@ -123,12 +123,12 @@ class Agent:
     def _catch_sigchld(self) -> None:
         # Python writes to the pipe only for signals with a handler, so SIGCHLD gets one that does nothing. A full pipe
         # wakes up the loop as well, so it needs no warning.
-        self._wakeup = os.pipe()
-        for end in self._wakeup:
+        self._wakeup_pipe = os.pipe()
+        for end in self._wakeup_pipe:
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_pipe[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._selector.register(self._wakeup[0], EVENT_READ, self._handle_ended_children)
+        self._selector.register(self._wakeup_pipe[0], EVENT_READ, self._handle_ended_children)
 
     def _handle(self, source: Any) -> None:
         """Handle one ready file, by the data that was registered with it.
@@ -147,7 +147,7 @@ class Agent:
             self._handle_peers(source)
 
     def _handle_ended_children(self) -> None:
-        os.read(self._wakeup[0], 4096)  # one byte per signal, whose number does not matter
+        os.read(self._wakeup_pipe[0], 4096)  # one byte per signal, whose number does not matter
         for process_exit in reap():
             self._note_rank_exit(process_exit)
         # Done after all ends are collected, so that ranks which died together each report their own cause.

@@ -43,12 +43,12 @@ _FILLED_SHARE = 0.9
 class FolderUsage(NamedTuple):
     """The contents of some folders. `newest_mtime` is the latest modification of a file (Unix seconds; 0: no file).
 
-    `bytes` are on disk. `too_deep`: there are folders deeper than `MAX_DEPTH`, so the other values are incomplete.
+    `bytes` are on disk. `is_too_deep`: there are folders deeper than `MAX_DEPTH`, so the other values are incomplete.
     """
 
     bytes: int
     newest_mtime: float
-    too_deep: bool = False
+    is_too_deep: bool = False
 
 
 class _Measurement:
@@ -180,7 +180,7 @@ class DiskLimit:
         added_bytes = 0
         for name, folder in self._folders.items():
             usage = measure([folder], _FINAL_SECONDS)
-            if usage is None or usage.too_deep:
+            if usage is None or usage.is_too_deep:
                 return True
             added_bytes += usage.bytes - self._initial_bytes[name]
         return added_bytes >= self._limit_bytes * _FILLED_SHARE
@@ -196,7 +196,7 @@ class DiskLimit:
 
     def _evaluate(self, record: Record) -> Optional[Verdict]:
         """Return a verdict if the run is over its limit by the measurement that has just been completed, else None."""
-        too_deep = False
+        is_too_deep = False
         for name, measurement in self._measurements.items():
             usage = measurement.usage
             if usage is None:
@@ -204,14 +204,14 @@ class DiskLimit:
             # The first measurement sets the size before the run, except for deleted files: those are the run's own.
             initial_bytes = self._initial_bytes.setdefault(name, 0 if name == "unlinked" else usage.bytes)
             self._added_bytes[name] = usage.bytes - initial_bytes
-            too_deep |= usage.too_deep
+            is_too_deep |= usage.is_too_deep
             if name == "checkpoints":
                 record.note_checkpoint(usage.newest_mtime)
         added_bytes = max(0, sum(self._added_bytes.values()))  # negative if the run deleted older files
-        if added_bytes <= self._limit_bytes and not too_deep:
+        if added_bytes <= self._limit_bytes and not is_too_deep:
             return None
         used_mib, limit_mib = added_bytes >> 20, self._limit_bytes >> 20
-        if too_deep:
+        if is_too_deep:
             message = "There are folders nested deeper than {}, which cannot be measured.".format(MAX_DEPTH)
         else:
             message = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(used_mib, limit_mib)

@@ -97,7 +97,7 @@ def read_counts(counts_fd: int) -> Counts:
 
 
 class Recorder:
-    """Counts in one process. Optimizers call `note_step`; `timed` wraps functions that wait for other ranks."""
+    """Counts in one process. Optimizers call `note_step`; `with_timing` wraps functions that wait for other ranks."""
 
     def __init__(self, counts_fd: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._map: Any = mmap.mmap(counts_fd, FILE_BYTES)
@@ -191,7 +191,7 @@ class Recorder:
     def _add_communication(self, seconds: float) -> None:
         self._communication = max(0.0, self._communication) + seconds
 
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_timing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, timed as communication; nested calls count once."""
         state = self._thread_state
         clock = self._clock
@@ -268,12 +268,12 @@ def _wrap(owner: Any, name: str, recorder: Recorder) -> None:
     function = getattr(owner, name, None)
     if function is None or getattr(function, "trainyard", False):
         return
-    timed = recorder.timed(function)
-    setattr(owner, name, timed)
+    timed_function = recorder.with_timing(function)
+    setattr(owner, name, timed_function)
     package = getattr(owner, "__name__", "").partition(".")[0]
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] == package and getattr(module, "__dict__", {}).get(name) is function:
-            setattr(module, name, timed)
+            setattr(module, name, timed_function)
 
 
 _WATCH_FUNCTIONS = {

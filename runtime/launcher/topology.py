@@ -243,12 +243,12 @@ def _declared_flag(source: str) -> Optional[str]:
         if not isinstance(call, ast.Call):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        values = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+        constants = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
         if name in ("add_argument", "add_option", "option"):
-            for value in values:
+            for value in constants:
                 if value in LOCAL_RANK_FLAGS:
                     return str(value)
-        elif name.startswith(_ABSL_PREFIX) and values[:1] == ["local_rank"]:
+        elif name.startswith(_ABSL_PREFIX) and constants[:1] == ["local_rank"]:
             return "--local_rank"
     return None
 

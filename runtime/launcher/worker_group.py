@@ -170,7 +170,7 @@ class WorkerGroup:
         self._import_folders: List[str] = launch_plan.get("import_folders", [])
         self._may_restart = plan.elastic
         self._owns_pid_namespace = bool(launch_plan.get("owns_pid_namespace"))
-        self._by_pid: Dict[int, Rank] = {}
+        self._ranks_by_pid: Dict[int, Rank] = {}
         self._kill_at: Optional[float] = None
         self.first_environment: Optional[Dict[str, str]] = None
         """The environment of the node's first rank; None before its start."""
@@ -192,10 +192,10 @@ class WorkerGroup:
 
     def clear(self) -> None:
         """Drop the ranks of the previous round, which have all ended."""
-        for rank in self._by_pid.values():
+        for rank in self._ranks_by_pid.values():
             if rank.counts_fd >= 0:
                 os.close(rank.counts_fd)
-        self._by_pid.clear()
+        self._ranks_by_pid.clear()
         self._kill_at = None
 
     def finish_starting(self) -> None:
@@ -246,7 +246,7 @@ class WorkerGroup:
         )
         os.close(rank_report_fd)
         rank = Rank(self._rank_ids[local_rank], pid, report_fd, counts_fd)
-        self._by_pid[pid] = rank
+        self._ranks_by_pid[pid] = rank
         self._selector.register(report_fd, EVENT_READ, rank)
         return rank
 
@@ -258,27 +258,27 @@ class WorkerGroup:
     @property
     def pids(self) -> Dict[str, int]:
         """{pid: rank_id}, as in the message `running`."""
-        return {str(pid): rank.rank_id for pid, rank in self._by_pid.items()}
+        return {str(pid): rank.rank_id for pid, rank in self._ranks_by_pid.items()}
 
     @property
     def ranks(self) -> List[Rank]:
         """All ranks of this round, whether or not they have ended."""
-        return list(self._by_pid.values())
+        return list(self._ranks_by_pid.values())
 
     @property
     def live_ranks(self) -> List[Rank]:
         """The ranks that have not ended."""
-        return [rank for rank in self._by_pid.values() if rank.exit is None]
+        return [rank for rank in self._ranks_by_pid.values() if rank.exit is None]
 
     @property
     def succeeded(self) -> bool:
         """Whether there are ranks and all of them have succeeded."""
-        return bool(self._by_pid) and all(rank.succeeded for rank in self._by_pid.values())
+        return bool(self._ranks_by_pid) and all(rank.succeeded for rank in self._ranks_by_pid.values())
 
     @property
     def has_ended_ranks(self) -> bool:
         """Whether any rank has ended, or its script has failed."""
-        return any(rank.exit is not None or rank.script_failed_at is not None for rank in self._by_pid.values())
+        return any(rank.exit is not None or rank.script_failed_at is not None for rank in self._ranks_by_pid.values())
 
     def read_reports(self, rank: Rank) -> None:
         """Read the reports of a rank that have arrived. Does nothing once its pipe is closed."""
@@ -292,7 +292,7 @@ class WorkerGroup:
 
         None if the process is not a rank: mpirun, a daemon, or an adopted orphan.
         """
-        rank = self._by_pid.get(process_exit.pid)
+        rank = self._ranks_by_pid.get(process_exit.pid)
         if rank is None or rank.exit is not None:
             return None
         # If `handle_timers` has killed the rank, its script's failure counts, which means exit code 1.
@@ -339,7 +339,7 @@ class WorkerGroup:
 
     def terminate_rank(self, pid: int) -> None:
         """Send SIGTERM to one rank, unless it has ended."""
-        rank = self._by_pid.get(pid)
+        rank = self._ranks_by_pid.get(pid)
         if rank is not None and rank.exit is None:
             send_signal(pid, signal.SIGTERM)
 
@@ -355,6 +355,6 @@ class WorkerGroup:
                     send_signal(pid, signal.SIGKILL)
             return
         # Elsewhere only the ranks' own process groups are known to belong to the run.
-        for rank in self._by_pid.values():
+        for rank in self._ranks_by_pid.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.pid, signal.SIGKILL)

@@ -108,7 +108,7 @@ class KubernetesBackend:
                 output = self._read_pod_log(job, rank // workers, rank, offset, limit, with_times=with_times)
                 raw_chunk = log_chunks.RawChunk(output.data, output.at_end, offset)
                 times = output.times if with_times else None
-        return log_chunks.text_chunk(raw_chunk, final=has_ended and raw_chunk.at_end, at_line=at_line, times=times)
+        return log_chunks.text_chunk(raw_chunk, is_final=has_ended and raw_chunk.at_end, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`. Empty if storage is not shared."""
@@ -122,7 +122,7 @@ class KubernetesBackend:
         raw_chunk = self._folders.read(name, "nodes", file, offset, limit)
         if b"\n" not in raw_chunk.data and not raw_chunk.at_end:  # one line is longer than `limit`
             raw_chunk = self._folders.read(name, "nodes", file, offset, log_chunks.MAX_LINE_BYTES)
-        return log_chunks.lines_chunk(raw_chunk.data, offset, final=has_ended and raw_chunk.at_end)
+        return log_chunks.lines_chunk(raw_chunk.data, offset, is_final=has_ended and raw_chunk.at_end)
 
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`. Empty if storage is not shared."""

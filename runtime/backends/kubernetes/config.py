@@ -101,7 +101,7 @@ class ClusterConfig:
     topology_key: str = "kubernetes.io/hostname"
     """The label of Kubernetes Nodes whose equal values form a topology domain."""
     namespace_per_organization: bool = False
-    """Whether each organization's runs have a namespace of their own (`names.namespace_for`)."""
+    """Whether each organization's runs have a namespace of their own (`names.organization_namespace`)."""
     gang_seconds: int = 300
     """How long scheduling all Pods may take, from the Job's start. Then a run with only some scheduled Pods ends."""
     start_seconds: int = 600

@@ -145,7 +145,7 @@ class RunFolders:
             copy(folder)
             for _path, folders, files, folder_fd in os.fwalk(folder):
                 for name in (*folders, *files):
-                    self._open_to_pods(name, folder_fd)
+                    self._grant_to_pods(name, folder_fd)
         except BaseException:
             remove_tree(folder)
             raise
@@ -167,7 +167,7 @@ class RunFolders:
             # machine cannot enter the folders above it, and the Pods of other runs do not mount it.
             folder.chmod(0o777)
 
-    def _open_to_pods(self, name: str, folder_fd: int) -> None:
+    def _grant_to_pods(self, name: str, folder_fd: int) -> None:
         """Let Pods change a file or folder that the console has created, as `_create_for_pods` does."""
         mode = os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode
         if os.geteuid() == 0:

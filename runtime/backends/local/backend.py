@@ -30,8 +30,7 @@ from runtime.specs import Capacity, Controller, Image, NodeCapacity, Resources, 
 
 _HEARTBEAT_SECONDS = 0.5
 """Interval of the heartbeats of `changes`, well below the second that the protocol promises."""
-_SOURCE_ROOT = Path(__file__).resolve().parents[3]
-_LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
+_LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
 """The launcher's folder, which every sandbox mounts."""
 
 
@@ -134,7 +133,7 @@ class LocalBackend(FolderBackend):
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""
-        free, _gpus = self._free()
+        free, _gpus = self._free_resources()
         return Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
 
     def is_reachable(self) -> bool:
@@ -188,7 +187,7 @@ class LocalBackend(FolderBackend):
 
     # Capacity
 
-    def _free(self) -> tuple[Resources, list[int]]:
+    def _free_resources(self) -> tuple[Resources, list[int]]:
         """Return the free resources and the indices of the free GPUs; nothing is free while the disk is full."""
         if self._disk.is_full():
             return Resources(0, 0), []
@@ -218,7 +217,7 @@ class LocalBackend(FolderBackend):
         The caller holds the root's lock, so that the capacity stays free until `_start` records the run. Raises
         InvalidSpec, NoCapacity.
         """
-        free, free_gpus = self._free()
+        free, free_gpus = self._free_resources()
         capacity = Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
         if (fitting_nodes := capacity.nodes_ever(spec.resources)) < spec.nodes:
             raise InvalidSpec(

@@ -108,9 +108,9 @@ class SlurmConfig:
         """Return where the nodes of a type are placed."""
         return self.node_types.get(node_kind) or self.node_types.get("") or Placement()
 
-    def account_of(self, organization: str) -> str:
+    def organization_account(self, organization_slug: str) -> str:
         """Return the Slurm account that an organization's jobs use; empty: the service user's default."""
-        return self.accounts.get(organization, self.account)
+        return self.accounts.get(organization_slug, self.account)
 
 
 def _node_types(reader: SettingsReader) -> Mapping[str, Placement]:

@@ -41,7 +41,7 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
     if spec.resources.gpus:
         type_prefix = f"{placement.gpu}:" if placement.gpu else ""
         result.append(f"--gpus-per-task={type_prefix}{spec.resources.gpus}")
-    account = config.account_of(spec.labels.get("organization", ""))
+    account = config.organization_account(spec.labels.get("organization", ""))
     for option, value in (
         ("partition", placement.partition),
         ("constraint", placement.constraint),

@@ -77,7 +77,7 @@ class FolderBackend:
         raw_chunk = _read(run.folder / "logs" / f"rank-{rank}.log", offset, limit)
         # The times are read after the log, because they are written before it: then no line lacks its time.
         times = _read_times(run.folder / "logs" / f"rank-{rank}.times", raw_chunk) if with_times else None
-        return log_chunks.text_chunk(raw_chunk, final=has_ended and raw_chunk.at_end, at_line=at_line, times=times)
+        return log_chunks.text_chunk(raw_chunk, is_final=has_ended and raw_chunk.at_end, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`. A node that the run does not have raises RunNotFound."""
@@ -89,7 +89,7 @@ class FolderBackend:
         raw_chunk = _read(path, offset, limit)
         if b"\n" not in raw_chunk.data and not raw_chunk.at_end:  # one line is longer than `limit`
             raw_chunk = _read(path, offset, log_chunks.MAX_LINE_BYTES)
-        return log_chunks.lines_chunk(raw_chunk.data, offset, final=has_ended and raw_chunk.at_end)
+        return log_chunks.lines_chunk(raw_chunk.data, offset, is_final=has_ended and raw_chunk.at_end)
 
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`."""

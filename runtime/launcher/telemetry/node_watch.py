@@ -183,7 +183,7 @@ class NodeWatch:
             self._finish_capture(self._capture, now)
         if self._hang is None or self._capture is not None or self._should_report_stacks:
             return None
-        return self._cause(self._hang) if not self._nodes_without_stacks or now >= self._give_up_at else None
+        return self._hang_cause(self._hang) if not self._nodes_without_stacks or now >= self._give_up_at else None
 
     def finish(self, ranks: Sequence[Rank]) -> None:
         """Take a last sample at the end of the run, which includes ranks that have ended."""
@@ -370,7 +370,7 @@ class NodeWatch:
             states[rank_id] = states[rank_id]._replace(is_parked=is_parked)
         return states
 
-    def _cause(self, hang: Hang) -> Message:
+    def _hang_cause(self, hang: Hang) -> Message:
         """Return the hang as a cause. It names the rank for which the others wait, if there is one."""
         ranks_not_waiting = [rank_id for rank_id, state in sorted(hang.states.items()) if not state.waiting]
         data: Dict[str, Any] = {

@@ -197,7 +197,7 @@ def unavailable_reason(rank: CaptureTarget, proc: str = PROC) -> str:
         status.get("SigIgn", "0"), STACK_SIGNAL
     ):
         return "the code blocks or ignores the signal that asks for it"
-    if not _has_open(folder + "fd", rank.report_fd):
+    if not _has_pipe_open(folder + "fd", rank.report_fd):
         return "the code has closed the pipe that the stack would be written to"
     return ""
 
@@ -207,7 +207,7 @@ def _mask_contains(mask: str, signal: int) -> bool:
     return bool(int(mask, 16) >> (signal - 1) & 1)
 
 
-def _has_open(folder: str, report_fd: int) -> bool:
+def _has_pipe_open(folder: str, report_fd: int) -> bool:
     """Whether a process still has this pipe open, by the links in its /proc/<pid>/fd.
 
     If not, another file may have the pipe's descriptor, and the stack would be written into that file.
@@ -272,9 +272,9 @@ def rank_state(text: str) -> RankState:
         return RankState("", NOT_WAITING, "")
     waiting = NOT_WAITING
     for file, _line, function in frames[:_INNERMOST_FRAMES]:
-        if _is_one_of(file, function, _WAITS):
+        if _matches_any(file, function, _WAITS):
             waiting = WAITING
-        elif _is_one_of(file, function, _WAITS_IF_IDLE):
+        elif _matches_any(file, function, _WAITS_IF_IDLE):
             waiting = max(waiting, WAITING_IF_IDLE)
     # Threads without a Python frame come and go, and thread identifiers differ, so the digest leaves both out.
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -283,11 +283,11 @@ def rank_state(text: str) -> RankState:
     return RankState(digest, waiting, "{}, line {}, {}".format(os.path.basename(file), line, function)[:200])
 
 
-def _is_one_of(file: str, function: str, calls: Sequence[Tuple[str, str]]) -> bool:
-    """Whether a function is in a table such as `_WAITS`."""
-    for file_pattern, name in calls:
+def _matches_any(file: str, function: str, table: Sequence[Tuple[str, str]]) -> bool:
+    """Whether a table such as `_WAITS` contains this function."""
+    for file_pattern, function_name in table:
         matches_file = file_pattern in file if file_pattern.endswith("/") else file.endswith(file_pattern)
-        if matches_file and name in ("", function):
+        if matches_file and function_name in ("", function):
             return True
     return False
 

@@ -126,7 +126,7 @@ def test_times_are_kept_beside_the_unchanged_output(open_log, tmp_path, clock):
     assert read_times(times, 13, 3) == pairs[1:2], "the time of a byte is that of the pair before it"
     assert read_times(times, 12, 8) == pairs[1:3]
     raw_chunk = log_chunks.RawChunk(b"half a line\nlast\n", at_end=True, offset=12)
-    chunk = log_chunks.text_chunk(raw_chunk, final=True, times=read_times(times, 12, 17))
+    chunk = log_chunks.text_chunk(raw_chunk, is_final=True, times=read_times(times, 12, 17))
     assert chunk.times == ((0, start + 0.125), (1, start + 60.125)), "a line has the time of its beginning"
 
 
