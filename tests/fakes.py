@@ -244,10 +244,10 @@ class FakeBackend:
         """See `Backend.is_reachable`."""
         return self.available
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """See `Backend.changes`."""
         seen = len(self._log)
-        end = math.inf if stop_after is None else time.monotonic() + stop_after
+        end = math.inf if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         while time.monotonic() < end:
             with self._changed:
                 self._changed.wait_for(lambda seen=seen: len(self._log) > seen, timeout=HEARTBEAT_SECONDS)

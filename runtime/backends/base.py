@@ -105,11 +105,12 @@ class Backend(Protocol):
     def is_reachable(self) -> bool:
         """Whether the cluster answers within two seconds. Asks the cluster even if earlier calls failed."""
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """Yield the names of runs whose status or output changed; block between changes.
 
-        An empty set is a heartbeat: something is yielded at least every second. Ends after `stop_after` seconds; None:
-        never. Changes are lost while no caller iterates, so a caller that begins must describe all runs that it knows.
+        An empty set is a heartbeat: something is yielded at least every second. The iterator ends after
+        `stop_after_seconds`; None: never. Changes are lost while no caller iterates, so a caller that begins must
+        describe all runs that it knows.
         """
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:

@@ -58,7 +58,7 @@ _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Device files that CUDA needs in addition to that of each GPU."""
 # Parts of /proc that hold settings of the whole machine. If root runs the console, code in the sandbox is root on the
-# host, though without capabilities, and could change these settings if they were writable.
+# host, though without capabilities. It could change these settings if they were writable.
 _PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr", "pressure")
 # Files of /proc that appear empty in the sandbox: they control or reveal the whole machine.
 _PROC_MASKED = (

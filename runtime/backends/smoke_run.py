@@ -52,7 +52,7 @@ def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mi
 def await_end(backend: Backend, name: str, seconds: float) -> RunStatus:
     """Return the run's status at its end, or after `seconds`. Raises RunNotFound, BackendUnavailable."""
     status = backend.describe(name)
-    for _names in backend.changes(stop_after=seconds):
+    for _names in backend.changes(stop_after_seconds=seconds):
         # After a heartbeat, too: the run may have changed before `changes` began to watch it.
         status = backend.describe(name)
         if status.phase is RunPhase.ENDED:

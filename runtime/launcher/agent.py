@@ -311,8 +311,8 @@ class Agent:
         script_failure = rank.script_failure
         code = "rank_raised" if script_failure.exception else "rank_killed" if rank.failed_by_signal else "rank_exited"
         failure = new_cause("code_failed", code, self._plan.node, at=rank.failed_at, rank=rank.rank_id)
-        # A rank that still runs, or was killed after its exception, has no exit code of its own, so the code that it
-        # reported is used.
+        # A rank that still runs, or was killed after its exception, has no exit code of its own. Then the code that it
+        # reported counts.
         exit_code = script_failure.exit_code if rank.exit is None or script_failure.exception else rank.exit.exit_code
         failure.update(exit_code=None if rank.failed_by_signal else exit_code, signal=rank.failed_by_signal)
         if script_failure.exception:

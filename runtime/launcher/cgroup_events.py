@@ -15,8 +15,8 @@ ROOT = "/sys/fs/cgroup"
 _OOM_FILES = ("memory.events", "memory/memory.oom_control")
 _REFUSAL_FILES = ("pids.events", "pids/pids.events")
 _LIMIT_FILES = ("pids.max", "pids/pids.max")
-# For v2, then for v1: the file with the memory in use, the file with statistics, and the field of the statistics that
-# counts the caches which the kernel can drop.
+# For v2, then for v1: the file with the memory in use, the file with statistics, and their field with the size of the
+# caches that the kernel can drop.
 _MEMORY_FILES = (
     ("memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),

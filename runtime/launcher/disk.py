@@ -139,9 +139,9 @@ class DiskLimit:
         return bool(self._measurements)
 
     def check(self, now: float, record: Record) -> Optional[Verdict]:
-        """Measure for one step at the monotonic time `now`; return a verdict if the run is over its limit.
+        """Measure for one step at the monotonic time `now`; return a verdict if the run is over its limit, else None.
 
-        Records the newest checkpoint's time.
+        This call also records the time of the newest checkpoint.
         """
         if not self._measurements:
             if now < self._next_measurement_at:
@@ -314,13 +314,13 @@ def _entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
             os.close(descriptor)
 
 
-def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent: Optional[int]) -> None:
+def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent_fd: Optional[int]) -> None:
     """Open the folder `name` and append it to `open_folders`.
 
     Does nothing if the folder was deleted or replaced by a link, or may not be read.
     """
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     except OSError:
         return
     try:

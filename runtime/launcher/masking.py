@@ -14,6 +14,7 @@ MAX_LINES = 100
 """Maximum number of lines of one value that are replaced one by one, since each costs a search of the output. A private
 key has about 50 lines."""
 MASK = b"***"
+"""The text that replaces each value."""
 
 
 class Mask:

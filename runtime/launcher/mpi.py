@@ -109,7 +109,7 @@ class Mpi:
         return self._plan is not None and len(self._started_local_ranks) < self._plan.workers
 
     def handle_timers(self, now: float) -> Optional[Message]:
-        """End ranks whose stubs mpirun has ended; return a cause if mpirun did not start this node's ranks."""
+        """End ranks whose stubs mpirun has ended; return a cause if mpirun has not started its node, else None."""
         for pid in [pid for pid, since in self._ended_stubs.items() if now >= since + RANK_EXIT_SECONDS]:
             del self._ended_stubs[pid]
             self._worker_group.terminate_rank(pid)
@@ -172,7 +172,7 @@ class Mpi:
         environment = dict(self._environment)
         if self._plan is not None:
             environment.update(mpirun_environment(self._plan, " ".join(self._stub_command("remote"))))
-        return spawn(arguments, environment, output=sys.stderr.fileno(), new_session=True)
+        return spawn(arguments, environment, output_fd=sys.stderr.fileno(), new_session=True)
 
     def _accept(self) -> None:
         """Accept the connection of a stub, unless there are too many."""
@@ -288,8 +288,8 @@ def mpirun_command(plan: Plan, path: str, stub: List[str]) -> List[str]:
 def mpirun_environment(plan: Plan, agent: str) -> Dict[str, str]:
     """Return the environment of mpirun, for Open MPI 4 (ORTE) and 5 (PRRTE). Pure.
 
-    `agent` is the command that replaces ssh. The variables have node 0 start all daemons, keep daemons attached so that
-    launchers notice their end, and allow more ranks than cores on a node.
+    `agent` is the command that replaces ssh. Other variables make node 0 start all daemons and allow more ranks than
+    cores on a node. Daemons stay attached, so that launchers notice their end.
     """
     values = {
         "OMPI_MCA_plm_rsh_agent": agent,

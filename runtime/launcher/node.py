@@ -125,10 +125,10 @@ class Node:
         self._selector.register(self._link, selectors.EVENT_READ, self._link)
         self._send({**launch_plan, "outputs": outputs, "listener": listener, **extra_fields})
 
-    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
+    def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
         """Start the launcher's process; return fields to add to its launch plan. Raises OSError.
 
-        The launcher reads its plan from the socket `launch_plan_fd`, prints to `output`, and inherits `inherit`.
+        The launcher reads its plan from the socket `launch_plan_fd`, prints to `output_fd`, and inherits `inherit_fds`.
         """
         raise NotImplementedError
 

@@ -36,18 +36,18 @@ class Output:
 
     def open_rank(self, rank: int, limit_bytes: int) -> int:
         """Create a rank's log and return the descriptor that the rank writes to. Raises OSError."""
-        pipe, write_end = os.pipe()
-        self.ranks[rank] = self._open("rank-{}.log".format(rank), pipe, limit_bytes, rank)
+        pipe_fd, write_end = os.pipe()
+        self.ranks[rank] = self._open("rank-{}.log".format(rank), pipe_fd, limit_bytes, rank)
         return write_end
 
     def open_launcher(self, node: int) -> int:
         """Create the launcher's log and return the descriptor that it writes to. Raises OSError."""
-        pipe, write_end = os.pipe()
-        self._launcher = self._open("node-{}.log".format(node), pipe, _LAUNCHER_LOG_BYTES, LAUNCHER)
+        pipe_fd, write_end = os.pipe()
+        self._launcher = self._open("node-{}.log".format(node), pipe_fd, _LAUNCHER_LOG_BYTES, LAUNCHER)
         return write_end
 
-    def _open(self, name: str, pipe: int, limit_bytes: int, rank: int) -> RankLog:
-        log = RankLog(self._folder / name, pipe, limit_bytes, self._listener_of(rank), self.mask.new_stream())
+    def _open(self, name: str, pipe_fd: int, limit_bytes: int, rank: int) -> RankLog:
+        log = RankLog(self._folder / name, pipe_fd, limit_bytes, self._listener_of(rank), self.mask.new_stream())
         self.selector.register(log, selectors.EVENT_READ, log)
         return log
 

@@ -132,6 +132,7 @@ class Link:
 
 
 def _parse(line: bytes) -> Optional[Message]:
+    """Return the message in a line; None if the line is not a JSON object."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):  # RecursionError: nested too deep

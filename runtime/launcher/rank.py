@@ -1,9 +1,9 @@
 """The first module that a rank's interpreter runs: it runs the customer's script, as `python script.py` would.
 
-When the script's last line has returned, it reports `finished` to the launcher. When an exception leaves the script, it
-reports `raised`, with the exception and its place, and then shows the exception with the customer's frames only. Both
-reports precede the interpreter's shutdown. During shutdown gloo may abort although the script succeeded, and the peers
-of a failing rank may fail before it has ended.
+When the script's last line has returned, this module reports `finished` to the launcher. When an exception leaves the
+script, it reports `raised`, with the exception and its place. Then it shows the exception with the customer's frames
+only. Both reports precede the interpreter's shutdown. During shutdown gloo may abort although the script succeeded, and
+the peers of a failing rank may fail before that rank has ended.
 
 On STACK_SIGNAL from the launcher, the stacks of all threads are written to the same pipe. When the script imports a
 framework, `step_timer` begins to count its steps.
@@ -49,6 +49,7 @@ _COUNTED_MODULES = frozenset(
     )
 )
 _STEP_TIMER_MODULE = "_trainyard_steps"
+"""The name of `step_timer` in `sys.modules`, which no module of a script has."""
 
 
 def run(report_fd: int, script: str, counts_fd: int = -1) -> None:

@@ -47,12 +47,12 @@ class RankLog:
     def __init__(
         self,
         path: Path,
-        pipe: int,
+        pipe_fd: int,
         limit_bytes: int,
         listener: Optional[Callable[[bytes], None]] = None,
         mask: Optional[MaskedStream] = None,
     ) -> None:
-        self.pipe = pipe
+        self.pipe_fd = pipe_fd
         self._mask = mask
         self.is_open = True
         self.problem = ""
@@ -70,14 +70,14 @@ class RankLog:
             self._file = open_file(path, os.O_CREAT | os.O_APPEND)
         except OSError as error:
             self._note_error(error)
-        os.set_blocking(pipe, False)
+        os.set_blocking(pipe_fd, False)
         # The pipe keeps its default size where the user's limit of pipe memory is reached.
         with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
+            fcntl.fcntl(pipe_fd, _SET_PIPE_SIZE, _PIPE_BYTES)
 
     def fileno(self) -> int:
         """The pipe's descriptor, for a selector."""
-        return self.pipe
+        return self.pipe_fd
 
     def pump(self) -> bool:
         """Move the pipe's present contents to the file; return whether the file changed.
@@ -93,7 +93,7 @@ class RankLog:
         if self._is_full and pipe_bytes > _TAIL_BYTES:
             self._discard(pipe_bytes - _TAIL_BYTES)
         try:
-            data = os.read(self.pipe, _READ_BYTES)
+            data = os.read(self.pipe_fd, _READ_BYTES)
         except BlockingIOError:
             return False
         self.is_open = bool(data)
@@ -106,7 +106,7 @@ class RankLog:
 
     def _bytes_waiting(self) -> int:
         """Return the number of bytes in the pipe."""
-        return int(struct.unpack("i", fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)))[0])
+        return int(struct.unpack("i", fcntl.ioctl(self.pipe_fd, termios.FIONREAD, bytes(4)))[0])
 
     def _discard(self, byte_count: int) -> None:
         """Discard `byte_count` bytes in the kernel.
@@ -119,7 +119,7 @@ class RankLog:
             self._dev_null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):
             while byte_count > 0:
-                discarded = os.splice(self.pipe, self._dev_null, byte_count, flags=os.SPLICE_F_NONBLOCK)
+                discarded = os.splice(self.pipe_fd, self._dev_null, byte_count, flags=os.SPLICE_F_NONBLOCK)
                 if not discarded:
                     return
                 byte_count -= discarded
@@ -137,7 +137,7 @@ class RankLog:
     def close(self) -> None:
         """Close the pipe and the files."""
         self._times.close()
-        for descriptor in (self.pipe, self._file, self._dev_null):
+        for descriptor in (self.pipe_fd, self._file, self._dev_null):
             if descriptor >= 0:
                 os.close(descriptor)
 

@@ -217,7 +217,7 @@ def _protection_rules(pids: Sequence[int]) -> List[_Rule]:
 
 
 def _build_filter(machine: str, rules: Sequence[_Rule]) -> Optional[bytes]:
-    """Return a filter that refuses calls by these rules and allows all others."""
+    """Return a filter that refuses calls by these rules and allows all others; None on an unknown architecture."""
     machine = machine or os.uname().machine
     architecture = _ARCHITECTURES.get(machine)
     if architecture is None:

@@ -27,6 +27,7 @@ SIZE = struct.Struct(">HH")
 INPUT, RESIZE = b"i", b"s"
 _SHELLS = ("/bin/bash", "/bin/sh")
 _READ_BYTES = 32768
+"""Maximum bytes that one read returns. A frame has at most 65538 bytes, so input needs three reads at most."""
 _CHECK_MS = 500
 """Interval of checks whether the shell has ended. The terminal's end does not show it, since a process that the shell
 left behind may keep the terminal open."""
@@ -34,16 +35,16 @@ left behind may keep the terminal open."""
 
 def main() -> None:
     """Connect a shell and the socket until one of them ends."""
-    connection = os.dup(1)
-    pid, terminal = pty.fork()
+    connection_fd = os.dup(1)
+    pid, terminal_fd = pty.fork()
     if not pid:
-        _become_shell(connection)
-    for descriptor in (connection, terminal):
+        _become_shell(connection_fd)
+    for descriptor in (connection_fd, terminal_fd):
         os.set_blocking(descriptor, False)
-    pump(connection, terminal, pid)
+    pump(connection_fd, terminal_fd, pid)
 
 
-def _become_shell(output: int) -> "NoReturn":
+def _become_shell(output_fd: int) -> "NoReturn":
     try:
         path = next(shell for shell in _SHELLS if os.access(shell, os.X_OK))
         environment = {**os.environ, "TERM": "xterm-256color", "SHELL": path}
@@ -51,12 +52,12 @@ def _become_shell(output: int) -> "NoReturn":
             environment.setdefault("PS1", r"\u@\h:\w\$ ")
         os.execve(path, [path], environment)  # noqa: S606 - starting a shell is the purpose
     except (OSError, StopIteration) as error:
-        os.write(output, "There is no shell in this image: {}\r\n".format(error).encode())
+        os.write(output_fd, "There is no shell in this image: {}\r\n".format(error).encode())
     finally:
         os._exit(127)
 
 
-def pump(connection: int, terminal: int, pid: int) -> None:
+def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
     """Pass bytes in both directions until the shell (`pid`) has ended, or the socket is closed.
 
     Each direction buffers the bytes of one read, and reads again only when these are written.
@@ -65,31 +66,31 @@ def pump(connection: int, terminal: int, pid: int) -> None:
     has_ended = False
     while True:
         poll_masks = {
-            connection: (0 if to_terminal else select.POLLIN) | (select.POLLOUT if to_connection else 0),
-            terminal: (0 if to_connection else select.POLLIN) | (select.POLLOUT if to_terminal else 0),
+            connection_fd: (0 if to_terminal else select.POLLIN) | (select.POLLOUT if to_connection else 0),
+            terminal_fd: (0 if to_connection else select.POLLIN) | (select.POLLOUT if to_terminal else 0),
         }
         poll = select.poll()
-        poll.register(connection, poll_masks[connection])
-        if poll_masks[terminal]:  # poll(2) reports a terminal that hung up at once, even with an empty mask
-            poll.register(terminal, poll_masks[terminal])
+        poll.register(connection_fd, poll_masks[connection_fd])
+        if poll_masks[terminal_fd]:  # poll(2) reports a terminal that hung up at once, even with an empty mask
+            poll.register(terminal_fd, poll_masks[terminal_fd])
         ready = dict(poll.poll(0 if has_ended else _CHECK_MS))
-        connection_events, terminal_events = ready.get(connection, 0), ready.get(terminal, 0)
-        if has_ended and poll_masks[terminal] & select.POLLIN and not terminal_events:
+        connection_events, terminal_events = ready.get(connection_fd, 0), ready.get(terminal_fd, 0)
+        if has_ended and poll_masks[terminal_fd] & select.POLLIN and not terminal_events:
             return  # everything that the shell wrote is sent
         if to_terminal and connection_events & (select.POLLHUP | select.POLLERR):
             return
         try:
             if to_connection and connection_events & select.POLLOUT:
-                to_connection = to_connection[os.write(connection, to_connection) :]
+                to_connection = to_connection[os.write(connection_fd, to_connection) :]
             if to_terminal and terminal_events & select.POLLOUT:
-                to_terminal = to_terminal[os.write(terminal, to_terminal) :]
-            if poll_masks[terminal] & select.POLLIN and terminal_events & (select.POLLIN | select.POLLHUP):
-                to_connection = os.read(terminal, _READ_BYTES)
-            if poll_masks[connection] & select.POLLIN and connection_events & (select.POLLIN | select.POLLHUP):
-                data = os.read(connection, _READ_BYTES)
+                to_terminal = to_terminal[os.write(terminal_fd, to_terminal) :]
+            if poll_masks[terminal_fd] & select.POLLIN and terminal_events & (select.POLLIN | select.POLLHUP):
+                to_connection = os.read(terminal_fd, _READ_BYTES)
+            if poll_masks[connection_fd] & select.POLLIN and connection_events & (select.POLLIN | select.POLLHUP):
+                data = os.read(connection_fd, _READ_BYTES)
                 if not data:
                     return
-                to_terminal = _handle_frames(frames.add(data), terminal)
+                to_terminal = _handle_frames(frames.add(data), terminal_fd)
         except BlockingIOError:
             continue
         except OSError:  # the terminal is closed by its last process (EIO), or the socket by the console
@@ -97,12 +98,12 @@ def pump(connection: int, terminal: int, pid: int) -> None:
         has_ended = has_ended or os.waitpid(pid, os.WNOHANG)[0] == pid
 
 
-def _handle_frames(frames: "List[Tuple[bytes, bytes]]", terminal: int) -> bytes:
+def _handle_frames(frames: "List[Tuple[bytes, bytes]]", terminal_fd: int) -> bytes:
     """Set the terminal's size as the frames ask; return the input in them."""
     for kind, content in frames:
         if kind == RESIZE and len(content) == SIZE.size:
             rows, columns = SIZE.unpack(content)
-            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            fcntl.ioctl(terminal_fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     return b"".join(content for kind, content in frames if kind == INPUT)
 
 

@@ -41,7 +41,7 @@ class Shells:
                 spawn(
                     [self._python, "-I", extract_file("shell.py")],
                     environment,
-                    output=connection.fileno(),
+                    output_fd=connection.fileno(),
                     folder=self._worker_group.folder,
                     new_session=True,
                 )

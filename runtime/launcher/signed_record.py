@@ -46,23 +46,23 @@ def sign_record(record: Dict[str, Any], key: str, max_bytes: Optional[int] = Non
     return signed
 
 
-def read_record(signed: bytes, key: str, *, run: str, node: int) -> Optional[Dict[str, Any]]:
+def read_record(signed: bytes, key: str, *, run_name: str, node: int) -> Optional[Dict[str, Any]]:
     """Return the record without its signature; None unless it is signed for this run and node with this key."""
     record = _verify(signed, key)
-    if record is None or record.get("run") != run or record.get("node") != node:
+    if record is None or record.get("run") != run_name or record.get("node") != node:
         return None
     return record
 
 
-def sign_stop(run: str, grace_seconds: float, key: str) -> bytes:
+def sign_stop(run_name: str, grace_seconds: float, key: str) -> bytes:
     """Return a signed request that the pods of a run end within so many seconds after they read it."""
-    return _sign({"run": run, "end_within": grace_seconds}, key)
+    return _sign({"run": run_name, "end_within": grace_seconds}, key)
 
 
-def read_stop(signed: bytes, key: str, *, run: str) -> Optional[float]:
+def read_stop(signed: bytes, key: str, *, run_name: str) -> Optional[float]:
     """Return the seconds of a `sign_stop` request; None unless it is valid for this run and key."""
     request = _verify(signed, key)
-    grace_seconds = request.get("end_within") if request is not None and request.get("run") == run else None
+    grace_seconds = request.get("end_within") if request is not None and request.get("run") == run_name else None
     return float(grace_seconds) if isinstance(grace_seconds, (int, float)) else None
 
 

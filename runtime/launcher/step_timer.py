@@ -33,6 +33,7 @@ FILE_BYTES = 64
 """The size of the file. It is larger than `_LAYOUT`, so that a later version can add fields."""
 _LAYOUT = struct.Struct("<8sQQdd")  # `_MAGIC`, then the fields of `Counts`
 _MAGIC = b"yardstep"
+"""The first bytes of a valid file, which the rank writes with its first counts."""
 _UNKNOWN = -1.0  # `communication`, until something was measured
 # Blocking functions of `torch.distributed`.
 _COLLECTIVES = (

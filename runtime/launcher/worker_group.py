@@ -238,8 +238,8 @@ class WorkerGroup:
         ) or spawn(
             arguments,
             environment,
-            output=self._outputs[local_rank],
-            inherit=inherited,
+            output_fd=self._outputs[local_rank],
+            inherit_fds=inherited,
             folder=self._folder,
             new_session=True,
             delay_seconds=delay_seconds,

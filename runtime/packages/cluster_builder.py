@@ -34,8 +34,8 @@ def can_install(config: ClusterConfig) -> bool:
 def layer_key(config: ClusterConfig, image: Image, requirements: Sequence[str]) -> str:
     """Return the key of the layer with these requirements on an image of this cluster."""
     return layers.cluster_layer_key(
-        cluster=config.name,
-        image=image.reference + image.digest or config.images.get(image.builtin, image.builtin),
+        cluster_name=config.name,
+        image_reference=image.reference + image.digest or config.images.get(image.builtin, image.builtin),
         python=config.pythons.get(image.builtin or image.reference, ""),
         requirements=requirements,
     )

@@ -31,8 +31,11 @@ from packaging.utils import canonicalize_name
 from runtime.trash import Trash
 
 SITE_PACKAGES = "site-packages"
+"""The folder of the installed packages, in a layer and in the RUN_DIR of its installation."""
 CACHE = "cache"
+"""The folder of uv's cache, in an organization's folder."""
 _DIST_INFO = ".dist-info"
+"""The suffix of the folders in which installers store a package's metadata."""
 _VERSION = 2
 """A part of each key. After an increase, packages are installed again when they are next ordered."""
 
@@ -97,13 +100,13 @@ def layer_key(*, image: Path, versions: Mapping[str, str], requirements: Sequenc
     )
 
 
-def cluster_layer_key(*, cluster: str, image: str, python: str, requirements: Sequence[str]) -> str:
+def cluster_layer_key(*, cluster_name: str, image_reference: str, python: str, requirements: Sequence[str]) -> str:
     """Return the key of the layer with these requirements on a cluster's image. `python` is its interpreter's path.
 
-    `image` is the reference by which the cluster pulls the image. The key stays the same if the registry later has
-    another image under this reference.
+    The cluster pulls the image by `image_reference`. The key stays the same if the registry later has another image
+    under this reference.
     """
-    return _digest(cluster=cluster, image=image, python=python, requirements=list(requirements))
+    return _digest(cluster=cluster_name, image=image_reference, python=python, requirements=list(requirements))
 
 
 def move_installed(layer: Layer, run_folder: Path) -> int | None:

@@ -211,9 +211,9 @@ class KubernetesBackend:
         """See `Backend.is_reachable`."""
         return self._api.is_ready()
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """See `Backend.changes`. Watches Jobs, Pods and events, and polls for new output (`_OUTPUT_POLL_SECONDS`)."""
-        stop_at = None if stop_after is None else time.monotonic() + stop_after
+        stop_at = None if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         paths = {
             "jobs": self._collection("batch/v1", "jobs"),
             "pods": self._collection("v1", "pods"),

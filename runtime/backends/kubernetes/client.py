@@ -55,8 +55,8 @@ _PAGE_SIZE = 500
 _CHUNK_BYTES = 1 << 16
 """Bytes of a streamed response that are read at a time, since logs can be far longer."""
 _DOWN_SECONDS = 3.0
-"""After a request has failed with all its retries, all requests fail at once for this long, so that not every caller
-waits for a server that is down. It is about as long as one failing request takes, so that the server's return is
+"""After a request has failed with all its retries, all requests fail immediately for this long. Otherwise every caller
+would wait for a server that is down. It is about as long as one failing request takes, so that the server's return is
 noticed soon."""
 _IRREGULAR_PLURALS = {"Endpoints": "endpoints", "NetworkPolicy": "networkpolicies"}
 """Plurals, as in URL paths, of kinds whose plural does not just add an "s"."""
@@ -243,7 +243,7 @@ class ApiClient:
             response.close()
 
     def is_ready(self) -> bool:
-        """Return whether the server answers one short request. If it does, requests no longer fail at once."""
+        """Return whether the server answers one short request. If it does, requests no longer fail immediately."""
         try:
             response = self._send(_Request("GET", "/readyz", read_seconds=_PROBE_SECONDS), retries=urllib3.Retry(0))
         except (urllib3.exceptions.HTTPError, OSError, BackendUnavailable):

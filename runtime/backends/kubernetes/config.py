@@ -193,7 +193,7 @@ def _volume(reader: SettingsReader) -> Volume:
 
 
 def _package_index(reader: SettingsReader) -> PackageIndex | None:
-    """Parse the setting `package_index`."""
+    """Parse the setting `package_index`; return None if it is not set."""
     data = reader.mapping("package_index")
     if not data:
         return None
@@ -273,7 +273,7 @@ def _toleration(reader: SettingsReader, kind: str, data: object) -> Toleration:
 
 
 def _capacity(reader: SettingsReader) -> Capacity | None:
-    """Parse the setting `capacity`: a list of machines, each entry with the `count` of equal ones."""
+    """Parse the setting `capacity`, a list of machines, each with the `count` of equal ones; None if it is not set."""
     entries = reader.data.get("capacity")
     if entries is None:
         return None

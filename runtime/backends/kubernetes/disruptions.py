@@ -38,8 +38,8 @@ _LAST_EVENT_SECONDS = 30.0
 class DeletionTracker:
     """Follows a watch of Pods and reports those that were deleted before any Pod of their run failed.
 
-    Only Pods that were seen alive after the last list are reported, because a list does not show the order in which
-    changes before it happened.
+    Only Pods that were seen alive after the last list are reported: a list does not show the order of the changes
+    before it.
     """
 
     def __init__(self) -> None:

@@ -230,8 +230,8 @@ def _started_at(job: JobState, pods: Mapping[int, PodState], records: Iterable[R
 
 def _finished_at(
     job: JobState, pods: Mapping[int, PodState], unresponsive_since: Mapping[int, float], started_at: float | None
-) -> float | None:
-    """Return when the last node ended.
+) -> float:
+    """Return when the last node of an ended run ended.
 
     If the end of a node is not known, that of the Job counts too. If no end is known, return the time of the Job's
     termination, or else of its submission.
@@ -280,7 +280,7 @@ def _progress_at(
     """Return the time of the last sign of progress, up to which a hung run is billed; None if it is not known.
 
     Only records from built-in images are trusted. In a customer's image, customer code can read the launcher's key and
-    claim an early hang, so such a run is billed to its end.
+    claim an early hang. So such a run is billed to its end.
     """
     is_hung = cause is not None and cause.outcome is Outcome.HUNG
     if not job.spec.builtin:

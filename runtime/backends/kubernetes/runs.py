@@ -267,10 +267,10 @@ class Runs:
             return records
         for node in range(job.nodes):
             message = pods[node].termination_message.encode() if node in pods else b""
-            record = read_record(message, key, run=job.name, node=node)
+            record = read_record(message, key, run_name=job.name, node=node)
             if record is None and self._folders is not None:
                 data = self._folders.read(job.name, "nodes", f"{node}.json", 0, _MAX_RECORD_BYTES).data
-                record = read_record(data, key, run=job.name, node=node)
+                record = read_record(data, key, run_name=job.name, node=node)
             if record is not None:
                 # Customer code can restore an older record of its node while it runs. So causes and the start of the
                 # code are read from final records only.
@@ -316,6 +316,7 @@ class Runs:
         return warnings
 
     def _kueue_workload(self, job: JobState) -> Object | None:
+        """Return Kueue's Workload of the Job; None if Kueue has created none yet. Raises ApiError."""
         path = resource_path("kueue.x-k8s.io/v1beta1", "workloads", job.namespace)
         workloads: list[Object] = self._api.list(path)["items"]
         return next((workload for workload in workloads if is_owned_by(workload, job.uid)), None)

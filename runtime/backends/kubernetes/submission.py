@@ -27,8 +27,8 @@ from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RuntimeF
 from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 
 _SECRET_ATTEMPTS = 3
-"""How often to try to create the run's Secret. A try fails only if another process creates or deletes a Secret of the
-same name at the same moment, so a third try is rarely needed."""
+"""How often to try to create the run's Secret. A try fails only if another process creates or deletes a Secret of this
+name at that moment, so a third try is rarely needed."""
 _FIELDS_BY_WORD = {"image": "image", "subPath": "mounts", "mountPath": "mounts", "resources": "resources"}
 """Which field of the RunSpec made an object invalid, by a word in the API server's message; the first match counts."""
 

@@ -140,9 +140,9 @@ class LocalBackend(FolderBackend):
         """See `Backend.is_reachable`: always, since it is this machine."""
         return True
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """See `Backend.changes`. Watches `.changes`, which has one file per run. Customer code cannot write there."""
-        stop_at = None if stop_after is None else time.monotonic() + stop_after
+        stop_at = None if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         with contextlib.closing(FolderWatch(self._root / ".changes")) as watch:
             while stop_at is None or time.monotonic() < stop_at:
                 yield watch.wait(_HEARTBEAT_SECONDS)

@@ -146,9 +146,9 @@ class SlurmBackend(FolderBackend):
             return False
         return True
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """See `Backend.changes`. Polls the runs' change files, while a thread polls Slurm's queue."""
-        stop_at = None if stop_after is None else time.monotonic() + stop_after
+        stop_at = None if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         previous: dict[str, object] = {}
         is_closed = threading.Event()
         threading.Thread(target=self._refresh_jobs, args=(is_closed,), name="slurm-queue", daemon=True).start()

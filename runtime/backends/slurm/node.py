@@ -180,8 +180,8 @@ class SlurmSupervisor(Supervisor):
         """End the node if the console requests it or Slurm has sent SIGTERM."""
         if numbers & {STOP_SIGNAL, signal.SIGTERM}:
             super()._check_for_stop()
-        # SIGTERM comes from Slurm, after a preemption, at the job's time limit, for a failed machine of the run, or
-        # because an administrator cancelled the job. `evidence` finds the reason in Slurm's report.
+        # SIGTERM comes from Slurm. Possible reasons are a preemption, the job's time limit, a failed machine of the run
+        # and an administrator's scancel. `evidence` finds the reason in Slurm's report.
         if signal.SIGTERM not in numbers:
             return
         verdict = Verdict("node_lost", "evicted", f"Slurm ended node {self._node}.", data={"ended_by_slurm": True})

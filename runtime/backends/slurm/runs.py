@@ -116,8 +116,8 @@ class SlurmRun:
     def status(self) -> RunStatus:
         """Return the run's status. Raises RunNotFound, BackendUnavailable.
 
-        This call also stores the outcome of a run that has ended, has Slurm end a job that outlived a request to stop,
-        and ends a run that has waited in Slurm's queue for too long.
+        This call also stores the outcome of a run that has ended, and ends a run that has waited in Slurm's queue for
+        too long. If a job has outlived a request to stop, this call has Slurm end it.
         """
         submission = self.submission()
         submitted_at = float(submission["submitted_at"])

@@ -23,8 +23,8 @@ from runtime.launcher.record import Record, Verdict
 from runtime.launcher.telemetry.hang_detector import NODE_BUSY_SHARE
 
 START_SECONDS = 90.0
-"""How long a node may take to start. It is longer than the 60 s that a launcher waits for the launchers of the other
-nodes, so that the launcher can first report which nodes are late."""
+"""How long a node may take to start. A launcher waits 60 s for the launchers of the other nodes. This limit is longer,
+so that the launcher first reports which nodes are late."""
 SLOW_CHECK_SECONDS = 1.0
 """Interval between checks of a running node with a control group, whose limits the kernel enforces in between."""
 
@@ -159,7 +159,10 @@ class Limits(NodeLimits):
             self._refusal_counter.update(group.process_refusals(), now)
 
     def _check_usage(self, now: float) -> Verdict | None:
-        """Return the verdict on memory and processes. With a control group, only count the kernel's events."""
+        """Return the verdict if the node uses too much memory or too many processes, else None.
+
+        With a control group the kernel enforces both limits, so this only counts the kernel's events.
+        """
         if self._tree.group is not None:
             self._count_kernel_events(now)
             return None

@@ -24,8 +24,8 @@ second; on a busy machine some may be late."""
 _CHECK_SECONDS = 1.0
 """Interval between two checks of the other records: that of their heartbeats."""
 _RECHECK_SECONDS = 2.5
-"""How long to wait for one more heartbeat before a supervisor is killed. It is more than two heartbeat intervals, so
-that a supervisor which was resumed just now, for example after the machine's sleep, is not killed."""
+"""How long to wait for one more heartbeat before a supervisor is killed. A supervisor may have been resumed just now,
+for example after the machine's sleep. It survives, since this is more than two intervals of heartbeats."""
 
 
 class PeerWatch:

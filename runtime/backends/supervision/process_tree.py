@@ -35,10 +35,10 @@ class ProcessTree:
         self.init_pid = 0
         self.exit: Exit | None = None
 
-    def start(self, launch_plan_fd: int, *, output: int, inherit: Sequence[int]) -> int | None:
+    def start(self, launch_plan_fd: int, *, output_fd: int, inherit_fds: Sequence[int]) -> int | None:
         """Start the launcher in its sandbox. It reads its launch plan from the socket `launch_plan_fd`.
 
-        Its output goes to the descriptor `output`, and it inherits those in `inherit`. Returns the launcher's
+        Its output goes to the descriptor `output_fd`, and it inherits those in `inherit_fds`. Returns the launcher's
         descriptor of the socket to the forked ranks; None for a cold start.
         """
         plan = self._plan
@@ -53,8 +53,8 @@ class ProcessTree:
             options += ["--seccomp", str(seccomp_fd)]
         arguments = [bubblewrap, *options, *plan["command"], "--socket", str(launch_plan_fd)]
         fork_fds = [] if fork_server is None else [fork_server.launcher_end.fileno()]
-        inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit]
-        self._bubblewrap_pid = spawn(arguments, {}, output=output, inherit=inherited, prepare=self._prepare)
+        inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit_fds]
+        self._bubblewrap_pid = spawn(arguments, {}, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare)
         for descriptor in (bubblewrap_info_fd, *seccomp_fds):
             os.close(descriptor)
         # bubblewrap writes one JSON object. It writes nothing if it fails, and the supervisor then records its exit.

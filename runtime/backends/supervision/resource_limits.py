@@ -19,8 +19,8 @@ _MAX_OPEN_FILES = 65536
 _HIGHEST_PRIORITY_NICE = -20
 """The nice value with the highest priority."""
 _MAX_QUEUED_SIGNALS = 4096
-"""Signals and timers that may be queued: far more than code needs. The kernel counts them per user, and the console
-runs as the same user, so code must not use up the limit of the user."""
+"""Signals and timers that may be queued: far more than code needs. The kernel counts them per user. The console runs as
+the same user, so code must not use up the user's limit."""
 _MEMORY_FOLDERS = ("tmp", "dev/shm")
 """The sandbox's tmpfs folders, relative to its root."""
 
@@ -200,7 +200,10 @@ def _tmpfs_bytes(init_pid: int) -> int:
 
 
 def _pid_in_sandbox(pid: int) -> int | None:
-    """Return the pid that a process of the host has inside its sandbox, the innermost PID namespace."""
+    """Return the pid that a process of the host has inside its sandbox, the innermost PID namespace.
+
+    None if the process has ended.
+    """
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):

@@ -106,12 +106,12 @@ class Supervisor(Node):
         self._selector.register(reader, selectors.EVENT_READ, (reader, writer))
         self._caught_signals = reader
 
-    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
+    def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
         listener = None if self._shell_socket is None else self._shell_socket.listen()
         if listener is None:
-            return {"warm": self._tree.start(launch_plan_fd, output=output, inherit=inherit)}
+            return {"warm": self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=inherit_fds)}
         with listener:  # closed here, so that only the launcher keeps it open, and nobody can connect after its end
-            warm = self._tree.start(launch_plan_fd, output=output, inherit=[*inherit, listener.fileno()])
+            warm = self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=[*inherit_fds, listener.fileno()])
             return {"warm": warm, "shells": listener.fileno()}
 
     # Events

@@ -73,7 +73,7 @@ class PodLimits(NodeLimits):
         return None if self._disk is None else self._disk.check(now, self._record)
 
     def _check_start(self, now: float, is_silent: bool) -> Optional[Verdict]:
-        """Return a verdict if the ranks do not start in time. `is_silent`: the launcher does not answer."""
+        """Return a verdict if the ranks do not start in time, else None. `is_silent`: the launcher does not answer."""
         node, seconds = self._record.node, float(self._plan["start_seconds"])
         if not self._has_launcher and now - self._created_at > seconds:
             message = "The names of the run's nodes were not known within {:.0f} seconds.".format(seconds)

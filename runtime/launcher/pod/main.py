@@ -69,8 +69,8 @@ Fields of the record, in this order. Its last version, cut to 4096 bytes, is the
     checkpoint_at       modification time of the newest checkpoint file (node 0)
     signature
 
-If `started_at` is set, a `node_lost` or `platform_error` among the causes proves nothing, since customer code can
-provoke it by stopping a launcher for a while. Then only the API server can prove a platform fault. The end of this
+If `started_at` is set, a `node_lost` or `platform_error` among the causes proves nothing. Customer code can provoke it
+by stopping a launcher for a while, so only the API server can prove a platform fault. The end of this
 node's own launcher is reported as `code_failed` with the code `launcher_killed`, since the platform never ends it. This
 process exits with 0 if the node succeeded, else with 1.
 """

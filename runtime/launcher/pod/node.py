@@ -146,8 +146,8 @@ class PodNode(Node):
         listener = None if self._node else self._open_hub(int(pod_plan["control_port"]))
         self._start(range(first_rank, first_rank + workers), listener, launch_plan)
 
-    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
-        self._tree.start(launch_plan_fd, self._environment, output=output, inherit=inherit)
+    def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
+        self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherit_fds)
         return {"start_seconds": self._limits.note_launched()}
 
     @property
@@ -222,7 +222,7 @@ class PodNode(Node):
         if request == self._stop_request:
             return  # handled already: a request counts from when it was first read
         self._stop_request = request
-        grace_seconds = read_stop(request, self._pod.record_key, run=self._plan["run"])
+        grace_seconds = read_stop(request, self._pod.record_key, run_name=self._plan["run"])
         if grace_seconds is not None:
             self._limits.kill_by(time.monotonic() + grace_seconds)
 

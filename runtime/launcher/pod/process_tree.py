@@ -48,13 +48,15 @@ class PodTree:
         return bool(self._launcher_pid)
 
     def start(
-        self, launch_plan_fd: int, environment: Mapping[str, str], *, output: int, inherit: Sequence[int]
+        self, launch_plan_fd: int, environment: Mapping[str, str], *, output_fd: int, inherit_fds: Sequence[int]
     ) -> None:
         """Start the launcher; it reads its launch plan from the socket `launch_plan_fd`."""
         archive = os.path.abspath(sys.argv[0])
         arguments = [sys.executable, "-I", "-S", archive, "--socket", str(launch_plan_fd)]
-        inherited = [launch_plan_fd, *inherit]
-        self._launcher_pid = spawn(arguments, environment, output=output, inherit=inherited, prepare=self._prepare)
+        inherited = [launch_plan_fd, *inherit_fds]
+        self._launcher_pid = spawn(
+            arguments, environment, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare
+        )
 
     def _prepare(self) -> None:
         """Set signals, limits and the system call filter, in the new process, before the launcher is executed."""

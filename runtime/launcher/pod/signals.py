@@ -30,8 +30,8 @@ _SI_USER = 0
 class Signal(NamedTuple):
     """One signal. `is_from_outside`: its sender is in another pid namespace.
 
-    If this process is not the first of its own namespace, every signal counts as from outside, because the kernel then
-    does not distinguish senders.
+    If this process is not the first of its own namespace, the kernel does not distinguish senders. Then every signal
+    counts as from outside.
     """
 
     number: int

@@ -167,7 +167,7 @@ class NodeWatch:
     def handle_timers(self, number: int, members: Iterable[int], ranks: Sequence[Rank]) -> Optional[Message]:
         """Do the work that is due. On the hub, return a cause if the run hangs and the stacks have been captured.
 
-        `number` is the round, `members` are its nodes, `ranks` this node's live ranks.
+        Otherwise return None. `number` is the round, `members` are its nodes, `ranks` this node's live ranks.
         """
         now = time.monotonic()
         if number != self._round:

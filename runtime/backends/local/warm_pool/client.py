@@ -124,7 +124,7 @@ class WarmPool:
 
 
 def _start_module(
-    module: str, text: str, log: Path | None = None, inherit: Sequence[int] = ()
+    module: str, text: str, log: Path | None = None, inherit_fds: Sequence[int] = ()
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Start a module of `runtime.backends` and write this text to its stdin; return the process and the open stdin."""
     with log.open("ab") if log is not None else contextlib.nullcontext(subprocess.DEVNULL) as output:
@@ -135,7 +135,7 @@ def _start_module(
             stderr=output,
             cwd="/",
             env={"LANG": "C.UTF-8"},
-            pass_fds=inherit,
+            pass_fds=inherit_fds,
             start_new_session=True,
         )
     if process.stdin is None:

@@ -69,17 +69,17 @@ def main() -> None:
     settings: DaemonSettings = json.loads(sys.stdin.buffer.read())
     folder = Path(settings["root"]) / protocol.FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if _acquire(lock):
-        Daemon(folder, settings, lock).run()
+    lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if _acquire(lock_fd):
+        Daemon(folder, settings, lock_fd).run()
 
 
-def _acquire(lock: int) -> bool:
+def _acquire(lock_fd: int) -> bool:
     """Lock the file with this descriptor; return False if another daemon keeps the lock."""
     give_up_at = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > give_up_at:
                 return False
@@ -91,10 +91,10 @@ def _acquire(lock: int) -> bool:
 class Daemon:
     """Forks supervisors for requests, and fork servers for the images that the requests name."""
 
-    def __init__(self, folder: Path, settings: DaemonSettings, lock: int) -> None:
+    def __init__(self, folder: Path, settings: DaemonSettings, lock_fd: int) -> None:
         self._folder = folder
         self._settings = settings
-        self._lock = lock
+        self._lock_fd = lock_fd
         self._fork_servers: dict[int, str] = {}
         """Names of the fork servers that run, by pid."""
         self._ended_at: dict[str, float] = {}
@@ -172,7 +172,7 @@ class Daemon:
             # A second fork, so that init adopts the supervisor and the daemon need not reap it.
             if os.fork():
                 os._exit(0)
-            os.close(self._lock)
+            os.close(self._lock_fd)
             os.close(self._fork_server_reader)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()
@@ -212,5 +212,5 @@ class Daemon:
         arguments = [fork_server["python"], "-u", str(_FORK_SERVER), fork_server["name"], idle_seconds]
         arguments += fork_server["modules"]
         environment = fork_server["environment"]
-        pid = spawn(arguments, environment, output=2, folder=str(self._folder), new_session=True)
+        pid = spawn(arguments, environment, output_fd=2, folder=str(self._folder), new_session=True)
         self._fork_servers[pid] = fork_server["name"]
