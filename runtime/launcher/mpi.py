@@ -37,7 +37,8 @@ _EXTRA_CONNECTIONS = 16
 keeps it from using up the launcher's descriptors."""
 _MAX_COMMAND_BYTES = 1 << 16
 """Maximum length of a daemon's command, which must fit into one line of `protocol`. Real commands are far shorter."""
-_FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
+_SOCKET_FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
+"""Where the socket is that the stubs connect to. Each node has its own /tmp."""
 _SAME_MACHINE_TRANSPORTS = "self,sm,tcp"
 """Open MPI's transports where all nodes are on one machine: to itself, shared memory, TCP."""
 
@@ -91,9 +92,9 @@ class Mpi:
         self._give_up_at = time.monotonic() + START_SECONDS
         self._worker_group.clear()
         if self._listener is None:
-            os.makedirs(_FOLDER, mode=0o700, exist_ok=True)
-            # mpirun runs one command line on all nodes, so the path is the same everywhere. Each node has its own /tmp.
-            self._socket_path = "{}/{}".format(_FOLDER, plan.run_id)
+            os.makedirs(_SOCKET_FOLDER, mode=0o700, exist_ok=True)
+            # mpirun runs one command line on all nodes, so the path is the same everywhere.
+            self._socket_path = "{}/{}".format(_SOCKET_FOLDER, plan.run_id)
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(self._socket_path)
             self._listener.listen(128)  # all stubs of a node connect at once

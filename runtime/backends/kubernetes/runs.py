@@ -119,8 +119,8 @@ class Runs:
         status = derive_status(state, pods, records, now=now, unreachable_since=unreachable_since)
         if status.phase is RunPhase.ENDED:
             if status.outcome is Outcome.CODE_FAILED and unexplained_deletions(state, pods):
-                # If neither the Job controller nor the console deleted a Pod, the run is free of charge. Only events
-                # show that. Reading them costs two requests, so that is done only in this case.
+                # The run is free of charge if a Pod was deleted by neither the Job controller nor the console. Only
+                # events show that. Reading them costs two requests, so that is done only in this case.
                 events = self._deletion_events(state, now)
                 status = derive_status(
                     state, pods, records, now=now, unreachable_since=unreachable_since, events=events
@@ -208,9 +208,9 @@ class Runs:
         deleting = [pod for pod in pods if is_deleting(pod)]
         if not deleting or job.is_failing or job.termination or any(_has_failed(pod) for pod in pods):
             return []
-        # The Job was read before the Pods, so it is read again. It then shows whether the controller or the console
-        # deleted these Pods: the console stores a termination before it deletes Pods, and the controller marks the Job
-        # as failing.
+        # The Job was read before the Pods. It is read again, because the controller writes its reason to the Job only
+        # after it has deleted Pods. The console stores a termination before it deletes Pods. So the second read shows
+        # whether the controller or the console deleted these.
         current = self.find_job(job.name)
         if current is None or current["metadata"]["uid"] != job.uid:
             return []
