@@ -263,8 +263,11 @@ class Agent:
             elif self._node_watch is not None:
                 self._node_watch.handle_message(node, message)
 
-    def _handle_lost_node(self, node: int, silent: bool) -> None:
-        """Continue without a lost node if the run can, else fail. `silent`: the node's connection was still open."""
+    def _handle_lost_node(self, node: int, was_silent: bool) -> None:
+        """Continue without a lost node if the run can, else fail.
+
+        `was_silent`: the node sent no more heartbeats, although its connection was still open.
+        """
         if self._is_ending:
             return
         if self._has_reported_done:
@@ -274,8 +277,8 @@ class Agent:
         reason = self._rounds.continue_without(node)
         if reason is None:
             return
-        message = "Node {} {}{}.".format(node, "stopped answering" if silent else "was lost", reason)
-        self._fail(new_cause("node_lost", "node_silent" if silent else "node_lost", node, message=message))
+        message = "Node {} {}{}.".format(node, "stopped answering" if was_silent else "was lost", reason)
+        self._fail(new_cause("node_lost", "node_silent" if was_silent else "node_lost", node, message=message))
 
     def _reset_failures(self) -> None:
         """Drop the failures of the previous round: they were effects of the lost node."""

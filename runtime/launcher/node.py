@@ -333,7 +333,10 @@ class Node:
                 del cause["last_lines"]
 
     def _explain_exit(self, launcher_exit: Exit) -> None:
-        """Add a cause for the end of a launcher that reported neither a cause nor `launcher_exit`."""
+        """Add a cause for the end of a launcher that reported neither a cause nor its end.
+
+        `launcher_exit` says how its process ended.
+        """
         raise NotImplementedError
 
     def _check_after_end(self) -> None:

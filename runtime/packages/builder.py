@@ -54,7 +54,10 @@ _REASON_MARKS = ("error:", "  ×", "×")
 
 @dataclass(frozen=True)
 class InstallRequest:
-    """The requirements to install on an image, and the limits. `indexes` and `file_hosts` are for `load_indexes`."""
+    """The requirements to install on an image, and the limits. `indexes` and `file_hosts` are for `load_indexes`.
+
+    `seconds` is how long the installation may run.
+    """
 
     image: str
     images_root: str

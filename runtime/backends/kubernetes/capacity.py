@@ -172,6 +172,7 @@ def _is_schedulable(node: Object) -> bool:
 
 
 def _condition(node: Object, name: str) -> Object:
+    """Return the Node's condition of this type; an empty one if it has none."""
     conditions = (node.get("status") or {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == name), {})
 

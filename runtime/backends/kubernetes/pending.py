@@ -160,6 +160,7 @@ def find_termination(
 
 
 def _explain_admission(config: ClusterConfig, workload: Object | None) -> Waiting:
+    """Return what Kueue reports about a run that it has not admitted yet."""
     conditions = ((workload or {}).get("status") or {}).get("conditions") or []
     message = next(
         (condition.get("message", "") for condition in conditions if condition["type"] == "QuotaReserved"), ""
@@ -282,10 +283,12 @@ def _events_of(pod: Object, events: Sequence[Object]) -> list[Object]:
 
 
 def _messages(events: Sequence[Object], reasons: frozenset[str] | set[str]) -> list[str]:
+    """Return the messages of the events that have one of these reasons."""
     return [str(event.get("message", "")) for event in events if event.get("reason") in reasons]
 
 
 def _claim_name(pod: Object) -> str:
+    """Return the name of the Pod's first PersistentVolumeClaim; "" if it has none."""
     for volume in pod["spec"].get("volumes") or []:
         if "persistentVolumeClaim" in volume:
             return str(volume["persistentVolumeClaim"]["claimName"])
