@@ -110,7 +110,7 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
             "The image %(image)s contains %(name)s %(version)s, which can't be replaced. Remove or loosen "
             "“%(requirement)s”, or choose another image."
         )
-        values = {"image": image.name, "name": conflict.name, "version": conflict.installed}
+        values = {"image": image.name, "name": conflict.name, "version": conflict.installed_version}
         raise _invalid(sentence % {**values, "requirement": conflict.requirement})
 
 

@@ -74,9 +74,9 @@ def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
 def find_session(*, membership: Membership, key: str) -> Session | None:
     """Return the session with this key; None if it does not exist or is another member's."""
     session = control.find(root(), key)
-    if session is None or (session.organization, session.user) != (membership.organization_id, membership.user_id):
-        return None
-    return session
+    owner_ids = (membership.organization_id, membership.user_id)
+    is_own = session is not None and (session.organization_id, session.user_id) == owner_ids
+    return session if is_own else None
 
 
 def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:

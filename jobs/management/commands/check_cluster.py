@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.clusters import cluster, resolve_cluster_name, runs_root
-from runtime.backends.base import Check
+from runtime.backends.base import CheckResult
 from runtime.backends.kubernetes import backend
 from runtime.backends.local import check
 from runtime.backends.slurm import check as slurm_check
@@ -49,7 +49,7 @@ class Command(BaseCommand):
             raise CommandError(f"{failures} of the checks failed. Follow the column “What to do”.")
 
 
-def _checks(name: str, *, smoke: bool) -> Iterator[Check]:
+def _checks(name: str, *, smoke: bool) -> Iterator[CheckResult]:
     config, images_root = settings.TRAINYARD_CLUSTERS[name], settings.TRAINYARD_IMAGES_ROOT
     if isinstance(config, SlurmConfig):
         return slurm_check.check(cluster(name), config, root=runs_root(name), images_root=images_root, smoke=smoke)

@@ -9,8 +9,8 @@ import pytest
 
 from runtime.backends.kubernetes import manifests, rbac
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.backends.kubernetes.names import labels_of, namespace_for
-from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.names import labels_of, organization_namespace
+from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.errors import InvalidSpec
 from runtime.specs import Framework, Image, Mount, PullSecret, Resources, RunSpec
 from tests.kubernetes import schemas
@@ -57,7 +57,7 @@ def spec(**changes):
 
 
 def everything(run, on):
-    plan = build_pod_plan(run, on, ROOT)
+    plan = build_pod_inputs(run, on, ROOT)
     launcher = manifests.launcher("trainyard-runs", b"PK-an-archive")
     job = manifests.job(run, on, plan, launcher["metadata"]["name"])
     return [launcher, job, *manifests.owned_objects(run, on, plan, UID, KEYS)]
@@ -246,11 +246,11 @@ def test_only_installations_reach_the_package_index():
 
 def test_organization_namespaces_are_unique():
     on = config(namespace_per_organization=True)
-    names = [namespace_for(on, slug) for slug in ("acme", "Acme", "acme!", "a" * 60, "a" * 61, "ac-me")]
+    names = [organization_namespace(on, slug) for slug in ("acme", "Acme", "acme!", "a" * 60, "a" * 61, "ac-me")]
     assert len(set(names)) == len(names)
     assert names[0] == "trainyard-runs-acme"
     assert all(len(name) <= 63 for name in names)
-    assert namespace_for(config(), "acme") == "trainyard-runs"
+    assert organization_namespace(config(), "acme") == "trainyard-runs"
 
 
 def test_invalid_label_values_are_left_out():
