@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from console.serving.application import UPLOADS
+from console.serving.application import UPLOAD_PATHS
 from storage import direct_uploads, garbage_collection, s3, selectors, tasks, uploads
 from storage.models import Allocation, Upload
 from tests import seaweedfs
@@ -162,8 +162,8 @@ def test_what_is_cancelled_expired_or_abandoned_leaves_the_bucket(client, upload
 def test_the_server_reads_the_bodies_of_its_requests():
     """Only bodies with bytes of uploads are streams, which a view reads itself."""
     for path in ("direct/", f"{'0' * 8}-0000-0000-0000-{'0' * 12}/parts/"):
-        assert not UPLOADS["POST"].fullmatch(ROOT + path)
-    assert UPLOADS["POST"].fullmatch(f"{ROOT}{'0' * 8}-0000-0000-0000-{'0' * 12}/")
+        assert not UPLOAD_PATHS["POST"].fullmatch(ROOT + path)
+    assert UPLOAD_PATHS["POST"].fullmatch(f"{ROOT}{'0' * 8}-0000-0000-0000-{'0' * 12}/")
 
 
 def test_the_object_that_is_gone_ends_the_upload(client, upload_bucket):
