@@ -1,7 +1,7 @@
 """Check whether the settings suit a deployment on several machines.
 
-The defaults suit one machine: a generated key, embedded servers, printed mail, sandbox payments. On several machines
-they fail only in use; for example, one replica does not know the sessions of another.
+The defaults suit one machine: a generated key, embedded servers, printed mail, sandbox payments. A deployment with
+these defaults would start, and fail only later. For example, no replica would accept the sessions of another.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from django.conf import settings
 
 PLACEHOLDER = "CHANGE-ME"
-"""The text in the example files of `deploy/` that an operator must replace by a value."""
+"""The text that stands in the example files of `deploy/` wherever an operator must enter a value."""
 MIN_KEY_LENGTH = 50
-"""The shortest SECRET_KEY in characters, as in Django's own deployment check."""
+"""The shortest SECRET_KEY in characters. Django's own deployment check has the same limit."""
 CHECKED_FOR_PLACEHOLDER = (
     "TRAINYARD_URL", "SECRET_KEY", "REDIS_URL", "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRETS", "ALLOWED_HOSTS",
     "DEFAULT_FROM_EMAIL", "EMAIL_HOST", "EMAIL_HOST_USER", "EMAIL_HOST_PASSWORD", "TRAINYARD_CLUSTERS",
@@ -22,7 +22,7 @@ CHECKED_FOR_PLACEHOLDER = (
 
 
 class Finding(NamedTuple):
-    """One setting that is not ready, with the problem and its remedy, as sentences for the operator."""
+    """A setting that does not suit a deployment. Its name, `problem` and `remedy` are printed as two sentences."""
 
     setting: str
     problem: str
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 
 def findings() -> list[Finding]:
-    """Return the settings that a deployment must change; empty if there are none."""
+    """Return all settings that do not suit a deployment."""
     return [*_placeholders(), *_secrets(), *_servers(), *_public_settings()]
 
 

@@ -46,7 +46,7 @@ class Upstream:
 
     @property
     def content_security_policy(self) -> str:
-        """Return the header's value for every response: scripts can reach the tool, but no other part of the console."""
+        """Return the header's value for every response: scripts reach the tool, but no other part of the console."""
         return "; ".join([
             "default-src 'none'",
             f"script-src {self.root}",
@@ -207,7 +207,7 @@ class IncomingBody:
         return data
 
     def add_remaining(self, chunk: bytes, *, is_complete: bool) -> None:
-        """Add the last bytes that arrived before the connection was lost, and end the body. Call it on the event loop."""
+        """Add the last bytes of a connection that was lost, and end the body. Call it on the event loop."""
         self._add(chunk)
         self._finish(_End.COMPLETE if is_complete else _End.DISCONNECTED)
 

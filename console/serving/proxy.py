@@ -42,7 +42,7 @@ PROGRAM_TYPES = frozenset({"text/html", "text/css", "text/javascript", "applicat
 
 
 async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, receive: Receive, send: Send) -> None:
-    """Forward the request to a tool, and send its response. Raises Refused if the tool does not respond, or redirects."""
+    """Forward a request to a tool, and send its response. Raises Refused if the tool does not respond or redirects."""
 
     def headers(response: httpx.Response) -> Headers:
         if response.is_redirect:  # it could lead the browser out of the tool's pages
