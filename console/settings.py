@@ -418,8 +418,8 @@ UPLOAD_THREADS: int = env.int("UPLOAD_THREADS", 8)
 MAX_CONNECTIONS: int = env.int("MAX_CONNECTIONS", 4000)
 MAX_CONNECTIONS_PER_ADDRESS: int = env.int("MAX_CONNECTIONS_PER_ADDRESS", 256)
 MAX_STREAMS_PER_ORGANIZATION: int = env.int("MAX_STREAMS_PER_ORGANIZATION", 100)
-# A request's headers must arrive within HEADER_SECONDS. In each period of BODY_SECONDS, at least BODY_BYTES_PER_SECOND of
-# its body must arrive on average; every mobile network is faster. `console.serving.protocol` enforces this.
+# A request's headers must arrive within HEADER_SECONDS. In each period of BODY_SECONDS, its body must arrive at
+# BODY_BYTES_PER_SECOND or faster; every mobile network does. `console.serving.protocol` enforces this.
 HEADER_SECONDS = 10.0
 BODY_SECONDS = 10.0
 BODY_BYTES_PER_SECOND = 500

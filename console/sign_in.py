@@ -26,7 +26,7 @@ SAML_ID_ATTRIBUTES = [
     "urn:oasis:names:tc:SAML:attribute:subject-id",
     "urn:oasis:names:tc:SAML:attribute:pairwise-id",
 ]
-"""The attributes by which a provider identifies a person permanently, from OASIS's profile of subject identifiers. If an
+"""The attributes by which a provider identifies a person permanently (OASIS's profile of subject identifiers). If an
 assertion has neither, allauth uses its NameID."""
 SAML_EMAIL_ATTRIBUTES = [
     "urn:oid:0.9.2342.19200300.100.1.3",
@@ -34,7 +34,7 @@ SAML_EMAIL_ATTRIBUTES = [
     "email",
     "mail",
 ]
-"""The names that an attribute with the e-mail address may have: LDAP's, Microsoft's, and names that administrators often
+"""The names that an attribute with the e-mail address may have: LDAP's, Microsoft's, and two that administrators often
 choose."""
 MAX_ENTITY_ID_LENGTH = 200
 """The length of the column `provider` of allauth's accounts, which stores the entity ID."""

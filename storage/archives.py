@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from storage.archive_readers import MALFORMED_ERRORS, Entry, Format, Limits, detect_format, read_entries
 from storage.errors import BadArchive, FileMissing, TooLarge, UnsafePath, WrongKind
-from storage.files import CREATE_FILE, FILE_MODE, Meter, Metered, copy
+from storage.files import CREATE_FILE, FILE_MODE, Meter, MeteredStream, copy
 from storage.paths import OPEN_FOLDER, PATH_LIMIT, lstat_or_none, open_folder, open_subfolder, translate_os_errors
 
 DEPTH_LIMIT = 64
@@ -138,7 +138,7 @@ class _Writer:
             raise _duplicate_error(entry.parts) from None
         with os.fdopen(handle, "wb") as file:
             if entry.content is not None:
-                content = Metered(entry.content, self._meter) if self._meter else entry.content
+                content = MeteredStream(entry.content, self._meter) if self._meter else entry.content
                 self.size += copy(stream=content, target=file, limit_bytes=self._limits.max_bytes - self.size)
 
     def _remember_link(self, parts: tuple[str, ...], link: str) -> None:

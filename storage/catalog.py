@@ -1,8 +1,8 @@
-"""Create datasets, dataset versions, workspaces and files: database rows and bytes together.
+"""Create and change datasets, dataset versions, workspaces and their files: database rows and bytes together.
 
-Bytes are written first and moved into place by one rename, then the row is written. A deletion begins with the row. So
-a crash leaves bytes without a row, for garbage collection, and never a row without bytes. Callers have checked that the
-user may do this.
+A creation first writes the bytes, then moves them into place by one rename, and writes the row last. A deletion changes
+the row first (`storage.retention`). So a crash may leave bytes without a row, which garbage collection removes, but
+never a row without bytes. Callers must have checked that the user may do this.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from storage import blobs, files, manifests, selectors, trees
 from storage.archive_readers import Limits
 from storage.archives import Unpacked, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
-from storage.files import Meter, Metered, Readable, WriteResult
+from storage.files import Meter, MeteredStream, Readable, WriteResult
 from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Workspace
 from storage.paths import translate_os_errors
 from storage.quota import Reservation, lock_room, require_room_for
@@ -44,10 +44,10 @@ Runs see this folder as `$WORKSPACE` and may write in it; what they write stays.
 it when you start a training, and it runs in its own folder. Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
 Fill = Callable[[Path, Meter], Usage]
-"""A function that writes the first files of a workspace into an empty folder. It counts each byte and entry on the
-meter before writing it, and returns the usage. Only the usage includes the folder itself."""
+"""A function that writes the first files of a workspace into an empty folder. It counts each byte and entry with the
+meter before it writes them. It returns the usage, which unlike the meter's count includes the folder itself."""
 DESCRIPTION_LIMIT = 2000
-"""Characters of a description; the message in `validate_texts` names the number."""
+"""The length of a description in characters. The message in `validate_texts` names it too."""
 
 
 # --- Datasets ---------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def publish_version(*, dataset: Dataset, user: User | None, stream: Readable) ->
         translate_os_errors(),
         (folder / "archive").open("xb+") as spool,
     ):
-        metered = Metered(stream, reservation)
+        metered = MeteredStream(stream, reservation)
         files.copy(stream=metered, target=spool, limit_bytes=settings.MAX_UPLOAD_BYTES, digest=digest)
         return publish_archive(
             dataset=dataset, user=user, archive=spool, sha256=digest.hexdigest(), reservation=reservation
@@ -92,9 +92,9 @@ def publish_archive(
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
 ) -> DatasetVersion:
-    """Publish an archive that is on the disk as the dataset's next version. Raises as `publish_version`.
+    """Publish the open archive file `archive` as the dataset's next version. Raises as `publish_version`.
 
-    `reservation` counts what is unpacked. `on_published` runs in the transaction that writes the version's row.
+    `reservation` counts the unpacked files. `on_published` runs in the transaction that writes the version's row.
     """
     with scratch_folder() as folder:
         unpack_path = folder / "files"
@@ -123,9 +123,10 @@ def publish_file(
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
 ) -> DatasetVersion:
-    """Publish one file that is on the disk, as `name`, as the dataset's next version. Raises as `publish_version`.
+    """Publish a copy of the open file `file` as the dataset's next version, in which its name is `name`.
 
-    `reservation` counts the copy. `on_published` runs in the transaction that writes the version's row.
+    `reservation` counts the copy. `on_published` runs in the transaction that writes the version's row. Raises as
+    `publish_version`.
     """
     with scratch_folder() as folder, translate_os_errors():
         copy_path = folder / "files"
@@ -133,7 +134,8 @@ def publish_file(
         reservation.count(entries=2)  # the folder and the file
         file.seek(0)
         with (copy_path / name).open("xb") as target:
-            size = files.copy(stream=Metered(file, reservation), target=target, limit_bytes=settings.MAX_UPLOAD_BYTES)
+            metered = MeteredStream(file, reservation)
+            size = files.copy(stream=metered, target=target, limit_bytes=settings.MAX_UPLOAD_BYTES)
         return _publish(
             dataset,
             user=user,
@@ -146,7 +148,7 @@ def publish_file(
 
 
 def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) -> DatasetVersion:
-    """Publish a copy of the file or folder at `path` below `root` as the dataset's next version, without links.
+    """Publish a copy of the file or folder at `path` below `root` as the dataset's next version. Links are left out.
 
     Raises BadArchive, NotFound if the dataset was deleted meanwhile, and as `tree_copy.copy_tree`.
     """
@@ -176,7 +178,11 @@ def _publish(
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
 ) -> DatasetVersion:
-    """Make the unpacked folder the next version."""
+    """Move the folder `unpack_path` into place as the dataset's next version; return the version.
+
+    Also write its manifest and deduplicate its files. Raises BadArchive if there are no files, and NotFound if the
+    dataset was deleted meanwhile.
+    """
     if not unpacked.file_count:
         raise BadArchive(_("There are no files to publish. Add at least one."))
     new_manifest = manifests.path_of(unpack_path)
@@ -215,7 +221,9 @@ def _publish(
             if on_published:
                 on_published(version)
             reservation.release()
-    except CustomerError:  # after any other error the row may exist; garbage collection finds out
+    except CustomerError:
+        # The row was not written. After another error, such as a lost connection, it may have been: then the files
+        # stay, and garbage collection decides.
         trees.remove_tree(folder=version_folder, scratch=scratch())
         manifest.unlink(missing_ok=True)
         raise
@@ -238,9 +246,10 @@ def create_workspace(
     fill: Fill | None = None,
     on_created: Callable[[Workspace], None] | None = None,
 ) -> Workspace:
-    """Create a workspace with what `fill` writes into its folder, else empty.
+    """Create a workspace with the files that `fill` writes; without `fill` it is empty.
 
-    `on_created` is called in the same transaction. Raises InvalidInput, NameTaken, TooLarge, TooMany, and as both.
+    `on_created` is called in the transaction that writes the row. Raises InvalidInput, NameTaken, TooLarge, TooMany,
+    and what `fill` and `on_created` raise.
     """
     validate_texts(name, description)
     with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
@@ -274,7 +283,7 @@ def create_workspace(
 
 
 def ensure_first_workspace(*, organization: Organization, user: User | None) -> Workspace:
-    """Return the workspace `main`; create it with a short README if it is missing. Safe to repeat and to run twice."""
+    """Return the workspace `main`; create it with a short README if it is missing. Safe to run concurrently."""
     with suppress(NotFound):
         return selectors.workspace_named(organization, FIRST_WORKSPACE)
     try:
@@ -301,7 +310,7 @@ def write_file(
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=new_entries)
         limit = settings.MAX_FILE_BYTES
-        metered = Metered(stream, reservation)
+        metered = MeteredStream(stream, reservation)
         written = files.write(
             root=root, path=path, stream=metered, scratch=scratch(), limit_bytes=limit,
             expected=expected, lock=None if expected is None else _locked(workspace),
@@ -313,12 +322,13 @@ def write_file(
 def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Callable[[], None]) -> None:
     """Move the complete file `source` into the workspace. Raises TooLarge and as `files.place`.
 
-    `on_placed` runs in the transaction that counts the file, and releases the quota that the caller reserved for it.
+    The caller has reserved quota for the file. `on_placed` must release it; it is called in the transaction that counts
+    the file in the workspace.
     """
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
         new_entries = files.missing_entries(root=root, path=path)
-        reservation.count(entries=max(0, new_entries - 1))  # the caller has reserved the file itself
+        reservation.count(entries=max(0, new_entries - 1))  # only new folders: the caller has reserved the file
         written = files.place(root=root, path=path, source=source)
         add_usage(workspace, Usage(written.size - written.replaced_bytes, new_entries), reservation, on_placed)
 
@@ -326,9 +336,9 @@ def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Call
 def unpack_into_workspace(
     *, workspace: Workspace, path: str, archive: BinaryIO, on_unpacked: Callable[[], None]
 ) -> None:
-    """Unpack an archive that is on the disk into a folder of the workspace. Files of the same names are replaced.
+    """Unpack the open archive file `archive` into a folder of the workspace. Files with the same names are replaced.
 
-    `on_unpacked` runs in the transaction that counts the files. Raises as `publish_version` and `files.merge`.
+    `on_unpacked` is called in the transaction that counts the files. Raises as `publish_version` and `files.merge`.
     """
     root = selectors.workspace_folder(workspace)
     with (
@@ -342,7 +352,7 @@ def unpack_into_workspace(
         limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
         unpacked = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         replaced = files.merge(root=root, path=path, source=unpack_path)
-        # Less 1: the folder that the archive was unpacked into is counted by `unpacked`, but not moved.
+        # `- 1`, because `unpacked` counts also the temporary folder, which was not moved.
         added = Usage(
             unpacked.size_bytes - replaced.size_bytes,
             new_entries + unpacked.entry_count - 1 - replaced.entry_count,
@@ -365,7 +375,7 @@ def move_file(*, workspace: Workspace, source: str, target: str) -> None:
     """Rename a file or folder of the workspace. Raises TooLarge and as `files.move`."""
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
-        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)  # only folders: the moved entry exists
+        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)  # only new folders: the entry exists
         reservation.count(entries=new_entries)
         files.move(root=root, source=source, target=target)
         add_usage(workspace, Usage(0, new_entries), reservation)
@@ -378,9 +388,10 @@ def delete_file(*, workspace: Workspace, path: str) -> None:
 
 
 def measure_workspace(*, workspace: Workspace) -> Usage:
-    """Measure the workspace, which runs write to without the console, and return its new usage.
+    """Measure the workspace, because runs write to it without the console; store and return its usage.
 
-    Code that moves folders meanwhile can hide some of them. The stored usage then does not decrease.
+    Code that moves folders during the measurement can hide some. The measurement is then incomplete, and the stored
+    usage does not decrease.
     """
     measurement = trees.measure(root=selectors.workspace_folder(workspace))
     rows = Workspace.objects.filter(pk=workspace.pk)
@@ -399,11 +410,11 @@ def add_usage(
     reservation: Reservation | None = None,
     on_added: Callable[[], None] | None = None,
 ) -> None:
-    """Add to the workspace's stored usage, release the reservation and call `on_added`, in one transaction."""
+    """In one transaction, add to the workspace's stored usage, release the reservation and call `on_added`."""
     with transaction.atomic():
         if on_added:
             on_added()
-        # At least an empty workspace: the stored usage can be too low, because runs write without the console.
+        # Not below the usage of an empty workspace: files that a run wrote are subtracted, but were never added.
         Workspace.objects.filter(pk=workspace.pk).update(
             size_bytes=Greatest(F("size_bytes") + added.size_bytes, 0),
             entry_count=Greatest(F("entry_count") + added.entry_count, 1),
@@ -421,7 +432,7 @@ def root() -> Path:
 
 
 def scratch() -> Path:
-    """Return the folder for unfinished writes, on the same disk as the finished ones."""
+    """Return the folder for unfinished writes. It is in the storage root, so that one rename finishes a write."""
     return top_folder("scratch")
 
 
@@ -455,14 +466,14 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextmanager
 def _locked(workspace: Workspace) -> Iterator[None]:
-    """Lock the workspace's row, so that of two writes that expect the same version only the first succeeds."""
+    """Lock the workspace's row for the block, so that of two writes that expect the same version only one succeeds."""
     with transaction.atomic():
         Workspace.objects.select_for_update().get(pk=workspace.pk)
         yield
 
 
 def validate_texts(name: str | None, description: str, errors: dict[str, Text] | None = None) -> None:
-    """Validate a name and a description. Raises InvalidInput with all errors, also the caller's own in `errors`."""
+    """Validate a name, unless it is None, and a description. Raises InvalidInput, also with the caller's `errors`."""
     errors = dict(errors or {})
     if name is not None and not NAME_PATTERN.match(name):
         errors["name"] = NAME_VALIDATOR.message
@@ -474,7 +485,7 @@ def validate_texts(name: str | None, description: str, errors: dict[str, Text] |
 
 @contextmanager
 def translate_name_conflict() -> Iterator[None]:
-    """Translate a violated uniqueness constraint to NameTaken."""
+    """Raise NameTaken in place of an IntegrityError, by which the database refuses a name that exists."""
     try:
         yield
     except IntegrityError:

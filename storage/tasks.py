@@ -34,5 +34,5 @@ def resume_imports() -> None:
         send(imports.import_dataset, pk)
     for pk in workspace_imports.stale_imports():
         send(workspace_imports.import_workspace, pk)
-    if direct_uploads.waiting().exists():
+    if direct_uploads.uploads_to_fetch().exists():
         send(direct_uploads.fetch_uploads)

@@ -1,6 +1,6 @@
 """API of resumable uploads: the tus protocol 1.0.0 (https://tus.io/protocols/resumable-upload), and their results.
 
-Uploads that go directly to a bucket have routes of their own for parts; their results are read as all others'.
+Direct uploads have other routes to create them and to send their parts. Their results are read by the same route.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ EXTENSIONS = "creation,creation-with-upload,checksum,expiration,termination,conc
 BYTES_TYPE = "application/offset+octet-stream"
 BODY = {BYTES_TYPE: OpenApiTypes.BINARY}
 PARTIAL, FINAL = "partial", "final;"
-"""Values of `Upload-Concat`; the second precedes the parts' URLs."""
+"""The values of `Upload-Concat`. After the second, the client names the URLs of the parts."""
 SIZE_END = 2**63
-"""The first size too large for its column."""
+"""Sizes must be smaller: the database column is a signed number of 64 bits."""
 
 
 class UnsupportedVersion(StorageError):
@@ -91,19 +91,19 @@ class UploadSerializer(serializers.ModelSerializer[Upload]):
 
 
 class _TusView(TenantView):
-    """Base of the views: the headers that every request and response of tus has."""
+    """Base of the views of tus. It checks and adds the headers that all requests and responses have."""
 
     parser_classes = (RawBody,)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Check the version, after access. Requests by GET are not tus."""
+        """Check access, and then the version of tus. GET is not part of tus, and needs no version."""
         super().initial(request, *args, **kwargs)
         is_tus = request.method in {"HEAD", "POST", "PATCH", "DELETE"} and hasattr(self, request.method.lower())
         if is_tus and request.headers.get("Tus-Resumable") != TUS_VERSION:
             raise UnsupportedVersion
 
     def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Response:
-        """Add the headers of every response."""
+        """Add the headers that tus requires in every response."""
         response["Tus-Resumable"] = TUS_VERSION
         response["Cache-Control"] = "no-store"
         if response.status_code == 412:
@@ -111,7 +111,7 @@ class _TusView(TenantView):
         return super().finalize_response(request, response, *args, **kwargs)
 
     def options(self, request: HttpRequest, *_args: Any, **_kwargs: Any) -> Response:
-        """Say what the server supports."""
+        """Return which extensions and sizes the server supports, in headers."""
         headers = {
             "Tus-Version": TUS_VERSION,
             "Tus-Extension": EXTENSIONS,
@@ -382,7 +382,7 @@ def _state_headers(upload: Upload, offset: int | None = None) -> dict[str, str]:
 
 
 def _number(request: Request, name: str) -> int:
-    """Return the number in a header. Raises InvalidInput."""
+    """Return the number of bytes in the header `name`. Raises InvalidInput."""
     value = request.headers.get(name, "")
     if not re.fullmatch("[0-9]{1,19}", value, re.ASCII) or int(value) >= SIZE_END:
         raise InvalidInput(fields={name: _("Send a number of bytes.")})

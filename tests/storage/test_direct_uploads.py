@@ -77,7 +77,7 @@ def test_parts_become_a_dataset_version(client, member, upload_bucket):
     assert state["sha256"] == hashlib.sha256(ARCHIVE).hexdigest()
     assert left_in(upload_bucket) == ([], [])
     assert not Allocation.objects.exists()
-    assert set(uploads.folder().iterdir()) == {uploads.folder() / uploads.FETCH_SLOT}
+    assert set(uploads.folder().iterdir()) == {uploads.folder() / uploads.FETCH_LOCK_FILE}
 
 
 def test_a_workspace_file_and_an_archive_that_can_not_be_read(client, member, upload_bucket):
@@ -106,7 +106,7 @@ def test_a_fetch_continues_after_a_crash(client, upload_bucket, monkeypatch):
     offsets = []
     opened = s3.open_object
     monkeypatch.setattr(s3, "open_object", lambda *args, offset: offsets.append(offset) or opened(*args, offset=offset))
-    with direct_uploads._slot() as is_free:
+    with direct_uploads._fetch_lock() as is_free:
         assert is_free
         direct_uploads.fetch_uploads()  # another process fetches
         assert offsets == []
