@@ -53,7 +53,7 @@ class ShareCodeSerializer(serializers.Serializer[Any]):
 
 
 class BorrowedSerializer(DatasetSerializer):
-    """A dataset of another organization."""
+    """A dataset of another organization that you may read."""
 
     access = serializers.SerializerMethodField(help_text="`shared` or `public`.")
 

@@ -1,4 +1,4 @@
-"""API of a workspace besides its files: archive, copy, search, recycle bin, and the examples to start with."""
+"""API of workspaces other than their files: archive, comparison, copy, search, recycle bin, and the examples."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class TemplatesView(TenantView):
 def archive_of(request: HttpRequest | Request, workspace: Workspace, folder: str) -> HttpResponseBase:
     """Return the workspace or a folder of it as a .tar.gz. Raises FileMissing, UnsafePath."""
     root = selectors.workspace_folder(workspace)
-    entry = files.stat(root=root, path=folder)  # raises if there is nothing to pack
+    entry = files.stat(root=root, path=folder)  # raises now if it is missing, because errors are too late while sending
     name = entry.name or workspace.name
     return download_archive(request, folder_archives.pack([Source(root, folder, name)]), name=f"{name}.tar.gz")
 
