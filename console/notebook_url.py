@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+"""The host names by which a console is reached only from its own machine."""
 
 
 def parse(text: str | None, *, console_url: str) -> str:

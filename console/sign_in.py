@@ -21,7 +21,9 @@ from django.core.exceptions import ImproperlyConfigured
 OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
 SAML_FIELDS = ("id", "name", "entity_id", "sso_url", "certificate")
 SAML_OPTIONAL_FIELDS = ("verified_domains", "id_attribute", "email_attribute", "allow_idp_initiated")
+"""These are fields of the objects in OIDC_PROVIDERS and SAML_PROVIDERS."""
 SAML_PACKAGE = "onelogin.saml2.auth"
+"""A module of python3-saml, which allauth uses. It is not installed everywhere, because it needs C libraries."""
 SAML_ID_ATTRIBUTES = [
     "urn:oasis:names:tc:SAML:attribute:subject-id",
     "urn:oasis:names:tc:SAML:attribute:pairwise-id",
@@ -45,6 +47,7 @@ MIN_KEY_BITS = 2048
 """The shortest RSA key for signing ID tokens that RFC 7518 allows."""
 
 SIGNUP_RULES = ("open", "approval", "closed")
+"""Who may sign up: everybody, everybody whose account an administrator approves, or nobody."""
 
 
 def parse_signup(text: str) -> str:

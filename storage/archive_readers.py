@@ -176,13 +176,13 @@ def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Ent
     content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is Format.TAR_GZ else stream
     reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + READ_LIMIT)
     archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
-    declared = 0
+    declared_bytes = 0
     while member := archive.next():
         archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all headers in memory
         # The declared sizes serve to refuse an archive early; the writer limits the real ones. A header can declare a
         # negative size.
-        declared += member.size
-        if member.size < 0 or declared > limits.max_bytes:
+        declared_bytes += member.size
+        if member.size < 0 or declared_bytes > limits.max_bytes:
             raise TooLarge
         yield _tar_entry(archive, member)
     if not reader.is_at_end_block:  # tarfile accepts a truncated archive
@@ -191,6 +191,7 @@ def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Ent
 
 
 def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+    """Return the entry of a tar's member. Raises UnsafePath, BadArchive for devices, pipes and sparse files."""
     parts = split_entry_name(member.name)
     if member.isdir():
         return Entry(parts, is_folder=True)
@@ -242,6 +243,7 @@ def _zip_directory_bytes(stream: BinaryIO) -> int:
 
 
 def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Entry]:
+    """Yield the entry of a zip's member. A generator, so that the content is closed when the caller has read it."""
     parts = split_entry_name(member.filename)
     mode = member.external_attr >> 16  # the Unix mode; 0 if the archive has none
     if member.is_dir():

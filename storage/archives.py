@@ -35,7 +35,7 @@ each of 50,000 links could make it visit 80,000 components (40 targets with 2,00
 
 
 @dataclass(frozen=True)
-class Unpacked:
+class UnpackResult:
     """The totals of an unpacked archive. Files include links; entries include folders, also the target folder."""
 
     size_bytes: int
@@ -45,7 +45,7 @@ class Unpacked:
 
 def unpack_archive(
     *, stream: BinaryIO, target: Path, limits: Limits, meter: Meter | None = None, kind: Format | None = None
-) -> Unpacked:
+) -> UnpackResult:
     """Unpack `stream`, a seekable file, into `target`, an empty folder.
 
     Keep names, content, whether a file is executable, and links that stay inside the folder. Drop owners, times and
@@ -57,7 +57,7 @@ def unpack_archive(
         for entry in read_entries(stream=stream, kind=kind, limits=limits):
             writer.add(entry)
         writer.create_links()
-        return Unpacked(writer.size, writer.files, writer.entries + 1)  # one more for the target folder
+        return UnpackResult(writer.size, writer.files, writer.entries + 1)  # one more for the target folder
 
 
 @contextmanager
@@ -126,6 +126,7 @@ class _Writer:
                 raise _duplicate_error(parts) from None
 
     def _write(self, entry: Entry) -> None:
+        """Write a regular file."""
         parent = self._enter(entry.parts[:-1])
         mode = FILE_MODE | 0o111 if entry.is_executable else FILE_MODE
         try:

@@ -10,7 +10,6 @@ import fails if an object has changed since it was listed.
 
 from __future__ import annotations
 
-import errno
 import http.client
 import json
 import logging
@@ -37,6 +36,7 @@ from storage.errors import TooLarge
 from storage.files import CHUNK_BYTES
 from storage.import_progress import (
     BUCKET_REFUSED,
+    DISK_FULL_ERRNOS,
     MAX_DELAY_SECONDS,
     MAX_FAILURES,
     NO_OBJECTS,
@@ -60,7 +60,7 @@ TAR_NAME = "files.tar"
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 """The end of a tar file: two blocks of zeros."""
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([^\0]*))?\Z")
-_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""An address `s3://bucket/key`, in which the key may be missing. Buckets have 3 to 63 characters, as in S3."""
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation
         except ssl.SSLCertVerificationError:
             raise ImportFailed(UNREACHABLE) from None
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
+            if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()

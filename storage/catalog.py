@@ -28,7 +28,7 @@ from console.accounts.services import record
 from console.core.errors import CustomerError, InvalidInput, NotFound, Text
 from storage import blobs, files, manifests, selectors, trees
 from storage.archive_readers import Limits
-from storage.archives import Unpacked, unpack_archive
+from storage.archives import UnpackResult, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
 from storage.files import Meter, MeteredStream, Readable, WriteResult
 from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Workspace
@@ -38,6 +38,7 @@ from storage.tree_copy import copy_tree
 from storage.trees import Usage
 
 FIRST_WORKSPACE = "main"
+"""The name of the workspace that every organization gets."""
 README = """# Your workspace
 
 Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put the script to train with here, name
@@ -101,12 +102,12 @@ def publish_archive(
         unpack_path.mkdir()
         reservation.count(entries=1)
         limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
-        unpacked = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         return _publish(
             dataset,
             user=user,
             unpack_path=unpack_path,
-            unpacked=unpacked,
+            unpack_result=unpack_result,
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -140,7 +141,7 @@ def publish_file(
             dataset,
             user=user,
             unpack_path=copy_path,
-            unpacked=Unpacked(size, file_count=1, entry_count=2),
+            unpack_result=UnpackResult(size, file_count=1, entry_count=2),
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -155,15 +156,17 @@ def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) 
     with Reservation(dataset.organization, label=dataset.name) as reservation, scratch_folder() as folder:
         copy_path = folder / "files"
         copy_path.mkdir()
-        copied = copy_tree(
+        copy_result = copy_tree(
             root=root, path=path, target=copy_path, meter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
         )
         return _publish(
             dataset,
             user=user,
             unpack_path=copy_path,
-            unpacked=Unpacked(copied.usage.size_bytes, copied.file_count, copied.usage.entry_count),
-            sha256=copied.sha256,
+            unpack_result=UnpackResult(
+                copy_result.usage.size_bytes, copy_result.file_count, copy_result.usage.entry_count
+            ),
+            sha256=copy_result.sha256,
             reservation=reservation,
         )
 
@@ -173,7 +176,7 @@ def _publish(
     *,
     user: User | None,
     unpack_path: Path,
-    unpacked: Unpacked,
+    unpack_result: UnpackResult,
     sha256: str,
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
@@ -183,7 +186,7 @@ def _publish(
     Also write its manifest and deduplicate its files. Raises BadArchive if there are no files, and NotFound if the
     dataset was deleted meanwhile.
     """
-    if not unpacked.file_count:
+    if not unpack_result.file_count:
         raise BadArchive(_("There are no files to publish. Add at least one."))
     new_manifest = manifests.path_of(unpack_path)
     deduplicate = partial(_deduplicate, blobs.folder_of(root(), dataset.organization_id))
@@ -203,9 +206,9 @@ def _publish(
                 dataset=dataset,
                 number=last + 1,
                 folder=version_folder.name,
-                size_bytes=unpacked.size_bytes,
-                file_count=unpacked.file_count,
-                entry_count=unpacked.entry_count,
+                size_bytes=unpack_result.size_bytes,
+                file_count=unpack_result.file_count,
+                entry_count=unpack_result.entry_count,
                 sha256=sha256,
                 created_by=user,
             )
@@ -350,12 +353,12 @@ def unpack_into_workspace(
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=new_entries)
         limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
-        unpacked = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         replaced = files.merge(root=root, path=path, source=unpack_path)
-        # `- 1`, because `unpacked` counts also the temporary folder, which was not moved.
+        # `- 1`, because `unpack_result` counts also the temporary folder, which was not moved.
         added = Usage(
-            unpacked.size_bytes - replaced.size_bytes,
-            new_entries + unpacked.entry_count - 1 - replaced.entry_count,
+            unpack_result.size_bytes - replaced.size_bytes,
+            new_entries + unpack_result.entry_count - 1 - replaced.entry_count,
         )
         add_usage(workspace, added, reservation, on_unpacked)
 

@@ -53,7 +53,7 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
         unfinished = scratch / "files"
         unfinished.mkdir(mode=0o755)
         reservation.count(entries=new_entries - 1)
-        copied = copy_tree(
+        copy_result = copy_tree(
             root=root,
             path=source,
             target=unfinished,
@@ -61,14 +61,14 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
             max_entries=settings.MAX_ARCHIVE_FILES,
         )
         # A copied file has two entries, itself and the folder `unfinished`. More show that a folder has replaced it.
-        if is_file and copied.usage.entry_count != 2:
+        if is_file and copy_result.usage.entry_count != 2:
             raise SourceChanged
         finished = next(unfinished.iterdir()) if is_file else unfinished
         files.move_in(source=finished, root=root, path=target)
-        # `copied.usage` includes the folder `unfinished`. It was moved if a folder was copied, but not for a file.
-        added = Usage(0, new_entries - 1) + copied.usage + Usage(0, -1 if is_file else 0)
+        # `copy_result.usage` includes the folder `unfinished`. It was moved if a folder was copied, but not for a file.
+        added = Usage(0, new_entries - 1) + copy_result.usage + Usage(0, -1 if is_file else 0)
         catalog.add_usage(workspace, added, reservation)
-    return copied.skipped_count
+    return copy_result.skipped_count
 
 
 def copy_fill(workspace: Workspace) -> catalog.Fill:

@@ -191,14 +191,15 @@ def list_folder(
     WrongKind, InvalidInput.
     """
     start = _parse_cursor(after) if after else None
-    with open_folder(root=root, parts=split_path(path)) as folder, os.scandir(folder) as scanned:
-        listed = scanned if is_listed is None else filter(is_listed, scanned)
+    with open_folder(root=root, parts=split_path(path)) as folder, os.scandir(folder) as all_entries:
+        listed_entries = all_entries if is_listed is None else filter(is_listed, all_entries)
         # The sort key is (rank, name). With `folders_first`, the rank is 0 for folders and 1 for the rest, else 0.
-        keys = ((int(folders_first and not _is_folder(entry)), entry.name) for entry in listed)
-        # `nsmallest` keeps only this many names in memory. One more than `limit` shows that there is another page.
-        chosen = heapq.nsmallest(limit + 1, (key for key in keys if start is None or key > start))
-        entries = [entry_of(name, status) for _rank, name in chosen[:limit] if (status := lstat_or_none(folder, name))]
-    return Listing(tuple(entries), _cursor(chosen[limit - 1]) if len(chosen) > limit else None)
+        keys = ((int(folders_first and not _is_folder(entry)), entry.name) for entry in listed_entries)
+        # `nsmallest` keeps only this many keys in memory. One more than `limit` shows that there is another page.
+        page_keys = heapq.nsmallest(limit + 1, (key for key in keys if start is None or key > start))
+        names = [name for _rank, name in page_keys[:limit]]
+        entries = [entry_of(name, status) for name in names if (status := lstat_or_none(folder, name))]
+    return Listing(tuple(entries), _cursor(page_keys[limit - 1]) if len(page_keys) > limit else None)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

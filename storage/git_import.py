@@ -48,6 +48,8 @@ MAX_MEMORY_BYTES = 2 * 1024**3
 MAX_REASON_LENGTH = 300
 """How many characters of git's own error message the customer sees."""
 _BRANCH = re.compile(r"^(?!.*(\.\.|//|@\{))[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}\Z")
+"""The name of a branch or tag. It cannot begin with a dash, which git would take for an option, and is no revision such
+as `main@{1}`."""
 _GIT_CONFIG = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -62,6 +64,7 @@ _GIT_CONFIG = {
     "pack.threads": "1",
     "protocol.allow": "never",
 }
+"""Git's configuration for every command: no programs of the repository or machine, no redirects and proxies, limits."""
 
 
 def git_repository(
@@ -124,11 +127,11 @@ def fetch(
         archive_arguments = ("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
         _git(scratch, {}, f"--git-dir={repository}", *archive_arguments, on_wait=report_received)
         with archive.open("rb") as stream:
-            unpacked = unpack_archive(
+            unpack_result = unpack_archive(
                 stream=stream, target=into, limits=Limits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
                 kind=Format.TAR,
             )  # fmt: skip
-    return Usage(unpacked.size_bytes, unpacked.entry_count)
+    return Usage(unpack_result.size_bytes, unpack_result.entry_count)
 
 
 def _pack_bytes(repository: Path) -> int:

@@ -46,6 +46,7 @@ BUILTIN_IMAGES = (
         (Framework.HOROVOD, Framework.TENSORFLOW),
     ),
 )
+"""The name, title, description and frameworks of each built-in image. `runtime.images` builds them."""
 
 
 def create_image(

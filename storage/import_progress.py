@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import timedelta
 
 from django.conf import settings
@@ -19,6 +20,8 @@ MAX_DURATION = timedelta(hours=6)
 """How long an import may take. Only one runs at a time, so the others wait for it."""
 REPORT_SECONDS = 2.0
 """The shortest time between two updates of the progress, which people watch in a page."""
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a full disk of the console. Another attempt would not help, in contrast to errors of the network."""
 
 # The errors of imports. They are stored in English, and translated for the reader.
 NOT_ALLOWED = gettext_noop("The address leads to a host that is not allowed. Ask the administrator to allow it.")

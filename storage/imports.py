@@ -10,7 +10,6 @@ has not changed. A task may be delivered twice or repeated, because a file lock 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import http.client
@@ -43,6 +42,7 @@ from storage import bucket_import, catalog, selectors
 from storage.errors import UnsafePath
 from storage.files import CHUNK_BYTES
 from storage.import_progress import (
+    DISK_FULL_ERRNOS,
     FAILED,
     MAX_DELAY_SECONDS,
     MAX_FAILURES,
@@ -73,7 +73,6 @@ LISTING_SUFFIX = ".list"
 """The suffix of the file that lists a bucket's objects, beside the file with the import's bytes."""
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 """The files with these suffixes are unpacked."""
-_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 log = logging.getLogger(__name__)
 
@@ -311,7 +310,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
         except ssl.SSLCertVerificationError:
             raise ImportFailed(UNREACHABLE) from None
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
+            if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()

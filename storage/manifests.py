@@ -19,6 +19,7 @@ from typing import BinaryIO, NamedTuple, cast
 from storage.files import CHUNK_BYTES, OPEN_FILE
 
 SUFFIX = ".sha256"
+"""The suffix of a manifest's name, after the name of the version's folder."""
 HASH_LENGTH = 64
 """How many hexadecimal digits a SHA-256 has."""
 SEPARATOR = b"  "

@@ -21,7 +21,7 @@ from storage import quota, trees
 from storage.catalog import move_into_place, scratch, scratch_folder, validate_texts
 from storage.models import Model, ModelVersion
 from storage.quota import Reservation
-from storage.tree_copy import Copied, copy_tree
+from storage.tree_copy import CopyResult, copy_tree
 
 
 class VersionName(TypedDict):
@@ -86,17 +86,17 @@ def publish_version(
     with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
         folder = unfinished / "files"
         folder.mkdir()
-        copied = copy_tree(
+        copy_result = copy_tree(
             root=root, path=path, target=folder, meter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
         )
-        if not copied.file_count:
+        if not copy_result.file_count:
             raise InvalidInput(fields={"path": _("This folder contains no files. Choose one that does.")})
         version_folder = move_into_place(folder, area="models")
         try:
             with transaction.atomic():
                 quota.lock(organization)  # deletions lock it too, so that they wait
                 model = _get_or_create_model(organization, user, name, description)
-                version = _create_version(model, user, version_folder, copied, lineage)
+                version = _create_version(model, user, version_folder, copy_result, lineage)
                 reservation.release()
         except CustomerError:
             # The row was not written. After another error it may have been; then garbage collection decides.
@@ -117,17 +117,19 @@ def _get_or_create_model(organization: Organization, user: User | None, name: st
     return model
 
 
-def _create_version(model: Model, user: User | None, folder: Path, copied: Copied, lineage: Lineage) -> ModelVersion:
+def _create_version(
+    model: Model, user: User | None, folder: Path, copy_result: CopyResult, lineage: Lineage
+) -> ModelVersion:
     """Write the row of a model's next version, and make it the latest. The caller must have locked the quota."""
     last: dict[str, Any] = model.versions.aggregate(last=Max("number"))  # also of deleted versions, as in `lineage`
     version = ModelVersion.objects.create(
         model=model,
         number=(last["last"] or 0) + 1,
         folder=folder.name,
-        size_bytes=copied.usage.size_bytes,
-        file_count=copied.file_count,
-        entry_count=copied.usage.entry_count,
-        sha256=copied.sha256,
+        size_bytes=copy_result.usage.size_bytes,
+        file_count=copy_result.file_count,
+        entry_count=copy_result.usage.entry_count,
+        sha256=copy_result.sha256,
         job_pk=lineage["job"],
         lineage=lineage,
         created_by=user,

@@ -109,13 +109,14 @@ def _cells(file: OpenFile) -> list[dict[str, Any]]:
 
 
 def _cell(cell: dict[str, Any]) -> Cell:
+    """Return the part of a cell that a page shows."""
     is_code = cell["cell_type"] == "code"
-    number = cell.get("execution_count")
+    execution_count = cell.get("execution_count")
     outputs = (_output(output) for output in cell.get("outputs", ())) if is_code else ()
     return Cell(
         is_code,
         _text(cell.get("source", "")),
-        number if isinstance(number, int) else None,
+        execution_count if isinstance(execution_count, int) else None,
         tuple(filter(None, outputs)),
     )
 

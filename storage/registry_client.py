@@ -50,10 +50,14 @@ MEDIA_TYPES = (
 """The media types of manifests that this client accepts. A registry responses 404 for a manifest of another type."""
 DOCKER_HUB_HOSTS = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 DOCKER_HUB = "registry-1.docker.io"
+"""The host that serves Docker Hub's API. References use all names in DOCKER_HUB_HOSTS for it."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)."""
 _MAX_CHALLENGE_LENGTH = 2000
+"""How much of a header WWW-Authenticate is parsed; real ones have some hundred characters."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"', re.IGNORECASE)
+"""A parameter in a header WWW-Authenticate, such as `realm="https://auth.docker.io/token"`."""
 
 
 class Problem(enum.StrEnum):

@@ -26,7 +26,7 @@ Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyResult:
     """The totals of a copy. `usage` includes the target folder; `skipped_count` is the number of entries left out."""
 
     usage: Usage
@@ -38,7 +38,7 @@ class Copied:
 
 def copy_tree(
     *, root: Path, path: str, target: Path, meter: Meter, max_entries: int, keep_links: bool = False
-) -> Copied:
+) -> CopyResult:
     """Copy the file at `path`, or the contents of the folder there, into the empty folder `target`.
 
     Only the console may have access to `target`. `meter` counts each entry and each chunk before it is written. Names,
@@ -123,10 +123,10 @@ class _Copier:
                     raise SourceChanged from error
                 raise
 
-    def result(self) -> Copied:
+    def result(self) -> CopyResult:
         """Return the totals."""
         usage = Usage(self._size, self._entries)
-        return Copied(usage, len(self._digests), self._skipped, listing_sha256(self._digests))
+        return CopyResult(usage, len(self._digests), self._skipped, listing_sha256(self._digests))
 
     def _copy_folder(self, source: int, target: int, relative: Parts) -> list[Parts]:
         """Copy the entries of one folder; create its subfolders and return their paths."""

@@ -122,12 +122,12 @@ def remove_folder(*, parent: int, name: str, scratch: Path) -> Usage:
     It is renamed into `scratch` first, so it disappears at once. What cannot be removed, because a process still writes
     to it, stays in `scratch` until garbage collection.
     """
-    removed = scratch / secrets.token_hex(16)
+    scratch_path = scratch / secrets.token_hex(16)
     trash.grant_owner_access(name, parent)
-    os.rename(name, removed, src_dir_fd=parent)
-    freed = measure(root=removed).usage
-    trash.remove_tree(removed)
-    return freed
+    os.rename(name, scratch_path, src_dir_fd=parent)
+    usage = measure(root=scratch_path).usage
+    trash.remove_tree(scratch_path)
+    return usage
 
 
 def _enter(folder: int, name: str) -> int | None:

@@ -36,7 +36,9 @@ from storage.upload_stream import RawBody, body_of
 
 TUS_VERSION = "1.0.0"
 EXTENSIONS = "creation,creation-with-upload,checksum,expiration,termination,concatenation"
+"""The extensions of tus that this server supports."""
 BYTES_TYPE = "application/offset+octet-stream"
+"""The media type that tus requires for bytes of an upload."""
 BODY = {BYTES_TYPE: OpenApiTypes.BINARY}
 PARTIAL, FINAL = "partial", "final;"
 """The values of `Upload-Concat`. After the second, the client names the URLs of the parts."""

@@ -105,6 +105,7 @@ def _check_model(version: ModelVersion, *, with_hashes: bool) -> Iterator[Findin
 
 
 def _check_workspace(workspace: Workspace, *, repair: bool) -> Iterator[Finding]:
+    """Compare a workspace's stored usage with the disk; with `repair`, correct it."""
     subject, folder = f"workspace {workspace.organization.slug}/{workspace}", selectors.folder_of(workspace)
     if not folder.is_dir():
         yield Finding(Level.PROBLEM, subject, f"its folder is missing: {folder}")
@@ -121,6 +122,7 @@ def _check_workspace(workspace: Workspace, *, repair: bool) -> Iterator[Finding]
 
 
 def _check_deleted_file(item: DeletedFile, *, repair: bool) -> Iterator[Finding]:
+    """Check that an item of a recycle bin exists; with `repair`, measure it or delete its row."""
     subject = f"recycle bin of {item.workspace.organization.slug}/{item.workspace}"
     if not os.path.lexists(recycle_bin.folder_of(item)):
         if repair:

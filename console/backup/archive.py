@@ -322,10 +322,10 @@ def _swap(root: Path) -> None:
     """
     (root / REPLACED).mkdir(mode=0o700, exist_ok=True)
     # A new folder each time, because a repeated restore moves entries with the same names into REPLACED again.
-    replaced = Path(tempfile.mkdtemp(dir=root / REPLACED))
+    replaced_folder = Path(tempfile.mkdtemp(dir=root / REPLACED))
     for path in list(root.iterdir()):
         if path.name not in {UNFINISHED_MARKER, NEW, REPLACED, TRASH}:
-            path.rename(replaced / path.name)
+            path.rename(replaced_folder / path.name)
     for path in list((root / NEW).iterdir()):
         path.rename(root / path.name)
     (root / NEW).rmdir()

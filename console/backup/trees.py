@@ -44,7 +44,7 @@ class BrokenTree(Exception):
 
 
 @dataclass
-class Packed:
+class PackResult:
     """What a tar file contains. `bytes` is the size of the tar file; `missing` counts the entries left out."""
 
     files: int = 0
@@ -62,20 +62,20 @@ class Packed:
             self.left_out.append(f"{path}: {reason}")
 
 
-def pack(root: Path, target: Path) -> Packed:
+def pack(root: Path, target: Path) -> PackResult:
     """Pack `root` into the new file `target`. A missing root is packed as an empty one.
 
     Hidden entries directly in `root` are left out, except PACKED_HIDDEN_NAMES.
     """
-    packed = Packed()
+    result = PackResult()
     with target.open("xb") as file:
         hashing_file = _HashingFile(file)
         with tarfile.open(mode="w|", fileobj=hashing_file, format=tarfile.PAX_FORMAT, bufsize=CHUNK_BYTES) as tar:  # type: ignore[call-overload]  # `w|` calls only write()
-            _Packer(tar, packed).add_tree(root)
+            _Packer(tar, result).add_tree(root)
         file.flush()
         os.fsync(file.fileno())
-    packed.sha256, packed.bytes = hashing_file.hexdigest(), hashing_file.written
-    return packed
+    result.sha256, result.bytes = hashing_file.hexdigest(), hashing_file.written
+    return result
 
 
 def unpack(archive: Path, target: Path) -> int:
@@ -136,8 +136,8 @@ class _Packer:
     folder that contains it. `depth` is 1 directly below the root.
     """
 
-    def __init__(self, tar: tarfile.TarFile, packed: Packed) -> None:
-        self._tar, self._packed = tar, packed
+    def __init__(self, tar: tarfile.TarFile, result: PackResult) -> None:
+        self._tar, self._result = tar, result
         self._changed: list[str] = []  # paths of files that changed while they were read
 
     def add_tree(self, root: Path) -> None:
@@ -165,14 +165,14 @@ class _Packer:
             except FileNotFoundError:
                 return  # deleted since the folder was listed
             except PermissionError:
-                self._packed.leave_out(path, "may not be read")
+                self._result.leave_out(path, "may not be read")
                 return
             except OSError as error:
                 if error.errno not in SWAPPED_ERRNOS:  # else it was replaced between two system calls
                     raise
             else:
                 return
-        self._packed.leave_out(path, "was replaced during each attempt to read it")
+        self._result.leave_out(path, "was replaced during each attempt to read it")
 
     def _try_to_add(self, parent_fd: int, name: str, path: str, depth: int) -> None:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
@@ -184,16 +184,16 @@ class _Packer:
             if not self._add_file(parent_fd, name, path):
                 self._changed.append(path)
         elif not stat.S_ISSOCK(status.st_mode):  # sockets have no content, and a new run makes its own: not reported
-            self._packed.leave_out(path, "no file, folder or link")  # such as a pipe
+            self._result.leave_out(path, "no file, folder or link")  # such as a pipe
 
     def _add_folder(self, parent_fd: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
         if depth > MAX_DEPTH or len(os.fsencode(path)) > MAX_PATH_BYTES:
-            self._packed.leave_out(path, "nested too deep")
+            self._result.leave_out(path, "nested too deep")
             return
         folder_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
         try:
             self._tar.addfile(_info(path, status, tarfile.DIRTYPE))
-            self._packed.folders += 1
+            self._result.folders += 1
             for entry in _list_names(folder_fd):
                 self._add_entry(folder_fd, entry, f"{path}/{entry}", depth + 1)
         finally:
@@ -215,7 +215,7 @@ class _Packer:
         finally:
             os.close(folder_fd)
         if is_last:
-            self._packed.leave_out(path, "changed during each read; the copy may mix old and new data")
+            self._result.leave_out(path, "changed during each read; the copy may mix old and new data")
         else:
             self._changed.append(path)
 
@@ -244,10 +244,10 @@ class _Packer:
     def _add(self, info: tarfile.TarInfo, content: Any = None, *, is_counted: bool = True) -> None:
         """Write a member, unless its path is too long. `content` is a reader; None for a link."""
         if len(os.fsencode(info.name)) > MAX_PATH_BYTES:
-            self._packed.leave_out(info.name, "nested too deep")
+            self._result.leave_out(info.name, "nested too deep")
             return
         self._tar.addfile(info, content)
-        self._packed.files += is_counted
+        self._result.files += is_counted
 
 
 def _list_names(folder_fd: int) -> list[str]:
@@ -256,6 +256,7 @@ def _list_names(folder_fd: int) -> list[str]:
 
 
 def _info(path: str, status: os.stat_result, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    """Return the tar header of an entry, without the size. `link` is the target of a symbolic link."""
     info = tarfile.TarInfo(path)
     info.type, info.linkname, info.mode = kind, link, stat.S_IMODE(status.st_mode)
     info.mtime, info.uid, info.gid = status.st_mtime, status.st_uid, status.st_gid

@@ -82,6 +82,7 @@ def terms_version() -> str:
 
 
 def _read() -> Installation:
+    """Return the installation from the database."""
     brand = Brand.objects.first() or Brand(name=DEFAULT_NAME)
     # In the order of their ids, so that the newest version of each kind overwrites the older ones.
     texts = dict(LegalText.objects.order_by("id").values_list("kind", "version"))

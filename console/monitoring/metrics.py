@@ -157,6 +157,7 @@ def _heartbeats() -> Iterator[Metric]:
 
 
 def _capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Metric]:
+    """Yield capacity and isolation gaps of clusters, from the last heartbeat about each (`heartbeats.CLUSTER`)."""
     labels = ("cluster", "resource", "gpu_type")
     total = GaugeMetricFamily("trainyard_capacity", "Total capacity of a cluster: cores, MiB, GPUs.", labels=labels)
     free = GaugeMetricFamily("trainyard_capacity_free", "Free capacity of a cluster: cores, MiB, GPUs.", labels=labels)
@@ -172,6 +173,7 @@ def _capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Metric]:
 
 
 def _ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
+    """Yield the numbers of findings of the last check of the ledger, by kind."""
     findings = GaugeMetricFamily("trainyard_ledger_wrong", "Findings of the last ledger check.", labels=("what",))
     for kind, count in (heartbeat.details.get("wrong", {}) if heartbeat else {}).items():
         findings.add_metric((kind,), count)
@@ -179,6 +181,7 @@ def _ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
 
 
 def _task_queue() -> Iterator[Metric]:
+    """Yield how many messages wait in Celery's queues, and how many are being worked on. Raises redis.RedisError."""
     client: Any = redis_client.client()
     for name, text, value in (
         ("trainyard_task_queue_length", "Messages that no worker has taken.", sum(map(client.llen, QUEUES))),

@@ -59,6 +59,7 @@ def tables() -> list[Table]:
 
 
 def _revenue_figures() -> list[Figure]:
+    """Return what was charged in each currency."""
     title = _("Charged in %(days)d days") % {"days": REVENUE_DAYS}
     href = reverse("admin:billing_receipt_changelist")
     sums = _cached("revenue", _revenue)
@@ -73,6 +74,7 @@ def _revenue() -> list[tuple[str, int]]:
 
 
 def _open_work() -> list[Figure]:
+    """Return the numbers of running and waiting jobs, of the nodes that they use, and the longest wait."""
     jobs_url = reverse("admin:jobs_job_changelist")
     queued = Job.objects.filter(state=JobState.QUEUED).aggregate(count=Count("pk"), since=Min("queued_at"))
     open_attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE)
@@ -86,6 +88,7 @@ def _open_work() -> list[Figure]:
 
 
 def _problems() -> list[Figure]:
+    """Return the numbers of things that an administrator must look after; 0 is good."""
     jobs_url = reverse("admin:jobs_job_changelist")
     stuck_before = timezone.now() - STUCK_AFTER
     active = Job.objects.filter(state__in=ACTIVE).annotate(claimed=Max("attempts__claimed_at"))

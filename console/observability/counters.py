@@ -120,6 +120,7 @@ class Buffer:
             return self._flush()
 
     def _flush(self) -> bool:
+        """Do what `flush` says. The caller holds `_flush_lock`."""
         with self._lock:
             counts, self._counts = self._counts, defaultdict(int)
         if not counts:

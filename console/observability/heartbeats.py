@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 BEAT, WORKER, WATCHER, WEB, CLUSTER, LEDGER = "beat", "worker", "watcher", "web", "cluster", "books"
 PROCESS_KINDS = (BEAT, WORKER, WATCHER, WEB)
+"""The kinds of heartbeats that tell that a process works."""
 KINDS = (*PROCESS_KINDS, CLUSTER, LEDGER)
 """The kinds of heartbeats. With CLUSTER the watcher reports a cluster's capacity. With LEDGER a worker reports the last
 check of the ledger."""

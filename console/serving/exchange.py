@@ -234,15 +234,15 @@ class IncomingBody:
 
     def _take(self, size: int) -> bytes:
         """Remove and return the first bytes of the buffer, at most `size`."""
-        taken, missing = [], size
-        while self._chunks and missing:
+        chunks, missing_bytes = [], size
+        while self._chunks and missing_bytes:
             chunk = self._chunks.popleft()
-            if len(chunk) > missing:
-                self._chunks.appendleft(chunk[missing:])
-                chunk = chunk[:missing]
-            taken.append(chunk)
-            missing -= len(chunk)
-        return taken[0] if len(taken) == 1 else b"".join(taken)  # `join` would copy a single chunk
+            if len(chunk) > missing_bytes:
+                self._chunks.appendleft(chunk[missing_bytes:])
+                chunk = chunk[:missing_bytes]
+            chunks.append(chunk)
+            missing_bytes -= len(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)  # `join` would copy a single chunk
 
     async def _begin(self) -> None:
         self._count_upload()

@@ -28,6 +28,7 @@ MAX_SOCKET_PATH_LENGTH = 100
 POSTGRES_VERSION_FOLDER = "pginstall18"
 """The folder in the wheel with PostgreSQL 18. Another major version could not read the existing data."""
 DATABASE = "trainyard"
+"""The name of the database in the embedded PostgreSQL."""
 RANDOM_PAGE_COST = 1.1
 """How much more a random read costs than a sequential one, for PostgreSQL's planner; 1.1 suits SSDs and cached data.
 With the default for hard disks, 4, the query of a month's costs scanned all holds instead of using an index."""
@@ -97,6 +98,7 @@ class Embedded:
     # --- PostgreSQL ---------------------------------------------------------------------------------------------------
 
     def _start_postgres(self) -> None:
+        """Start PostgreSQL, unless it runs, and create its data folder and database if they are missing."""
         if self._postgres_process():
             return
         if not (self.data_dir / "PG_VERSION").exists():
@@ -190,6 +192,7 @@ class Embedded:
         return self.redis_dir / "redis.pid"
 
     def _start_redis(self) -> None:
+        """Start Redis, unless it runs, and wait until it has loaded its data."""
         if self._redis_process():
             return
         self.redis_dir.mkdir(exist_ok=True, mode=0o700)
