@@ -77,7 +77,7 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 TRUSTED_PROXIES = addresses.parse_networks(env.list("TRUSTED_PROXIES", default=[]))
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
-SESSION_COOKIE_AGE = 14 * 24 * 3600
+SESSION_COOKIE_AGE = 14 * 24 * 3600  # Django's default, which IDP_OIDC_REFRESH_TOKEN_EXPIRES_IN uses too
 X_FRAME_OPTIONS = "DENY"
 
 INSTALLED_APPS = [
@@ -154,10 +154,12 @@ TEMPLATES: list[dict[str, Any]] = [
 
 # --- Data ------------------------------------------------------------------------------------------------------------
 DATABASES = {"default": env.db_url_config(env.str("DATABASE_URL", EMBEDDED.database_url))}
-# Requests run on a fixed number of threads, so persistent connections serve as a pool.
+# Requests run on a fixed number of threads, so persistent connections serve as a pool. A connection that a restart of
+# PostgreSQL broke is replaced. After ten minutes each is replaced, because its memory in PostgreSQL only grows.
 DATABASES["default"] |= {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}
 if env.bool("DATABASE_PREPARED_STATEMENTS", True):
-    # PostgreSQL then plans a statement once per connection instead of at each execution, which halves its load.
+    # PostgreSQL then plans a statement once per connection, from the fifth execution on (psycopg's default), and not at
+    # each execution. This halves its load.
     DATABASES["default"].setdefault("OPTIONS", {}).update(server_side_binding=True, prepare_threshold=5)
 REDIS_URL: str = env.str("REDIS_URL", EMBEDDED.redis_url)
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
@@ -177,10 +179,14 @@ CELERY_TASK_IGNORE_RESULT = True
 # tasks are safe to repeat.
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
+# A process takes no message that it cannot work on at once, so that another process can take it.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+# Workers wait for a broker that is down, at their start and later, without end.
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+# A message that is not acknowledged for this many seconds is delivered again: no task may take as long, unless it can
+# run twice.
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 # Dispatch has its own queue and its own worker processes, so that no slow task delays the start of a job.
 CELERY_TASK_DEFAULT_QUEUE = "celery"
@@ -279,6 +285,7 @@ IDP_OIDC_REFRESH_TOKEN_EXPIRES_IN = SESSION_COOKIE_AGE
 # A stolen refresh token is useless without the client's secret, which every client has. If each use replaced the token,
 # people would be logged out when a client sends two requests at once.
 IDP_OIDC_ROTATE_REFRESH_TOKEN = False
+# The version of the built-in terms of service (`templates/`). Change it with their text: customers then accept anew.
 TERMS_VERSION = "2026-11-22"
 
 # --- API -------------------------------------------------------------------------------------------------------------
@@ -366,6 +373,7 @@ TRAINYARD_GIT_HOSTS: list[str] = env.list(
 )
 MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
+# The largest body of every request but uploads, which `console.serving.application` reads before Django.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
 # --- Language, mail, files -------------------------------------------------------------------------------------------

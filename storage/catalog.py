@@ -26,14 +26,14 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.models import Organization, User
 from console.accounts.services import record
 from console.core.errors import CustomerError, InvalidInput, NotFound, Text
-from storage import blobs, files, manifests, selectors, trees
+from storage import blobs, files, manifests, quota, selectors, trees
 from storage.archive_readers import Limits
 from storage.archives import UnpackResult, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
 from storage.files import Meter, MeteredStream, Readable, WriteResult
 from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Workspace
 from storage.paths import translate_os_errors
-from storage.quota import Reservation, lock_room, require_room_for
+from storage.quota import Reservation, require_room_for
 from storage.tree_copy import copy_tree
 from storage.trees import Usage
 
@@ -58,7 +58,7 @@ def create_dataset(*, organization: Organization, user: User | None, name: str, 
     """Create a dataset without a version. Raises InvalidInput, NameTaken, TooMany."""
     validate_texts(name, description)
     with translate_name_conflict(), transaction.atomic():
-        lock_room(organization)
+        quota.lock(organization)
         require_room_for(organization, "datasets")
         dataset = Dataset.objects.create(organization=organization, name=name, description=description, created_by=user)
         record(organization=organization, actor=user, action="dataset.created", target=name)
@@ -264,7 +264,7 @@ def create_workspace(
         finished.rename(folder)
         try:
             with translate_name_conflict(), transaction.atomic():
-                lock_room(organization)
+                quota.lock(organization)
                 require_room_for(organization, "workspaces")
                 workspace = Workspace.objects.create(
                     organization=organization,

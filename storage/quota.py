@@ -30,20 +30,20 @@ MAX_STEP_ENTRIES = 1000
 log = logging.getLogger(__name__)
 
 
-def lock(organization: Organization) -> int:
-    """Lock the organization's quota until the transaction ends; return how many bytes are left of it."""
-    return lock_room(organization).size_bytes
+def lock(organization: Organization) -> Quota:
+    """Lock the organization's quota until the transaction ends, and return it."""
+    return Quota.objects.select_for_update().get(organization=organization)
 
 
-def lock_room(organization: Organization) -> Usage:
-    """Lock the organization's quota until the transaction ends; return how many bytes and entries are left of it."""
-    return selectors.room_left(Quota.objects.select_for_update().get(organization=organization))
+def lock_remaining(organization: Organization) -> Usage:
+    """Lock the organization's quota as `lock`; return how many bytes and entries are left of it."""
+    return selectors.remaining_quota(lock(organization))
 
 
 def require_room_for(organization: Organization, kind: str) -> None:
     """Raise TooMany if the organization may not create another object of a kind: `datasets`, `models` or `workspaces`.
 
-    Call it in the transaction that creates the object, after `lock_room`, so that concurrent calls wait.
+    Call it in the transaction that creates the object, after `lock`, so that concurrent calls wait.
     """
     most: int = getattr(Quota.objects.get(organization=organization), f"max_{kind}")
     if selectors.counts(organization)[kind] >= most:
@@ -130,16 +130,16 @@ class Reservation:
     def _grow(self, missing: int) -> None:
         """Enlarge the reservation by at least `missing` bytes, and to at least the counted entries. Raises TooLarge."""
         with transaction.atomic():
-            left = lock_room(self._organization)
-            if missing > left.size_bytes:
+            remaining = lock_remaining(self._organization)
+            if missing > remaining.size_bytes:
                 raise TooLarge
-            if self._counted_entries - self._reserved_entries > left.entry_count:
+            if self._counted_entries - self._reserved_entries > remaining.entry_count:
                 raise TooLarge(_("Your organization has as many files as its quota allows. Delete some first."))
             step = max(missing, min(self._reserved, MAX_STEP_BYTES)) if missing else 0
-            reserved = self._reserved + (step if step <= left.size_bytes else missing)
+            reserved = self._reserved + (step if step <= remaining.size_bytes else missing)
             # Entries are held in advance only as far as the reserved bytes suffice: each entry counts ENTRY_BYTES.
             advance_entries = min(reserved // ENTRY_BYTES, self._counted_entries + MAX_STEP_ENTRIES)
-            entries = min(max(self._counted_entries, advance_entries), self._reserved_entries + left.entry_count)
+            entries = min(max(self._counted_entries, advance_entries), self._reserved_entries + remaining.entry_count)
             Allocation.objects.update_or_create(
                 key=self.key,
                 defaults={

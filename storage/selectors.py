@@ -232,11 +232,11 @@ def storage_used(organization: Organization) -> int:
 
 def quota_left(organization: Organization) -> int:
     """Return how many more bytes the organization may store; 0 if its quota of bytes or of files is used up."""
-    left = room_left(Quota.objects.get(organization=organization))
-    return left.size_bytes if left.entry_count else 0
+    remaining = remaining_quota(Quota.objects.get(organization=organization))
+    return remaining.size_bytes if remaining.entry_count else 0
 
 
-def room_left(quota: Quota) -> Usage:
+def remaining_quota(quota: Quota) -> Usage:
     """Return how many more bytes and entries the quota allows. Each entry also takes ENTRY_BYTES of the bytes."""
     if quota.stops_writes:  # the organization has not paid for its storage
         return Usage(0, 0)

@@ -122,10 +122,10 @@ def create(*, organization: Organization, user: User | None, new: NewUpload) -> 
     """Create an upload and reserve quota for its size. Raises InvalidInput, NotFound, TooLarge, TooManyUploads."""
     _validate(organization, new)
     with transaction.atomic():
-        left = quota.lock_room(organization)  # concurrent calls wait here, so they cannot exceed MAX_OPEN or the quota
+        remaining = quota.lock_remaining(organization)  # concurrent calls wait here, so MAX_OPEN holds for all together
         if Upload.objects.filter(organization=organization, state__in=OPEN_STATES).count() >= MAX_OPEN:
             raise TooManyUploads
-        if new.size_bytes + ENTRY_BYTES > left.size_bytes or not left.entry_count:
+        if new.size_bytes + ENTRY_BYTES > remaining.size_bytes or not remaining.entry_count:
             raise TooLarge
         upload = _insert(organization, user, new)
     _file(upload).touch(mode=0o600)

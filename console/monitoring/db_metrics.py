@@ -178,7 +178,7 @@ def _sums() -> dict[str, Any]:
     event; `behind` is 1 if there are more events to sum. Two processes that do this at once both compute correct sums,
     so it does not matter which writes last.
     """
-    key = redis_client.key("figures")
+    key = redis_client.key("figures")  # an old name for the sums; processes of two versions must agree on it
     try:
         sums: dict[str, Any] = json.loads(redis_client.client().get(key) or "{}")
     except redis.RedisError:

@@ -1,7 +1,7 @@
 """The data that the server and the view of one request share.
 
-The server puts an `Exchange` into the request's ASGI scope, so Django's request and handler classes stay unchanged. By
-it a view reads an upload's body as it arrives, or tells the server which program responds instead of the view.
+The server puts an `Exchange` into the request's ASGI scope, so Django's request and handler classes stay unchanged.
+With it a view reads an upload's body as it arrives, or tells the server which program responds instead of the view.
 """
 
 from __future__ import annotations
@@ -26,6 +26,16 @@ SCOPE_KEY = "trainyard.exchange"
 """The key of the Exchange in the ASGI scope."""
 READ_AHEAD_BYTES = 2 * 1024**2
 """How much of a body is received before the view reads it: enough to keep the connection busy while the view writes."""
+BATCH_SECONDS = 0.02
+"""How long a read waits for all the bytes that it asks for, before it returns fewer. Few large reads cost less CPU time
+than many small ones. If the process dies, the bytes that arrived in this time are lost."""
+LOOP_ITERATIONS = 8
+"""How many iterations the event loop makes before a read times out. On a busy machine the loop may not have run during
+the whole timeout, although bytes have arrived. They pass from the socket to a read in four iterations; this is twice
+as many."""
+LOOP_CHECK_SECONDS = 1.0
+"""How often a thread that waits for iterations of the event loop checks whether the body has ended. A loop that stops
+makes no more iterations, but it ends the body."""
 
 
 @dataclass(frozen=True)
@@ -130,22 +140,6 @@ def exchange_of(request: HttpRequest) -> Exchange | None:
 def is_event_stream(response: HttpResponseBase) -> bool:
     """Return whether a response is a stream of server-sent events."""
     return response.streaming and response.headers.get("Content-Type", "").startswith("text/event-stream")
-
-
-BATCH_SECONDS = 0.02
-"""How long a read waits for all the bytes that it asks for, before it returns fewer. Few large reads cost less CPU time
-than many small ones. If the process dies, the bytes that arrived in this time are lost."""
-
-
-LOOP_ITERATIONS = 8
-"""How many iterations the event loop makes before a read times out. On a busy machine the loop may not have run during
-the whole timeout, although bytes have arrived. They pass from the socket to a read in four iterations; this is twice
-as many."""
-
-
-LOOP_CHECK_SECONDS = 1.0
-"""How often a thread that waits for iterations of the event loop checks whether the body has ended. A loop that stops
-makes no more iterations, but it ends the body."""
 
 
 class _End(enum.Enum):

@@ -50,7 +50,7 @@ MAX_WEBSOCKETS = 16
 CHUNK_BYTES = 64 * 1024
 """How much of a request's body is read from the temporary file and sent to the notebook at once."""
 CHECK_SECONDS = 10.0
-"""How often Django is asked whether an open websocket is still admitted. A member who logs out loses it this late."""
+"""How often Django is asked whether an open websocket is still admitted. After a log-out it stays open this long."""
 NOT_ADMITTED = 1008
 """The websocket close code ("policy violation") for a browser that may not, or may no longer, use the notebook."""
 CROSS_SITE = Refusal(403, "cross_site", "This request came from another site.")

@@ -38,7 +38,7 @@ to a browser."""
 MAX_SHELLS = 8
 """How many shells one organization may have open in this process: one for each of a few people and nodes."""
 CHECK_SECONDS = 10.0
-"""How often Django is asked whether an open shell is still admitted. A member who logs out loses it this late."""
+"""How often Django is asked whether an open shell is still admitted. After a log-out it stays open for this long."""
 IDLE_SECONDS = 1800.0
 """A shell without input for this long is closed, because its owner may have left the screen unattended. The page's text
 names these 30 minutes too."""
