@@ -347,7 +347,7 @@ class FileView(_StorageView):
             workspace=workspace,
             path=path,
             stream=body_of(request, limit_bytes=settings.MAX_FILE_BYTES),
-            expected=_expected_versions(request),
+            expected_versions=_expected_versions(request),
         )
         response = Response({"path": path, "size": written.size}, status=201 if written.created else 200)
         response["ETag"] = quote_etag(written.version)

@@ -158,7 +158,7 @@ def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation
         try:
             if not listing.exists():
                 _store_listing(row, bucket, key, listing, reservation)
-            with listing.open() as lines, s3.connected(bucket) as connection:
+            with listing.open() as lines, s3.connect(bucket) as connection:
                 for chunk in _content(bucket, connection, lines, offset):
                     reservation.count(size_bytes=len(chunk))
                     file.write(chunk)

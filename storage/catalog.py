@@ -299,11 +299,11 @@ def ensure_first_workspace(*, organization: Organization, user: User | None) -> 
 
 
 def write_file(
-    *, workspace: Workspace, path: str, stream: Readable, expected: Collection[str] | None = None
+    *, workspace: Workspace, path: str, stream: Readable, expected_versions: Collection[str] | None = None
 ) -> WriteResult:
-    """Create or replace a file of the workspace. Raises TooLarge and as `files.write`, which explains `expected`.
+    """Create or replace a file of the workspace. Raises TooLarge and as `files.write`.
 
-    A small file can be replaced even if the quota is used up, so that the editor can save a shorter text.
+    `files.write` explains `expected_versions`. A small file can be replaced even if the quota is used up, so that the editor can save a shorter text.
     """
     root = selectors.workspace_folder(workspace)
     spare_bytes = 0
@@ -314,12 +314,12 @@ def write_file(
         reservation.count(entries=new_entries)
         limit = settings.MAX_FILE_BYTES
         metered = MeteredStream(stream, reservation)
-        written = files.write(
+        result = files.write(
             root=root, path=path, stream=metered, scratch=scratch(), limit_bytes=limit,
-            expected=expected, lock=None if expected is None else _locked(workspace),
+            expected_versions=expected_versions, lock=None if expected_versions is None else _row_lock(workspace),
         )  # fmt: skip
-        add_usage(workspace, Usage(written.size - written.replaced_bytes, new_entries), reservation)
-    return written
+        add_usage(workspace, Usage(result.size - result.replaced_bytes, new_entries), reservation)
+    return result
 
 
 def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Callable[[], None]) -> None:
@@ -332,8 +332,8 @@ def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Call
     with Reservation(workspace.organization, label=workspace.name) as reservation:
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=max(0, new_entries - 1))  # only new folders: the caller has reserved the file
-        written = files.place(root=root, path=path, source=source)
-        add_usage(workspace, Usage(written.size - written.replaced_bytes, new_entries), reservation, on_placed)
+        result = files.place(root=root, path=path, source=source)
+        add_usage(workspace, Usage(result.size - result.replaced_bytes, new_entries), reservation, on_placed)
 
 
 def unpack_into_workspace(
@@ -354,11 +354,11 @@ def unpack_into_workspace(
         reservation.count(entries=new_entries)
         limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
         unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
-        replaced = files.merge(root=root, path=path, source=unpack_path)
+        replaced_usage = files.merge(root=root, path=path, source=unpack_path)
         # `- 1`, because `unpack_result` counts also the temporary folder, which was not moved.
         added = Usage(
-            unpack_result.size_bytes - replaced.size_bytes,
-            new_entries + unpack_result.entry_count - 1 - replaced.entry_count,
+            unpack_result.size_bytes - replaced_usage.size_bytes,
+            new_entries + unpack_result.entry_count - 1 - replaced_usage.entry_count,
         )
         add_usage(workspace, added, reservation, on_unpacked)
 
@@ -386,8 +386,8 @@ def move_file(*, workspace: Workspace, source: str, target: str) -> None:
 
 def delete_file(*, workspace: Workspace, path: str) -> None:
     """Remove a file or folder of the workspace for good. Raises as `files.delete`."""
-    freed = files.delete(root=selectors.workspace_folder(workspace), path=path, scratch=scratch())
-    add_usage(workspace, Usage(-freed.size_bytes, -freed.entry_count))
+    removed_usage = files.delete(root=selectors.workspace_folder(workspace), path=path, scratch=scratch())
+    add_usage(workspace, Usage(-removed_usage.size_bytes, -removed_usage.entry_count))
 
 
 def measure_workspace(*, workspace: Workspace) -> Usage:
@@ -440,18 +440,21 @@ def scratch() -> Path:
 
 
 def top_folder(name: str) -> Path:
-    """Return a folder at the top of the storage root; create it if it is missing."""
+    """Return the folder `name` in the storage root; create it if it is missing."""
     folder = root() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
-def move_into_place(finished: Path, *, area: str) -> Path:
-    """Move a finished scratch folder to `area`, read-only and under a random name; return its new path."""
+def move_into_place(finished_folder: Path, *, area: str) -> Path:
+    """Move a finished folder from `scratch` to the top folder `area`, and return its new path.
+
+    It gets a random name, and becomes read-only.
+    """
     target = top_folder(area) / secrets.token_hex(16)
-    trees.make_read_only(folder=finished)
-    finished.chmod(0o755)  # a folder must be writable to be moved
-    finished.rename(target)
+    trees.make_read_only(folder=finished_folder)
+    finished_folder.chmod(0o755)  # a folder can be moved only if it is writable
+    finished_folder.rename(target)
     target.chmod(0o555)
     return target
 
@@ -468,7 +471,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(workspace: Workspace) -> Iterator[None]:
+def _row_lock(workspace: Workspace) -> Iterator[None]:
     """Lock the workspace's row for the block, so that of two writes that expect the same version only one succeeds."""
     with transaction.atomic():
         Workspace.objects.select_for_update().get(pk=workspace.pk)

@@ -50,7 +50,7 @@ def list_page(*, version: DatasetVersion, path: str, after: str = "") -> Page:
     page = files.list_folder(
         root=folder, path=path, limit=PAGE_SIZE, after=after, folders_first=True, is_listed=_is_listed
     )
-    with manifests.opened(folder) as manifest:
+    with manifests.open_manifest(folder) as manifest:
         rows = []
         for entry in page.entries:
             entry_path = posixpath.join(path, entry.name)
@@ -71,7 +71,7 @@ def read(*, version: DatasetVersion, path: str) -> files.OpenFile:
 
 def sha256(*, version: DatasetVersion, path: str) -> str:
     """Return the SHA-256 of a file; empty if the version has no manifest."""
-    with manifests.opened(selectors.version_folder(version)) as manifest:
+    with manifests.open_manifest(selectors.version_folder(version)) as manifest:
         return manifest.sha256(path)
 
 

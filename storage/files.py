@@ -273,7 +273,7 @@ def write(
     stream: Readable,
     scratch: Path,
     limit_bytes: int,
-    expected: Collection[str] | None = None,
+    expected_versions: Collection[str] | None = None,
     lock: AbstractContextManager[object] | None = None,
 ) -> WriteResult:
     """Create or replace a file, and create the folders above it.
@@ -282,9 +282,9 @@ def write(
     same disk, and only the console may write to it. A link at `path` is replaced, not followed. A file that is replaced
     keeps its mode.
 
-    `expected` has the versions of the file that may be replaced; `*` means any. If it is empty, there must be no file.
-    If it is None, nothing is compared. `lock` is held from the comparison to the rename. Raises FileChanged for another
-    version, TooLarge above `limit_bytes`, UnsafePath, WrongKind, StorageFull.
+    `expected_versions` has the versions of the file that may be replaced; `*` means any. If it is empty, there must be
+    no file. If it is None, nothing is compared. `lock` is held from the comparison to the rename. Raises FileChanged
+    for another version, TooLarge above `limit_bytes`, UnsafePath, WrongKind, StorageFull.
     """
     parts = split_path(path)
     if not parts:
@@ -293,16 +293,16 @@ def write(
     try:
         status = stat(root=root, path=path)
         _require_not_folder(status.kind)
-        _require_expected(expected, status.version)
+        _require_expected_version(expected_versions, status.version)
     except FileMissing:
-        _require_expected(expected, None)
+        _require_expected_version(expected_versions, None)
     temporary = scratch / secrets.token_hex(16)
     try:
         with translate_os_errors(), os.fdopen(os.open(temporary, CREATE_FILE, 0o600), "wb") as file:
             copy(stream=stream, target=file, limit_bytes=limit_bytes)
             file.flush()
             os.fsync(file.fileno())
-        return place(root=root, path=path, source=temporary, expected=expected, lock=lock)
+        return place(root=root, path=path, source=temporary, expected_versions=expected_versions, lock=lock)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -312,7 +312,7 @@ def place(
     root: Path,
     path: str,
     source: Path,
-    expected: Collection[str] | None = None,
+    expected_versions: Collection[str] | None = None,
     lock: AbstractContextManager[object] | None = None,
 ) -> WriteResult:
     """Rename the complete file `source` to `path`, and create the folders above it. Raises as `write`.
@@ -324,7 +324,7 @@ def place(
         raise WrongKind(_FOLDER_HERE)
     with open_folder(root=root, parts=parts[:-1], create=True) as folder, lock or nullcontext():
         replaced = lstat_or_none(folder, parts[-1])
-        _require_expected(expected, _version(replaced) if replaced else None)
+        _require_expected_version(expected_versions, _version(replaced) if replaced else None)
         was_file = bool(replaced and modes.S_ISREG(replaced.st_mode))
         # 0o777, because the bits setuid, setgid and sticky are not kept.
         source.chmod(replaced.st_mode & 0o777 if replaced and was_file else FILE_MODE)
@@ -494,11 +494,11 @@ def _version(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
-def _require_expected(expected: Collection[str] | None, version: str | None) -> None:
-    """Raise FileChanged unless `expected`, as `write` explains it, has `version`; None means that there is no file."""
-    if expected is None:
+def _require_expected_version(expected_versions: Collection[str] | None, version: str | None) -> None:
+    """Raise FileChanged unless `write` may replace a file of this version; None means that there is no file."""
+    if expected_versions is None:
         return
-    is_expected = not expected if version is None else version in expected or "*" in expected
+    is_expected = not expected_versions if version is None else version in expected_versions or "*" in expected_versions
     if not is_expected:
         raise FileChanged
 

@@ -236,7 +236,7 @@ def _is_allowed(host: str, port: int) -> bool:
 
 
 @contextmanager
-def _response(row: DatasetImport, offset: int) -> Iterator[http.client.HTTPResponse]:
+def _open_response(row: DatasetImport, offset: int) -> Iterator[http.client.HTTPResponse]:
     """Request the file from `offset` on, and yield the response. Raises ImportFailed, OSError, HTTPException."""
     url = row.url
     for _redirect in range(MAX_REDIRECTS + 1):
@@ -288,7 +288,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
     while True:
         start = offset
         try:
-            with _response(row, offset) as response:
+            with _open_response(row, offset) as response:
                 offset = _check_response(row, response, offset)
                 file.seek(offset)
                 file.truncate()

@@ -75,7 +75,7 @@ def write(
 
 
 @contextmanager
-def opened(version_folder: Path) -> Iterator[Manifest]:
+def open_manifest(version_folder: Path) -> Iterator[Manifest]:
     """Open a version's manifest; without one, yield an empty Manifest."""
     with suppress(FileNotFoundError), path_of(version_folder).open("rb") as file:
         if os.fstat(file.fileno()).st_size:

@@ -96,26 +96,28 @@ def signed_url(
     values = {name: str(value) for name, value in (query or {}).items()}
     if not bucket.access_key_id:
         return f"{bucket.endpoint}{path}?{_encode(values)}"
+    # The names below are AWS's: "credential scope", "signed headers", "canonical request", "string to sign".
     time_text = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{time_text[:8]}/{bucket.region}/s3/aws4_request"
-    signed = {"host": _host_header(bucket.endpoint)} | {
+    signed_headers = {"host": _host_header(bucket.endpoint)} | {
         name.lower(): value.strip() for name, value in (headers or {}).items()
     }
-    names = ";".join(sorted(signed))
+    header_names = ";".join(sorted(signed_headers))
     values |= {
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
         "X-Amz-Credential": f"{bucket.access_key_id}/{scope}",
         "X-Amz-Date": time_text,
         "X-Amz-Expires": str(seconds),
-        "X-Amz-SignedHeaders": names,
+        "X-Amz-SignedHeaders": header_names,
     }
-    header_lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
-    request = "\n".join((method, path, _encode(values), header_lines, names, "UNSIGNED-PAYLOAD"))
-    text = "\n".join(("AWS4-HMAC-SHA256", time_text, scope, hashlib.sha256(request.encode()).hexdigest()))
-    secret = f"AWS4{bucket.secret_access_key}".encode()
-    for part in (*scope.split("/"), text):
-        secret = hmac.digest(secret, part.encode(), "sha256")
-    return f"{bucket.endpoint}{path}?{_encode(values)}&X-Amz-Signature={secret.hex()}"
+    header_lines = "".join(f"{name}:{signed_headers[name]}\n" for name in sorted(signed_headers))
+    canonical_request = "\n".join((method, path, _encode(values), header_lines, header_names, "UNSIGNED-PAYLOAD"))
+    request_sha256 = hashlib.sha256(canonical_request.encode()).hexdigest()
+    string_to_sign = "\n".join(("AWS4-HMAC-SHA256", time_text, scope, request_sha256))
+    digest = f"AWS4{bucket.secret_access_key}".encode()
+    for part in (*scope.split("/"), string_to_sign):  # each digest is the key of the next; the last is the signature
+        digest = hmac.digest(digest, part.encode(), "sha256")
+    return f"{bucket.endpoint}{path}?{_encode(values)}&X-Amz-Signature={digest.hex()}"
 
 
 def _host_header(endpoint: str) -> str:
@@ -151,7 +153,7 @@ def list_objects(bucket: Bucket, prefix: str) -> Iterator[list[Object]]:
 
 def find_object(bucket: Bucket, key: str) -> Object | None:
     """Return the object with this key; None if there is none. Raises S3Error, OSError, HTTPException."""
-    with _response(bucket, "HEAD", key) as response:
+    with _open_response(bucket, "HEAD", key) as response:
         if response.status == http.client.NOT_FOUND:
             return None
         if response.status != http.client.OK:
@@ -160,7 +162,7 @@ def find_object(bucket: Bucket, key: str) -> Object | None:
 
 
 @contextmanager
-def connected(bucket: Bucket) -> Iterator[http.client.HTTPConnection]:
+def connect(bucket: Bucket) -> Iterator[http.client.HTTPConnection]:
     """Yield a connection to the bucket's server, for several requests. Raises ForbiddenAddress, OSError."""
     with closing(connections.connection_to(bucket.endpoint, allows_private=bucket.allows_private)) as connection:
         yield connection
@@ -176,7 +178,7 @@ def open_object(
     when the whole body has been read.
     """
     headers = {"If-Match": item.etag} | ({"Range": f"bytes={offset}-"} if offset else {})
-    with _response(bucket, "GET", item.key, headers=headers, connection=connection) as response:
+    with _open_response(bucket, "GET", item.key, headers=headers, connection=connection) as response:
         if response.status != (http.client.PARTIAL_CONTENT if offset else http.client.OK):
             raise _error(response)
         if response.length != item.size - offset:
@@ -261,7 +263,7 @@ def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _response(
+def _open_response(
     bucket: Bucket,
     method: str,
     key: str = "",
@@ -272,7 +274,7 @@ def _response(
     connection: http.client.HTTPConnection | None = None,
 ) -> Iterator[http.client.HTTPResponse]:
     """Send a signed request, and yield the response."""
-    with connected(bucket) if connection is None else nullcontext(connection) as open_connection:
+    with connect(bucket) if connection is None else nullcontext(connection) as open_connection:
         target = signed_url(bucket, method, key, query).removeprefix(bucket.endpoint)
         open_connection.request(method, target, body=body, headers={"User-Agent": "Trainyard", **(headers or {})})
         with open_connection.getresponse() as response:
@@ -283,7 +285,7 @@ def _request_xml(
     bucket: Bucket, method: str, key: str = "", *, query: Mapping[str, str | int], body: bytes = b""
 ) -> ET.Element:
     """Send a request, and return the root element of its XML response. Raises S3Error."""
-    with _response(bucket, method, key, query=query, body=body) as response:
+    with _open_response(bucket, method, key, query=query, body=body) as response:
         if response.status != http.client.OK:
             raise _error(response)
         return _parse(response)
@@ -291,7 +293,7 @@ def _request_xml(
 
 def _send(bucket: Bucket, method: str, key: str, *, query: Mapping[str, str | int] | None = None) -> None:
     """Send a DELETE, whose response has no body. A missing object counts as deleted. Raises S3Error."""
-    with _response(bucket, method, key, query=query) as response:
+    with _open_response(bucket, method, key, query=query) as response:
         if response.status not in {http.client.OK, http.client.NO_CONTENT, http.client.NOT_FOUND}:
             raise _error(response)
 

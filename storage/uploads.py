@@ -244,8 +244,8 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
         try:
             if checksum is None:
                 return append_unchecked(upload, offset, stream)
-            with _verified(upload, stream, checksum, upload.size_bytes - offset) as verified:
-                return append_unchecked(upload, offset, verified)
+            with _verified_copy(upload, stream, checksum, upload.size_bytes - offset) as verified_copy:
+                return append_unchecked(upload, offset, verified_copy)
         except UploadBroken:
             raise UploadBroken(_("The upload was interrupted. Continue it at its offset.")) from None
         finally:
@@ -354,7 +354,7 @@ def _write(file_fd: int, chunk: bytes, offset: int) -> None:
 
 
 @contextmanager
-def _verified(upload: Upload, stream: Readable, checksum: Checksum, limit_bytes: int) -> Iterator[BinaryIO]:
+def _verified_copy(upload: Upload, stream: Readable, checksum: Checksum, limit_bytes: int) -> Iterator[BinaryIO]:
     """Copy `stream` to a temporary file, and yield the file if it matches the checksum.
 
     Raises ChecksumMismatch, and TooLarge if the quota has no room for the temporary file.

@@ -86,7 +86,7 @@ def test_a_transfer_continues_at_any_byte(at, dataset, monkeypatch, tmp_path):
     bucket, key = bucket_import._bucket_and_key(row)
 
     def content(offset):
-        with imports._listing_of(row).open() as lines, s3.connected(bucket) as connection:
+        with imports._listing_of(row).open() as lines, s3.connect(bucket) as connection:
             return b"".join(bucket_import._content(bucket, connection, lines, offset))
 
     with imports.Reservation(dataset.organization, label="x") as reservation:
