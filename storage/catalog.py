@@ -303,7 +303,8 @@ def write_file(
 ) -> WriteResult:
     """Create or replace a file of the workspace. Raises TooLarge and as `files.write`.
 
-    `files.write` explains `expected_versions`. A small file can be replaced even if the quota is used up, so that the editor can save a shorter text.
+    `files.write` explains `expected_versions`. A small file can be replaced even if the quota is used up, so that the
+    editor can save a shorter text.
     """
     root = selectors.workspace_folder(workspace)
     spare_bytes = 0

@@ -8,6 +8,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 Text = str | Promise
+"""A sentence for a person. A Promise is translated when it is shown, in the reader's language."""
 
 
 class CustomerError(Exception):

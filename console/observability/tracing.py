@@ -30,8 +30,11 @@ delay the end for longer."""
 Attributes = Mapping[str, str | int | float | bool]
 
 _OFF = NoOpTracerProvider()
+"""The provider whose spans do nothing."""
 _PROPAGATOR = TraceContextTextMapPropagator()
-_provider: Any = _OFF  # this process's provider; an `otlp.Provider` if traces are on
+"""Reads and writes traceparents."""
+_provider: Any = _OFF
+"""The provider of this process: `_OFF`, or an `otlp.Provider` if tracing is on. `start` sets it."""
 
 
 class TracingMissing(Exception):

@@ -19,14 +19,13 @@ from django.conf import settings
 from console.observability import addresses, heartbeats, logs
 from console.serving import notebooks, proxy, refusals, shells
 from console.serving.exchange import SCOPE_KEY, Exchange, IncomingBody
+from console.serving.gate import Scope
 from console.serving.handler import Handler
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refused, Send
 from console.serving.server import end_with_parent
 from console.serving.streams import Streams
 from console.serving.threads import Threads
-
-Scope = dict[str, Any]
 
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths whose views run in a thread of their own, so that monitoring works while all other threads are busy."""

@@ -19,6 +19,7 @@ from console.serving.exchange import SCOPE_KEY, Exchange
 from console.serving.refusals import Message, Refused
 
 Scope = dict[str, Any]
+"""The scope that ASGI gives an application for each request or websocket."""
 RunDjango = Callable[[Scope], Awaitable[list[Message]]]
 """Lets Django respond to a request without a body; returns the ASGI messages of the response. Raises Refused."""
 _FORWARDED_HEADERS = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-language"}

@@ -15,6 +15,7 @@ from typing import Any
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+"""The types of ASGI (https://asgi.readthedocs.io): a message, and the callables that receive and send one."""
 
 
 @dataclass(frozen=True)
