@@ -141,7 +141,7 @@ def _owner_of(image: Image) -> Organization:
 
 
 def ensure_builtin_images() -> list[Image]:
-    """Return the built-in images; create missing ones. What an administrator changed in existing ones stays."""
+    """Return the built-in images; create missing ones. Existing ones keep the changes of an administrator."""
     return [
         Image.objects.get_or_create(
             organization=None,

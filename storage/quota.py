@@ -1,7 +1,7 @@
 """Reserve quota for bytes and entries before they are written.
 
-A reservation is an Allocation row, which is written while the quota's row is locked. So two uploads that would fit
-alone, but not together, cannot both succeed. A reservation that a crash left behind counts until garbage collection
+A reservation is an Allocation row, which is written while the quota's row is locked. So if there is room for only one
+of two uploads, only one gets a reservation. A reservation that a crash left behind counts until garbage collection
 removes it.
 """
 

@@ -38,7 +38,7 @@ class Limit:
 
 Row = TypeVar("Row", Image, Dataset, Model, Workspace)
 Item = DatasetVersion | ModelVersion | Workspace
-"""The rows that have a folder and can be deleted and restored. Of datasets and models, it is their versions."""
+"""The rows that have a folder, and can be deleted and restored. Datasets and models have none: their versions do."""
 KEY_END, NUMBER_END = 2**63, 2**31
 """Primary keys (bigint) and version numbers (integer) are smaller than these. URLs may contain larger numbers, which
 PostgreSQL would refuse, so the selectors raise NotFound without a query."""

@@ -119,8 +119,8 @@ def size_of(status: os.stat_result) -> int:
 def remove_folder(*, parent: int, name: str, scratch: Path) -> Usage:
     """Remove the folder `name` in the open folder `parent`; return its usage.
 
-    It is renamed into `scratch` first, so it disappears at once. What cannot be removed, because a process still writes
-    to it, stays in `scratch` until garbage collection.
+    It is renamed into `scratch` first, so it disappears at once. If a process still writes to it, parts cannot be
+    removed, and stay in `scratch` until garbage collection.
     """
     scratch_path = scratch / secrets.token_hex(16)
     trash.grant_owner_access(name, parent)

@@ -570,7 +570,7 @@ def _append_file(source: Path, target_fd: int, end: int) -> None:
 
 
 def terminate(upload: Upload) -> None:
-    """Delete an upload with its bytes, and release its quota. What it has published or stored stays.
+    """Delete an upload with its bytes, and release its quota. A version or file that it has produced stays.
 
     If another process is finishing it, `finish` fails there. Raises UploadEnded for a part that a final upload uses.
     """

@@ -250,13 +250,13 @@ class UploadView(_TusView):
 
     @extend_schema(operation_id="uploads_terminate", parameters=[TUS_HEADER], responses={204: None})
     def delete(self, request: Request, key: uuid.UUID) -> Response:
-        """Delete the upload with its bytes. What it published stays."""
+        """Delete the upload with its bytes. A dataset version or file that it has produced stays."""
         direct_uploads.terminate(self._upload(key))
         return Response(status=204)
 
     @extend_schema(exclude=True)
     def post(self, request: Request, key: uuid.UUID) -> Response:
-        """Do what X-HTTP-Method-Override says, for clients that can only GET and POST."""
+        """Handle the request as the method in X-HTTP-Method-Override, for clients that can only send GET and POST."""
         method = request.headers.get("X-HTTP-Method-Override", "")
         handlers = {"PATCH": self.patch, "DELETE": self.delete}
         if method not in handlers:
@@ -350,7 +350,7 @@ class UploadPartsView(TenantView):
 
     @extend_schema(operation_id="uploads_parts_list", responses=ReceivedPartsSerializer)
     def get(self, _request: Request, key: uuid.UUID) -> Response:
-        """Say which parts have arrived, so that a client continues with the others."""
+        """Return which parts have arrived, so that the client can send the others."""
         return Response(ReceivedPartsSerializer(uploads.upload_with_key(self.organization, key)).data)
 
     @extend_schema(operation_id="uploads_parts_sign", request=PartNumbersSerializer, responses=PartUrlsSerializer)
@@ -370,7 +370,7 @@ class UploadCompletionView(TenantView):
 
     @extend_schema(operation_id="uploads_complete", request=None, responses={202: UploadSerializer})
     def post(self, _request: Request, key: uuid.UUID) -> Response:
-        """Say that all parts were sent. The server fetches and uses them; the upload's state tells when it has."""
+        """Tell the server that all parts were sent. It then fetches them; poll the upload's state to see the result."""
         upload = uploads.upload_with_key(self.organization, key)
         direct_uploads.complete(upload)
         return Response(UploadSerializer(upload).data, status=202)

@@ -107,7 +107,7 @@ class ComparisonSerializer(serializers.Serializer[Any]):
 
 
 class DifferingSerializer(serializers.Serializer[Any]):
-    """The paths of the files that the workspace lacks or has with other bytes."""
+    """The paths of the files that are missing or different in the workspace."""
 
     differing = serializers.ListField(child=serializers.CharField())
 
@@ -127,7 +127,7 @@ class SearchView(_WorkspaceView):
 
     @extend_schema(operation_id="workspaces_search", parameters=[SearchQuery], responses=FoundSerializer)
     def get(self, request: Request, name: str) -> Response:
-        """Find files and folders by name. A search is bounded in matches, entries and time, and says if it stopped."""
+        """Find files and folders by name. The response tells if a limit of matches, entries or time ended it early."""
         query = SearchQuery(data=request.query_params)
         query.is_valid(raise_exception=True)
         result = search.find(
@@ -162,7 +162,7 @@ class CompareView(_WorkspaceView):
         operation_id="workspaces_compare", request=ComparisonSerializer, responses={200: DifferingSerializer}
     )
     def post(self, request: Request, name: str) -> Response:
-        """Say which of your files the workspace lacks or has with other bytes, so that only those need be sent."""
+        """Return which of your files are missing or different in the workspace, so that you send only these."""
         form = ComparisonSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         paths = comparison.differing(

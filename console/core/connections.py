@@ -90,5 +90,5 @@ def _is_allowed(address: str, allows_private: bool) -> bool:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return a TLS context that checks certificates. A function of its own, which tests replace."""
+    """Return a TLS context that checks certificates. Tests replace this function."""
     return ssl.create_default_context()

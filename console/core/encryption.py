@@ -1,7 +1,7 @@
 """Encrypt what the console must be able to read again: customers' secrets, keys of second factors, tickets.
 
-The encryption keys are derived from SECRET_KEY, a different one for each purpose. What was encrypted with a former
-SECRET_KEY can be decrypted as long as SECRET_KEY_FALLBACKS has that key.
+The encryption keys are derived from SECRET_KEY, a different one for each purpose. Texts that were encrypted with a
+former SECRET_KEY can be decrypted as long as SECRET_KEY_FALLBACKS has it.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class BrandAdmin(InstallationAdmin):
 
 @admin.register(LegalText)
 class LegalTextAdmin(InstallationAdmin):
-    """Terms and privacy policies. Of each, the newest version applies; a published one is never changed or deleted."""
+    """Terms and privacy policies. The newest version of each applies. Published ones are never changed or deleted."""
 
     list_display = ("kind", "version", "published_at")
     list_filter = ("kind",)

@@ -80,7 +80,7 @@ class Collector:
 
 
 def collect_metrics() -> Iterator[Metric]:
-    """Yield all metrics, at last `trainyard_up`, which tells whether the database and Redis answered."""
+    """Yield all metrics. The last is `trainyard_up`, which tells whether the database and Redis answered."""
     up = GaugeMetricFamily("trainyard_up", "Whether this part answered.", labels=("part",))
     for part, sources in (("database", (_database,)), ("redis", (_counters, _heartbeats, _task_queue))):
         metrics, is_up = _collect(sources)

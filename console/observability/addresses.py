@@ -45,8 +45,8 @@ def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) ->
     """Return the client's IP address; None if `peer` is no IP address.
 
     `peer` is the address of the connection. Each proxy appends the address of its own peer to `X-Forwarded-For`, so
-    this function reads `forwarded_for` from its end while the address is that of a trusted proxy. What a client wrote
-    into the header is before those entries and does not count. The search also ends at an entry that is no address.
+    this function reads `forwarded_for` from its end while the address is that of a trusted proxy. Entries that a client
+    wrote into the header come before those, and do not count. The search also ends at an entry that is no address.
     """
     address = _parse(peer)
     if address is None:

@@ -54,8 +54,8 @@ class Metric:
 class Series(NamedTuple):
     """The values of one metric for one set of label values.
 
-    Of a histogram, `counts` has for each bucket the number of durations up to its edge, and `total_seconds` is the sum
-    of all durations. Of a counter, `counts` has one number, and `total_seconds` is 0.
+    For a histogram, `counts` has the number of durations up to the edge of each bucket, and `total_seconds` is the sum
+    of all durations. For a counter, `counts` has one number, and `total_seconds` is 0.
     """
 
     labels: tuple[str, ...]

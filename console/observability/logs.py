@@ -41,7 +41,7 @@ FIELDS_KEY = "trainyard.bound"
 
 
 def configuration(*, log_format: str, level: str) -> dict[str, Any]:
-    """Return the value of Django's setting LOGGING. `log_format` is a key of FORMATS, else raises ValueError."""
+    """Return the value of Django's setting LOGGING. Raises ValueError if `log_format` is no key of FORMATS."""
     if log_format not in FORMATS:
         raise ValueError(f"LOG_FORMAT is {log_format!r}. It can be: {', '.join(FORMATS)}.")
     return {

@@ -23,7 +23,7 @@ class Command(BaseCommand):
         parser.add_argument("--trial", action="store_true", help="allow what suits a trial: play money, no mail")
 
     def handle(self, *_args: Any, trial: bool, verbosity: int, **_options: Any) -> None:
-        """Check the settings, then migrate, and create the default node types and prices if there are none."""
+        """Check the settings, migrate, and fill an empty catalogue with images, node specs, prices and products."""
         findings = [finding for finding in deployment.findings() if not (trial and finding.is_fine_for_trial)]
         for finding in findings:
             self.stderr.write(f"{finding.setting}: {finding.problem} {finding.remedy}")
