@@ -59,10 +59,10 @@ CHECK_NAMES: dict[str, Text] = {
 
 
 @dataclass(frozen=True)
-class Check:
-    """The result of one check, a key of CHECK_NAMES. `status` is OK, DEGRADED or FAILED.
+class CheckResult:
+    """The result of the check named `check`, a key of CHECK_NAMES. `status` is OK, DEGRADED or FAILED.
 
-    `part` is the name of the checked cluster, or that of the dispatcher's heartbeats; `detail` is for operators.
+    `part` is the name of the checked cluster, or DISPATCH for the dispatcher; `detail` is a sentence for operators.
     """
 
     check: str
@@ -100,13 +100,13 @@ def ready(request: HttpRequest) -> HttpResponseBase:
     return JsonResponse(body, status=503 if status == FAILED else 200)
 
 
-def worst_status(results: list[Check]) -> str:
+def worst_status(results: list[CheckResult]) -> str:
     """Return the worst status of some results."""
     statuses = {result.status for result in results}
     return next((status for status in (FAILED, DEGRADED) if status in statuses), OK)
 
 
-def checks() -> list[Check]:
+def checks() -> list[CheckResult]:
     """Return the results of all checks: first what this process needs, then other processes and clusters."""
     own_results = [_run(check, function) for check, function in OWN_CHECKS.items()]
     return own_results + _other_checks({result.check for result in own_results if result.status == OK})
@@ -136,7 +136,7 @@ def dashboard(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 # --- What this process needs ------------------------------------------------------------------------------------------
 
 
-def _run(check: str, function: Callable[[], str]) -> Check:
+def _run(check: str, function: Callable[[], str]) -> CheckResult:
     """Run the check `function`, which returns the problem, empty if there is none; return the result.
 
     An error that it raises is a problem too.
@@ -146,7 +146,7 @@ def _run(check: str, function: Callable[[], str]) -> Check:
     except (DatabaseError, redis.RedisError, OSError) as error:
         logger.warning("not ready: %s: %s", check, error)
         problem = f"{type(error).__name__}: {error}"
-    return Check(check, FAILED if problem else OK, detail=problem)
+    return CheckResult(check, FAILED if problem else OK, detail=problem)
 
 
 def _database() -> str:
@@ -196,7 +196,7 @@ OWN_CHECKS: dict[str, Callable[[], str]] = {
 # --- Other processes and clusters -------------------------------------------------------------------------------------
 
 
-def _other_checks(passed: set[str]) -> list[Check]:
+def _other_checks(passed: set[str]) -> list[CheckResult]:
     """Return the results for other processes and clusters. `passed` names the checks of this process that passed.
 
     Without Redis the heartbeats are unknown, so every process counts as degraded. Without the schema, clusters cannot
@@ -216,22 +216,22 @@ def _other_checks(passed: set[str]) -> list[Check]:
     return processes + (_clusters() if "migrations" in passed else [])
 
 
-def _process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> Check:
+def _process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> CheckResult:
     """Return whether the last heartbeat of a kind and part is recent enough."""
     if heartbeat is None:
-        return Check(kind, DEGRADED, part, _("No heartbeat received yet."))
+        return CheckResult(kind, DEGRADED, part, _("No heartbeat received yet."))
     detail = _("Last heartbeat %(seconds)d seconds ago, from %(process)s.") % {
         "seconds": heartbeat.age_seconds,
         "process": heartbeat.process,
     }
-    return Check(kind, DEGRADED if heartbeat.age_seconds > LATE_SECONDS[kind] else OK, part, detail)
+    return CheckResult(kind, DEGRADED if heartbeat.age_seconds > LATE_SECONDS[kind] else OK, part, detail)
 
 
-def _clusters() -> list[Check]:
+def _clusters() -> list[CheckResult]:
     """Return whether each cluster answered the last reconciliation. A cluster that has had none yet is OK."""
     errors = {status.name: status.detail for status in ClusterStatus.objects.filter(answers=False)}
     return [
-        Check(heartbeats.CLUSTER, DEGRADED if name in errors else OK, name, errors.get(name, ""))
+        CheckResult(heartbeats.CLUSTER, DEGRADED if name in errors else OK, name, errors.get(name, ""))
         for name in settings.TRAINYARD_CLUSTERS
     ]
 
