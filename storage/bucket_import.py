@@ -123,17 +123,17 @@ def _bucket_and_key(row: DatasetImport) -> tuple[s3.Bucket, str]:
     match, region = _ADDRESS.match(row.url), allowed_endpoints().get(row.endpoint)
     if match is None or region is None:  # the operator has removed the endpoint since the import was started
         raise ImportFailed(NOT_ALLOWED)
-    key_id, key = "", ""
+    access_key_id, secret_access_key = "", ""
     if row.access_key_id_secret:
         names = [row.access_key_id_secret, row.secret_access_key_secret]
         values = secret_store.values_of(row.dataset.organization, names)
-        key_id, key = (values[name].strip() for name in names)
+        access_key_id, secret_access_key = (values[name].strip() for name in names)
     bucket = s3.Bucket(
         endpoint=row.endpoint,
         name=match[1],
         region=region,
-        access_key_id=key_id,
-        secret_access_key=key,
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
         allows_private=settings.S3_IMPORT_PRIVATE_ADDRESSES,
     )
     return bucket, match[2] or ""

@@ -71,8 +71,8 @@ def pack(sources: Sequence[Source]) -> Iterator[bytes]:
     compressor = _Gzip()
     yield _GZIP_HEADER
     for block in _tar(sources):
-        if packed := compressor.add(block):
-            yield packed
+        if data := compressor.add(block):
+            yield data
     yield compressor.end()
 
 
@@ -87,16 +87,16 @@ class _Gzip:
     def add(self, block: bytes) -> bytes:
         """Add a block; return the next bytes of the stream, which may be none."""
         self._crc, self._size = zlib.crc32(block, self._crc), self._size + len(block)
-        level, finished = _COMPRESSION_LEVEL, b""
+        level, flushed = _COMPRESSION_LEVEL, b""
         if len(block) > _SAMPLE_BYTES:
             sample = zlib.compress(block[:_SAMPLE_BYTES], _COMPRESSION_LEVEL)
             level = 0 if len(sample) > _MAX_COMPRESSED_SHARE * _SAMPLE_BYTES else _COMPRESSION_LEVEL
         if level != self._level:
             # After a full flush the stream is at a byte boundary, and later data does not refer to data before. So a
             # new compressor with another level can continue.
-            finished = self._deflate.flush(zlib.Z_FULL_FLUSH)
+            flushed = self._deflate.flush(zlib.Z_FULL_FLUSH)
             self._level, self._deflate = level, zlib.compressobj(level, wbits=-zlib.MAX_WBITS)
-        return finished + self._deflate.compress(block)
+        return flushed + self._deflate.compress(block)
 
     def end(self) -> bytes:
         """Return the end of the stream."""

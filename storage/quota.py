@@ -27,6 +27,9 @@ one reserves little quota that it does not use."""
 MAX_STEP_ENTRIES = 1000
 """How many entries more than needed a reservation holds in advance at most, for the same reasons."""
 
+LABEL_LENGTH = 200
+"""The length of an allocation's label in the database; longer ones are cut."""
+
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +72,7 @@ def count_results(
         defaults={
             "organization": organization,
             "kind": Allocation.Kinds.RUN,
-            "label": label[:200],
+            "label": label[:LABEL_LENGTH],
             "size_bytes": usage.size_bytes,
             "entry_count": usage.entry_count,
             "kept_until": kept_until,
@@ -86,11 +89,11 @@ class Reservation:
     def __init__(self, organization: Organization, *, label: str, spare_bytes: int = 0) -> None:
         self.key = secrets.token_hex(16)
         self._organization = organization
-        self._label = label[:200]
+        self._label = label[:LABEL_LENGTH]
         self._spare_bytes = spare_bytes
-        self._counted = 0
-        self._reserved = 0
-        """Bytes, with ENTRY_BYTES for each entry."""
+        self._counted_bytes = 0
+        self._reserved_bytes = 0
+        """Like `_counted_bytes`, it includes ENTRY_BYTES for each entry."""
         self._counted_entries = 0
         self._reserved_entries = 0
 
@@ -109,36 +112,36 @@ class Reservation:
 
     def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
         """Reserve quota for what is about to be written. Raises TooLarge if there is none; do not write it then."""
-        self._counted += size_bytes + entries * ENTRY_BYTES
+        self._counted_bytes += size_bytes + entries * ENTRY_BYTES
         self._counted_entries += entries
-        missing = self._counted - self._spare_bytes - self._reserved
-        if missing > 0 or self._counted_entries > self._reserved_entries:
-            self._grow(max(0, missing))
+        missing_bytes = self._counted_bytes - self._spare_bytes - self._reserved_bytes
+        if missing_bytes > 0 or self._counted_entries > self._reserved_entries:
+            self._grow(max(0, missing_bytes))
 
     def left_bytes(self) -> int:
         """Return how many more bytes `count` would accept now."""
-        return selectors.quota_left(self._organization) + self._reserved + self._spare_bytes - self._counted
+        return selectors.quota_left(self._organization) + self._reserved_bytes + self._spare_bytes - self._counted_bytes
 
     def release(self) -> None:
         """Release the quota. Call it in the transaction that counts the bytes elsewhere, so that none count twice.
 
         `__exit__` calls it again, because the reservation is back if that transaction was rolled back.
         """
-        if self._reserved:
+        if self._reserved_bytes:
             Allocation.objects.filter(key=self.key).delete()
 
-    def _grow(self, missing: int) -> None:
-        """Enlarge the reservation by at least `missing` bytes, and to at least the counted entries. Raises TooLarge."""
+    def _grow(self, missing_bytes: int) -> None:
+        """Enlarge the reservation by at least `missing_bytes`, and to at least the counted entries. Raises TooLarge."""
         with transaction.atomic():
             remaining = lock_remaining(self._organization)
-            if missing > remaining.size_bytes:
+            if missing_bytes > remaining.size_bytes:
                 raise TooLarge
             if self._counted_entries - self._reserved_entries > remaining.entry_count:
                 raise TooLarge(_("Your organization has as many files as its quota allows. Delete some first."))
-            step = max(missing, min(self._reserved, MAX_STEP_BYTES)) if missing else 0
-            reserved = self._reserved + (step if step <= remaining.size_bytes else missing)
+            step = max(missing_bytes, min(self._reserved_bytes, MAX_STEP_BYTES)) if missing_bytes else 0
+            reserved_bytes = self._reserved_bytes + (step if step <= remaining.size_bytes else missing_bytes)
             # Entries are held in advance only as far as the reserved bytes suffice: each entry counts ENTRY_BYTES.
-            advance_entries = min(reserved // ENTRY_BYTES, self._counted_entries + MAX_STEP_ENTRIES)
+            advance_entries = min(reserved_bytes // ENTRY_BYTES, self._counted_entries + MAX_STEP_ENTRIES)
             entries = min(max(self._counted_entries, advance_entries), self._reserved_entries + remaining.entry_count)
             Allocation.objects.update_or_create(
                 key=self.key,
@@ -146,8 +149,8 @@ class Reservation:
                     "organization": self._organization,
                     "kind": Allocation.Kinds.UPLOAD,
                     "label": self._label,
-                    "size_bytes": max(0, reserved - entries * ENTRY_BYTES),
+                    "size_bytes": max(0, reserved_bytes - entries * ENTRY_BYTES),
                     "entry_count": entries,
                 },
             )
-        self._reserved, self._reserved_entries = reserved, entries
+        self._reserved_bytes, self._reserved_entries = reserved_bytes, entries

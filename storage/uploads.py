@@ -654,7 +654,7 @@ def _insert(organization: Organization, user: User | None, new: NewUpload) -> Up
         organization=organization,
         kind=Allocation.Kinds.UPLOAD,
         key=upload.allocation_key,
-        label=str(upload)[:200],
+        label=str(upload)[: quota.LABEL_LENGTH],
         size_bytes=upload.size_bytes,
         entry_count=1,
     )
