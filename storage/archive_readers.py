@@ -58,7 +58,7 @@ MALFORMED_ERRORS = (
 """The exceptions that the standard library raises for malformed archives. Some are documented; fuzzing found others."""
 
 
-class Format(enum.StrEnum):
+class ArchiveFormat(enum.StrEnum):
     """The supported formats. `detect_format` recognizes them by their first bytes, not by file names."""
 
     TAR = "tar"
@@ -67,7 +67,7 @@ class Format(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ArchiveLimits:
     """How many bytes of content, and how many entries (files, links and folders), an archive may have unpacked."""
 
     max_bytes: int
@@ -75,7 +75,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArchiveEntry:
     """One entry. `parts` is its checked path. `content` is None for folders and links.
 
     `link` is the target of a symbolic link as the archive has it, unchecked. `hardlink_to` is the checked path to which
@@ -90,28 +90,28 @@ class Entry:
     hardlink_to: tuple[str, ...] | None = None
 
 
-def detect_format(*, stream: BinaryIO) -> Format:
+def detect_format(*, stream: BinaryIO) -> ArchiveFormat:
     """Return an archive's format by its first bytes, and set `stream` to its start. Raises BadArchive."""
     stream.seek(0)
     start = stream.read(TAR_BLOCK)
     stream.seek(0)
     if start.startswith(b"\x1f\x8b"):
-        return Format.TAR_GZ
+        return ArchiveFormat.TAR_GZ
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):  # a zip begins with an entry, or if it is empty with its end
-        return Format.ZIP
+        return ArchiveFormat.ZIP
     try:
         tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
     except MALFORMED_ERRORS:
         raise BadArchive from None
-    return Format.TAR
+    return ArchiveFormat.TAR
 
 
-def read_entries(*, stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry]:
+def read_entries(*, stream: BinaryIO, kind: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
     """Yield the archive's entries in order. The caller must read the content of each before it requests the next.
 
     Raises BadArchive, TooLarge, UnsafePath, and any of MALFORMED_ERRORS.
     """
-    return _zip_entries(stream, limits) if kind is Format.ZIP else _tar_entries(stream, kind, limits)
+    return _zip_entries(stream, limits) if kind is ArchiveFormat.ZIP else _tar_entries(stream, kind, limits)
 
 
 def split_entry_name(name: str) -> tuple[str, ...]:
@@ -171,9 +171,9 @@ class _ForwardReader:
             pass
 
 
-def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry]:
+def _tar_entries(stream: BinaryIO, kind: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
     """Yield the entries of a tar. Their content must be read in order, because the reader only moves forward."""
-    content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is Format.TAR_GZ else stream
+    content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is ArchiveFormat.TAR_GZ else stream
     reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + READ_LIMIT)
     archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
     declared_bytes = 0
@@ -190,26 +190,26 @@ def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Ent
     reader.finish()
 
 
-def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> ArchiveEntry:
     """Return the entry of a tar's member. Raises UnsafePath, BadArchive for devices, pipes and sparse files."""
     parts = split_entry_name(member.name)
     if member.isdir():
-        return Entry(parts, is_folder=True)
+        return ArchiveEntry(parts, is_folder=True)
     if member.issym():
-        return Entry(parts, link=member.linkname)
+        return ArchiveEntry(parts, link=member.linkname)
     if member.islnk():
-        return Entry(parts, hardlink_to=split_entry_name(member.linkname))
+        return ArchiveEntry(parts, hardlink_to=split_entry_name(member.linkname))
     if not member.isreg() or member.issparse():
         raise BadArchive(
             _("%(name)s in this archive is not a regular file, folder or link. Remove it.") % {"name": "/".join(parts)}
         )
-    return Entry(parts, is_executable=bool(member.mode & 0o100), content=archive.extractfile(member))
+    return ArchiveEntry(parts, is_executable=bool(member.mode & 0o100), content=archive.extractfile(member))
 
 
 # --- zip --------------------------------------------------------------------------------------------------------------
 
 
-def _zip_entries(stream: BinaryIO, limits: Limits) -> Iterator[Entry]:
+def _zip_entries(stream: BinaryIO, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
     if _zip_directory_bytes(stream) > ZIP_DIRECTORY_LIMIT:
         raise TooLarge(_("This .zip has too many files for the format. Upload a .tar.gz instead."))
     with zipfile.ZipFile(stream) as archive:
@@ -242,12 +242,12 @@ def _zip_directory_bytes(stream: BinaryIO) -> int:
     return int(length)
 
 
-def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Entry]:
+def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[ArchiveEntry]:
     """Yield the entry of a zip's member. A generator, so that the content is closed when the caller has read it."""
     parts = split_entry_name(member.filename)
     mode = member.external_attr >> 16  # the Unix mode; 0 if the archive has none
     if member.is_dir():
-        yield Entry(parts, is_folder=True)
+        yield ArchiveEntry(parts, is_folder=True)
         return
     if member.flag_bits & 0x1:  # the flag of an encrypted file
         raise BadArchive(_("This .zip is password-protected. Upload one without a password."))
@@ -256,9 +256,9 @@ def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[En
     with archive.open(member) as content:
         if modes.S_ISLNK(mode):
             target = content.read(READ_LIMIT).decode()  # a zip stores a link's target as its content
-            yield Entry(parts, link=target)
+            yield ArchiveEntry(parts, link=target)
         elif modes.S_IFMT(mode) in {0, modes.S_IFREG}:
-            yield Entry(parts, is_executable=bool(mode & 0o100), content=content)
+            yield ArchiveEntry(parts, is_executable=bool(mode & 0o100), content=content)
         else:
             raise BadArchive(
                 _("%(name)s in this archive is not a regular file, folder or link. Remove it.")

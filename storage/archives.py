@@ -17,7 +17,14 @@ from typing import BinaryIO
 
 from django.utils.translation import gettext_lazy as _
 
-from storage.archive_readers import MALFORMED_ERRORS, Entry, Format, Limits, detect_format, read_entries
+from storage.archive_readers import (
+    MALFORMED_ERRORS,
+    ArchiveEntry,
+    ArchiveFormat,
+    ArchiveLimits,
+    detect_format,
+    read_entries,
+)
 from storage.errors import BadArchive, FileMissing, TooLarge, UnsafePath, WrongKind
 from storage.files import CREATE_FILE, FILE_MODE, Meter, MeteredStream, copy
 from storage.paths import OPEN_FOLDER, PATH_LIMIT, lstat_or_none, open_folder, open_subfolder, translate_os_errors
@@ -44,7 +51,12 @@ class UnpackResult:
 
 
 def unpack_archive(
-    *, stream: BinaryIO, target: Path, limits: Limits, meter: Meter | None = None, kind: Format | None = None
+    *,
+    stream: BinaryIO,
+    target: Path,
+    limits: ArchiveLimits,
+    meter: Meter | None = None,
+    kind: ArchiveFormat | None = None,
 ) -> UnpackResult:
     """Unpack `stream`, a seekable file, into `target`, an empty folder.
 
@@ -73,7 +85,7 @@ def _translate_malformed() -> Iterator[None]:
 class _Writer:
     """Writes entries into the target folder, within the limits."""
 
-    def __init__(self, folder: Path, limits: Limits, meter: Meter | None) -> None:
+    def __init__(self, folder: Path, limits: ArchiveLimits, meter: Meter | None) -> None:
         self.size = 0
         self.files = 0
         self.entries = 0
@@ -96,7 +108,7 @@ class _Writer:
     def __exit__(self, *_exception: object) -> None:
         os.close(self._open_fd)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ArchiveEntry) -> None:
         """Write one entry. A symbolic link is only stored until `create_links`, so that no path leads through one."""
         self._entries_read += 1
         self._require_within_limit(self._entries_read)
@@ -125,7 +137,7 @@ class _Writer:
             except FileExistsError:  # a folder with this name was created after `add`
                 raise _duplicate_error(parts) from None
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: ArchiveEntry) -> None:
         """Write a regular file."""
         parent = self._enter(entry.parts[:-1])
         mode = FILE_MODE | 0o111 if entry.is_executable else FILE_MODE

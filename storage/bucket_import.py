@@ -65,7 +65,7 @@ _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([^\0]*))?\Z"
 log = logging.getLogger(__name__)
 
 
-class Source(NamedTuple):
+class BucketSource(NamedTuple):
     """Where to import from: an endpoint, and the names of the secrets with the credentials (both empty if public)."""
 
     endpoint: str
@@ -86,7 +86,7 @@ def allowed_endpoints() -> dict[str, str]:
     return regions
 
 
-def check_source(organization: Organization, url: str, source: Source) -> Source:
+def check_source(organization: Organization, url: str, source: BucketSource) -> BucketSource:
     """Check `url` and `source`; return the source to store. Raises InvalidInput.
 
     If the source has no endpoint and the operator allows only one, the result has this one.

@@ -27,7 +27,7 @@ from console.accounts.models import Organization, User
 from console.accounts.services import record
 from console.core.errors import CustomerError, InvalidInput, NotFound, Text
 from storage import blobs, files, manifests, quota, selectors, trees
-from storage.archive_readers import Limits
+from storage.archive_readers import ArchiveLimits
 from storage.archives import UnpackResult, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
 from storage.files import Meter, MeteredStream, Readable, WriteResult
@@ -101,7 +101,7 @@ def publish_archive(
         unpack_path = folder / "files"
         unpack_path.mkdir()
         reservation.count(entries=1)
-        limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
+        limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
         unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         return _publish(
             dataset,
@@ -353,7 +353,7 @@ def unpack_into_workspace(
         unpack_path.mkdir()
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=new_entries)
-        limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
+        limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
         unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         replaced_usage = files.merge(root=root, path=path, source=unpack_path)
         # `- 1`, because `unpack_result` counts also the temporary folder, which was not moved.

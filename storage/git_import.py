@@ -29,7 +29,7 @@ from console.accounts.models import Organization
 from console.core.errors import InvalidInput, NotFound
 from runtime.packages.proxy import is_public
 from storage import catalog, secret_store
-from storage.archive_readers import Format, Limits
+from storage.archive_readers import ArchiveFormat, ArchiveLimits
 from storage.archives import unpack_archive
 from storage.errors import GitFailed
 from storage.files import Meter
@@ -128,8 +128,8 @@ def fetch(
         _git(scratch, {}, f"--git-dir={repository}", *archive_arguments, on_wait=report_received)
         with archive.open("rb") as stream:
             unpack_result = unpack_archive(
-                stream=stream, target=into, limits=Limits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
-                kind=Format.TAR,
+                stream=stream, target=into, limits=ArchiveLimits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
+                kind=ArchiveFormat.TAR,
             )  # fmt: skip
     return Usage(unpack_result.size_bytes, unpack_result.entry_count)
 

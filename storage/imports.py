@@ -61,6 +61,8 @@ MAX_OPEN = 3
 """How many imports of one organization may wait or run. Only one runs at a time, so others would wait long."""
 MAX_URL_LENGTH = 2000
 """The length of the database column of the address, in characters."""
+VALIDATOR_LENGTH = 200
+"""The length of the database column of a validator. A longer one is cut, so that no server confirms it."""
 MAX_REDIRECTS = 5
 """How many redirects are followed. File hosts need one or two."""
 LOCK_FILE, GIT_LOCK_FILE = "slot", "git-slot"
@@ -104,11 +106,11 @@ def start_import(
     names of the secrets with the credentials, or empty for a public bucket.
     """
     url = url.strip()
-    source = bucket_import.Source(endpoint.strip(), access_key_id_secret, secret_access_key_secret)
+    source = bucket_import.BucketSource(endpoint.strip(), access_key_id_secret, secret_access_key_secret)
     if url.startswith(bucket_import.SCHEME):
         source = bucket_import.check_source(dataset.organization, url, source)
     else:
-        source = bucket_import.Source("", "", "")
+        source = bucket_import.BucketSource("", "", "")
         _check_url(url)
     with transaction.atomic():
         Organization.objects.select_for_update().get(pk=dataset.organization_id)
@@ -347,7 +349,7 @@ def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offs
     row.size_bytes = response.length
     # A weak ETag (`W/"..."`) does not promise the same bytes. Without a size, `Content-Range` could not be checked.
     validator = etag if etag.startswith('"') else response.getheader("Last-Modified", "")
-    row.validator = validator[:200] if row.size_bytes else ""
+    row.validator = validator[:VALIDATOR_LENGTH] if row.size_bytes else ""
     row.save(update_fields=["validator", "size_bytes", "updated_at"])
     return 0
 

@@ -28,7 +28,7 @@ from storage.trees import Usage
 
 
 @dataclass(frozen=True)
-class Limit:
+class QuotaLimit:
     """How many objects of a kind an organization has and may have. The `resource` `files` counts all entries."""
 
     resource: str
@@ -254,11 +254,11 @@ def counts(organization: Organization) -> dict[str, int]:
     }
 
 
-def limits(organization: Organization, used: Usage) -> list[Limit]:
+def limits(organization: Organization, used: Usage) -> list[QuotaLimit]:
     """Return the limits of the quota other than bytes. `used` is the organization's usage."""
     quota = organization.quota
     numbers = {"files": used.entry_count, **counts(organization)}
-    return [Limit(name, count, getattr(quota, f"max_{name}")) for name, count in numbers.items()]
+    return [QuotaLimit(name, count, getattr(quota, f"max_{name}")) for name, count in numbers.items()]
 
 
 def root() -> Path:

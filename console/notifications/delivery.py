@@ -42,12 +42,14 @@ NOTIFICATIONS_PER_QUEUE = 500
 """For how many notifications `queue` creates deliveries at once, so that its transaction stays short."""
 RETENTION = timedelta(days=90)
 """How long notifications and the log of their deliveries are kept."""
+ERROR_LENGTH = 200
+"""The length of the database column of a delivery's error; longer errors are cut."""
 ADVISORY_LOCK = 7_420
 """The number of PostgreSQL's advisory lock, arbitrary but different from the console's other locks."""
 
 
 @dataclass(frozen=True)
-class Result:
+class RequestResult:
     """The result of one request: the HTTP status, and why the delivery failed. Without a response `status` is None."""
 
     status: int | None = None
@@ -138,10 +140,10 @@ def _send_round() -> Iterator[bool]:
             yield result.is_accepted
 
 
-def _send(delivery: Delivery, body: bytes, secret: str | None) -> Result:
+def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
     """Send one request, and return its result. It runs in a thread of the pool, and must not use the database."""
     if secret is None:
-        return Result(error="The key of the signatures can no longer be decrypted: create the webhook again.")
+        return RequestResult(error="The key of the signatures can no longer be decrypted: create the webhook again.")
     parts = urlsplit(delivery.webhook.url)
     headers = {
         "Content-Type": "application/json",
@@ -162,13 +164,15 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> Result:
                 receiver.request("POST", target, body, headers)
                 response = receiver.getresponse()
     except connections.ForbiddenAddress:
-        return Result(error="The host has no public address.")
+        return RequestResult(error="The host has no public address.")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Result(error=f"{type(error).__name__}: {error}"[:200])
-    return Result(status=response.status, error="" if 200 <= response.status < 300 else response.reason[:200])
+        return RequestResult(error=f"{type(error).__name__}: {error}"[:ERROR_LENGTH])
+    return RequestResult(
+        status=response.status, error="" if 200 <= response.status < 300 else response.reason[:ERROR_LENGTH]
+    )
 
 
-def _store(delivery: Delivery, result: Result) -> None:
+def _store(delivery: Delivery, result: RequestResult) -> None:
     """Store the result of a request: the delivery is delivered, has failed for good, or is due again later."""
     now = timezone.now()
     tries = delivery.tries + 1

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import archive_readers, archives
-from storage.archive_readers import Limits
+from storage.archive_readers import ArchiveLimits
 from storage.archives import UnpackResult, unpack_archive
 from storage.errors import BadArchive, StorageError, TooLarge, UnsafePath
 from storage.trees import Usage, measure
@@ -36,7 +36,7 @@ def target(root):
 
 
 def unpack(data, target, max_bytes=MIB, max_entries=100):
-    return unpack_archive(stream=io.BytesIO(data), target=target, limits=Limits(max_bytes, max_entries))
+    return unpack_archive(stream=io.BytesIO(data), target=target, limits=ArchiveLimits(max_bytes, max_entries))
 
 
 def tree(folder):
