@@ -157,10 +157,10 @@ class Buffer:
     def _flush_regularly(self) -> None:
         while True:
             self._has_counts.wait()
-            time.sleep(FLUSH_SECONDS)
+            time.sleep(FLUSH_SECONDS)  # the counts of this time are transferred together
             self._has_counts.clear()
             if not self.flush():
-                time.sleep(RETRY_SECONDS)
+                time.sleep(RETRY_SECONDS)  # no event tells that Redis is back
                 self._has_counts.set()
 
 

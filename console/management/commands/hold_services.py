@@ -27,7 +27,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Keep the servers running until SIGTERM."""
         while True:
-            time.sleep(CHECK_SECONDS)
+            time.sleep(CHECK_SECONDS)  # the servers are no children of this process, so it cannot wait for their end
             try:
                 start_services()
             except (ServiceError, subprocess.SubprocessError, OSError):
