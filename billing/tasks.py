@@ -82,7 +82,7 @@ def watch_money() -> None:
 @shared_task
 def check_books() -> None:
     """Check the ledger and publish the result for monitoring."""
-    heartbeats.send(heartbeats.BOOKS, wrong=reconciliation.check_books())
+    heartbeats.send(heartbeats.LEDGER, wrong=reconciliation.check_books())
 
 
 @shared_task

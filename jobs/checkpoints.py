@@ -21,7 +21,7 @@ from runtime.errors import InvalidSpec, RuntimeFault
 from storage import files, quota
 from storage.errors import FileMissing
 from storage.quota import Reservation
-from storage.tree_copy import Copied, copy_tree
+from storage.tree_copy import CopyResult, copy_tree
 
 
 class NoCheckpoints(JobsError):
@@ -75,7 +75,7 @@ def copy_for(attempt: Attempt) -> None:
     source = job.from_checkpoint
     if source is None or job.checkpoints_copied_at is not None:
         return
-    copies: list[Copied] = []
+    copies: list[CopyResult] = []
     with Reservation(job.organization, label=f"#{job.pk} {job.name}") as reservation:
         try:
             root, path = job_files.resolve(source, "checkpoints")

@@ -424,7 +424,7 @@ def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], m
     the new job.
     """
     keys = [version.pk for version in versions]
-    existing = storage_selectors.keep_versions(keys) if keys else 0
+    existing = storage_selectors.lock_versions(keys) if keys else 0
     if existing < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
         raise ChoiceUnavailable
     model_keys = [version.pk for version in models]

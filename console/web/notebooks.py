@@ -204,22 +204,22 @@ def admit(request: HttpRequest) -> HttpResponse:
         return HttpResponseNotFound()
     if wanted.path == ENTER_PATH:
         ticket = parse_qs(wanted.query).get("ticket", [""])[0]
-        session = _opened(ticket, wanted.job, purpose=TICKET)
-        if session is None or _job_for(session, wanted.job) is None:
-            return _turned_away(request, wanted.job)
+        session = _opened(ticket, wanted.job_id, purpose=TICKET)
+        if session is None or _job_for(session, wanted.job_id) is None:
+            return _turned_away(request, wanted.job_id)
         response = HttpResponse(status=303, headers={"Location": "/lab", "Referrer-Policy": "no-referrer"})
         response.set_cookie(
             COOKIE,
-            _sealed(wanted.job, session, seconds=COOKIE_SECONDS, purpose=PASS),
+            _sealed(wanted.job_id, session, seconds=COOKIE_SECONDS, purpose=PASS),
             secure=COOKIE.startswith("__Host-"),
             httponly=True,
             samesite="Lax",
         )
         return response
-    session = _opened(request.COOKIES.get(COOKIE, ""), wanted.job, purpose=PASS)
-    job = None if session is None else _job_for(session, wanted.job)
+    session = _opened(request.COOKIES.get(COOKIE, ""), wanted.job_id, purpose=PASS)
+    job = None if session is None else _job_for(session, wanted.job_id)
     exchange.notebook_socket = notebooks.socket_of(job) if job else None
-    return HttpResponse() if exchange.notebook_socket else _turned_away(request, wanted.job)
+    return HttpResponse() if exchange.notebook_socket else _turned_away(request, wanted.job_id)
 
 
 def _turned_away(request: HttpRequest, pk: int) -> HttpResponse:
