@@ -1,8 +1,8 @@
 """Notebooks: sessions of JupyterLab in a workspace, bought like a run and charged by time. They can be extended.
 
 A notebook is a job with one node that runs `runtime/launcher/notebook.py` instead of a script. It ends when it is
-stopped, when it was idle for as long as its order says, or at its time limit. JupyterLab listens on a socket in the
-run's folder; `console.serving.notebooks` forwards browsers to it.
+stopped, when it was idle for as long as its order says, or at its time limit. Its cluster says how to connect to
+JupyterLab; `console.serving.notebooks` forwards browsers to it.
 
 An extension raises the hold and the job's deadline in one transaction. Only after that does `reconciliation` move the
 deadline of the run, repeatedly, until the backend has it. So no crash lets a notebook run beyond what is held.
@@ -34,7 +34,7 @@ from console.accounts.services import record, require_active
 from console.core.enqueue import send_on_commit
 from console.core.errors import InvalidInput, NotFound
 from jobs import lifecycle, orders, quotas, run_specs, selectors
-from jobs.clusters import cluster, resolve_cluster_name
+from jobs.clusters import cluster
 from jobs.errors import (
     ChoiceUnavailable,
     IdempotencyConflict,
@@ -53,8 +53,8 @@ from jobs.purchase import (
 )
 from jobs.states import JobState, OnHang
 from jobs.tasks import extend_job
+from runtime.backends.base import Tunnel
 from runtime.errors import RuntimeFault
-from runtime.launcher.notebook import SOCKET
 
 PRODUCT = "notebook"
 """Name of the product that every notebook orders. A price may be limited to it."""
@@ -235,28 +235,28 @@ def notebook_for(organization: Organization, pk: int) -> Job:
     return job
 
 
-def socket_of(job: Job) -> Path | None:
-    """Return the path of the socket on which JupyterLab listens; None while there is none.
+def socket_of(job: Job) -> Path | Tunnel | None:
+    """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
-    The run's code can replace it by anything, so `console.serving.notebooks` checks what it opens.
+    The run's code can put anything in the place of a path, so `console.serving.notebooks` checks what it opens. A
+    tunnel waits for a JupyterLab that starts.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:
         return None
     try:
-        socket = cluster(attempt.backend).run_folder(attempt.run_name) / "run" / SOCKET
+        socket = cluster(attempt.backend).notebook_socket(attempt.run_name)
     except RuntimeFault:
         return None
-    return socket if socket.is_socket() and not socket.is_symlink() else None
+    if isinstance(socket, Path):
+        return socket if socket.is_socket() and not socket.is_symlink() else None
+    return socket if job.state == JobState.RUNNING else None
 
 
 def _require_connection(purchase: NotebookPurchase) -> None:
-    """Raise InvalidInput if the console cannot connect to a notebook of this cluster.
-
-    Its socket must be on this machine, whose cluster has the configuration None.
-    """
-    if settings.TRAINYARD_CLUSTERS.get(resolve_cluster_name(purchase.node_spec.cluster)) is not None:
-        sentence = _("Notebooks run on the console's own machine only. Choose another node spec.")
+    """Check that the console can connect to notebooks of this cluster. Raises InvalidInput."""
+    if not cluster(purchase.node_spec.cluster).has_notebooks:
+        sentence = _("The cluster of this node spec has no notebooks. Choose another node spec.")
         raise InvalidInput(fields={"node_spec": sentence})
 
 

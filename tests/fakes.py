@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.backends import log_chunks
+from runtime.backends.base import Tunnel
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
 from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.notebook import SOCKET
 from runtime.launcher.topology import Plan
 from runtime.specs import (
     Capacity,
@@ -76,6 +78,7 @@ class FakeBackend:
 
     shares_storage = True
     extends_runs = True
+    has_notebooks = True
     parallel_submissions = 1
 
     def __init__(
@@ -296,6 +299,10 @@ class FakeBackend:
     def shell_socket(self, name: str, node: int) -> Path | None:
         """See `Backend.shell_socket`."""
         return self.root / name / f"{node}.shell"
+
+    def notebook_socket(self, name: str) -> Path | Tunnel | None:
+        """See `Backend.notebook_socket`."""
+        return self.run_folder(name) / "run" / SOCKET
 
     def checkpoint_folder(self, key: str) -> Path:
         """See `Backend.checkpoint_folder`."""

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 
 from console.serving.refusals import Message, Receive
+from runtime.backends.base import Tunnel
 
 SCOPE_KEY = "trainyard.exchange"
 """The key of the Exchange in the ASGI scope."""
@@ -123,8 +124,8 @@ class Exchange:
     """Set by the view of a tool. If the view returns 200, the server sends the tool's response instead."""
     notebook: NotebookRequest | None = None
     """Set by the server in a subrequest that asks for admission to a notebook."""
-    notebook_socket: Path | None = None
-    """Set by the view that admits this request: the Unix socket where the notebook listens."""
+    notebook_socket: Path | Tunnel | None = None
+    """Set by the view that admits this request: where the notebook answers."""
     shell: ShellRequest | None = None
     """Set by the server in a subrequest about a shell."""
     admitted_shell: AdmittedShell | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO
@@ -32,6 +32,8 @@ from console.serving.exchange import Exchange, NotebookRequest
 from console.serving.gate import Scope, header, verified_socket
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refusal, Refused, Send
+from runtime.backends.base import Tunnel
+from runtime.errors import RuntimeFault
 
 GATE_PATH = "/notebook-gate/"
 """The path of the view that admits requests to notebooks. Only subrequests carry the Exchange that the view needs, so
@@ -91,18 +93,18 @@ class NotebookForwarder:
         self._run_django = run_django
         self._websocket_limit = Limit(MAX_WEBSOCKETS, TOO_MANY_WEBSOCKETS)
 
-    async def admit(self, job_id: int, scope: Scope, send: Send) -> Path | None:
-        """Return the path of the notebook's socket, to which the caller forwards the request. Raises Refused.
+    async def admit(self, job_id: int, scope: Scope, send: Send) -> Path | Tunnel | None:
+        """Return where the notebook answers, to which the caller forwards the request. Raises Refused.
 
         If the browser may not use the notebook, send Django's error page and return None.
         """
         if _is_cross_site(job_id, scope):
             raise Refused(CROSS_SITE)
-        socket_path, messages = await self._request_admission(job_id, scope)
-        if socket_path is None:
+        address, messages = await self._request_admission(job_id, scope)
+        if address is None:
             for message in messages:
                 await send(message)
-        return socket_path
+        return address
 
     async def serve_websocket(self, job_id: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass messages between browser and notebook, until one of them disconnects or the browser loses admission.
@@ -112,18 +114,19 @@ class NotebookForwarder:
         await receive()  # websocket.connect
         if header(scope, b"origin") != origin_of(job_id):
             raise Refused(CROSS_SITE)
-        socket_path, _messages = await self._request_admission(job_id, scope)
-        if socket_path is None:
+        address, _messages = await self._request_admission(job_id, scope)
+        if address is None:
             await send({"type": "websocket.close", "code": NOT_ADMITTED})
             return
-        with self._websocket_limit.slot(job_id), verified_socket(socket_path) as verified_path:
-            try:
-                async with _connect(verified_path, scope) as notebook:
-                    await send({"type": "websocket.accept", "subprotocol": notebook.subprotocol})
-                    close_code = await self._pass_messages(notebook, job_id, scope, receive, send)
-            except (OSError, WebSocketException) as error:
-                raise Refused(proxy.TOOL_ENDED) from error
-            await send({"type": "websocket.close", "code": close_code})
+        with self._websocket_limit.slot(job_id):
+            async with _socket_path(address) as socket_path:
+                try:
+                    async with _connect(socket_path, scope) as notebook:
+                        await send({"type": "websocket.accept", "subprotocol": notebook.subprotocol})
+                        close_code = await self._pass_messages(notebook, job_id, scope, receive, send)
+                except (OSError, ValueError, WebSocketException) as error:  # ValueError: a redirect to another host
+                    raise Refused(proxy.TOOL_ENDED) from error
+                await send({"type": "websocket.close", "code": close_code})
 
     async def _pass_messages(
         self, notebook: ClientConnection, job_id: int, scope: Scope, receive: Receive, send: Send
@@ -148,8 +151,8 @@ class NotebookForwarder:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
                 with suppress(Refused):  # the console is busy; the next check follows in CHECK_SECONDS
-                    socket_path, _messages = await self._request_admission(job_id, scope)
-                    if socket_path is None:
+                    address, _messages = await self._request_admission(job_id, scope)
+                    if address is None:
                         return NOT_ADMITTED
 
         tasks = [asyncio.create_task(function()) for function in (to_browser, to_notebook, recheck_admission)]
@@ -161,10 +164,10 @@ class NotebookForwarder:
             await asyncio.gather(*tasks, return_exceptions=True)
         return done.pop().result()
 
-    async def _request_admission(self, job_id: int, scope: Scope) -> tuple[Path | None, list[Message]]:
+    async def _request_admission(self, job_id: int, scope: Scope) -> tuple[Path | Tunnel | None, list[Message]]:
         """Ask Django whether the browser may use the notebook. Raises Refused if the console is busy.
 
-        Return the path of the notebook's socket, or None if the browser may not use it; and Django's response.
+        Return where the notebook answers, or None if the browser may not use it; and Django's response.
         """
         exchange = Exchange(notebook=NotebookRequest(job_id, scope["path"], scope["query_string"].decode("latin-1")))
         console = urlsplit(settings.TRAINYARD_URL)
@@ -176,15 +179,32 @@ class NotebookForwarder:
         return exchange.notebook_socket if is_admitted else None, messages  # the view has set `notebook_socket`
 
 
-async def forward(socket_path: Path, scope: Scope, body: IO[bytes], receive: Receive, send: Send) -> None:
-    """Send an admitted request to the notebook that listens at `socket_path`, and its response to the browser.
+async def forward(address: Path | Tunnel, scope: Scope, body: IO[bytes], receive: Receive, send: Send) -> None:
+    """Send an admitted request to the notebook, and its response to the browser.
 
     Raises Refused if the notebook does not answer.
     """
     content = _chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
     request = proxy.request_of(scope, REQUEST_HEADERS, host=header(scope, b"host").encode(), content=content)
-    with verified_socket(socket_path) as verified_path:
-        await proxy.relay(verified_path, request, _response_headers, receive, send)
+    async with _socket_path(address) as socket_path:
+        await proxy.relay(socket_path, request, _response_headers, receive, send)
+
+
+@asynccontextmanager
+async def _socket_path(address: Path | Tunnel) -> AsyncIterator[str]:
+    """Yield the path of a Unix socket on which the notebook answers. Raises Refused.
+
+    The address is that of a socket in a run folder on this machine, or a tunnel to another one.
+    """
+    async with AsyncExitStack() as resources:
+        if isinstance(address, Path):
+            path = resources.enter_context(verified_socket(address))
+        else:
+            try:
+                path = await resources.enter_async_context(address())
+            except RuntimeFault as fault:
+                raise Refused(proxy.TOOL_ENDED) from fault
+        yield path
 
 
 def _connect(socket_path: str, scope: Scope) -> connect:
@@ -197,7 +217,7 @@ def _connect(socket_path: str, scope: Scope) -> connect:
         path=socket_path,
         origin=Origin(header(scope, b"origin")),
         subprotocols=scope["subprotocols"] or None,
-        compression=None,  # the connection does not leave this machine
+        compression=None,  # most of it is compressed already, or small
         max_size=MAX_MESSAGE_BYTES,
         max_queue=1,  # when the browser reads slowly, the notebook waits, and this process buffers one message
     )

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from runtime.backends.local.backend import LocalBackend
 from runtime.specs import Capacity, Controller, Image, LogChunk, RunSpec, RunStatus
+
+Tunnel = Callable[[], AbstractAsyncContextManager[str]]
+"""Opens a connection to a program on another machine. It yields the path of a Unix socket on this machine, which passes
+one connection on to that program and is removed afterwards. Raises RunNotFound, BackendUnavailable."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Backend(Protocol):
     """Whether the console can read and write the runs' files."""
     extends_runs: bool
     """Whether `extend` can move the deadline of a running run."""
+    has_notebooks: bool
+    """Whether the console can connect to notebooks: see `notebook_socket`."""
     parallel_submissions: int
     """How many submissions one process should make in parallel; 1 if more would not be faster."""
 
@@ -139,6 +146,14 @@ class Backend(Protocol):
         Nothing listens there while the node does not run. `runtime.launcher.shell` defines the messages on a
         connection. Customer code decides what the shell sends, but cannot replace the socket. Raises RunNotFound for a
         name that no run can have.
+        """
+
+    def notebook_socket(self, name: str) -> Path | Tunnel | None:
+        """Return how the console connects to the JupyterLab of a run; None where `has_notebooks` is false.
+
+        A path is that of a Unix socket on this machine, on which nothing listens while JupyterLab does not run.
+        Customer code can put anything in its place. Makes no call to the cluster; opening a tunnel does. Raises
+        RunNotFound for a name that no run can have.
         """
 
     def isolation_gaps(self) -> list[str]:

@@ -1,9 +1,11 @@
 """The platform's script of a notebook: it runs a JupyterLab that listens on a Unix socket in RUN_DIR.
 
-Its argument is after how many seconds without activity JupyterLab ends. JupyterLab listens only on this socket, which
-every process in the run's sandbox may use. From outside, the console connects to it for members of the organization
-only, so JupyterLab asks for no token. The console also checks the origin of each request. It passes no cookies on, so
-JupyterLab's own check of a cookie against a form field (XSRF) is off.
+Its arguments are after how many seconds without activity JupyterLab ends and, in a Pod, a port. There it listens on
+this port of 127.0.0.1 instead, because a Unix socket on shared storage cannot be reached from another machine.
+
+JupyterLab listens nowhere else, and every process in the run's sandbox or Pod may connect. From outside, the console
+connects to it for members of the organization only, so JupyterLab asks for no token. The console also checks the origin
+of each request. It passes no cookies on, so JupyterLab's own check of a cookie against a form field (XSRF) is off.
 """
 
 import importlib
@@ -18,17 +20,20 @@ if TYPE_CHECKING:
     from typing import Any, List
 
 SOCKET = "notebook.sock"
-"""The socket's name in RUN_DIR. `jobs.notebooks` finds it there."""
+"""The socket's name in RUN_DIR, where the local backend finds it."""
 AUTOSAVE_SECONDS = 30
 """Interval at which JupyterLab saves a changed file, so that little is lost when a notebook ends. Its default is 120 s.
 """
 
 
-def options(idle_seconds: int, folder: str, run_dir: str) -> "List[str]":
-    """Return JupyterLab's options for the notebooks in `folder`."""
+def options(idle_seconds: int, folder: str, run_dir: str, port: int = 0) -> "List[str]":
+    """Return JupyterLab's options for the notebooks in `folder`. With a port, it listens on no socket in `run_dir`."""
+    if port:
+        # No retries: the console would not find another port.
+        listens = {"ServerApp.ip": "127.0.0.1", "ServerApp.port": str(port), "ServerApp.port_retries": "0"}
+    else:
+        listens = {"ServerApp.sock": os.path.join(run_dir, SOCKET), "ServerApp.sock_mode": "0600"}
     values = {
-        "ServerApp.sock": os.path.join(run_dir, SOCKET),
-        "ServerApp.sock_mode": "0600",
         "ServerApp.root_dir": folder,
         "ServerApp.open_browser": "False",
         "ServerApp.allow_root": "True",  # in its sandbox only
@@ -39,7 +44,7 @@ def options(idle_seconds: int, folder: str, run_dir: str) -> "List[str]":
         "ServerApp.shutdown_no_activity_timeout": str(idle_seconds),
         "LabApp.extension_manager": "readonly",
     }
-    return ["--{}={}".format(name, value) for name, value in values.items()]
+    return ["--{}={}".format(name, value) for name, value in {**listens, **values}.items()]
 
 
 def end_when_idle() -> None:
@@ -95,7 +100,7 @@ def main() -> None:
     write_preferences(os.path.expanduser("~"))
     end_when_idle()
     lab = importlib.import_module("jupyterlab.labapp").LabApp
-    lab.launch_instance(options(int(sys.argv[1]), workspace, os.environ["RUN_DIR"]))
+    lab.launch_instance(options(int(sys.argv[1]), workspace, os.environ["RUN_DIR"], *map(int, sys.argv[2:3])))
 
 
 if __name__ == "__main__":

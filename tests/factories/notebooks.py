@@ -1,9 +1,19 @@
-"""Notebooks of a customer, on the fake cluster."""
+"""Notebooks of a customer, on the fake cluster, and browsers of members at a console that is served."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
+from django.conf import settings
+from django.db import connection
+from django.test import Client
+from websockets.asyncio.client import connect
+from websockets.typing import Origin
+
+from console.accounts.models import Membership
 from jobs import notebooks, reconciliation
 from jobs.models import Attempt
 from tests.factories.jobs import Customer, start
@@ -24,3 +34,53 @@ def sell_notebook(customer: Customer) -> Attempt:
     customer.backend.start(attempt.run_name)
     reconciliation.reconcile_job(job_pk=job.pk)
     return attempt
+
+
+class Browser:
+    """A browser of a member, with a session of the console at `url`, and without one of the notebook."""
+
+    def __init__(self, url: str, membership: Membership, job: int) -> None:
+        self.session = Client()
+        self.session.force_login(membership.user)
+        self.http = httpx.Client(base_url=url, timeout=60)
+        self.http.cookies.set("sessionid", self.session.cookies[settings.SESSION_COOKIE_NAME].value)
+        self.port = urlsplit(url).port
+        self.job = job
+        self.cookie = ""
+
+    @property
+    def host(self) -> str:
+        """The notebook's host name, with the port of the console."""
+        return f"n{self.job}.localhost:{self.port}"
+
+    def ticket(self) -> str:
+        """The address that the console sends the browser to."""
+        answer = self.http.get(f"/notebooks/{self.job}/open/")
+        return answer.headers["location"] if answer.status_code == HTTPStatus.FOUND else ""
+
+    def enter(self, address: str = "") -> httpx.Response:
+        """Follow a ticket's address; keep the cookie."""
+        url = urlsplit(address or self.ticket())
+        answer = self.ask(f"{url.path}?{url.query}")
+        self.cookie = answer.headers.get("set-cookie", "").partition(";")[0]
+        return answer
+
+    def log_out(self) -> None:
+        """End the session of the console. Closes the database connection of a thread."""
+        self.session.logout()
+        connection.close()
+
+    def ask(self, path: str = "/lab", method: str = "GET", **headers: Any) -> httpx.Response:
+        """Send a request to the notebook's host, with its cookie; the console's is sent too, as an attacker might."""
+        cookies = filter(None, (f"sessionid={self.http.cookies['sessionid']}", self.cookie))
+        sent = {"Host": self.host, "Cookie": "; ".join(cookies)} | headers
+        return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", headers=sent, timeout=60)
+
+    def websocket(self, *, origin: str = "", path: str = "/api/kernels/1/channels") -> connect:
+        """Open a websocket of the notebook's host."""
+        address = f"ws://{self.host}{path}"
+        headers = {"Cookie": self.cookie}
+        return connect(
+            address, origin=Origin(origin or f"http://{self.host}"), additional_headers=headers, host="127.0.0.1",
+            port=self.port, proxy=None,
+        )  # fmt: skip

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.kubernetes import admission, selectors
+from tests.kubernetes.portforward import Dial
 from tests.kubernetes.rbac import Access
 from tests.kubernetes.resources import BY_PLURAL, TABLE, ApiError, Object, Resource, now, quantity
 from tests.kubernetes.store import Store
@@ -23,11 +24,15 @@ ENDED = ("Succeeded", "Failed")
 
 
 class Api:
-    """One cluster's API. `log_of(namespace, pod, with_times)` returns a Pod's output."""
+    """One cluster's API. `log_of(namespace, pod, with_times)` returns a Pod's output.
+
+    `dial_of(namespace, pod)` returns a function that connects to its ports. Raises ApiError 500 if its node is down.
+    """
 
     def __init__(self, store: Store, access: Access) -> None:
         self.store, self.access = store, access
         self.log_of: Callable[[str, str, bool], bytes] = lambda _namespace, _pod, _with_times: b""
+        self.dial_of: Callable[[str, str], Dial]
         self.checks_schemas = True
         self._applied: dict[str, Object] = {}
 

@@ -20,6 +20,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from tests.kubernetes import portforward
 from tests.kubernetes.api import VERSION, Api, Query
 from tests.kubernetes.certificates import Certificates
 from tests.kubernetes.faults import AFTER, BEFORE, REFUSALS, TIMEOUTS, Fault, Faults
@@ -55,6 +56,8 @@ class ApiServer:
         self.faults = Faults()
         self.bookmark_seconds = bookmark_seconds
         self.closing = threading.Event()
+        self.forwards: list[str] = []
+        """The Pods to which ports are forwarded now, one entry for each connection."""
         self.certificates = Certificates() if secure else None
         self.tls = self.certificates.context() if self.certificates else None
         self._http = _Listener(("127.0.0.1", 0), type("Handler", (_Handler,), {"owner": self}))
@@ -146,6 +149,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if asked.verb == "watch":
             self._watch(asked)
             return
+        if asked.subresource == "portforward":
+            self._forward_port(user, asked)
+            return
         if asked.subresource == "log":
             with_times = asked.query.get("timestamps") == "true"
             self._send_bytes(200, "text/plain", self.owner.api.log_of(asked.namespace, asked.name, with_times))
@@ -155,6 +161,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault in AFTER:
             self._drop_connection(fault)
         self._send(201 if asked.verb == "create" else 200, response)
+
+    def _forward_port(self, user: str, asked: _Request) -> None:
+        # Since 1.35 a websocket, which is a GET, needs the permission to create too.
+        self.owner.access.demand(
+            user, verb="create", group="", what=asked.what, namespace=asked.namespace, name=asked.name
+        )
+        dial = self.owner.api.dial_of(asked.namespace, asked.name)
+        self.connection.sendall(portforward.handshake(self.headers))
+        self.close_connection = True
+        self.owner.forwards.append(asked.name)
+        try:
+            port = int(asked.query["ports"].split(",")[0])
+            portforward.serve(self.connection, port, dial, self.owner.closing)
+        finally:
+            self.owner.forwards.remove(asked.name)
 
     def _fault_of(self, call: str) -> Fault | None:
         """Count the request, and inject a fault that comes before it is carried out."""

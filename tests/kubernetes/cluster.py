@@ -7,6 +7,7 @@ serves one until Ctrl-C, for `KUBECONFIG=/tmp/kubeconfig make test-kubernetes`.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 import sys
@@ -17,13 +18,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.kubernetes import portforward
 from tests.kubernetes.api import set_condition
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.container import Networks
 from tests.kubernetes.controllers import Controllers, Pace, make_node
 from tests.kubernetes.images import PYTHON, Registry
 from tests.kubernetes.kubelet import Kubelet
-from tests.kubernetes.resources import BY_PLURAL, Object
+from tests.kubernetes.resources import BY_PLURAL, ApiError, Object
 
 NODES = {"node-a": {"cpu": "8", "memory": "16Gi"}, "node-b": {"cpu": "8", "memory": "16Gi"}}
 
@@ -44,7 +46,7 @@ class FakeCluster:
         self.networks = Networks()
         self.controllers = Controllers(self.api, Pace())
         self.nodes: dict[str, Kubelet] = {}
-        self.api.log_of = self._log_of
+        self.api.log_of, self.api.dial_of = self._log_of, self._dial_of
         for name, offers in nodes.items():
             self.add_node(name, offers)
         self._closing = threading.Event()
@@ -106,6 +108,19 @@ class FakeCluster:
         containers = [node.pods[uid].container for node in self.nodes.values() if uid in node.pods and node.alive]
         lines = [pair for container in containers if container is not None for pair in list(container.lines)]
         return b"".join((_timestamp(at) if with_times else b"") + line for at, line in lines)
+
+    def _dial_of(self, namespace: str, name: str) -> portforward.Dial:
+        pod = self.store.get("pods", namespace, name)
+        node = self.nodes.get(pod["spec"].get("nodeName", ""))
+        if node is None:
+            raise ApiError(400, "BadRequest", f"pod {name} does not have a host assigned")
+        if not node.alive:
+            raise ApiError(500, "InternalError", "error dialing backend: dial tcp: connect: connection refused")
+        on_node = node.pods.get(pod["metadata"]["uid"])
+        container = on_node.container if on_node else None
+        if container is None or container.exit_code is not None:
+            raise ApiError(500, "InternalError", "sandbox container is not running")
+        return functools.partial(portforward.dial, container.spec.network)
 
     # Names of Pods behind headless Services, in each container's /etc/hosts
 

@@ -67,7 +67,7 @@ TABLE = (
     Resource("", "v1", "namespaces", "Namespace", namespaced=False, has_status=True),
     Resource("", "v1", "nodes", "Node", namespaced=False, has_status=True),
     Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False, has_status=True),
-    Resource("", "v1", "pods", "Pod", has_status=True, subresources=("log", "eviction")),
+    Resource("", "v1", "pods", "Pod", has_status=True, subresources=("log", "eviction", "portforward")),
     Resource("", "v1", "services", "Service", has_status=True),
     Resource("", "v1", "secrets", "Secret"),
     Resource("", "v1", "configmaps", "ConfigMap"),

@@ -7,6 +7,7 @@ Annotations of the run's Job store the state that must outlive a Pod.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from runtime.backends import log_chunks
 from runtime.backends.admission import check_gpus, extension_error
-from runtime.backends.base import CheckResult
+from runtime.backends.base import CheckResult, Tunnel
 from runtime.backends.kubernetes import check as cluster_check
 from runtime.backends.kubernetes import names
 from runtime.backends.kubernetes.capacity import compute_capacity, declared_capacity, pending_requests
@@ -23,6 +24,7 @@ from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.disruptions import DeletionTracker
 from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
 from runtime.backends.kubernetes.logs import RankOutput, extract_rank
+from runtime.backends.kubernetes.notebooks import NotebookTunnels
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, object_labels, pod_phase, timestamp
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
@@ -53,7 +55,8 @@ _CAPACITY_CACHE_SECONDS = 1.0
 class KubernetesBackend:
     """Runs on one cluster."""
 
-    extends_runs = False  # Kubernetes does not let a Pod's `activeDeadlineSeconds` be raised
+    extends_runs = False  # the launcher and `activeDeadlineSeconds` keep the deadline of the Pod's creation
+    has_notebooks = True
     parallel_submissions = 8  # a submission mostly waits for the API server
 
     def __init__(self, *, config: ClusterConfig, root: Path) -> None:
@@ -68,6 +71,7 @@ class KubernetesBackend:
         self._runs = Runs(self._api, config, self._folders, self._capacity_if_known)
         self._launchers = LauncherConfigMaps(self._api, config)
         self._submission = Submission(self._api, config, self._runs, root, self._folders, launchers=self._launchers)
+        self._notebooks = NotebookTunnels(self._api, self._runs)
         self._cached_capacity: tuple[float, Capacity] | None = None
 
     # The protocol
@@ -296,6 +300,10 @@ class KubernetesBackend:
     def shell_socket(self, name: str, node: int) -> None:
         """Return None: a shell would need the permission to execute programs in every Pod (`pods/exec`)."""
         del name, node
+
+    def notebook_socket(self, name: str) -> Tunnel:
+        """See `Backend.notebook_socket`. A tunnel even if the run does not exist: opening it raises RunNotFound."""
+        return functools.partial(self._notebooks.open, name)
 
     def checkpoint_folder(self, key: str) -> Path:
         """See `Backend.checkpoint_folder`."""

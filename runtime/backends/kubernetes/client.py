@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -70,6 +71,18 @@ class ApiError(Exception):
         self.status = status
         self.reason = reason
         self.message = message
+
+
+@dataclass(frozen=True)
+class WebsocketTarget:
+    """What a client needs to open a websocket to the API server. `headers` hold its credentials."""
+
+    url: str
+    headers: Mapping[str, str]
+    ssl: ssl.SSLContext | None
+    server_hostname: str | None
+    """The name that the server's certificate must have; None: that of the URL."""
+    proxy: str | None
 
 
 @dataclass(frozen=True)
@@ -242,6 +255,30 @@ class ApiClient:
         finally:
             response.close()
 
+    def websocket_target(self, path: str, **query: str) -> WebsocketTarget:
+        """Return what a websocket to this path needs. May block, to renew credentials. Raises BackendUnavailable."""
+        client = self._connection()
+        configuration = client.configuration
+        context = None
+        try:
+            headers = _credentials(configuration)
+            if configuration.host.startswith("https:"):
+                context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+                context.check_hostname = bool(configuration.verify_ssl and configuration.assert_hostname is not False)
+                context.verify_mode = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
+                if configuration.cert_file:
+                    context.load_cert_chain(configuration.cert_file, configuration.key_file)
+        except OSError as error:
+            raise self._unavailable(error) from error
+        proxy = getattr(client.rest_client.pool_manager, "proxy", None)
+        return WebsocketTarget(
+            url=f"ws{configuration.host.removeprefix('http').rstrip('/')}{path}?{urllib.parse.urlencode(query)}",
+            headers=headers,
+            ssl=context,
+            server_hostname=configuration.tls_server_name or None,
+            proxy=str(proxy) if proxy else None,
+        )
+
     def is_ready(self) -> bool:
         """Return whether the server answers one short request. If it does, requests no longer fail immediately."""
         try:
@@ -300,12 +337,13 @@ class ApiClient:
         if request.query:
             url += "?" + urllib.parse.urlencode(request.query)
         # */* is for responses that are not objects, such as logs.
-        headers = {"Accept": "application/json, */*", "User-Agent": FIELD_MANAGER}
+        headers = {
+            "Accept": "application/json, */*",
+            "User-Agent": FIELD_MANAGER,
+            **_credentials(client.configuration),
+        }
         if request.body is not None:
             headers["Content-Type"] = request.content_type
-        for setting in client.configuration.auth_settings().values():
-            if setting["in"] == "header" and setting["value"]:
-                headers[setting["key"]] = setting["value"]
         read_seconds = request.read_seconds or self._config.request_seconds
         response: urllib3.BaseHTTPResponse = client.rest_client.pool_manager.request(
             request.method,
@@ -349,6 +387,12 @@ class ApiClient:
         # 300 characters are enough: urllib3 nests its errors, and people read the message on one or two lines.
         reason = f"{type(error).__name__}: {getattr(error, 'reason', None) or error}"[:300]
         return BackendUnavailable(f"The cluster '{self._config.name}' did not answer: {reason}.")
+
+
+def _credentials(configuration: Any) -> dict[str, str]:
+    """Return the headers with the credentials of a kubernetes.client.Configuration, which it renews."""
+    settings = configuration.auth_settings().values()
+    return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
 
 
 def _api_error(response: urllib3.BaseHTTPResponse) -> ApiError:

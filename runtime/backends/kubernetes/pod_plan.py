@@ -16,6 +16,8 @@ from runtime.specs import PACKAGES_TARGET, RunSpec
 
 MASTER_PORT = 29500
 """Rank 0's port, torchrun's default. Each Pod has an address of its own, so fixed ports are always free."""
+NOTEBOOK_PORT = 8888
+"""The port on 127.0.0.1 of a Pod on which JupyterLab listens, its default. `notebooks` connects to it."""
 _FIRST_WORKER_PORT = 29600
 """The first of the workers' ports. They are consecutive, and the spare ports follow them."""
 
@@ -33,6 +35,8 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "spare_ports": list(range(first_spare, first_spare + ports["spare_ports"])),
     }
     del topology["addresses"]  # Pods learn each other's addresses when they start
+    if spec.builtin_script == "notebook":
+        topology["arguments"] = [*spec.arguments, str(NOTEBOOK_PORT)]
     writable_folders = {
         "run": sandbox.RUN_TARGET,
         "checkpoints": sandbox.CHECKPOINT_TARGET,

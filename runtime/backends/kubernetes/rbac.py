@@ -31,6 +31,7 @@ IN_NAMESPACE = (
     Rule("batch", "jobs", ("create", "delete", "get", "list", "patch", "watch")),
     Rule("", "pods", ("delete", "get", "list", "watch")),
     Rule("", "pods/log", ("get",)),
+    Rule("", "pods/portforward", ("create", "get")),
     Rule("", "configmaps", ("create", "delete", "get", "list", "patch")),
     Rule("", "secrets", _MANAGE),
     Rule("", "services", _MANAGE),

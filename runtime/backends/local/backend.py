@@ -26,6 +26,7 @@ from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFo
 from runtime.files import FileLock
 from runtime.images import recipes
 from runtime.launcher import seccomp
+from runtime.launcher.notebook import SOCKET
 from runtime.specs import Capacity, Controller, Image, NodeCapacity, Resources, RunPhase, RunSpec
 
 _HEARTBEAT_SECONDS = 0.5
@@ -46,6 +47,7 @@ class LocalBackend(FolderBackend):
     """
 
     extends_runs = True
+    has_notebooks = True
     parallel_submissions = 1  # a submission holds the lock of `root`, so a second submission would only wait
 
     def __init__(
@@ -180,6 +182,10 @@ class LocalBackend(FolderBackend):
     def shell_socket(self, name: str, node: int) -> Path | None:
         """See `Backend.shell_socket`."""
         return shell_socket.path_of(self._run(name).folder, node)
+
+    def notebook_socket(self, name: str) -> Path:
+        """See `Backend.notebook_socket`."""
+        return self._run(name).folder / "run" / SOCKET
 
     def stop_prepared(self) -> None:
         """See `Backend.stop_prepared`."""

@@ -42,6 +42,7 @@ class FolderBackend:
 
     shares_storage = True
     extends_runs = False
+    has_notebooks = False
 
     def __init__(self, root: Path, images_root: Path) -> None:
         self._root = root.resolve()
@@ -150,6 +151,11 @@ class FolderBackend:
     def shell_socket(self, name: str, node: int) -> Path | None:
         """See `Backend.shell_socket`. None unless the subclass runs nodes on this machine."""
         del name, node
+        return None
+
+    def notebook_socket(self, name: str) -> Path | None:
+        """See `Backend.notebook_socket`. None unless the subclass runs nodes on this machine."""
+        del name
         return None
 
     def checkpoint_folder(self, key: str) -> Path:

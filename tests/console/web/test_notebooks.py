@@ -9,11 +9,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
-from django.conf import settings as django_settings
-from django.db import connection
-from django.test import Client
 from django.urls import reverse
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import unix_serve
@@ -21,6 +17,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Response
 
+from console.core.errors import InvalidInput
 from console.serving import gate
 from console.serving import notebooks as gateway
 from jobs import notebooks
@@ -29,7 +26,7 @@ from jobs.models import Job
 from runtime.launcher.notebook import SOCKET
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
-from tests.factories.notebooks import notebook_form, sell_notebook
+from tests.factories.notebooks import Browser, notebook_form, sell_notebook
 from tests.tools import asgi_console
 
 FORM = {"name": "", "image": "pytorch", "node_spec": "nano", "hours": "2", "idle_minutes": "20", "ceiling": ""}
@@ -109,6 +106,13 @@ def test_a_stopped_notebook_costs_its_time_and_a_quote_is_bought_as_what_it_is_f
     settings.NOTEBOOK_URL = ""
     with pytest.raises(NoNotebooks):
         notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
+
+
+def test_a_node_spec_whose_cluster_has_no_notebooks_is_refused(customer, monkeypatch):
+    monkeypatch.setattr(customer.backend, "has_notebooks", False)
+    with pytest.raises(InvalidInput) as refused:
+        notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
+    assert list(refused.value.fields) == ["node_spec"]
 
 
 def test_a_running_notebook_is_extended_on_its_page(owner_page, customer, notebook):
@@ -254,54 +258,6 @@ def lab(notebook, customer, short_folders, monkeypatch):
     (folder / "run").mkdir(parents=True)
     with Lab(folder / "run" / SOCKET).running() as listening:
         yield listening
-
-
-class Browser:
-    """A browser of a member, with a session of the console at `url`, and without one of the notebook."""
-
-    def __init__(self, url, membership, job):
-        self.session = Client()
-        self.session.force_login(membership.user)
-        self.http = httpx.Client(base_url=url, timeout=60)
-        self.http.cookies.set("sessionid", self.session.cookies[django_settings.SESSION_COOKIE_NAME].value)
-        self.port = urlsplit(url).port
-        self.job = job
-        self.cookie = ""
-
-    @property
-    def host(self):
-        return f"n{self.job}.localhost:{self.port}"
-
-    def ticket(self):
-        """The address that the console sends the browser to."""
-        answer = self.http.get(f"/notebooks/{self.job}/open/")
-        return answer.headers["location"] if answer.status_code == HTTPStatus.FOUND else ""
-
-    def enter(self, address=None):
-        """Follow a ticket's address; keep the cookie."""
-        url = urlsplit(address or self.ticket())
-        answer = self.ask(f"{url.path}?{url.query}")
-        self.cookie = answer.headers.get("set-cookie", "").partition(";")[0]
-        return answer
-
-    def log_out(self):
-        """End the session of the console. Closes the database connection of a thread."""
-        self.session.logout()
-        connection.close()
-
-    def ask(self, path="/lab", method="GET", **headers):
-        """Send a request to the notebook's host, with its cookie; the console's is sent too, as an attacker might."""
-        cookies = filter(None, (f"sessionid={self.http.cookies['sessionid']}", self.cookie))
-        sent = {"Host": self.host, "Cookie": "; ".join(cookies)} | headers
-        return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", headers=sent, timeout=60)
-
-    def websocket(self, *, origin=None, path="/api/kernels/1/channels"):
-        address = f"ws://{self.host}{path}"
-        headers = {"Cookie": self.cookie}
-        return connect(
-            address, origin=origin or f"http://{self.host}", additional_headers=headers, host="127.0.0.1",
-            port=self.port, proxy=None,
-        )  # fmt: skip
 
 
 @pytest.fixture
