@@ -50,7 +50,7 @@ def wait_for_end(backend: Backend, name: str, seconds: float) -> RunStatus:
     """Return the status of a run once it has ended, or after `seconds`."""
     status = backend.describe(name)
     if status.phase is not RunPhase.ENDED:
-        for _names in backend.changes(stop_after=seconds):
+        for _names in backend.changes(stop_after_seconds=seconds):
             status = backend.describe(name)
             if status.phase is RunPhase.ENDED:
                 break

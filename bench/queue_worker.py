@@ -103,7 +103,7 @@ class MemoryCluster:
             nodes.append(NodeCapacity(f"node-{number}", total, free))
         return Capacity(tuple(nodes))
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """See `Backend`."""
         while True:
             try:

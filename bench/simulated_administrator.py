@@ -62,7 +62,7 @@ class SimulatedAdministrator:
             reason="A gift",
             expires_at=lifetime and timezone.now() + lifetime,
         )
-        credit.grant(credit=grant, user=self.administrator, account=customer.account)
+        credit.grant(lot=grant, user=self.administrator, account=customer.account)
         return True
 
     def expire_credit(self, customer: Customer) -> bool:
@@ -70,7 +70,7 @@ class SimulatedAdministrator:
         grant = CreditGrant(
             organization=customer.organization, amount_minor=5, reason="Too late", expires_at=timezone.now()
         )
-        credit.grant(credit=grant, user=self.administrator, account=customer.account)
+        credit.grant(lot=grant, user=self.administrator, account=customer.account)
         self._maybe_crash(lambda: credit.remove_expired(account=customer.account))
         credit.remove_expired(account=customer.account)
         grant.refresh_from_db()

@@ -342,7 +342,7 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def _apply_waiting(self, newest: int = 400) -> int:
         """Apply this group's waiting events, in any order; return how many. The product's tasks would apply all."""
-        waiting = self._stored_events(newest).filter(state__in=events.OPEN).order_by("?")
+        waiting = self._stored_events(newest).filter(state__in=events.OPEN_STATES).order_by("?")
         event_pks = list(waiting.values_list("pk", flat=True))
         for event_pk in event_pks:
             events.apply(event_pk=event_pk)
@@ -355,7 +355,7 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def _unapplied_events(self) -> list[str]:
         """Describe the provider's events that were not applied. All are genuine, so there should be none."""
-        states = [*events.OPEN, StripeEvent.States.QUARANTINED]
+        states = [*events.OPEN_STATES, StripeEvent.States.QUARANTINED]
         rows = self._stored_events(ALL_EVENTS).filter(state__in=states)
         return [f"{row.event_id} {row.type} is {row.state}: {row.reason}" for row in rows]
 

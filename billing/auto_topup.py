@@ -1,8 +1,8 @@
 """Automatic top-ups: charge a saved card when the wallet falls below a threshold.
 
-A charge is never made twice. The top-up's row is written before the provider is called, with at most one open row per
-wallet. Its id is the idempotency key, so a call without an answer is repeated safely. As with every top-up, only the
-provider's event or answer credits the wallet.
+A card is never charged twice for the same top-up. The top-up's row is written before the provider is called, and a
+wallet has at most one open automatic top-up. The row's id is the idempotency key, so a call without an answer is
+repeated safely. As with every top-up, the wallet is credited only when the provider reports the payment.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import customers, gateway, payments
+from billing.amounts import money
 from billing.errors import (
     AmountRefused,
     CustomerGone,
@@ -25,7 +26,6 @@ from billing.errors import (
     PaymentRefused,
     PaymentUnavailable,
 )
-from billing.messages import money
 from billing.models import Account, AutoTopUp, PaymentCustomer, TopUp
 from console.accounts import services
 from console.accounts.models import ServiceActivation, User
@@ -33,7 +33,8 @@ from console.accounts.models import ServiceActivation, User
 MAX_FAILURES = 3
 """Failures in a row after which automatic top-ups are switched off; a person must switch them on again."""
 RETRY_DELAYS = (timedelta(hours=1), timedelta(hours=12))
-"""Delay after the first and the second failure. An immediate retry of the same card would fail again."""
+"""Delays after the first and the second failure. They give the customer time to fund the card; an immediate retry would
+be declined again."""
 MAX_PER_DAY = 5
 """Largest number of automatic top-ups of a wallet in 24 hours. Faster spending needs a person's attention."""
 ENDED_ACTIVATIONS = ServiceActivation.objects.filter(deactivated_at__isnull=False)
@@ -43,11 +44,12 @@ CARD_GONE = "card_gone"
 PERMANENT_FAILURES = {customers.CUSTOMER_GONE, CARD_GONE}
 """Failures that a retry cannot fix: automatic top-ups are switched off at once."""
 GIVE_UP_AFTER = timedelta(hours=12)
-"""Age after which a charge that the provider does not have fails. The provider keeps idempotency keys for a day; half a
-day is a safe margin, because a call with a forgotten key could charge twice."""
+"""Age after which a top-up fails if the provider has no charge for it. Stripe keeps idempotency keys for at least a
+day; a call with a forgotten key could charge twice. Half a day leaves a safe margin."""
 
 MAX_CHARGES = 100
-"""Most charges per call of `run_due`, so that a slow provider delays the refunds that follow by a bounded time."""
+"""Most charges per call of `run_due`. They are made one after the other, and the same task submits refunds afterwards:
+a slow provider must not delay those for long."""
 
 
 def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, method_id: str, user: User) -> AutoTopUp:
@@ -89,22 +91,22 @@ def switch_off(*, account: Account) -> None:
 
 
 def run_due() -> int:
-    """Start the top-ups that are due and retry charges without an answer. Returns the number of charges attempted."""
+    """Start the top-ups that are due and repeat charges without an answer. Returns the number of charges attempted."""
     due_setups = (
         AutoTopUp.objects.filter(is_on=True, account__posted_minor__lt=F("account__held_minor") + F("threshold_minor"))
         .exclude(account__organization__activations__in=ENDED_ACTIVATIONS)
         .values_list("pk", flat=True)
     )
-    created = {row.pk for pk in due_setups if (row := create_if_due(setup_pk=pk)) is not None}
+    new_ids = {row.pk for pk in due_setups if (row := create_if_due(setup_pk=pk)) is not None}
     unanswered = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
     rows = list(unanswered.select_related("account__organization")[:MAX_CHARGES])
     for row in rows:
-        charge(top_up=row, is_retry=row.pk not in created)
+        charge(top_up=row, is_retry=row.pk not in new_ids)
     return len(rows)
 
 
 def create_if_due(*, setup_pk: int) -> TopUp | None:
-    """Create the top-up's row if one is due, otherwise return None."""
+    """Create a top-up if the wallet is below its threshold and no rule forbids a charge now. Returns None otherwise."""
     now = timezone.now()
     try:
         with transaction.atomic():
@@ -118,7 +120,7 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
                 or account.available_minor >= setup.threshold_minor
                 or (setup.retry_at is not None and setup.retry_at > now)
                 or recent.count() >= MAX_PER_DAY
-                or recent.filter(state__in=payments.OPEN).exists()
+                or recent.filter(state__in=payments.OPEN_STATES).exists()
                 or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
             ):
                 return None
@@ -137,26 +139,24 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
 
 
 def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
-    """Charge a top-up to its saved card. Idempotent: one row is one charge.
+    """Charge a top-up to its saved card. Safe to repeat: one row is charged at most once.
 
-    `is_retry`: an earlier call may have succeeded without its answer arriving. The provider keeps idempotency keys for
-    a day only, so a retry first looks for the charge.
+    `is_retry` tells that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
+    a day only, so a retry first looks for the earlier charge at the provider.
     """
-    customer = PaymentCustomer.objects.filter(
-        organization=top_up.account.organization_id, mode=gateway.mode()
-    ).first()  # fmt: skip
-    customer_id = customer.customer_id if customer else ""
-    if not customer_id:  # if an earlier call succeeded, its event credits the row anyway
+    rows = PaymentCustomer.objects.filter(organization=top_up.account.organization_id, mode=gateway.mode())
+    customer_id = rows.values_list("customer_id", flat=True).first() or ""
+    if not customer_id:  # if an earlier call did charge the card, the provider's event still credits this row
         _fail(top_up, customers.CUSTOMER_GONE)
         return
     try:
-        intent = gateway.find_charge(reference=str(top_up.pk), customer=customer_id) if is_retry else None
+        intent = gateway.find_charge(reference=str(top_up.pk), customer_id=customer_id) if is_retry else None
         if intent is None and top_up.created_at < timezone.now() - GIVE_UP_AFTER:
             _fail(top_up, "unanswered")
             return
         intent = intent or gateway.charge_card(
             reference=str(top_up.pk),
-            customer=customer_id,
+            customer_id=customer_id,
             method_id=top_up.method_id,
             amount_minor=top_up.amount_minor,
             currency=top_up.currency,
@@ -180,9 +180,10 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
 
 
 def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = None) -> bool:
-    """Apply a payment intent to its automatic top-up. Returns False for the intent of a payment page.
+    """Apply the state of a payment intent to its automatic top-up.
 
-    Runs in the caller's transaction. `at` is the event's Unix time. Raises Quarantined if it does not match our row.
+    Returns False if the intent does not belong to an automatic top-up, but for example to a payment page. Call it in a
+    transaction. `at` is the event's Unix time. Raises Quarantined if the intent does not match the top-up's row.
     """
     reference = (intent.get("metadata") or {}).get("top_up")
     if reference is None:
@@ -221,8 +222,8 @@ def _refusal_code(top_up: TopUp) -> str:
 
 @transaction.atomic
 def _fail(top_up: TopUp, reason: str) -> None:
-    """Mark a charge as failed, once per row, and switch the automatic top-ups off after too many failures."""
-    failed = TopUp.objects.filter(pk=top_up.pk, state__in=payments.OPEN).update(
+    """Mark a top-up as failed and plan the retry, or switch automatic top-ups off. Does nothing if it was not open."""
+    failed = TopUp.objects.filter(pk=top_up.pk, state__in=payments.OPEN_STATES).update(
         state=TopUp.States.FAILED, failure=reason[:100]
     )
     if not failed:

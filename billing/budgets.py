@@ -18,8 +18,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import selectors
+from billing.amounts import money
 from billing.errors import BudgetExceeded, NoWallet
-from billing.messages import money
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold
 from console.accounts.models import Membership, Organization, User
 from console.accounts.services import record
@@ -30,13 +30,14 @@ from console.notifications import services as notifications
 THRESHOLDS = (50, 80, 100)
 """Percent of a budget at which the organization is notified."""
 MAX_BUDGET_MINOR = 10**12
-"""Above any real budget, and far within the 64-bit column."""
+"""Largest budget: ten billion dollars, above any real one, and far within the 64-bit column."""
 SPEND_DAYS = 14
 """Days over which recent spend is averaged: two weeks level out weekends."""
 IS_ACTIVE = Q(user=None) | Exists(
     Membership.objects.filter(organization=OuterRef("organization"), user=OuterRef("user")).values("pk")
 )
-"""Budgets of the organization and of current members. Budgets of former members are kept in case they return."""
+"""Condition for the budgets of organizations (`user` is None) and of current members. The budget of a member who leaves
+is kept, and applies again if the member returns."""
 LOW_BALANCE_DAYS = 7
 """A wallet is low when it covers less than this many days of recent spend: a week leaves time to pay in."""
 
@@ -52,12 +53,12 @@ class BudgetState:
 
     @property
     def committed_minor(self) -> int:
-        """Return charged plus held."""
+        """Return the money that counts against the budget: charges of this month and open holds."""
         return self.charged_minor + self.held_minor
 
     @property
     def left_minor(self) -> int:
-        """Return the amount that new orders may hold, at least 0."""
+        """Return the amount that new orders may hold; 0 if the budget is reached or exceeded."""
         return max(0, self.budget.amount_minor - self.committed_minor)
 
     @property
@@ -67,18 +68,23 @@ class BudgetState:
 
     @property
     def reached_percent(self) -> int:
-        """Return the highest threshold reached; 0 if none."""
-        reached = (each for each in THRESHOLDS if self.committed_minor * 100 >= self.budget.amount_minor * each)
+        """Return the highest of THRESHOLDS that is reached; 0 if none."""
+        reached = (
+            percent for percent in THRESHOLDS if self.committed_minor * 100 >= self.budget.amount_minor * percent
+        )
         return max(reached, default=0)
 
 
 def month_start(at: datetime | None = None) -> datetime:
-    """Return the start of the month in the installation's time zone."""
+    """Return the start of the month of `at` (default: now) in the installation's time zone."""
     return installation_time(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def set_budget(*, membership: Membership, user: User | None, amount_minor: int | None) -> Budget | None:
-    """Set or (None) remove the budget of a member or the organization. Raises InvalidInput, NoWallet."""
+    """Set the monthly budget of a member, or of the organization if `user` is None. An amount of None removes it.
+
+    `membership` is the member who sets it. Raises InvalidInput, NoWallet.
+    """
     organization = membership.organization
     if selectors.wallet(organization) is None:
         raise NoWallet
@@ -107,7 +113,10 @@ def require_budget(*, account: Account, user: User | None, amount_minor: int) ->
 
 
 def refusal(*, account: Account, user: User | None, amount_minor: int) -> str:
-    """Return why a budget would refuse an order of this amount, or an empty string."""
+    """Return the message for the user if an order of this amount would exceed a budget, otherwise an empty string.
+
+    The budgets are those of the organization and of the user. An order that costs nothing is never refused.
+    """
     if not amount_minor:
         return ""
     budgets = Budget.objects.filter(Q(user=None) | Q(user=user), organization=account.organization_id)
@@ -130,8 +139,8 @@ def states(organization: Organization) -> list[BudgetState]:
 
 
 @dataclass(frozen=True)
-class Balance:
-    """A wallet and its recent daily spend."""
+class Runway:
+    """How long a wallet lasts at its recent daily spend."""
 
     account: Account
     daily_minor: Decimal
@@ -148,11 +157,11 @@ class Balance:
         return int(self.account.available_minor / self.daily_minor) if self.daily_minor else 0
 
 
-def balance_of(account: Account) -> Balance:
-    """Return the wallet with its recent daily spend."""
+def runway_of(account: Account) -> Runway:
+    """Return how long the wallet lasts at the spend of the last SPEND_DAYS days."""
     since = timezone.now() - timedelta(days=SPEND_DAYS)
     spent = account.holds.filter(ended_at__gte=since).aggregate(total=Sum("charged_minor"))["total"] or 0
-    return Balance(account, Decimal(spent) / SPEND_DAYS)
+    return Runway(account, Decimal(spent) / SPEND_DAYS)
 
 
 # --- Periodic checks, called by Celery beat ---------------------------------------------------------------------------
@@ -169,17 +178,17 @@ def record_alerts() -> list[BudgetAlert]:
         account = selectors.wallet(budget.organization)
         if account is None:
             continue
-        state = next(iter(_states([budget], account)))
+        (state,) = _states([budget], account)
         new += _record_alerts(state, month)
     return new
 
 
 def record_low_balances() -> None:
-    """Record the wallets that are low, and delete the warnings of those that no longer are."""
+    """Create a BalanceWarning for each wallet that became low, and delete the warnings of wallets that are not low."""
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET).select_related("organization", "warning")
     spenders = Hold.objects.filter(ended_at__gte=timezone.now() - timedelta(days=SPEND_DAYS)).values("account")
     for account in accounts.filter(Q(pk__in=spenders) | Q(warning__isnull=False)).iterator():
-        if balance_of(account).is_low:
+        if runway_of(account).is_low:
             _warn(account)
         else:
             BalanceWarning.objects.filter(account=account).delete()
@@ -194,11 +203,12 @@ def _warn(account: Account) -> None:
 
 
 def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
+    """Record the thresholds that a budget reached in a month, and return those that were not recorded before."""
     reached = [percent for percent in THRESHOLDS if percent <= state.reached_percent]
     if not reached:
         return []
     with transaction.atomic():
-        Budget.objects.select_for_update().get(pk=state.budget.pk)
+        Budget.objects.select_for_update().get(pk=state.budget.pk)  # a concurrent call waits and then finds the alerts
         recorded = set(state.budget.alerts.filter(month=month).values_list("percent", flat=True))
         new = BudgetAlert.objects.bulk_create(
             BudgetAlert(
@@ -206,7 +216,8 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
                 month=month,
                 percent=percent,
                 committed_minor=state.committed_minor,
-                mailed_at=None if percent == reached[-1] else timezone.now(),  # a time means: nothing left to mail
+                # `emails` sends the alerts without a time. A time here keeps the lower thresholds from being mailed.
+                mailed_at=None if percent == reached[-1] else timezone.now(),
             )
             for percent in reached
             if percent not in recorded

@@ -1,7 +1,7 @@
 """The money operations of a job (hold, extend, meter, settle) and of a sweep (hold, hold for each trial, release).
 
-Each is idempotent. A charge never exceeds its hold, and the hold is made before the run, or raised before the run gets
-more time. The hold of a sweep is divided among its trials, so all of them together never exceed it either.
+Each operation is idempotent. A charge never exceeds its hold. The hold is placed before the run starts, and raised
+before the run gets more time. The hold of a sweep is divided among its trials, so their sum never exceeds it either.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def hold(
     labels: Mapping[str, str] | None = None,
     parent: Hold | None = None,
 ) -> Hold:
-    """Hold the quote's ceiling in the wallet, promotional credit first. Idempotent on `reference`.
+    """Hold the quote's ceiling in the wallet, credit first. Idempotent on `reference` (see `Hold`).
 
-    `user` is the buyer; `labels` group costs (workspace, node spec …). With a `parent`, the amount is taken out of that
-    hold. Raises InsufficientFunds, BudgetExceeded, NoWallet; with a parent HoldUsedUp only.
+    `user` is the buyer (default: the quote's creator); `labels` group costs (workspace, node spec …). `parent` is the
+    hold of a sweep: the amount is then taken out of that hold. Raises InsufficientFunds, BudgetExceeded, NoWallet; with
+    a parent only HoldUsedUp.
     """
     if existing := Hold.objects.filter(reference=reference).select_related("account", "quote").first():
         return existing
@@ -86,8 +87,9 @@ def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, la
 def extend(*, hold: Hold, quote: Quote, idempotency_key: str, user: User) -> HoldExtension:
     """Raise an open hold to the ceiling of `quote`, which prices the same purchase for a longer time.
 
-    Idempotent on `quote`. `user` extends it; the amount counts towards the budget of the hold's buyer. Raises
-    InsufficientFunds, BudgetExceeded; ValueError if the hold has ended or already is as high.
+    Idempotent on `quote`. `user` is the member who extends the run. The amount counts towards the budget of the buyer
+    of the hold, but must fit the budgets of both. Raises InsufficientFunds, BudgetExceeded; ValueError if the hold has
+    ended or is higher than the quote's ceiling.
     """
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "placed_by").get(pk=hold.pk)
     if existing := HoldExtension.objects.filter(hold=locked, quote=quote).first():
@@ -97,8 +99,8 @@ def extend(*, hold: Hold, quote: Quote, idempotency_key: str, user: User) -> Hol
         raise ValueError(f"The hold {locked} cannot be raised to {quote.ceiling_minor}.")
     credit.remove_expired(account=locked.account)
     ledger.hold(account=locked.account, amount_minor=amount_minor)
-    for each in {locked.placed_by, user}:
-        budgets.require_budget(account=locked.account, user=each, amount_minor=amount_minor)
+    for member in {locked.placed_by, user}:
+        budgets.require_budget(account=locked.account, user=member, amount_minor=amount_minor)
     locked.amount_minor = quote.ceiling_minor
     locked.save(update_fields=["amount_minor"])
     credit.reserve_more(hold=locked, amount_minor=amount_minor)
@@ -134,10 +136,10 @@ def meter(*, hold: Hold, billable_seconds: float) -> int:
 
 @transaction.atomic
 def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing.Line] = ()) -> Receipt:
-    """Charge the usage, release the rest of the hold and write the receipt. Idempotent: returns the first receipt.
+    """Charge the usage, release the rest of the hold, and return the receipt. Idempotent: repeats return that receipt.
 
-    Without usage the whole hold is released. The amount that a trial does not use stays held for its sweep.
-    `free_lines` (amount 0) come first on the receipt.
+    If the usage costs nothing, the whole hold is released. The amount that a trial does not use stays held for its
+    sweep. `title` names the run on the receipt. `free_lines` (amount 0) come first on the receipt.
     """
     # Lock the parent before its part, as `hold` does. `parent_id` never changes, so it is read before the lock.
     parent = Hold.objects.select_for_update().get(pk=hold.parent_id) if hold.parent_id else None
@@ -159,7 +161,8 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
     credit.spend(hold=locked, amount_minor=charge.total_minor, parent=parent)
     if parent:
         Hold.objects.filter(pk=parent.pk).update(amount_minor=F("amount_minor") + unused_minor)
-    # A payment disputed during the run left a debt. It is paid from the released amount before anything else is bought.
+    # A payment that was disputed during the run may have left a debt. The released amount pays it now, before the
+    # customer can spend that amount.
     receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")
     locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED
     locked.charged_minor = charge.total_minor or None  # None: nothing was charged, as a constraint requires
@@ -179,7 +182,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
 
 
 def _terms(hold: Hold) -> pricing.Terms:
-    """Return the terms of a run: those of its quote, up to the amount of its hold, which an extension raises."""
+    """Return the terms of the hold's quote, with the amount of the hold as the ceiling, because extensions raise it."""
     return dataclasses.replace(pricing.Terms.from_json(hold.quote.terms), ceiling_minor=hold.amount_minor)
 
 

@@ -1,4 +1,4 @@
-"""Django system checks of the payment settings: an amount or currency that cannot be charged stops the start."""
+"""Django system checks of the payment settings. Django does not start if an amount or currency cannot be charged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from billing import currencies
 
 
 def check_payment_settings(**_options: Any) -> list[CheckMessage]:
-    """Check CURRENCY and the limits of a top-up."""
+    """Check CURRENCY, and that at least one amount satisfies the limits of a top-up and of Stripe."""
     currency = settings.CURRENCY
     if currency not in currencies.SUPPORTED:
         message = f"CURRENCY is {currency!r}, which Stripe does not support."

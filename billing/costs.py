@@ -1,6 +1,6 @@
 """Cost reports: spend by day, member, workspace and node spec; open holds; the month's forecast. Read-only.
 
-A cost counts on the day the run ended, when it was charged. Running jobs are held, not spent.
+A cost counts on the day on which its run ended and was charged. The holds of running jobs are not yet spend.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from console.accounts.zones import installation_time
 DIMENSIONS = ("member", "workspace", "node_spec")
 """The dimensions by which spend can be grouped."""
 MAX_SERIES = 6
-"""Largest number of series in a chart; the rest are summed up in one."""
+"""Largest number of series in a chart, which a reader can tell apart by color. The smallest are summed up in one."""
 OTHER_SERIES = "…"
 """Name of the series that sums up the rest."""
+MAX_MONTHS = 12
+"""How many months the page of costs offers: a year. Older months have URLs too."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 
@@ -49,24 +51,22 @@ class Month:
         return [first + timedelta(days=day) for day in range((self.end.date() - first).days)]
 
     @property
-    def before(self) -> Month:
+    def previous(self) -> Month:
         """Return the previous month."""
         return month_of(self.start - timedelta(days=1))
 
     @property
-    def after(self) -> Month:
-        """Return the next month."""
-        return month_of(self.end)
-
-    @property
-    def is_now(self) -> bool:
+    def is_current(self) -> bool:
         """Return whether this is the current month."""
         return self.start <= timezone.now() < self.end
 
 
 @dataclass(frozen=True)
 class Spend:
-    """The cost of one member's runs in one workspace on one node spec and day. A name is empty if unknown."""
+    """The cost of one member's runs in one workspace on one node spec and one day.
+
+    `member` is an email address. A name is empty if the receipt does not have it.
+    """
 
     member: str
     workspace: str
@@ -78,7 +78,10 @@ class Spend:
 
 @dataclass(frozen=True)
 class Share:
-    """The cost of one member, workspace or node spec in a month. `name` is empty if unknown."""
+    """The cost of one member, workspace or node spec in a month, and its fraction (0 to 1) of the total.
+
+    `name` is empty for the receipts that do not have one.
+    """
 
     name: str
     amount_minor: int
@@ -116,24 +119,24 @@ def parse_month(name: str) -> Month:
         start = datetime.strptime(name, "%Y-%m").replace(tzinfo=timezone.get_default_timezone())
     except ValueError:
         return month_of()
-    # Dates near the limits of `datetime` would overflow.
+    # The arithmetic of `month_of` would overflow near the first and last year of `datetime`, 1 and 9999.
     return month_of(start) if 2000 <= start.year <= 9000 else month_of()
 
 
 def receipts(organization: Organization, month: Month) -> QuerySet[Receipt]:
-    """Return the receipts of a month."""
+    """Return the receipts of a month, oldest first."""
     return Receipt.objects.filter(
         organization=organization, created_at__gte=month.start, created_at__lt=month.end
     ).order_by("pk")
 
 
 def spent_minor(organization: Organization, month: Month) -> int:
-    """Return the total spend of a month."""
+    """Return the total spend of a month in minor units."""
     return int(receipts(organization, month).aggregate(total=Sum("total_minor"))["total"] or 0)
 
 
 def spending(organization: Organization, month: Month) -> list[Spend]:
-    """Return a month's spend, for `shares_by` and `by_day` to group: one query serves all groups."""
+    """Return a month's spend. `shares_by` and `by_day` group it further, so one query serves all reports."""
     rows = (
         receipts(organization, month)
         .annotate(
@@ -141,7 +144,7 @@ def spending(organization: Organization, month: Month) -> list[Spend]:
             day=TruncDate("created_at", tzinfo=timezone.get_default_timezone()),
         )
         .values(*DIMENSIONS, "day")
-        # Counts a column of the index "receipts_and_amounts", which then has all that is read of the receipts.
+        # `hold` is a column of the index "receipts_and_amounts", so PostgreSQL reads only that index, not the table.
         .annotate(amount_minor=Sum("total_minor"), runs=Count("hold"))
         .order_by()
     )
@@ -162,9 +165,12 @@ def shares_by(spends: Sequence[Spend], dimension: str) -> list[Share]:
 
 
 def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> tuple[list[str], dict[date, list[int]]]:
-    """Return the names of the groups, and for each day of the month an amount per group."""
-    shares = [share.name for share in shares_by(spends, dimension) if share.amount_minor]
-    names = shares if len(shares) <= MAX_SERIES else [*shares[: MAX_SERIES - 1], OTHER_SERIES]
+    """Return the names of the chart's series, and for each day of the month the amount of each, in minor units.
+
+    Groups that cost nothing are left out. Of more than MAX_SERIES groups, the smallest share the last series.
+    """
+    groups = [share.name for share in shares_by(spends, dimension) if share.amount_minor]
+    names = groups if len(groups) <= MAX_SERIES else [*groups[: MAX_SERIES - 1], OTHER_SERIES]
     positions = {name: position for position, name in enumerate(names)}
     days = {day: [0] * len(names) for day in month.days}
     for spend in spends:
@@ -174,30 +180,30 @@ def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> tuple[list[
 
 
 def forecast(organization: Organization, now: datetime | None = None) -> Forecast:
-    """Forecast this month from the spend of the last two weeks."""
+    """Forecast the cost of the month of `now` (default: this month) from the spend of the last two weeks."""
     at = now or timezone.now()
     month = month_of(at)
     since = at - timedelta(days=FORECAST_DAYS)
     recent = Receipt.objects.filter(organization=organization, created_at__gte=since, created_at__lte=at)
     first = Receipt.objects.filter(organization=organization, total_minor__gt=0).order_by("created_at").first()
-    # For a new customer, count only the days since the first charge, at least one.
+    # For a new customer, average only over the time since the first charge, at least one day.
     period = min(timedelta(days=FORECAST_DAYS), at - first.created_at) if first else timedelta(days=FORECAST_DAYS)
     days = Decimal(str(max(period, timedelta(days=1)) / timedelta(days=1)))
     daily_minor = Decimal(recent.aggregate(total=Sum("total_minor"))["total"] or 0) / days
     return Forecast(spent_minor(organization, month), daily_minor, Decimal(str((month.end - at) / timedelta(days=1))))
 
 
-def held(account: Account) -> QuerySet[Hold]:
-    """Return the open holds, one per open job and one per open sweep."""
+def open_holds(account: Account) -> QuerySet[Hold]:
+    """Return the open holds, largest first: one for each open job and one for each open sweep."""
     return account.holds.filter(state=Hold.States.HELD).select_related("placed_by").order_by("-amount_minor", "pk")
 
 
 def months_with_costs(organization: Organization) -> Sequence[Month]:
-    """Return the months from the first charge to now, newest first, at most a year of them."""
+    """Return the months from the first charge to now, newest first, at most the last MAX_MONTHS."""
     first = Receipt.objects.filter(organization=organization).order_by("created_at").first()
     months = [month_of()]
-    while first and months[-1].start > first.created_at and len(months) < 12:
-        months.append(months[-1].before)
+    while first and months[-1].start > first.created_at and len(months) < MAX_MONTHS:
+        months.append(months[-1].previous)
     return months
 
 

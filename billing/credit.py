@@ -1,10 +1,10 @@
-"""Promotional credit: granted in lots, spent before paid-in money, soonest expiry first.
+"""Credit: money in a wallet that was granted, not paid in. It is spent before paid-in money, soonest expiry first.
 
-A lot (CreditGrant) is one amount of credit with one expiry. Its `amount_minor` splits into used, expired, reserved and
+A lot (CreditGrant) is one granted amount with one expiry. Its `amount_minor` splits into used, expired, reserved and
 free credit. Lots change only while the wallet's row is locked, in one transaction with the balance, so both agree.
 
-An open hold reserves credit. The hold can spend its reserved credit even after that credit expires. When the hold is
-settled, it also spends credit granted after it began, in the same order.
+An open hold reserves credit, and can spend it even after it expires. When the hold is settled, it also spends credit
+that was granted meanwhile, in the same order.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 CODE_LENGTH = 16
 """Characters of a code: 16 of 32 letters are 80 bits."""
 MAX_WRONG_CODES = 10
-"""Refused codes of an organization within WRONG_CODES_SECONDS after which `redeem` refuses all. Prevents guessing."""
+"""Refused codes of an organization within WRONG_CODES_SECONDS after which `redeem` refuses every code. Ten are enough
+for typing errors, and guessing one of 2^80 codes would take forever."""
 WRONG_CODES_SECONDS = 3600
-"""One hour, as the message of `redeem` says."""
+"""Seconds after the first wrong code until it is forgotten: an hour, as the message of `redeem` says."""
 TRIAL_REASON = gettext_noop("Trial credit")
 # Lots with credit that is neither used nor expired.
 _UNSPENT = Q(amount_minor__gt=F("used_minor") + F("expired_minor"))
@@ -47,26 +48,32 @@ _SPENDING_ORDER = (F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
 
 @transaction.atomic
-def grant(*, credit: CreditGrant, user: User | None, account: Account) -> CreditGrant:
-    """Record a lot and post its amount to the wallet. Idempotent on the lot's id."""
+def grant(*, lot: CreditGrant, user: User | None, account: Account) -> CreditGrant:
+    """Store an unsaved lot and post its amount to the wallet. Idempotent on the lot's id.
+
+    `user` is the administrator who grants it, None if the system does.
+    """
     # Locked first, so a concurrent call with the same lot waits and then finds it.
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
-    if existing := CreditGrant.objects.filter(pk=credit.pk).first():
+    if existing := CreditGrant.objects.filter(pk=lot.pk).first():
         return existing
-    credit.granted_by = user
-    credit.save(force_insert=True)
+    lot.granted_by = user
+    lot.save(force_insert=True)
     source = ledger.platform_account(Account.Kinds.CREDIT, account.currency)
     ledger.post(
-        reference=f"grant:{credit.pk}",
+        reference=f"grant:{lot.pk}",
         kind="credit",
-        description=credit.reason,
-        entries=[(account, credit.amount_minor), (source, -credit.amount_minor)],
+        description=lot.reason,
+        entries=[(account, lot.amount_minor), (source, -lot.amount_minor)],
     )
-    return credit
+    return lot
 
 
 def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
-    """Grant the policy's trial credit, once per organization and once per person. Returns None if it grants nothing."""
+    """Grant the policy's trial credit to a new customer.
+
+    Returns None without a grant if the policy has no trial credit, or the organization or the user had it before.
+    """
     rules = policy()
     if not rules.trial_credit_minor or account.organization is None:
         return None
@@ -80,9 +87,10 @@ def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
     )
     try:
         with transaction.atomic():  # a savepoint: a violated constraint must not abort the caller's transaction
-            return grant(credit=lot, user=None, account=account)
+            return grant(lot=lot, user=None, account=account)
     except IntegrityError as error:
-        if "one_trial_for" not in str(error):  # start of the names of both constraints on trial credit
+        # The names of both constraints, one trial for each organization and one for each user, begin with this.
+        if "one_trial_for" not in str(error):
             raise
         return None
 
@@ -103,7 +111,7 @@ def new_code() -> str:
 
 
 def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
-    """Redeem a voucher code. Raises VoucherRefused (field code), also after too many wrong codes."""
+    """Redeem a voucher code and return the granted lot. Raises VoucherRefused, also after too many wrong codes."""
     failures_key = f"voucher-tries:{account.organization_id}"
     if int(cache.get(failures_key, 0)) >= MAX_WRONG_CODES:
         raise _refused(_("Too many wrong codes. Try again in an hour."))
@@ -149,7 +157,7 @@ def _redeem(account: Account, code: str, user: User) -> CreditGrant:
         expires_at=now + timedelta(days=voucher.credit_days) if voucher.credit_days else None,
         received_by=user,
     )
-    return grant(credit=lot, user=None, account=account)
+    return grant(lot=lot, user=None, account=account)
 
 
 def _refused(sentence: str) -> VoucherRefused:
@@ -160,7 +168,7 @@ def _refused(sentence: str) -> VoucherRefused:
 
 
 def reserve(*, hold: Hold) -> None:
-    """Reserve free credit for a new hold. Paid-in money covers the rest. `ledger.hold` has locked the wallet."""
+    """Reserve free credit for a new hold; paid-in money covers the rest. The caller has locked the wallet."""
     needed = hold.amount_minor
     uses = []
     for lot in _free_lots(hold.account.organization_id):
@@ -174,7 +182,7 @@ def reserve(*, hold: Hold) -> None:
 
 
 def reserve_more(*, hold: Hold, amount_minor: int) -> None:
-    """Reserve up to `amount_minor` more of free credit for an open hold. `ledger.hold` has locked the wallet."""
+    """Reserve up to `amount_minor` more of free credit for an open hold. The caller has locked the wallet."""
     for lot in _free_lots(hold.account.organization_id):
         amount = min(amount_minor, lot.free_minor)
         if not amount:
@@ -185,9 +193,9 @@ def reserve_more(*, hold: Hold, amount_minor: int) -> None:
 
 
 def move_reserved(*, source: Hold, target: Hold, limit_minor: int) -> None:
-    """Move reservations of credit, soonest expiry first, to a hold that was taken out of `source`.
+    """Move up to `limit_minor` of reserved credit, soonest expiry first, to a hold that was taken out of `source`.
 
-    The caller has locked the source and the wallet. The lots' totals of reserved credit do not change.
+    The caller has locked the source and the wallet. The amount that each lot has reserved does not change.
     """
     order = (F("grant__expires_at").asc(nulls_last=True), "grant__created_at", "grant__pk")
     for use in CreditUse.objects.filter(hold=source, reserved_minor__gt=0).order_by(*order):
@@ -205,13 +213,13 @@ def _add_reserved(hold: Hold, grant_id: uuid.UUID, amount_minor: int) -> None:
 
 
 def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
-    """Pay a hold's charge from credit and release its reservations. Returns the credit used in minor units.
+    """Pay a charge of `amount_minor` from credit as far as possible, and release the hold's reservations.
 
-    Reserved credit that a part of a sweep's hold did not use stays reserved, for its `parent`. The caller has locked
-    the hold, the parent and, through `ledger.unhold`, the wallet.
+    Returns the credit used, in minor units. If the hold is a trial's part of the hold `parent`, unused credit stays
+    reserved for `parent`. The caller has locked the hold, the parent and, through `ledger.unhold`, the wallet.
     """
-    unused_minor = hold.amount_minor - amount_minor  # returns to the parent, so it bounds the credit that returns
-    reservations = {use.grant_id: use for use in CreditUse.objects.filter(hold=hold)}  # by lot
+    unused_minor = hold.amount_minor - amount_minor  # only this returns to the parent, so no more credit may return
+    reservations = {use.grant_id: use for use in CreditUse.objects.filter(hold=hold)}  # by the id of the lot
     unpaid, used = amount_minor, 0
     now = timezone.now()
     for lot in _spendable_lots(hold, now):
@@ -221,7 +229,7 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
         amount = min(unpaid, reserved if is_expired else lot.free_minor + reserved)
         if not amount and use is None:  # nothing to pay from this lot, and nothing to release
             continue
-        # The charge takes reserved credit before free credit; what it leaves of the reserved credit can return.
+        # The charge takes reserved credit before free credit; the rest of the reserved credit can return.
         returned = min(unused_minor, reserved - min(amount, reserved)) if parent else 0
         if parent and returned:
             _add_reserved(parent, lot.pk, returned)
@@ -241,20 +249,20 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
 
 
 def remove_expired(*, account: Account) -> int:
-    """Remove expired credit from a wallet and return its amount. Credit reserved by open holds stays until they end.
+    """Remove expired credit from a wallet and return its amount in minor units. Reserved credit stays until it is free.
 
     Call it in the transaction that then holds money, so that the hold cannot use expired credit.
     """
-    expired = lots_of(account.organization_id).filter(_UNRESERVED, expires_at__lte=timezone.now())
-    if not expired.exists():  # the usual case, without locking the wallet
+    expired_lots = lots_of(account.organization_id).filter(_UNRESERVED, expires_at__lte=timezone.now())
+    if not expired_lots.exists():  # the usual case, without locking the wallet
         return 0
     removed = 0
     with transaction.atomic():
         locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
         source = ledger.platform_account(Account.Kinds.CREDIT, locked.currency)
-        for lot in expired.all():  # `all` reads the lots again, under the lock
-            # Never more than is available; a later call removes the rest. `locked` keeps the balance from before this
-            # loop, hence `- removed`.
+        for lot in expired_lots.all():  # `all` reads the lots again, under the lock
+            # Never more than is available; a later call removes the rest. `locked` was read before the loop, so its
+            # available amount does not yet lack what the loop has removed.
             amount = min(lot.free_minor, locked.available_minor - removed)
             if amount <= 0:
                 continue
@@ -279,7 +287,10 @@ def forfeit(*, account: Account) -> None:
 
 
 def remove_all_expired(*, limit: int = 1000) -> int:
-    """Remove expired credit from at most `limit` wallets and return the number of wallets changed."""
+    """Remove expired credit from at most `limit` wallets, which bounds the time of a call.
+
+    Returns the number of wallets that changed. The next call continues with the others.
+    """
     owners = CreditGrant.objects.filter(_UNRESERVED, expires_at__lte=timezone.now()).values("organization")
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET, organization__in=owners)[:limit]
     return sum(remove_expired(account=account) > 0 for account in accounts)
@@ -305,9 +316,11 @@ def lots_of(organization: Organization | int | None) -> QuerySet[CreditGrant]:
     return CreditGrant.objects.filter(organization=organization).order_by(*_SPENDING_ORDER)
 
 
-def used_by_hold(holds: Sequence[int]) -> dict[int, int]:
+def used_by_hold(hold_ids: Sequence[int]) -> dict[int, int]:
     """Return the credit that each hold used, in minor units by hold id. Holds that used none are missing."""
-    rows = CreditUse.objects.filter(hold__in=holds, used_minor__gt=0).values("hold").annotate(total=Sum("used_minor"))
+    rows = (
+        CreditUse.objects.filter(hold__in=hold_ids, used_minor__gt=0).values("hold").annotate(total=Sum("used_minor"))
+    )
     return {row["hold"]: row["total"] for row in rows.order_by()}
 
 

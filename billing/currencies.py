@@ -37,12 +37,15 @@ def decimals(currency: str) -> int:
 
 
 def step(currency: str) -> int:
-    """Return the number of minor units that each payment and refund must be a multiple of. Charges need no multiple."""
+    """Return the number of minor units that each payment and refund must be a multiple of.
+
+    Charges for runs, which move money only within the ledger, need not be such a multiple.
+    """
     if currency in WHOLE_ONLY:
         return 100
     return 10 if currency in THREE_DECIMALS else 1
 
 
 def round_up_for_payment(amount_minor: int, currency: str) -> int:
-    """Round an amount up to the next one that Stripe accepts."""
+    """Round an amount in minor units up to the next multiple of the currency's step."""
     return -(-amount_minor // step(currency)) * step(currency)

@@ -1,8 +1,8 @@
 """The payment provider's customer object of an organization, and its saved cards.
 
-Card data is read from the provider and never copied. We store only ids, one per provider mode (sandbox, test, live).
-An administrator may delete the customer, and its cards, in the provider's dashboard: then we clear the id, and the next
-payment creates a new customer.
+Card data is read from the provider and never copied. We store only the customer's id, one for each provider mode
+(sandbox, test, live). An administrator may delete the customer, and its cards with it, in the provider's dashboard.
+Then we clear the id, and the next payment creates a new customer.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ class SavedCard:
     is_default: bool
 
 
-def customer_of(*, organization: Organization, email: str) -> str:
-    """Return the organization's customer id, creating the customer if needed.
+def ensure_customer(*, organization: Organization, email: str) -> str:
+    """Return the id of the organization's customer, which is created if needed, with this email address.
 
     Raises PaymentUnavailable, PaymentRefused.
     """
     row, _created = PaymentCustomer.objects.get_or_create(organization=organization, mode=gateway.mode())
     if not row.customer_id:
-        created = gateway.create_customer(
+        new_id = gateway.create_customer(
             reference=str(row.pk), name=str(organization), email=email, replaces=row.lost_id
         )
         # If two calls run at once, the first one stores its customer. The customer of the second stays unused.
-        PaymentCustomer.objects.filter(pk=row.pk, customer_id="").update(customer_id=created)
+        PaymentCustomer.objects.filter(pk=row.pk, customer_id="").update(customer_id=new_id)
         row.refresh_from_db()
     return row.customer_id
 
 
 def with_customer(*, organization: Organization, email: str, call: Callable[[str], T]) -> T:
-    """Return `call(customer id)`. If the provider has deleted the customer, retry with a new one.
+    """Return `call(customer_id)`. If the customer was deleted at the provider, call again with a new customer.
 
     Raises PaymentUnavailable, PaymentRefused and the errors of `call`.
     """
-    customer_id = customer_of(organization=organization, email=email)
+    customer_id = ensure_customer(organization=organization, email=email)
     try:
         return call(customer_id)
     except PaymentRefused as error:
         if not isinstance(error, CustomerGone) and not gateway.is_customer_deleted(customer_id):
             raise
     forget(customer_id)
-    return call(customer_of(organization=organization, email=email))
+    return call(ensure_customer(organization=organization, email=email))
 
 
 def forget(customer_id: str) -> bool:
-    """Clear a customer id that the provider has deleted, and switch off automatic top-ups that used its cards.
+    """Clear the id of a customer that was deleted at the provider, and switch off automatic top-ups with its cards.
 
-    Returns False if no organization has this id any more. `payment_emails` mails the payers about the top-ups.
+    Returns False if no organization has this id any more. `payment_emails` tells the members who may pay.
     """
     with transaction.atomic():
         row = PaymentCustomer.objects.select_for_update().filter(mode=gateway.mode(), customer_id=customer_id).first()
@@ -84,7 +84,7 @@ def forget(customer_id: str) -> bool:
 
 
 def has_deleted_customer(organization: Organization) -> bool:
-    """Return whether the provider deleted a customer of this organization, and its cards with it."""
+    """Return whether a customer of this organization was ever deleted at the provider, and its cards with it."""
     rows = PaymentCustomer.objects.filter(organization=organization, mode=gateway.mode())
     return rows.exclude(lost_id="").exists()
 
@@ -102,8 +102,9 @@ def saved_cards(organization: Organization) -> list[SavedCard]:
     if not cards:
         return []
     has_default = any(card.method_id == row.default_method for card in cards)
-    default = row.default_method if has_default else cards[0].method_id
-    return sorted((SavedCard(card, card.method_id == default) for card in cards), key=lambda each: not each.is_default)
+    default_id = row.default_method if has_default else cards[0].method_id
+    saved = (SavedCard(card, card.method_id == default_id) for card in cards)
+    return sorted(saved, key=lambda card: not card.is_default)
 
 
 def get_card(organization: Organization, method_id: str) -> Card:
@@ -114,16 +115,19 @@ def get_card(organization: Organization, method_id: str) -> Card:
     raise NoSavedCard
 
 
-def save_card_page(*, account: Account, email: str) -> str:
-    """Return the URL of a provider page that saves a card. Raises NoSavedCard, PaymentUnavailable, PaymentRefused."""
+def create_card_page(*, account: Account, email: str) -> str:
+    """Create a page of the provider on which a card is saved, and return its URL.
+
+    Raises NoSavedCard if the account is no wallet, PaymentUnavailable, PaymentRefused.
+    """
     if account.organization is None:
         raise NoSavedCard
     page = with_customer(
         organization=account.organization,
         email=email,
-        call=lambda customer: gateway.create_card_setup(
+        call=lambda customer_id: gateway.create_card_setup(
             reference=str(uuid4()),
-            customer=customer,
+            customer_id=customer_id,
             currency=account.currency,
             return_url=f"{settings.TRAINYARD_URL}/wallet/cards/",
         ),

@@ -1,7 +1,7 @@
 """Disputes (chargebacks): a cardholder's bank withdraws a payment, may return it, and may withdraw it again.
 
-The ledger follows the dispute's balance transactions, each booked once and keyed on its id. The order and number of
-events do not matter, nor does the status, which moves no money.
+Each balance transaction of a dispute is booked once in the ledger, under a reference with its id. So it does not matter
+how often and in which order the provider's events arrive. The status of a dispute moves no money.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from billing.models import AutoTopUp, Dispute, DisputeMovement, TopUp, Transacti
 from billing.payments import parse_timestamp
 from billing.refunds import find_top_up
 
-FINAL_STATES = {
+STATE_BY_FINAL_STATUS = {
     "won": Dispute.States.WON,
     "lost": Dispute.States.LOST,
     "warning_closed": Dispute.States.WON,
     "prevented": Dispute.States.WON,
 }
-"""Our state for each final status of the provider; other statuses count as open. `warning_closed` was an inquiry;
-`prevented` never became a dispute."""
+"""Our state for each final status of Stripe; disputes with other statuses are open. `warning_closed` is an inquiry of
+the bank that ended without a dispute; `prevented` never became a dispute."""
 
 
 def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> None:
-    """Apply a dispute as the provider has it now: book the balance transactions that are new.
+    """Store the current state of a dispute, and book its new balance transactions.
 
-    Runs in the caller's transaction. Raises Quarantined, Parked.
+    Call it in a transaction. Raises Quarantined if the dispute contradicts our rows, Parked if its payment is not
+    credited yet.
     """
     top_up = find_top_up(dispute_object, livemode=livemode)
     amount = dispute_object["amount"]
@@ -49,28 +50,36 @@ def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> Non
         },
     )
     has_withdrawn = _book_new_movements(row, dispute_object, top_up=top_up)
-    if is_new or has_withdrawn:  # do not charge a disputed card automatically
+    if is_new or has_withdrawn:  # the cardholder of the saved card may dispute the next charge too
         AutoTopUp.objects.filter(account=top_up.account, is_on=True).update(is_on=False, last_failure="disputed")
     row.evidence_due_at = parse_timestamp(evidence_due) if evidence_due else None
-    row.state = FINAL_STATES.get(str(dispute_object.get("status")), Dispute.States.OPEN)
+    # A won dispute can be reopened, so the state may change back.
+    row.state = STATE_BY_FINAL_STATUS.get(str(dispute_object.get("status")), Dispute.States.OPEN)
     row.ended_at = (row.ended_at or timezone.now()) if row.state != Dispute.States.OPEN else None
     row.save()
 
 
 def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_up: TopUp) -> bool:
-    """Book the new balance transactions, oldest first; return whether one withdrew money. Raises Quarantined."""
+    """Book the balance transactions that are not booked yet, oldest first. Raises Quarantined.
+
+    Returns whether one of them withdrew money.
+    """
     _import_earlier_bookings(row)
     booked = list(row.movements.all())
     booked_ids = {movement.balance_transaction for movement in booked}
     has_withdrawn = False
-    # The fee is the platform's cost, not the customer's.
-    reported = [each for each in dispute_object.get("balance_transactions") or () if each.get("type") != "stripe_fee"]
-    for transaction in sorted(reported, key=itemgetter("created")):
+    # The operator pays Stripe's fee for the dispute, not the customer.
+    transactions = [
+        transaction
+        for transaction in dispute_object.get("balance_transactions") or ()
+        if transaction.get("type") != "stripe_fee"
+    ]
+    for transaction in sorted(transactions, key=itemgetter("created")):
         if transaction["id"] in booked_ids:
             continue
         amount = _withdrawal_minor(row, transaction, currency=top_up.currency)
-        same_direction = (each for each in booked if (each.amount_minor > 0) == (amount > 0))
-        if earlier := next((each for each in same_direction if each.lacks_provider_id), None):
+        same_direction = (movement for movement in booked if (movement.amount_minor > 0) == (amount > 0))
+        if earlier := next((movement for movement in same_direction if movement.lacks_provider_id), None):
             # Version 0.1 booked this movement without the id: add the id instead of booking it twice.
             earlier.balance_transaction = transaction["id"]
             earlier.save(update_fields=["balance_transaction"])
@@ -89,8 +98,8 @@ def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_
 def _withdrawal_minor(row: Dispute, transaction: Mapping[str, Any], *, currency: str) -> int:
     """Return the amount that a balance transaction withdraws from the wallet; negative if it returns money.
 
-    If the provider's account has another currency than the top-up, its amounts cannot be used: a withdrawal then takes
-    the rest of the disputed amount, and a return gives back everything withdrawn.
+    If the operator's Stripe account has another currency than the top-up, its amounts cannot be used. A withdrawal then
+    takes the rest of the disputed amount, and a return gives back everything that was withdrawn.
     """
     if str(transaction.get("currency")).upper() == currency:
         return -int(transaction["amount"])
@@ -98,12 +107,12 @@ def _withdrawal_minor(row: Dispute, transaction: Mapping[str, Any], *, currency:
 
 
 def _withdrawn(row: Dispute) -> int:
-    """Return the amount withdrawn so far. New rows and rows of version 0.1 have None."""
+    """Return the amount withdrawn so far, in minor units. The column is null in new rows and in rows of version 0.1."""
     return row.withdrawn_minor or 0
 
 
 def _import_earlier_bookings(row: Dispute) -> None:
-    """Create movements for the bookings of version 0.1, which lack the provider's ids: a withdrawal and a return."""
+    """Create movements for the bookings of version 0.1: at most one withdrawal and one return, without Stripe's ids."""
     for reference, amount in (
         (f"dispute:{row.dispute_id}", row.amount_minor),
         (f"dispute-won:{row.dispute_id}", -row.amount_minor),
@@ -115,12 +124,12 @@ def _import_earlier_bookings(row: Dispute) -> None:
     row.withdrawn_minor = _withdrawn(row)
 
 
-def _book(row: Dispute, balance_transaction: str, amount: int, *, top_up: TopUp) -> None:
-    """Book one balance transaction in the ledger and record the movement."""
+def _book(row: Dispute, transaction_id: str, amount: int, *, top_up: TopUp) -> None:
+    """Book a balance transaction in the ledger and record the movement. A positive amount is withdrawn."""
     movement = DisputeMovement.objects.create(
         dispute=row,
-        balance_transaction=balance_transaction,
-        reference=f"dispute:{balance_transaction}",
+        balance_transaction=transaction_id,
+        reference=f"dispute:{transaction_id}",
         amount_minor=amount,
     )
     row.withdrawn_minor = _withdrawn(row) + amount

@@ -15,7 +15,7 @@ from django.utils import translation
 from django.utils.translation import gettext as _
 
 from billing import budgets, receivables
-from billing.messages import money
+from billing.amounts import money
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Invoice, InvoiceMail
 from console.accounts.emails import deliver
 from console.accounts.models import Membership, Organization, User
@@ -24,7 +24,7 @@ from console.notifications import services as notifications
 
 
 def send_due() -> int:
-    """Send the mails that are due and return their number."""
+    """Send the mails that are due and return the number of notices mailed, each to all its recipients."""
     sent = 0
     active = Budget.objects.filter(budgets.IS_ACTIVE)
     alerts = BudgetAlert.objects.filter(mailed_at=None, budget__in=active)
@@ -78,12 +78,12 @@ def _budget_mail(alert: BudgetAlert) -> tuple[str, str]:
 
 def _balance_mail(warning: BalanceWarning) -> tuple[str, str]:
     account = warning.account
-    state = budgets.balance_of(account)
+    runway = budgets.runway_of(account)
     context = {
         "account": account,
         "available": money(account.available_minor, account.currency),
-        "daily": money(state.daily_minor, account.currency),
-        "days": state.days_left,
+        "daily": money(runway.daily_minor, account.currency),
+        "days": runway.days_left,
         "url": f"{settings.TRAINYARD_URL}/wallet/",
     }
     subject = _("The wallet balance of %(organization)s is low") % {"organization": account.organization}

@@ -2,8 +2,8 @@
 
 An event is only a hint that something changed. Each action is keyed on its business object (top-up, refund, dispute),
 not on the event, so two events about one change act once. If the order of events matters, `apply` fetches the object's
-current state. It parks and retries an event that it cannot apply yet. It quarantines an event that contradicts our
-rows, for an administrator.
+current state. An event that cannot be applied yet is parked and retried. An event that contradicts our rows is
+quarantined until an administrator decides.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ logger = logging.getLogger(__name__)
 FETCH_PERIOD = timedelta(days=3)
 """How far back `fetch_undelivered` looks. Stripe itself retries a delivery for three days."""
 RETRY_SECONDS = (15, 60, 300, 1800, 3600)
-"""Delays between retries of a parked event; the last one repeats. An outage of the provider can take hours."""
-MAX_PARKED = timedelta(days=3)
-"""Age up to which a parked event is retried. Then it is quarantined, so that an administrator sees it."""
-OPEN = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
+"""Delays between retries of a parked event; the last one repeats. Most events wait only for another event, which takes
+seconds; an outage of the provider can take hours."""
+MAX_PARKED_AGE = timedelta(days=3)
+"""Age up to which a parked event is retried: as long as Stripe retries the event that it may wait for. An older event
+is quarantined, so that an administrator sees it."""
+OPEN_STATES = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
 """States of events that are still to be applied."""
 
 
@@ -49,9 +51,9 @@ def store(event: dict[str, Any]) -> None:
 
 
 def _storable(value: Any) -> Any:
-    """Return JSON data without the characters that PostgreSQL cannot store: NUL and lone surrogates.
+    """Return JSON data in which U+FFFD replaces the characters that PostgreSQL cannot store: NUL and lone surrogates.
 
-    Payers can type any text, and an event that cannot be stored would be delivered again and again.
+    Payers can type any text, and Stripe would deliver an event that we cannot store again and again.
     """
     if isinstance(value, dict):
         return {_storable(name): _storable(item) for name, item in value.items()}
@@ -63,10 +65,10 @@ def _storable(value: Any) -> Any:
 
 
 def fetch_undelivered() -> int:
-    """Fetch the provider's recent events and store the missing ones. Return how many were missing."""
+    """Fetch the provider's recent events and store those whose webhook did not arrive. Returns their number."""
     since = timezone.now() - FETCH_PERIOD
     events, count = gateway.events_since(int(since.timestamp())), 0
-    while page := list(islice(events, 100)):  # the size of the provider's pages
+    while page := list(islice(events, 100)):  # one query of ours for each page of the provider, which has 100 events
         ids = [event["id"] for event in page]
         stored = set(StripeEvent.objects.filter(event_id__in=ids).values_list("event_id", flat=True))
         for event in page:
@@ -80,7 +82,7 @@ def fetch_undelivered() -> int:
 
 
 def apply_waiting(*, limit: int = 1000) -> int:
-    """Apply the waiting events, oldest first, and return their number. Safe for concurrent workers."""
+    """Apply at most `limit` waiting events, oldest first, and return their number. Safe for concurrent workers."""
     due_events = StripeEvent.objects.filter(
         Q(state=StripeEvent.States.RECEIVED) | Q(state=StripeEvent.States.PARKED, retry_at__lte=timezone.now())
     )
@@ -91,11 +93,11 @@ def apply_waiting(*, limit: int = 1000) -> int:
 
 
 def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
-    """Apply a stored event once. Idempotent, safe for concurrent workers; the event's content never makes it raise.
+    """Apply a stored event once. Safe for concurrent workers. No content of an event makes this raise.
 
     `include_quarantined` also applies a quarantined event, at an administrator's request.
     """
-    states = (*OPEN, StripeEvent.States.QUARANTINED) if include_quarantined else OPEN
+    states = (*OPEN_STATES, StripeEvent.States.QUARANTINED) if include_quarantined else OPEN_STATES
     event = StripeEvent.objects.filter(pk=event_pk, state__in=states).first()
     if event is None:
         return
@@ -109,10 +111,10 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
             handler = HANDLERS.get(event.type)
             is_applied = handler is not None and handler(stripe_object, event.payload)
             _close(event, StripeEvent.States.APPLIED if is_applied else StripeEvent.States.IGNORED, "", states)
-    except Quarantined as refusal:
-        _close(event, StripeEvent.States.QUARANTINED, str(refusal), states)
-    except Parked as reason:
-        _park(event, str(reason), states)
+    except Quarantined as error:
+        _close(event, StripeEvent.States.QUARANTINED, str(error), states)
+    except Parked as error:
+        _park(event, str(error), states)
     except PaymentUnavailable:
         _park(event, "The payment provider did not answer a request for the object.", states)
     except Exception as error:
@@ -122,9 +124,10 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
 
 
 def _current_object(event: StripeEvent) -> dict[str, Any]:
-    """Return the event's object. A refund, dispute or customer is fetched, because its events can be out of order.
+    """Return the object that an event is about, and credit its payment first if that has not happened.
 
-    All calls to the provider happen here, outside any transaction. Raises Quarantined, PaymentUnavailable.
+    Refunds, disputes and customers are fetched from the provider, because their events can be out of order. All calls
+    to the provider happen here, outside any transaction. Raises Quarantined, PaymentUnavailable.
     """
     stripe_object = _embedded_object(event.payload)
     kind = str(stripe_object.get("object"))
@@ -132,10 +135,10 @@ def _current_object(event: StripeEvent) -> dict[str, Any]:
         return stripe_object
     try:
         stripe_object = gateway.fetch_object(kind, str(stripe_object.get("id")))
-        intent = str(stripe_object.get("payment_intent") or "")
-        # A refund or dispute can arrive before the event of its own payment.
-        if intent and not TopUp.objects.filter(payment_intent=intent).exists():
-            _credit_payment(intent)
+        intent_id = str(stripe_object.get("payment_intent") or "")
+        # The event of a refund or dispute can arrive before the event of the payment.
+        if intent_id and not TopUp.objects.filter(payment_intent=intent_id).exists():
+            _credit_payment(intent_id)
     except CustomerGone:
         return stripe_object | {"deleted": True}  # as Stripe marks a deleted customer
     except PaymentRefused as error:
@@ -143,10 +146,10 @@ def _current_object(event: StripeEvent) -> dict[str, Any]:
     return stripe_object
 
 
-def _credit_payment(payment_intent: str) -> None:
+def _credit_payment(intent_id: str) -> None:
     """Fetch a payment whose own event has not arrived, and credit it. Raises Quarantined."""
-    intent = gateway.fetch_object("payment_intent", payment_intent)
-    session = gateway.session_of(payment_intent)
+    intent = gateway.fetch_object("payment_intent", intent_id)
+    session = gateway.find_session(intent_id)
     with transaction.atomic():
         # Our Checkout Sessions carry a reference. An automatic top-up has no session, only a Payment Intent.
         if session is not None and session.get("client_reference_id"):
@@ -158,7 +161,7 @@ def _credit_payment(payment_intent: str) -> None:
 def _apply_session(session: dict[str, Any], payload: dict[str, Any]) -> bool:
     """Apply a Checkout Session that completed or expired."""
     _require_kind(session, "checkout.session", "Checkout Session")
-    if session.get("mode") == "setup":  # it saved a card, and no money moved
+    if session.get("mode") == "setup":  # the page saved a card; no money moved
         return False
     payments.apply_session(session, livemode=payload.get("livemode"), at=payload.get("created"))
     return True
@@ -188,7 +191,7 @@ def _apply_dispute(dispute: dict[str, Any], payload: dict[str, Any]) -> bool:
 
 
 def _forget_customer(customer: dict[str, Any], payload: dict[str, Any]) -> bool:
-    """Forget a customer, but only if the provider confirmed that it is deleted.
+    """Forget a customer if `_current_object` found that it is deleted.
 
     Raises Quarantined for an event of the other mode (test or live).
     """
@@ -214,7 +217,7 @@ HANDLERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], bool]] = {
     "charge.dispute.closed": _apply_dispute,
     "customer.deleted": _forget_customer,
 }
-"""The handler of each event type. All other types are stored and ignored.
+"""The handler of each event type. Events of other types are stored and ignored.
 
 A handler gets the object from `_current_object` and the stored event. It returns whether it applied anything."""
 
@@ -231,22 +234,24 @@ def _require_kind(stripe_object: dict[str, Any], kind: str, title: str) -> None:
         raise Quarantined(f"The event carries no {title}.")
 
 
-def _close(event: StripeEvent, state: StripeEvent.States, reason: str, states: tuple[StripeEvent.States, ...]) -> None:
-    """Store the result of an event, unless another worker has moved it out of `states`."""
-    StripeEvent.objects.filter(pk=event.pk, state__in=states).update(
+def _close(
+    event: StripeEvent, state: StripeEvent.States, reason: str, from_states: tuple[StripeEvent.States, ...]
+) -> None:
+    """Store the final state of an event, unless another worker has moved it out of `from_states`."""
+    StripeEvent.objects.filter(pk=event.pk, state__in=from_states).update(
         state=state, reason=reason, applied_at=timezone.now(), retry_at=None
     )
 
 
-def _park(event: StripeEvent, reason: str, states: tuple[StripeEvent.States, ...]) -> None:
+def _park(event: StripeEvent, reason: str, from_states: tuple[StripeEvent.States, ...]) -> None:
     """Schedule the next attempt, or quarantine an event that has been retried for too long."""
-    if event.received_at < timezone.now() - MAX_PARKED:
-        _close(event, StripeEvent.States.QUARANTINED, reason, states)
+    if event.received_at < timezone.now() - MAX_PARKED_AGE:
+        _close(event, StripeEvent.States.QUARANTINED, reason, from_states)
         return
-    wait = RETRY_SECONDS[min(event.tries, len(RETRY_SECONDS) - 1)]
-    StripeEvent.objects.filter(pk=event.pk, state__in=states).update(
+    delay_seconds = RETRY_SECONDS[min(event.tries, len(RETRY_SECONDS) - 1)]
+    StripeEvent.objects.filter(pk=event.pk, state__in=from_states).update(
         state=StripeEvent.States.PARKED,
         reason=reason,
         tries=event.tries + 1,
-        retry_at=timezone.now() + timedelta(seconds=wait),
+        retry_at=timezone.now() + timedelta(seconds=delay_seconds),
     )

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
-from billing.messages import line_title, to_major
+from billing.amounts import to_major
+from billing.messages import line_title
 from billing.models import Invoice, InvoiceLine, Receipt
 
 RECEIPT_COLUMNS = (
@@ -30,7 +31,8 @@ RECEIPT_COLUMNS = (
     "currency",
 )
 FORMULA_PREFIXES = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
-"""First characters that make a spreadsheet evaluate a cell. East Asian versions accept the full-width ones too."""
+"""First characters that make a spreadsheet evaluate a cell, or that it skips before such a character. East Asian
+versions accept the full-width ones too."""
 
 
 def costs_csv(receipts: Iterable[Receipt]) -> Iterator[str]:
@@ -59,6 +61,7 @@ def invoice_csv(invoice: Invoice) -> Iterator[str]:
 
 
 def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
+    """Yield the cells of RECEIPT_COLUMNS for each line of a receipt."""
     hold = receipt.hold
     head = [
         f"R-{receipt.pk}",
@@ -97,7 +100,7 @@ def _summary(rule: str, title: str, amount_minor: int, invoice: Invoice) -> list
 
 
 def escape_formula(text: str) -> str:
-    """Escape a text that a spreadsheet would evaluate as a formula."""
+    """Return the text, after an apostrophe if a spreadsheet would evaluate it as a formula."""
     return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text
 
 

@@ -26,13 +26,14 @@ API_VERSION = "2026-10-28.endive"
 SIGNATURE_TOLERANCE_SECONDS = 300
 """Largest difference between the header's time and ours: the default of Stripe's own libraries."""
 NETWORK_RETRIES = 2
-"""How often the client repeats a call that got no answer. The idempotency key makes this safe."""
+"""How often the client repeats a call that got no answer: two bridge a short failure, and no page waits for long.
+The idempotency key makes this safe."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """A hosted page of the provider."""
+    """A Checkout Session: a page on the provider's site that takes a payment or saves a card."""
 
     session_id: str
     url: str
@@ -80,9 +81,10 @@ def mode() -> str:
 def create_customer(*, reference: str, name: str, email: str, replaces: str = "") -> str:
     """Create the customer object of an organization and return its id. Raises PaymentUnavailable, PaymentRefused.
 
-    `replaces` is the id of a deleted customer; it makes the idempotency key differ.
+    `reference` names the organization. `replaces` is the id of the deleted customer before this one: with the same
+    idempotency key, the provider would return that one again.
     """
-    # The mail address is part of the key: a call by another member is a different request.
+    # Stripe refuses a repeated key with other parameters, so the key depends on them.
     fingerprint = hashlib.sha256(f"{name} {email} {replaces}".encode()).hexdigest()[:16]
     created = _call(
         lambda: _client().v1.customers.create(
@@ -93,10 +95,10 @@ def create_customer(*, reference: str, name: str, email: str, replaces: str = ""
     return str(created.id)
 
 
-def is_customer_deleted(customer: str) -> bool:
+def is_customer_deleted(customer_id: str) -> bool:
     """Return whether the customer was deleted at the provider. Raises PaymentUnavailable."""
     try:
-        return fetch_object("customer", customer).get("deleted") is True
+        return fetch_object("customer", customer_id).get("deleted") is True
     except CustomerGone:
         return True
 
@@ -107,20 +109,20 @@ def create_checkout(
     amount_minor: int,
     currency: str,
     title: str,
-    customer: str,
+    customer_id: str,
     return_url: str,
     save_card: bool = False,
 ) -> Checkout:
-    """Create a payment page for one amount. Idempotent on `reference` and `customer`.
+    """Create a payment page for one amount. Idempotent on `reference`, the top-up's id, and the customer.
 
     The page offers all payment methods that are enabled at the provider for the currency (cards, Alipay, WeChat Pay …).
-    `save_card` saves a card for automatic top-ups; other methods stay available but are not saved.
+    With `save_card`, a card is saved for automatic top-ups; other methods stay available but are not saved.
     Raises PaymentUnavailable, PaymentRefused.
     """
     parameters: dict[str, Any] = {
         "mode": "payment",
         "client_reference_id": reference,
-        "customer": customer,
+        "customer": customer_id,
         "line_items": [
             {
                 "quantity": 1,
@@ -137,32 +139,32 @@ def create_checkout(
     }
     if save_card:
         parameters["payment_method_options"] = {"card": {"setup_future_usage": "off_session"}}
-    return _checkout(parameters, f"top-up-{reference}-{customer}")
+    return _create_session(parameters, f"top-up-{reference}-{customer_id}")
 
 
-def create_card_setup(*, reference: str, customer: str, currency: str, return_url: str) -> Checkout:
+def create_card_setup(*, reference: str, customer_id: str, currency: str, return_url: str) -> Checkout:
     """Create a page that saves a card without a payment. Raises PaymentUnavailable, PaymentRefused."""
     parameters = {
         "mode": "setup",
-        "customer": customer,
+        "customer": customer_id,
         "currency": currency.lower(),
         "success_url": f"{return_url}?saved=1",
         "cancel_url": return_url,
     }
-    return _checkout(parameters, f"setup-{reference}-{customer}")
+    return _create_session(parameters, f"setup-{reference}-{customer_id}")
 
 
 def expire_checkout(session_id: str) -> None:
-    """Close a payment page. No effect on one that is paid or closed. Raises PaymentUnavailable."""
+    """Close a payment page. Does nothing if the page was paid or closed before. Raises PaymentUnavailable."""
     try:
         _call(lambda: _client().v1.checkout.sessions.expire(session_id))
     except PaymentRefused:
         return
 
 
-def cards(customer: str) -> list[Card]:
+def cards(customer_id: str) -> list[Card]:
     """Return the customer's saved payment methods, newest first. Raises PaymentUnavailable, PaymentRefused."""
-    page = _call(lambda: _client().v1.customers.payment_methods.list(customer, {"limit": 100}))
+    page = _call(lambda: _client().v1.customers.payment_methods.list(customer_id, {"limit": 100}))
     return [_card(method.to_dict()) for method in page.data]
 
 
@@ -175,9 +177,9 @@ def remove_card(method_id: str) -> None:
 
 
 def charge_card(
-    *, reference: str, customer: str, method_id: str, amount_minor: int, currency: str, title: str
+    *, reference: str, customer_id: str, method_id: str, amount_minor: int, currency: str, title: str
 ) -> StripeStatus:
-    """Charge a saved card off-session. Idempotent on `reference`.
+    """Charge a saved card while the cardholder is absent ("off-session"). Idempotent on `reference`, the top-up's id.
 
     Raises PaymentDeclined (with the bank's code) and PaymentRefused. After PaymentUnavailable it is unknown whether the
     card was charged: repeat the same call.
@@ -187,7 +189,7 @@ def charge_card(
             {
                 "amount": amount_minor,
                 "currency": currency.lower(),
-                "customer": customer,
+                "customer": customer_id,
                 "payment_method": method_id,
                 "description": title,
                 "metadata": {"top_up": reference},
@@ -200,34 +202,40 @@ def charge_card(
     return StripeStatus(str(intent.id), str(intent.status))
 
 
-def find_charge(*, reference: str, customer: str) -> StripeStatus | None:
-    """Return the customer's payment with this `reference`, or None. Raises as `charge_card`."""
-    page = _call(lambda: _client().v1.payment_intents.list({"customer": customer, "limit": 100}))
+def find_charge(*, reference: str, customer_id: str) -> StripeStatus | None:
+    """Return the payment with this `reference` among the customer's last 100 payments, or None.
+
+    Raises PaymentUnavailable, PaymentRefused.
+    """
+    page = _call(lambda: _client().v1.payment_intents.list({"customer": customer_id, "limit": 100}))
     return _with_reference("top_up", reference, page.data)
 
 
-def refund(*, reference: str, payment_intent: str, amount_minor: int) -> StripeStatus:
+def refund(*, reference: str, payment_intent_id: str, amount_minor: int) -> StripeStatus:
     """Refund an amount to the original payment method. Idempotent on `reference`.
 
     Raises PaymentRefused. After PaymentUnavailable the result is unknown: repeat the same call.
     """
     created = _call(
         lambda: _client().v1.refunds.create(
-            {"payment_intent": payment_intent, "amount": amount_minor, "metadata": {"refund": reference}},
+            {"payment_intent": payment_intent_id, "amount": amount_minor, "metadata": {"refund": reference}},
             {"idempotency_key": f"refund-{reference}"},
         )
     )
     return StripeStatus(str(created.id), str(created.status))
 
 
-def find_refund(*, reference: str, payment_intent: str) -> StripeStatus | None:
-    """Return the payment's refund with this `reference`, or None. Raises PaymentUnavailable."""
-    page = _call(lambda: _client().v1.refunds.list({"payment_intent": payment_intent, "limit": 100}))
+def find_refund(*, reference: str, payment_intent_id: str) -> StripeStatus | None:
+    """Return the refund with this `reference` among the payment's last 100 refunds, or None.
+
+    Raises PaymentUnavailable, PaymentRefused.
+    """
+    page = _call(lambda: _client().v1.refunds.list({"payment_intent": payment_intent_id, "limit": 100}))
     return _with_reference("refund", reference, page.data)
 
 
 def fetch_object(kind: str, object_id: str) -> dict[str, Any]:
-    """Return an object's current state. Raises PaymentUnavailable, and PaymentRefused if it does not exist."""
+    """Return the current fields of an object. Raises PaymentUnavailable, and PaymentRefused if it does not exist."""
     v1 = _client().v1
     retrieve: dict[str, Callable[[str], stripe.StripeObject]] = {
         "checkout.session": v1.checkout.sessions.retrieve,
@@ -240,9 +248,9 @@ def fetch_object(kind: str, object_id: str) -> dict[str, Any]:
     return fields
 
 
-def session_of(payment_intent: str) -> dict[str, Any] | None:
+def find_session(payment_intent_id: str) -> dict[str, Any] | None:
     """Return the Checkout Session of a payment, or None if it had none. Raises PaymentUnavailable."""
-    page = _call(lambda: _client().v1.checkout.sessions.list({"payment_intent": payment_intent, "limit": 1}))
+    page = _call(lambda: _client().v1.checkout.sessions.list({"payment_intent": payment_intent_id, "limit": 1}))
     return page.data[0].to_dict() if page.data else None
 
 
@@ -258,10 +266,10 @@ def events_since(created: int) -> Iterator[dict[str, Any]]:
 
 
 def verify(payload: bytes, header: str) -> dict[str, Any]:
-    """Verify a webhook's signature and return its event.
+    """Verify a webhook's signature and return its event. `header` is Stripe-Signature.
 
-    The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, the
-    time is off by more than the tolerance, or the body is no event.
+    The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, if its
+    time and ours differ by more than the tolerance, or if the body is no event.
     """
     stamp, signatures = _parse_header(header)
     if abs(time.time() - stamp) > SIGNATURE_TOLERANCE_SECONDS:
@@ -285,7 +293,7 @@ def verify(payload: bytes, header: str) -> dict[str, Any]:
 
 
 def webhook_secrets() -> list[str]:
-    """Return the accepted signing secrets; two during a rotation."""
+    """Return the secrets of which one must have signed a webhook: two while an administrator rotates them."""
     return [sandbox_secret()] if settings.PAYMENTS_SANDBOX else list(settings.STRIPE_WEBHOOK_SECRETS)
 
 
@@ -295,7 +303,10 @@ def sandbox_secret() -> str:
 
 
 def sandbox_key() -> str:
-    """Return the sandbox's API key. Secret: customers' code can reach loopback, and events name other organizations."""
+    """Return the sandbox's API key.
+
+    It is secret, because customers' code can reach the sandbox on loopback, and events name other organizations.
+    """
     return "sk_test_" + _derived_secret(settings.SECRET_KEY, "payments sandbox key")
 
 
@@ -313,7 +324,8 @@ def _parse_header(header: str) -> tuple[int, list[bytes]]:
             stamp = value
         elif name == "v1":
             signatures.append(value.encode("utf-8", "surrogateescape"))
-    # isdecimal() and int() also accept digits of other scripts, which Stripe never sends. Unix times have ten digits.
+    # `isdecimal` and `int` also accept digits of other scripts. Unix times have ten digits until the year 2286; more
+    # than eleven are an attack.
     if not (stamp.isascii() and stamp.isdecimal() and len(stamp) < 12):
         raise BadSignature
     return int(stamp), signatures
@@ -322,16 +334,16 @@ def _parse_header(header: str) -> tuple[int, list[bytes]]:
 # --- The client -------------------------------------------------------------------------------------------------------
 
 
-def _checkout(parameters: dict[str, Any], key: str) -> Checkout:
+def _create_session(parameters: dict[str, Any], key: str) -> Checkout:
     session = _call(lambda: _client().v1.checkout.sessions.create(parameters, {"idempotency_key": key}))  # type: ignore[arg-type]  # a dict of ours, checked by the tests
     return Checkout(str(session.id), str(session.url))
 
 
 def _with_reference(name: str, reference: str, objects: Sequence[Any]) -> StripeStatus | None:
     """Return the object whose metadata has our reference under `name`, or None."""
-    for each in objects:
-        if (each.to_dict().get("metadata") or {}).get(name) == reference:
-            return StripeStatus(str(each.id), str(each.status))
+    for stripe_object in objects:
+        if (stripe_object.to_dict().get("metadata") or {}).get(name) == reference:
+            return StripeStatus(str(stripe_object.id), str(stripe_object.status))
     return None
 
 
@@ -344,7 +356,10 @@ def _card(method: dict[str, Any]) -> Card:
 
 
 def _call(call: Callable[[], T]) -> T:
-    """Return the result of a call to the provider, with its exceptions translated to ours."""
+    """Return the result of `call`, a call to the provider, and translate its exceptions to ours.
+
+    Raises PaymentDeclined, CustomerGone, PaymentRefused, PaymentUnavailable.
+    """
     try:
         return call()
     except stripe.CardError as error:
@@ -352,6 +367,7 @@ def _call(call: Callable[[], T]) -> T:
         raise PaymentDeclined(reason=code) from error
     except stripe.InvalidRequestError as error:
         reason = str(error.user_message or error)
+        # Requests that only name the customer fail with its parameter, requests for its URL only with this message.
         is_customer_gone = error.code == "resource_missing" and (
             error.param == "customer" or reason.startswith("No such customer")
         )
@@ -368,7 +384,7 @@ def _client() -> stripe.StripeClient:
 
 @cache
 def _client_for(key: str, base: str) -> stripe.StripeClient:
-    """Return one client per key and host, which keeps its connections open."""
+    """Return the client for a key and an API address (empty: Stripe's own). It is cached to keep its connections."""
     addresses: Any = {"api": base} if base else {}
     return stripe.StripeClient(
         key, base_addresses=addresses, max_network_retries=NETWORK_RETRIES, stripe_version=API_VERSION

@@ -30,11 +30,12 @@ logger = logging.getLogger(__name__)
 
 FONTS = settings.BASE_DIR / "static" / "vendor" / "fonts"
 MAX_DETAILED_RUNS = 300
-"""Largest number of runs whose receipt lines the PDF shows. Longer invoices show one row per run; the CSV has all."""
+"""Most runs of an invoice whose PDF shows every receipt line. A web request renders it, and each row takes time; nobody
+reads more pages anyway. Longer invoices show one row for each run. The CSV has all lines."""
 
 
 def pdf(*, invoice: Invoice, language: str) -> bytes:
-    """Return an invoice as PDF, in English if `language` is not supported. Raises DocumentUnavailable."""
+    """Return an invoice as PDF. It is in English if the console has no such `language`. Raises DocumentUnavailable."""
     language = language if language in dict(settings.LANGUAGES) else "en"
     document = InvoiceDocument.objects.filter(invoice=invoice, language=language).first()
     if document is None:
@@ -63,7 +64,7 @@ def is_available() -> bool:
 
 
 def problem() -> str:
-    """Return which package an administrator must install to render PDFs, or an empty string."""
+    """Return a message that names the packages an administrator must install for PDFs, or an empty string."""
     if not is_available():
         return _(
             "PDF invoices need Pango, which is not installed. On Debian and Ubuntu: apt-get install "
@@ -76,7 +77,7 @@ def problem() -> str:
 
 
 def seller_problem() -> str:
-    """Return which details of the seller invoices lack, or an empty string if name and address are set."""
+    """Return a message if the policy lacks the seller's name or address, otherwise an empty string."""
     rules = policy()
     if rules.seller_name and rules.seller_address:
         return ""
@@ -87,7 +88,7 @@ def _render(invoice: Invoice, language: str) -> bytes:
     engine = _weasyprint()
     with translation.override(language):
         page = render_to_string("billing/document.html", context(invoice) | {"language": language, "font": _font()})
-    # Only data: URLs, so that text typed by a customer cannot make the server fetch anything. The font is inline.
+    # Only `data:` URLs, such as the font's: markup that slipped through must not make the server fetch anything.
     fetcher = engine.urls.URLFetcher(allowed_protocols=("data",))
     return bytes(engine.HTML(string=page, url_fetcher=fetcher).write_pdf())
 

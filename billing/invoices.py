@@ -1,8 +1,8 @@
 """Invoices and credit notes: their numbers, receipts, tax and postings.
 
-One transaction locks the number series and writes the number, the document and the postings. So numbers have no gaps, a
-receipt is on one invoice only, and a repeated call issues nothing twice. A document never changes. A correction is a
-credit note: a document with negative amounts.
+One transaction locks the number series and writes the number, the document and the postings. Therefore numbers have no
+gaps, a receipt is on one invoice only, and a repeated call issues nothing twice. A document never changes. A correction
+is a credit note: a document with negative amounts.
 
 Runs are charged when they end, so an invoice posts only the tax. If prices include tax, it comes from revenue.
 Otherwise it comes from paid-in money in the wallet, and the part that the wallet lacks becomes the organization's debt
@@ -34,7 +34,7 @@ from console.notifications import services as notifications
 logger = logging.getLogger(__name__)
 
 NUMBER_DIGITS = 6
-"""Invoice numbers are zero-padded to this many digits."""
+"""Invoice numbers are zero-padded to this many digits, so that a million of them sort as texts in files and tables."""
 
 
 def issue_due() -> list[Invoice]:
@@ -57,9 +57,10 @@ def issue_due() -> list[Invoice]:
 
 @transaction.atomic
 def issue(*, organization: Organization, until: datetime | None = None, user: User | None = None) -> Invoice | None:
-    """Issue an invoice for all uninvoiced receipts before `until` (default: now). Returns None if there are none.
+    """Issue an invoice for all uninvoiced receipts before `until` (default: now).
 
-    `until` marks a periodic invoice, about which a mail is sent. Idempotent and safe under concurrent calls.
+    Returns None if they cost nothing. An invoice with `until` is a periodic one: a mail and a notification announce it.
+    Idempotent and safe under concurrent calls.
     """
     issued_at = timezone.now()
     period_end = until or issued_at
@@ -71,12 +72,12 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     tax, rules = tax_for(organization), policy()
     subtotal = sum(receipt.total_minor for receipt in receipts)
     paid_by_credit = sum(credit_by_hold.values())
-    tax_minor = tax.of(subtotal - paid_by_credit)  # the part paid by credit is not taxed
+    tax_minor = tax.of(subtotal - paid_by_credit)  # the customer did not pay for credit, so it is not taxed
     # `until` is the first moment after the period, and the printed period ends with its last day.
     last_day = installation_time(period_end) - timedelta(microseconds=1 if until else 0)
     invoice = Invoice.objects.create(
         kind=Invoice.Kinds.INVOICE,
-        sequence=_next(series),
+        sequence=_next_number(series),
         number=f"{rules.invoice_prefix}{series.last:0{NUMBER_DIGITS}d}",
         organization=organization,
         currency=receipts[0].currency,
@@ -119,11 +120,12 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
 def correct(
     *, invoice: Invoice, amounts: Mapping[int, int], reason: str, user: User | None, notes_seen: int | None = None
 ) -> Invoice:
-    """Issue a credit note that returns `amounts` (minor units by line id) to the wallet.
+    """Issue a credit note that returns `amounts` (minor units by the line's id) to the wallet.
 
-    Paid-in money is returned first, then credit, which no longer expires. Each note returns the tax on its amount.
-    The note that returns the last cent also returns all tax that is left. `notes_seen` is the number of notes when the
-    user's page was shown, so a form submitted twice issues one note. Raises InvoiceRefused.
+    Of each line, paid-in money is returned first, then credit, which no longer expires. Each note also returns the tax
+    on its amount; the note that returns the last cent returns all tax that is left. `notes_seen` is the number of notes
+    that the user's page showed. If there are others now, the note is refused, so a form that is submitted twice issues
+    one note. Raises InvoiceRefused.
     """
     series = _locked_series(Invoice.Kinds.CREDIT_NOTE)
     if notes_seen is not None and invoice.notes.count() != notes_seen:
@@ -149,7 +151,7 @@ def correct(
     returned_tax = invoice.tax_minor + (earlier["tax"] or 0) - tax.of(taxable_left)
     note = Invoice.objects.create(
         kind=Invoice.Kinds.CREDIT_NOTE,
-        sequence=_next(series),
+        sequence=_next_number(series),
         number=f"{policy().note_prefix}{series.last:0{NUMBER_DIGITS}d}",
         organization_id=invoice.organization_id,
         currency=invoice.currency,
@@ -186,12 +188,12 @@ def correct(
 
 
 def invoices_for(organization: Organization) -> QuerySet[Invoice]:
-    """Return invoices and credit notes, newest first."""
-    return Invoice.objects.filter(organization=organization).select_related("corrects")
+    """Return the invoices and credit notes of an organization, newest first."""
+    return Invoice.objects.filter(organization=organization).select_related("corrects").order_by("-id")
 
 
 def invoice_for(organization: Organization, pk: int) -> Invoice:
-    """Return one document. Raises NotFound if it belongs to another organization."""
+    """Return an invoice or credit note. Raises NotFound if it does not exist or belongs to another organization."""
     invoice = invoices_for(organization).filter(pk=pk).first()
     if invoice is None:
         raise NotFound
@@ -201,7 +203,8 @@ def invoice_for(organization: Organization, pk: int) -> Invoice:
 def uninvoiced_minor(organization: Organization) -> int:
     """Return the charges that are not on an invoice yet, in minor units.
 
-    An invoice's subtotal is the sum of its receipts. The difference of the totals needs no look at each receipt's line.
+    An invoice's subtotal is the sum of its receipts, so two sums are enough. To find the receipts without an invoice
+    would take a join over all of them.
     """
     charged = Receipt.objects.filter(organization=organization).aggregate(total=Sum("total_minor", default=0))
     invoices = Invoice.objects.filter(organization=organization, kind=Invoice.Kinds.INVOICE)
@@ -292,7 +295,7 @@ def _locked_series(kind: Invoice.Kinds) -> InvoiceSeries:
     return InvoiceSeries.objects.select_for_update().get(kind=kind)
 
 
-def _next(series: InvoiceSeries) -> int:
+def _next_number(series: InvoiceSeries) -> int:
     """Return the next number of a locked series."""
     series.last += 1
     InvoiceSeries.objects.filter(pk=series.pk).update(last=F("last") + 1)

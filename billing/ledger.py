@@ -3,8 +3,9 @@
 Each transaction has a unique reference, so posting it twice changes nothing. Constraints and triggers in the database
 enforce the rules: entries sum to zero, entries are append-only, `posted >= held >= 0`.
 
-Lock order everywhere: the hold's row, wallets by id, then platform accounts by id. This prevents deadlocks, and the
-platform accounts, which every posting touches, are locked for the shortest time.
+Every transaction locks rows in the same order, which prevents deadlocks: first the hold, then the accounts of
+organizations by id, then the platform's accounts by id. Every posting touches a platform account, so these come last
+and are locked for the shortest time.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from psycopg import Cursor
 
+from billing.amounts import money
 from billing.errors import InsufficientFunds, LedgerConflict
-from billing.messages import money
 from billing.models import Account, Entry
 
 MOVE = "SELECT billing_move(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"
@@ -28,7 +29,7 @@ MOVE = "SELECT billing_move(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"
 
 
 def wallet_account(*, organization_id: int, currency: str) -> Account:
-    """Return the organization's wallet, creating it if needed. Safe under concurrent calls."""
+    """Return the organization's wallet, which is created if needed. Safe under concurrent calls."""
     Account.objects.bulk_create(
         [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True
     )
@@ -36,7 +37,7 @@ def wallet_account(*, organization_id: int, currency: str) -> Account:
 
 
 def platform_account(kind: Account.Kinds, currency: str) -> Account:
-    """Return the platform's account of this kind, creating it if needed."""
+    """Return the platform's account of this kind and currency, which is created if needed."""
     account = Account.objects.filter(organization=None, kind=kind, currency=currency).first()
     if account is None:
         Account.objects.bulk_create([Account(kind=kind, currency=currency)], ignore_conflicts=True)
@@ -45,21 +46,21 @@ def platform_account(kind: Account.Kinds, currency: str) -> Account:
 
 
 def receivable_account(wallet: Account) -> Account:
-    """Return the account of the organization's debts, creating it if needed. Its balance is 0 or negative."""
+    """Return the account of the organization's debts, which is created if needed. A debt is a negative balance."""
     return _organization_account(wallet, Account.Kinds.RECEIVABLE)
 
 
 def written_off_account(wallet: Account) -> Account:
-    """Return the account of the organization's waived debts, creating it if needed. Its balance is 0 or negative."""
+    """Return the account of the organization's written-off debts, created if needed. A debt is a negative balance."""
     return _organization_account(wallet, Account.Kinds.WRITTEN_OFF)
 
 
 def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple[Account, int]]) -> bool:
-    """Post a transaction. Amounts are in minor units and sum to zero; each account occurs once; zeros are dropped.
+    """Post a transaction of (account, amount in minor units) entries and return True.
 
-    Returns False if the reference was already posted with the same entries. Raises InsufficientFunds if a wallet would
-    fall below its holds, LedgerConflict if the reference exists with other entries, ValueError if the entries do not
-    balance or are all zero.
+    The amounts sum to zero, and each account occurs once. Entries of 0 are dropped. Returns False if the reference was
+    already posted with the same entries. Raises InsufficientFunds if a wallet would fall below its holds,
+    LedgerConflict if the reference exists with other entries, ValueError if the entries do not balance or are all zero.
     """
     amounts = {account.pk: amount for account, amount in entries if amount}
     if not amounts or sum(amounts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:
@@ -98,7 +99,7 @@ def hold(*, account: Account, amount_minor: int) -> None:
 
 
 def unhold(*, account: Account, amount_minor: int) -> None:
-    """Decrease the wallet's held amount. The caller has locked the hold's row, so it happens once."""
+    """Decrease the wallet's held amount. The caller has locked the open hold, so no other call does it again."""
     Account.objects.filter(pk=account.pk).update(held_minor=F("held_minor") - amount_minor)
 
 
@@ -128,7 +129,10 @@ def _organization_account(wallet: Account, kind: Account.Kinds) -> Account:
 
 
 def _move(values: tuple[Any, ...]) -> None:
-    """Call the stored function. psycopg's own cursor sends values apart from the statement, so it is planned once."""
+    """Call the stored function with psycopg's own cursor.
+
+    Unlike Django's, it sends the values apart from the statement, so PostgreSQL parses and plans the statement once.
+    """
     connection.ensure_connection()
     with connection.wrap_database_errors, Cursor(connection.connection) as cursor:
         cursor.execute(MOVE, values)

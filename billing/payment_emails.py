@@ -10,19 +10,20 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import customers
+from billing.amounts import money
 from billing.emails import payers
-from billing.messages import failure_sentence, money
+from billing.messages import payment_failure_sentence
 from billing.models import AutoTopUp, Dispute, TopUp
 from console.accounts.emails import deliver
 
 MAX_AGE = timedelta(days=3)
-"""Older events get no mail: after a long outage, mails about them would only confuse."""
+"""Failures and disputes older than this are not mailed: after a long outage, the mail would come too late to act on."""
 
 
 def send_due() -> int:
-    """Send the mails that are due and return their number.
+    """Send the mails that are due. Returns the number of failures and disputes mailed, each to all who may pay.
 
-    `deliver` sets `mailed_at` before it sends, so concurrent workers send each mail once. It renders a mail once per
+    `deliver` sets `mailed_at` before it sends, so concurrent workers send each mail once. It renders a mail for each
     language and time zone of the recipients.
     """
     since = timezone.now() - MAX_AGE
@@ -44,7 +45,7 @@ def send_due() -> int:
 
 
 def _send_deleted_cards(setup: AutoTopUp) -> bool:
-    """Mail that the provider deleted the customer with its cards. Returns whether a mail was sent."""
+    """Mail that the saved cards were deleted at the provider. Returns whether a mail was sent."""
     organization = setup.account.owner
 
     def render() -> tuple[str, str]:
@@ -69,7 +70,7 @@ def _send_failure(top_up: TopUp) -> bool:
             "organization": organization,
             "amount": money(top_up.amount_minor, top_up.currency),
             "card": setup.method_label,
-            "why": failure_sentence(top_up.failure),
+            "why": payment_failure_sentence(top_up.failure),
             "is_on": setup.is_on,
             "url": f"{settings.TRAINYARD_URL}/wallet/cards/",
         }

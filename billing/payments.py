@@ -1,7 +1,8 @@
-"""Top-ups: open the provider's payment page, and credit the wallet once the provider proves the payment.
+"""Top-ups: open the provider's payment page, and credit the wallet when the provider reports the payment.
 
-Only the provider's signed event or API answer credits a wallet, keyed on the top-up, after mode, amount, currency and
-session were compared with our row. The page that the customer returns to credits nothing.
+Only the provider's signed event, or its answer to our request, credits a wallet. Before that, mode, amount, currency
+and session are compared with the top-up's row. A top-up is credited once. The customer's return from the payment page
+credits nothing, because anybody can open its URL.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import currencies, customers, gateway, receivables
+from billing.amounts import money
 from billing.errors import AmountRefused, PaymentRefused, Quarantined
-from billing.messages import money
 from billing.models import Account, Quote, TopUp
 from console.accounts import services
 from console.accounts.models import User
 from console.installation.selectors import installation
 from console.notifications import services as notifications
 
-OPEN = (TopUp.States.CREATED, TopUp.States.PENDING)
+OPEN_STATES = (TopUp.States.CREATED, TopUp.States.PENDING)
 """States of top-ups whose payment has no result yet."""
 
 
 def start_top_up(*, account: Account, amount_minor: int, user: User, save_card: bool = False) -> TopUp:
-    """Open a payment page for an amount. `save_card` saves the card for automatic top-ups.
+    """Create a top-up and its payment page. `save_card` saves the card for automatic top-ups.
 
     Raises AmountRefused (field amount_minor), OrganizationClosing, PaymentUnavailable, PaymentRefused.
     """
@@ -43,33 +44,37 @@ def start_top_up(*, account: Account, amount_minor: int, user: User, save_card: 
 
 
 def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> TopUp:
-    """Open a payment page for the amount that the wallet lacks to buy a quote, at least the minimum top-up.
+    """Create a top-up and its payment page for the amount that the wallet lacks to buy a quote.
 
-    The money is credited like any top-up; `top_up.quote` names the quote to buy with it. Raises AmountRefused if the
-    amount exceeds the largest payment, OrganizationClosing, PaymentUnavailable, PaymentRefused.
+    The amount is at least the smallest top-up. The payment is credited like any top-up; `jobs` then buys
+    `top_up.quote`. Raises AmountRefused if the amount exceeds the largest top-up, OrganizationClosing,
+    PaymentUnavailable, PaymentRefused.
     """
     services.require_open(organization=account.owner)
-    amount = shortfall_minor(quote, account=account)
-    if amount > settings.TOP_UP_MAXIMUM_MINOR:
+    amount_minor = shortfall_minor(quote, account=account)
+    if amount_minor > settings.TOP_UP_MAXIMUM_MINOR:
         raise AmountRefused(
             _(
                 "This needs %(missing)s more, but a single payment can be at most %(most)s. Top up several "
                 "times, then buy."
             )
             % {
-                "missing": money(amount, account.currency),
+                "missing": money(amount_minor, account.currency),
                 "most": money(settings.TOP_UP_MAXIMUM_MINOR, account.currency),
             }
         )
     return _open_page(
-        TopUp(account=account, amount_minor=amount, created_by=user, quote=quote), user=user, return_path=return_path
+        TopUp(account=account, amount_minor=amount_minor, created_by=user, quote=quote),
+        user=user,
+        return_path=return_path,
     )
 
 
 def shortfall_minor(quote: Quote, *, account: Account, held_minor: int = 0) -> int:
-    """Return the amount to pay before the quote can be bought, at least the minimum top-up.
+    """Return the amount to pay in before the quote can be bought, at least the smallest top-up, in minor units.
 
-    A debt is added, because a payment settles it first. `held_minor`: what is already held for the purchase.
+    A debt is added, because a payment settles it first. `held_minor` is the amount already held for the purchase: an
+    extension needs only the rest.
     """
     shortfall = quote.ceiling_minor - held_minor - account.available_minor + receivables.owed_minor(account)
     return currencies.round_up_for_payment(max(shortfall, int(settings.TOP_UP_MINIMUM_MINOR)), quote.currency)
@@ -98,10 +103,10 @@ def step_sentence(currency: str) -> str:
 
 
 def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = None) -> TopUp:
-    """Apply a Checkout Session to its top-up. Paid is final: later events do not change it.
+    """Apply the state of a Checkout Session to its top-up. Nothing changes a paid top-up.
 
-    Runs in the caller's transaction. `at` is the event's Unix time. Raises Quarantined if the session does not match
-    our row.
+    Call it in a transaction. `at` is the event's Unix time. Raises Quarantined if the session does not match the
+    top-up's row.
     """
     top_up = locked_top_up(session.get("client_reference_id"))
     if session.get("payment_status") == "paid":
@@ -119,14 +124,17 @@ def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = 
 
 
 def fail_session(session: Mapping[str, Any]) -> TopUp:
-    """Mark the top-up of a failed delayed payment as failed. In the caller's transaction. Raises Quarantined."""
+    """Mark a top-up as failed: its payment method confirms later, and the payment was refused then.
+
+    Call it in a transaction. Raises Quarantined.
+    """
     top_up = locked_top_up(session.get("client_reference_id"))
     close_top_up(top_up, TopUp.States.FAILED, failure="async_payment_failed")
     return top_up
 
 
 def parse_timestamp(stamp: object) -> datetime:
-    """Convert the provider's Unix time. An unreadable one becomes now: it must not stop the payment."""
+    """Convert the provider's Unix time. An unreadable one becomes now, because it must not stop the payment."""
     try:
         return datetime.fromtimestamp(stamp, UTC)  # type: ignore[arg-type]  # other types raise, which is handled
     except (TypeError, ValueError, OverflowError, OSError):
@@ -142,7 +150,7 @@ def locked_top_up(reference: object) -> TopUp:
 
 
 def require_match(pairs: Mapping[str, tuple[object, object]]) -> None:
-    """Compare (received, expected) pairs by name. Raises Quarantined with all differences."""
+    """Raise Quarantined, with all differences, unless each pair (received, expected) is equal. Keys name the pairs."""
     differences = [
         f"{name} is {received!r}, not {expected!r}"
         for name, (received, expected) in pairs.items()
@@ -153,7 +161,7 @@ def require_match(pairs: Mapping[str, tuple[object, object]]) -> None:
 
 
 def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
-    """Credit a proven payment to the wallet once, in every state of the top-up."""
+    """Credit a payment to the wallet, once. The top-up may be in any state: an expired page can still be paid."""
     receivables.pay_in(
         account=top_up.account,
         amount_minor=top_up.amount_minor,
@@ -171,15 +179,17 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
 
 
 def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> None:
-    """Close an open top-up without a credit. A paid one stays paid."""
-    if top_up.state in OPEN:
+    """Set the final state of a top-up that was not paid. Does nothing if it is not open."""
+    if top_up.state in OPEN_STATES:
         top_up.state, top_up.failure = state, failure[:100]
         top_up.save(update_fields=["state", "failure"])
 
 
 def close_pages(*, account: Account) -> None:
     """Close the open payment pages of a wallet, and apply their final states. Raises PaymentUnavailable."""
-    pages = TopUp.objects.filter(account=account, origin=TopUp.Origins.CHECKOUT, state__in=OPEN).exclude(session_id="")
+    pages = TopUp.objects.filter(account=account, origin=TopUp.Origins.CHECKOUT, state__in=OPEN_STATES).exclude(
+        session_id=""
+    )
     for pk, session_id in list(pages.values_list("pk", "session_id")):
         gateway.expire_checkout(session_id)
         try:
@@ -192,21 +202,24 @@ def close_pages(*, account: Account) -> None:
 
 
 def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool = False) -> TopUp:
-    """Save the top-up, then create its payment page. It may be paid before this returns."""
+    """Save an unsaved top-up, then create its payment page and store its URL. Returns the top-up.
+
+    The page may be paid before this returns.
+    """
     organization = top_up.account.owner
-    customers.customer_of(organization=organization, email=user.email)  # fails before a row is written
+    customers.ensure_customer(organization=organization, email=user.email)  # may raise; nothing is written yet
     top_up.currency = top_up.account.currency
     top_up.save(force_insert=True)
     checkout = customers.with_customer(
         organization=organization,
         email=user.email,
-        call=lambda customer: gateway.create_checkout(
+        call=lambda customer_id: gateway.create_checkout(
             reference=str(top_up.pk),
             amount_minor=top_up.amount_minor,
             currency=top_up.currency,
             title=_("%(name)s wallet of %(organization)s")
             % {"name": installation().name, "organization": organization},
-            customer=customer,
+            customer_id=customer_id,
             return_url=f"{settings.TRAINYARD_URL}{return_path}",
             save_card=save_card,
         ),

@@ -1,6 +1,6 @@
 """Compare price books: simulate a past month under a draft, and list the prices that differ. Read-only.
 
-A run is rated again by `billing.pricing` from the usage on its receipt and the deadline of its quote. Under unchanged
+`billing.pricing` rates each run again, from the usage on its receipt and the deadline of its quote. Under unchanged
 prices each run therefore costs the same.
 """
 
@@ -22,7 +22,7 @@ from console.accounts.models import Organization
 
 @dataclass
 class CustomerPreview:
-    """One customer's month: the amount charged and the simulated one, in minor units."""
+    """One customer's month: the amount that was charged and the amount under the draft, in minor units."""
 
     organization: Organization
     runs: int = 0
@@ -49,23 +49,23 @@ class Preview:
     customers: list[CustomerPreview]
     unpriced: dict[str, int] = field(default_factory=dict)
     """Number of runs whose purchase has no price in the draft, by the purchase's name. Their original cost is used."""
-    unknown: int = 0
-    """Number of runs that predate usage records. Their original cost is used."""
+    without_usage: int = 0
+    """Number of runs from before receipts recorded the usage. Their original cost is used."""
 
     @property
     def runs(self) -> int:
         """Return the number of runs of all customers."""
-        return sum(each.runs for each in self.customers)
+        return sum(customer.runs for customer in self.customers)
 
     @property
     def charged_minor(self) -> int:
         """Return the total charged."""
-        return sum(each.charged_minor for each in self.customers)
+        return sum(customer.charged_minor for customer in self.customers)
 
     @property
     def simulated_minor(self) -> int:
         """Return the simulated total."""
-        return sum(each.simulated_minor for each in self.customers)
+        return sum(customer.simulated_minor for customer in self.customers)
 
     @property
     def change_minor(self) -> int:
@@ -93,14 +93,14 @@ class Change:
 
     @property
     def is_large(self) -> bool:
-        """Return whether the price changes by more than half, or from free to any price."""
+        """Return whether the price changes by more than half. Any price instead of 0 is a large change too."""
         if self.old is None or self.new is None:
             return False
         return abs(self.new - self.old) * 2 > self.old
 
 
 def preview(*, book: PriceBook, month: Month) -> Preview:
-    """Simulate the month's runs in the book's currency under its prices."""
+    """Simulate the runs of a month in the currency of `book` under its prices."""
     rows = price_rows(book)
     simulation = Preview(book, month, [])
     customers: dict[int, CustomerPreview] = {}
@@ -116,7 +116,9 @@ def preview(*, book: PriceBook, month: Month) -> Preview:
         customer.runs += 1
         customer.charged_minor += receipt.total_minor
         customer.simulated_minor += _simulated_minor(receipt, rows, simulation)
-    simulation.customers = sorted(customers.values(), key=lambda each: (-each.charged_minor, each.organization.name))
+    simulation.customers = sorted(
+        customers.values(), key=lambda customer: (-customer.charged_minor, customer.organization.name)
+    )
     return simulation
 
 
@@ -151,24 +153,28 @@ def large_changes(*, old: PriceBook, new: PriceBook) -> list[Change]:
 
 
 def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation: Preview) -> int:
+    """Return the cost of a run under the prices `rows`, and count runs without such a cost in `simulation`."""
     quote = receipt.hold.quote
     if not quote.ceiling_minor:
         return receipt.total_minor  # free runs stay free
     labels: dict[str, Any] = receipt.hold.labels
     if receipt.usage is None or "node_spec" not in labels:
-        simulation.unknown += 1
+        simulation.without_usage += 1
         return receipt.total_minor
     terms = pricing.Terms.from_json(quote.terms)
     purchase = pricing.Purchase(
         str(labels.get("product", "")), terms.mode, labels["node_spec"], terms.nodes, terms.epochs
     )
     usage = Usage.from_json(receipt.usage)
-    extended = [each.quote.deadline_seconds for each in receipt.hold.extensions.all()]
+    deadlines = [
+        quote.deadline_seconds,
+        *(extension.quote.deadline_seconds for extension in receipt.hold.extensions.all()),
+    ]
     try:
         under_draft = pricing.terms_for(
             rows,
             purchase,
-            deadline_seconds=max([quote.deadline_seconds, *extended]),
+            deadline_seconds=max(deadlines),
             included_seconds=terms.included_seconds,
         )
         return pricing.rate(usage, under_draft).total_minor

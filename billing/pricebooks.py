@@ -43,7 +43,7 @@ def price_rows(book: PriceBook) -> list[PriceRow]:
 
 
 def price_name(price: Price) -> str:
-    """Return a readable name of a price: its kind, node spec, product and minimum number of nodes."""
+    """Return the translated name of a price: its kind, node spec, product and minimum number of nodes."""
     parts = [
         str(Price.Kinds(price.kind).label),
         price.node_spec.name if price.node_spec else "",
@@ -53,19 +53,20 @@ def price_name(price: Price) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def faults(book: PriceBook) -> list[str]:
+def problems(book: PriceBook) -> list[str]:
     """Return the reasons why a draft cannot be published, each naming its price. Empty if it can."""
     if book.currency not in SUPPORTED:
         return [_("Payments in %(currency)s are not available. Choose another currency.") % {"currency": book.currency}]
     prices = list(book.prices.select_related("node_spec"))
-    priced = {_key(price) for price in prices}
+    priced = {_key(price) for price in prices}  # the keys of all prices in the draft
     specs = {spec.pk: spec for spec in NodeSpec.objects.filter(is_active=True)}
     missing = [
         Price(kind=PriceKind.NODE_HOUR, node_spec=spec)
         for spec in specs.values()
         if (PriceKind.NODE_HOUR, "", spec.pk, 1) not in priced
     ]
-    # A volume price needs a base price for fewer nodes. A product sold by the epoch needs a price for every node spec.
+    # A price from several nodes needs a base price for fewer nodes. A product that is sold at a fixed price needs one
+    # for every node spec.
     for price in prices:
         own_base = (PriceKind(price.kind), price.product, price.node_spec_id, 1)
         general_base = (PriceKind(price.kind), "", price.node_spec_id, 1)
@@ -86,7 +87,7 @@ def faults(book: PriceBook) -> list[str]:
 def _no_longer_priced(
     book: PriceBook, priced: set[tuple[PriceKind, str, int | None, int]], specs: set[int]
 ) -> list[Price]:
-    """Return the prices per epoch of the current book that the draft lacks: those products could no longer be sold."""
+    """Return the fixed prices of the current book that the draft lacks: those products could no longer be sold."""
     current = (
         PriceBook.objects.filter(currency=book.currency, published_at__isnull=False, effective_from__lte=timezone.now())
         .order_by("-effective_from")
@@ -103,12 +104,16 @@ def _no_longer_priced(
 
 
 def _key(price: Price) -> tuple[PriceKind, str, int | None, int]:
+    """Return what a price applies to: kind, product, node spec id and minimum number of nodes. Unique in a book."""
     return PriceKind(price.kind), price.product, price.node_spec_id, price.nodes_from
 
 
 @transaction.atomic
 def publish(*, book: PriceBook, effective_from: datetime | None = None) -> PriceBook:
-    """Publish a draft, effective from a time (now or later). Raises BookRefused."""
+    """Publish a draft. It takes effect at `effective_from`, else at the draft's own date, else now; never in the past.
+
+    Raises BookRefused.
+    """
     book = PriceBook.objects.select_for_update().get(pk=book.pk)
     now = timezone.now()
     starts_at = effective_from or book.effective_from or now
@@ -117,8 +122,8 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
     if effective_from and effective_from < now:
         raise BookRefused(_("Choose a date in the future. Past prices can't change."))
     starts_at = max(starts_at, now)
-    if problems := faults(book):
-        raise BookRefused(" ".join(problems))
+    if sentences := problems(book):
+        raise BookRefused(" ".join(sentences))
     simultaneous = PriceBook.objects.filter(
         currency=book.currency, effective_from=starts_at, published_at__isnull=False
     ).first()
@@ -132,7 +137,7 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
 
 @transaction.atomic
 def copy(*, book: PriceBook) -> PriceBook:
-    """Create a draft with the same prices."""
+    """Create a draft with the prices of `book` and return it."""
     name = _("Copy of %(name)s") % {"name": book.name}
     draft = PriceBook.objects.create(name=name[:NAME_LIMIT], currency=book.currency)
     Price.objects.bulk_create(

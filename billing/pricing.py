@@ -1,8 +1,8 @@
 """Price a run before (`quote`) and after it (`rate`). Pure functions: no clock, no database, no third-party imports.
 
-Each line is rounded once, half up, to the minor unit (`round_minor`). Time ranges are rounded on their running total,
-so a run costs the same however it is divided. `rate` never exceeds the quote's ceiling. `docs/pricing.md` has worked
-examples, which a test recomputes.
+Each line is rounded once, half up, to the minor unit (`round_minor`). Lines of time ranges are differences of the
+rounded running total, so a run costs the same however it is divided into ranges. `rate` never exceeds the quote's
+ceiling. `docs/pricing.md` has worked examples, which a test recomputes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Mode(enum.StrEnum):
     """How a product is sold."""
 
     METERED = "metered"
-    """Node-seconds used, up to the ceiling."""
+    """By the node-seconds used, up to the ceiling."""
     FIXED = "fixed"
-    """A price per epoch, node spec and node count that includes a limited running time."""
+    """At a price per epoch that depends on node spec and nodes, and includes a limited running time."""
 
 
 class PriceKind(enum.StrEnum):
@@ -44,7 +44,7 @@ class PriceKind(enum.StrEnum):
 
 
 class PricingError(Exception):
-    """No quote is possible: `code` says why, `field` what to change, `limit` the nearest value that works."""
+    """No quote is possible. `code` says why, `field` is the value to change, `limit` its nearest allowed value."""
 
     def __init__(self, code: str, *, field: str, limit: int = 0) -> None:
         super().__init__(code)
@@ -55,7 +55,7 @@ class PricingError(Exception):
 
 @dataclass(frozen=True)
 class PriceRow:
-    """One price of a price book. `amount` in minor units; product and node_spec "" mean any."""
+    """One price of a price book, in minor units. An empty `product` or `node_spec` means all of them."""
 
     kind: PriceKind
     amount: Decimal
@@ -73,7 +73,7 @@ class Purchase:
     node_spec: str
     nodes: int
     epochs: int
-    """0 for a notebook, which costs time alone."""
+    """0 for a notebook, which is charged for time only."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class Terms:
     nodes: int
     epochs: int
     hourly: Decimal
-    """One node, one hour, at this node count's tier."""
+    """Price of one node for one hour, at the tier of this number of nodes."""
     per_epoch: Decimal
-    """Metered: one epoch, charged when the run completes. Fixed: one epoch on all nodes."""
+    """Price of one epoch. Metered mode: charged when the run completes. Fixed mode: on all nodes together."""
     minimum_minor: int
     ceiling_minor: int
     included_seconds: int | None = None
-    """Fixed mode: running time of all nodes that the price includes; more is charged per hour. None: all of it."""
+    """Fixed mode: running time that the price includes. Time beyond it costs `hourly`. None: all is included."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data; `from_json` is the inverse."""
@@ -151,7 +151,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Offer:
-    """A priced purchase. `lines` sum to the ceiling."""
+    """A priced purchase, with amounts in minor units. `lines` sum to the ceiling."""
 
     terms: Terms
     lines: tuple[Line, ...]
@@ -193,10 +193,10 @@ def quote(
     """Price a purchase.
 
     The deadline is the customer's `max_seconds`, otherwise the p90 estimate times `headroom`, at least
-    `min_deadline_seconds` and at most `max_deadline_seconds`. A fixed price includes `included_seconds`: the default
-    deadline is not shorter, and time beyond them costs the node-hour price. A customer's `ceiling_minor` shortens the
-    deadline to what it can pay. Raises PricingError: `not_priced`, `max_seconds_too_large`, `ceiling_too_small` (with
-    the smallest possible one).
+    `min_deadline_seconds` and at most `max_deadline_seconds`. A fixed price includes `included_seconds` of running
+    time, and the default deadline is not shorter; time beyond that costs the node-hour price. A customer's
+    `ceiling_minor` shortens the deadline to the time that it pays for. Raises PricingError with code `not_priced`,
+    `max_seconds_too_large` or `ceiling_too_small`.
     """
     minimum = find_price(prices, PriceKind.MINIMUM, purchase)
     hourly = find_price(prices, PriceKind.NODE_HOUR, purchase)
@@ -207,9 +207,11 @@ def quote(
     if max_seconds is not None and max_seconds > max_deadline_seconds:
         raise PricingError("max_seconds_too_large", field="max_seconds", limit=max_deadline_seconds)
     is_fixed = purchase.mode is Mode.FIXED
-    # Rounded to a millisecond, so that noise of floating point does not add a second.
-    default = max(min_deadline_seconds, math.ceil(Decimal(str(round(estimate.p90_seconds, 3))) * headroom))
-    seconds = max_seconds or min(max_deadline_seconds, max(default, included_seconds or 0) if is_fixed else default)
+    # Rounded to a millisecond, so that `ceil` does not turn an error of floating point into a whole second.
+    default_seconds = max(min_deadline_seconds, math.ceil(Decimal(str(round(estimate.p90_seconds, 3))) * headroom))
+    if is_fixed:
+        default_seconds = max(default_seconds, included_seconds or 0)
+    seconds = max_seconds or min(max_deadline_seconds, default_seconds)
     terms = Terms(
         mode=purchase.mode,
         nodes=purchase.nodes,
@@ -268,18 +270,18 @@ def rate(usage: Usage, terms: Terms) -> Charge:
 
 
 def affordable_seconds(terms: Terms, budget_minor: int) -> int:
-    """Return the largest number of seconds on all nodes that `budget_minor` pays for, after the epochs' price."""
+    """Return the most seconds of running time on all nodes that `budget_minor` pays for besides the epochs."""
     for_time_minor = budget_minor - _epochs_line(terms).amount_minor
     if for_time_minor < 0:
         return 0
     if terms.hourly == 0:
-        return 10**9  # time is free: longer than any deadline
+        return 10**9  # time is free; 31 years are longer than any deadline
     return math.floor(for_time_minor / _time_minor(terms, Decimal(1)))
 
 
 def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
     if ceiling_minor is not None:
-        # Rounded up, so that the smallest ceiling named in the error does buy a minute.
+        # A shorter run would not get past its start. Rounded up, so that the ceiling in the error buys a whole minute.
         minute_minor = math.ceil(_time_minor(terms, Decimal(60)))
         smallest_ceiling = max(terms.minimum_minor, minute_minor + _epochs_line(terms).amount_minor)
         if ceiling_minor < smallest_ceiling:
@@ -301,11 +303,12 @@ def _fixed_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: 
 
 
 def _offer(terms: Terms, estimate: Estimate, seconds: int, lines: list[Line]) -> Offer:
-    """Build the offer from its lines, raised to the minimum charge. Their sum is the ceiling."""
+    """Build the offer from its lines and a line that raises their sum to the minimum charge. The sum is the ceiling."""
     lines = _with_minimum(terms.minimum_minor, lines)
     ceiling = sum(line.amount_minor for line in lines)
     p50, p90 = (
-        min(ceiling, _total(terms, Decimal(str(each)))) for each in (estimate.p50_seconds, estimate.p90_seconds)
+        min(ceiling, _total(terms, Decimal(str(estimated))))
+        for estimated in (estimate.p50_seconds, estimate.p90_seconds)
     )
     return Offer(dataclasses.replace(terms, ceiling_minor=ceiling), tuple(lines), p50, p90, ceiling, seconds)
 
@@ -411,7 +414,10 @@ def _plain(number: Decimal) -> str:
 
 
 def find_price(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
-    """Return the price of `kind`: the product's own before the general one, at the highest tier for the node count."""
+    """Return the price of `kind` for a purchase, or None.
+
+    The product's own price goes before the price of all products, and a price from more nodes before one from fewer.
+    """
     matching = [
         row
         for row in prices

@@ -15,8 +15,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing import pricing
+from billing.amounts import money
 from billing.errors import NotPriced, NoWallet, QuoteExpired, QuoteRefused
-from billing.messages import money
 from billing.models import Hold, PriceBook, Quote
 from billing.pricebooks import current_book, price_rows
 from billing.selectors import wallet
@@ -88,7 +88,9 @@ def make_quote(
 ) -> Quote:
     """Price a purchase for an organization and store the quote.
 
-    `book` sets the prices instead of the current price book. Raises NoWallet, NotPriced, QuoteRefused (with its field).
+    `payload` describes the purchase for `jobs`, which stores and reads it. The numbers are those of `pricing.quote`.
+    With a `book`, its prices apply instead of the current ones. Raises NoWallet, NotPriced, QuoteRefused (its `fields`
+    name the value to change).
     """
     prices = CurrentPrices(book, price_rows(book)) if book else current_prices(organization)
     offer = price(
@@ -116,11 +118,11 @@ def make_sweep_quote(
     trials: int,
     ceiling_minor: int | None,
 ) -> Quote:
-    """Store the quote of a sweep of at most `trials` runs. `offers` price the corners of its search space.
+    """Store the quote of a sweep of at most `trials` runs.
 
-    The ceiling is that of the dearest corner times `trials`. A lower `ceiling_minor` of the customer replaces it; then
-    fewer trials start. Terms and deadline are those of the dearest corner. Raises QuoteRefused if the ceiling is too
-    small for one trial.
+    `offers` price the corners of the search space: a trial at each combination of extreme values. The ceiling is that
+    of the dearest corner times `trials`. A lower `ceiling_minor` of the customer replaces it; then fewer trials start.
+    Terms and deadline are those of the dearest corner. Raises QuoteRefused if the ceiling is too small for one trial.
     """
     dearest, estimate = max(offers, key=lambda offer: offer[0].ceiling_minor)
     lines = [pricing.trials_line(trials, dearest.ceiling_minor)]
@@ -144,15 +146,20 @@ def make_sweep_quote(
 
 
 def make_extension_quote(*, hold: Hold, user: User, payload: dict[str, Any], deadline_seconds: int) -> Quote:
-    """Store the quote of a metered purchase with a later deadline, at the prices that it was bought at.
+    """Store a quote of the purchase of `hold` with a later deadline, at the prices of the original quote.
 
-    The quote is of the whole purchase. `charges.extend` holds the difference to the hold's amount.
+    The purchase is metered. The new quote prices all of it; `charges.extend` then holds the difference.
     """
-    bought = hold.quote
-    offer = pricing.quote_extension(pricing.Terms.from_json(bought.terms), deadline_seconds=deadline_seconds)
-    estimate = pricing.Estimate(deadline_seconds, deadline_seconds, bought.basis["source"])
+    original = hold.quote
+    offer = pricing.quote_extension(pricing.Terms.from_json(original.terms), deadline_seconds=deadline_seconds)
+    estimate = pricing.Estimate(deadline_seconds, deadline_seconds, original.basis["source"])
     return _store(
-        organization=bought.organization, user=user, book=bought.book, payload=payload, offer=offer, estimate=estimate
+        organization=original.organization,
+        user=user,
+        book=original.book,
+        payload=payload,
+        offer=offer,
+        estimate=estimate,
     )
 
 
@@ -186,7 +193,7 @@ def _store(
 def make_free_quote(
     *, organization: Organization, user: User, nodes: int, deadline_seconds: int, payload: dict[str, Any]
 ) -> Quote:
-    """Store a quote of 0: nothing is held or charged, however long the run takes. Raises NoWallet, NotPriced."""
+    """Store a quote of price 0: nothing is held or charged, however long the run takes. Raises NoWallet, NotPriced."""
     account = wallet(organization)
     if account is None:
         raise NoWallet

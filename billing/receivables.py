@@ -1,8 +1,8 @@
-"""Payments into wallets, refunds and chargebacks out of them, and the debts of organizations.
+"""Payments into wallets, refunds and disputes that withdraw them, and the debts of organizations.
 
-A refund or chargeback never reduces a wallet below its holds, and never takes promotional credit. It takes paid-in
-money; the rest becomes a debt. The next payment or released hold pays the debt. An administrator may write a debt off.
-If withdrawn money returns later (a won dispute), it also repays the written-off debt.
+A withdrawal takes available paid-in money only, never held money or credit. The rest becomes a debt, which the next
+payment or released hold pays. An administrator may write a debt off. If withdrawn money returns later, for example
+after a won dispute, it also repays the written-off debt.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, ledger
+from billing.amounts import money
 from billing.errors import WriteOffRefused
-from billing.messages import money
 from billing.models import Account, Transaction, WriteOff
 from console.accounts import services
 from console.accounts.models import User
@@ -26,7 +26,7 @@ def pay_in(
 ) -> bool:
     """Credit a payment to a wallet and pay debts from it. Returns False if it was already posted.
 
-    `is_return`: the money had been withdrawn before, so it also repays a debt that was written off meanwhile.
+    `is_return` tells that the money was withdrawn before, so it also repays a debt that was written off meanwhile.
     """
     clearing = ledger.platform_account(Account.Kinds.CLEARING, account.currency)
     entries = [(account, amount_minor), (clearing, -amount_minor)]
@@ -46,7 +46,7 @@ def pay_in(
 
 
 def collect(*, account: Account, reference: str) -> int:
-    """Pay the organization's debt from available paid-in money and return the amount.
+    """Pay the organization's debt from available paid-in money and return the amount in minor units.
 
     Call it in the transaction that makes money available (a settled hold, a credit note), with the wallet locked.
     `reference` names that transaction.
@@ -69,9 +69,10 @@ def collect(*, account: Account, reference: str) -> int:
 
 @transaction.atomic
 def withdraw(*, account: Account, amount_minor: int, reference: str, kind: str, description: str) -> bool:
-    """Debit money that the provider took back; what the wallet cannot cover becomes a debt. False if already posted.
+    """Debit money that the provider returned to the payer. The part that the wallet cannot cover becomes a debt.
 
-    The split depends on the current balance, so the reference is looked up while the wallet is locked.
+    Returns False if the reference was already posted. It is looked up while the wallet is locked, because a repeated
+    call would split the amount by another balance, and `ledger.post` would report a conflict.
     """
     locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
     if Transaction.objects.filter(reference=reference).exists():
@@ -120,12 +121,12 @@ def write_off(*, account: Account, amount_minor: int, reason: str, user: User) -
 
 
 def owed_minor(account: Account) -> int:
-    """Return the debt of the wallet's organization."""
+    """Return the debt of the wallet's organization in minor units, 0 if it owes nothing."""
     return _debt_minor(account, Account.Kinds.RECEIVABLE)
 
 
 def written_off_minor(account: Account) -> int:
-    """Return the written-off debt of the wallet's organization, less later repayments."""
+    """Return the written-off debt of the wallet's organization, less later repayments, in minor units."""
     return _debt_minor(account, Account.Kinds.WRITTEN_OFF)
 
 

@@ -1,7 +1,8 @@
 """Refunds of top-ups, made here or in the provider's dashboard.
 
-The ledger follows the refund object as the provider has it now, keyed on our row. Events may therefore arrive twice,
-late or in any order. A failed refund returns to the wallet like any payment. See `billing.disputes` for chargebacks.
+A refund debits the wallet before the provider is called, so the money cannot be spent meanwhile. `apply_refund` brings
+our row to the current state of the provider's refund, so events may arrive twice, late or in any order. The amount of a
+failed refund returns to the wallet. See `billing.disputes` for chargebacks.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, currencies, gateway, receivables
+from billing.amounts import money
 from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantined, RefundRefused
-from billing.messages import money
 from billing.models import Account, AutoTopUp, Refund, TopUp
 from billing.payments import step_sentence
 from console.accounts.models import User
@@ -29,8 +30,10 @@ MAX_FAILURES = 3
 """Failed refunds of a top-up after which `pay_back` stops trying: its card probably no longer exists, so a person must
 decide."""
 RETRY_AFTER = timedelta(days=1)
-"""Pause after a failed refund: an immediate retry would fail for the same reason."""
-STATES = {
+"""Pause after a failed refund. A retry within a day would fail for the same reason."""
+MAX_SUBMITTED = 100
+"""Most refunds per call of `submit_waiting`, so that a slow provider occupies the worker for a bounded time."""
+STATE_BY_STATUS = {
     "succeeded": Refund.States.SUCCEEDED,
     "pending": Refund.States.PENDING,
     "requires_action": Refund.States.PENDING,
@@ -45,11 +48,11 @@ WITHDRAWN = Case(
     default=Value(0),
     output_field=BigIntegerField(),
 )
-"""The amount that a dispute withdrew. Rows of version 0.1 have flags instead of `withdrawn_minor`."""
+"""SQL expression: the amount that a dispute withdrew. Rows of version 0.1 have flags instead of `withdrawn_minor`."""
 
 
 def refundable_minor(top_up: TopUp) -> int:
-    """Return the part of a top-up that was neither refunded nor disputed."""
+    """Return the part of a top-up that was neither refunded nor disputed, in minor units; 0 if it was not paid."""
     if top_up.state != TopUp.States.PAID:
         return 0
     disputes = top_up.disputes.aggregate(total=Sum(WITHDRAWN))
@@ -58,6 +61,7 @@ def refundable_minor(top_up: TopUp) -> int:
 
 
 def _unrefunded_minor(top_up: TopUp) -> int:
+    """Return the part of a top-up that was not refunded, disputed or not, in minor units."""
     refunds = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor"))
     return top_up.amount_minor - int(refunds["total"] or 0)
 
@@ -65,8 +69,8 @@ def _unrefunded_minor(top_up: TopUp) -> int:
 def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UUID | None = None) -> Refund:
     """Refund a part of a top-up: debit the wallet now, then call the provider.
 
-    Idempotent on `key`. If the provider does not answer, a periodic task retries. Raises RefundRefused (field
-    amount_minor).
+    `key` becomes the refund's id, so that a form that is submitted twice refunds once. If the provider does not answer,
+    a periodic task retries. Raises RefundRefused (field amount_minor).
     """
     with transaction.atomic():
         locked = TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)
@@ -93,16 +97,16 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UU
 def pay_back(*, account: Account, reason: str) -> list[Refund]:
     """Refund the unspent paid-in money, the newest top-ups first, and return the refunds. Safe to repeat.
 
-    Granted credit stays. A refund's row and its debit are one transaction, with the top-ups and the wallet locked, so a
-    repeated or concurrent call finds only the rest. A top-up whose refund failed is tried again after RETRY_AFTER, at
-    most MAX_FAILURES times; then its money stays in the wallet for an administrator.
+    Credit stays. One transaction locks the top-ups and the wallet, creates the refunds and debits the wallet, so a
+    repeated or concurrent call finds only the rest. A refund that failed is tried again after RETRY_AFTER. After
+    MAX_FAILURES the money stays in the wallet for an administrator.
     """
     rows = []
     with transaction.atomic():
         paid = TopUp.objects.select_for_update(of=("self",)).filter(account=account, state=TopUp.States.PAID)
         top_ups = list(paid.exclude(payment_intent="").select_related("account").order_by("pk"))
         left = credit.paid_minor(Account.objects.select_for_update(no_key=True).get(pk=account.pk))
-        for top_up in sorted(top_ups, key=lambda each: each.paid_at or each.created_at, reverse=True):
+        for top_up in sorted(top_ups, key=lambda row: row.paid_at or row.created_at, reverse=True):
             amount = min(left, refundable_minor(top_up)) if not _is_paused(top_up) else 0
             amount -= amount % currencies.step(top_up.currency)
             if amount > 0:
@@ -122,16 +126,16 @@ def _is_paused(top_up: TopUp) -> bool:
 
 
 def submit(*, refund: Refund, is_retry: bool = True) -> None:
-    """Create the refund at the provider. Idempotent: never refunds twice.
+    """Create the refund at the provider. Safe to repeat: it never refunds twice.
 
-    `is_retry`: an earlier call may have succeeded without its answer arriving. The provider keeps idempotency keys for
-    a day only, so a retry first looks for the refund.
+    `is_retry` tells that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
+    a day only, so a retry first looks for the earlier refund at the provider.
     """
-    reference, intent = str(refund.pk), refund.top_up.payment_intent
+    reference, intent_id = str(refund.pk), refund.top_up.payment_intent
     try:
-        submitted = gateway.find_refund(reference=reference, payment_intent=intent) if is_retry else None
+        submitted = gateway.find_refund(reference=reference, payment_intent_id=intent_id) if is_retry else None
         submitted = submitted or gateway.refund(
-            reference=reference, payment_intent=intent, amount_minor=refund.amount_minor
+            reference=reference, payment_intent_id=intent_id, amount_minor=refund.amount_minor
         )
     except PaymentUnavailable:
         return
@@ -142,28 +146,28 @@ def submit(*, refund: Refund, is_retry: bool = True) -> None:
     with transaction.atomic():
         row = _locked_refund(refund.pk)
         row.refund_id = row.refund_id or submitted.id
-        _set_state(row, STATES.get(submitted.status, Refund.States.PENDING))
+        _set_state(row, STATE_BY_STATUS.get(submitted.status, Refund.States.PENDING))
 
 
 def submit_waiting() -> int:
-    """Submit the refunds that the provider has not confirmed. Returns their number."""
-    waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up")[:100]
+    """Submit the refunds that the provider has not confirmed, at most MAX_SUBMITTED. Returns their number."""
+    waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up")[:MAX_SUBMITTED]
     for row in waiting:
         submit(refund=row)
     return len(waiting)
 
 
 def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
-    """Apply a refund as the provider has it now, made here or in the provider's dashboard.
+    """Apply the current state of a refund, which was made here or in the provider's dashboard.
 
-    Runs in the caller's transaction. Raises Quarantined, Parked.
+    Call it in a transaction. Raises Quarantined if it contradicts our rows, Parked if it must wait for another event.
     """
     top_up = find_top_up(refund_object, livemode=livemode)
     reference = (refund_object.get("metadata") or {}).get("refund")
     row = _find_refund(str(refund_object["id"]), reference)
-    state = STATES.get(str(refund_object.get("status")), Refund.States.PENDING)
+    state = STATE_BY_STATUS.get(str(refund_object.get("status")), Refund.States.PENDING)
     if row is None and state == Refund.States.FAILED:
-        return  # created and failed before we knew of it: nothing was debited
+        return  # the refund was created and failed before its first event arrived, so nothing was debited
     if row is None:
         # The provider has made this refund, perhaps before the bank took the payment back, so disputes do not limit it.
         if refund_object["amount"] > _unrefunded_minor(top_up):
@@ -223,12 +227,13 @@ def _locked_refund(pk: UUID) -> Refund:
 
 
 def _find_refund(refund_id: str, reference: object) -> Refund | None:
-    """Return our row by the provider's id, or by our reference if the row has no id yet, locked."""
+    """Return our row by the provider's id, or by our reference if the row has no id yet, locked, or None."""
     rows = Refund.objects.select_for_update(of=("self",)).select_related("top_up__account")
     if row := rows.filter(refund_id=refund_id).first():
         return row
     try:
-        # A failed row has returned its money. If the provider did create its refund, that counts as a new one.
+        # The money of a failed row has returned to the wallet. If the provider did create that refund after all, it
+        # needs a new row and a new debit.
         unconfirmed = rows.filter(refund_id=None).exclude(state=Refund.States.FAILED)
         return unconfirmed.filter(pk=str(reference)).first() if reference else None
     except (ValidationError, ValueError):
@@ -239,12 +244,9 @@ def find_top_up(stripe_object: Mapping[str, Any], *, livemode: object) -> TopUp:
     """Return the top-up that a refund or dispute belongs to, locked. Raises Quarantined, Parked."""
     if livemode != gateway.is_live():
         raise Quarantined(f"livemode is {livemode!r}, not {gateway.is_live()!r}")
-    intent = str(stripe_object.get("payment_intent") or "")
-    top_up = (
-        TopUp.objects.select_for_update(of=("self",)).select_related("account").filter(payment_intent=intent).first()
-        if intent
-        else None
-    )
+    intent_id = str(stripe_object.get("payment_intent") or "")
+    top_ups = TopUp.objects.select_for_update(of=("self",)).select_related("account")
+    top_up = top_ups.filter(payment_intent=intent_id).first() if intent_id else None
     if top_up is None:
         raise Parked("No top-up has this payment intent yet.")
     if str(stripe_object.get("currency")).upper() != top_up.currency:

@@ -17,7 +17,7 @@ from console.core.errors import NotFound
 
 
 def wallet(organization: Organization) -> Account | None:
-    """Return the organization's wallet, or None before the service is activated."""
+    """Return the organization's wallet, or None until the organization activates the service, which creates it."""
     return Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET).first()
 
 
@@ -26,7 +26,7 @@ def default_currency() -> str:
     return str(settings.CURRENCY)
 
 
-def movements(organization: Organization) -> QuerySet[Entry]:
+def wallet_entries(organization: Organization) -> QuerySet[Entry]:
     """Return the wallet's entries, newest first, with `transaction` and `account` loaded."""
     # A subquery, not a join: the index of the account's entries then gives the newest ones without sorting all.
     wallets = Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET)
@@ -35,19 +35,18 @@ def movements(organization: Organization) -> QuerySet[Entry]:
 
 
 def open_holds(organization: Organization) -> QuerySet[Hold]:
-    """Return the open holds, with their quotes loaded."""
-    return Hold.objects.filter(account__organization=organization, state=Hold.States.HELD).select_related(
-        "account", "quote"
-    )
+    """Return the open holds, newest first, with `account` and `quote` loaded."""
+    holds = Hold.objects.filter(account__organization=organization, state=Hold.States.HELD)
+    return holds.select_related("account", "quote").order_by("-id")
 
 
 def receipts_for(organization: Organization) -> QuerySet[Receipt]:
-    """Return all receipts, newest first, with their holds loaded."""
-    return Receipt.objects.filter(organization=organization).select_related("hold")
+    """Return all receipts of an organization, newest first, with `hold` loaded."""
+    return Receipt.objects.filter(organization=organization).select_related("hold").order_by("-id")
 
 
 def receipt_for(organization: Organization, pk: int) -> Receipt:
-    """Return one receipt. Raises NotFound if it belongs to another organization."""
+    """Return one receipt. Raises NotFound if it does not exist or belongs to another organization."""
     receipt = receipts_for(organization).filter(pk=pk).first()
     if receipt is None:
         raise NotFound
@@ -55,8 +54,8 @@ def receipt_for(organization: Organization, pk: int) -> Receipt:
 
 
 @dataclass(frozen=True)
-class Discount:
-    """The price per node-hour in minor units for runs of `nodes_from` nodes or more."""
+class PriceTier:
+    """The price per node-hour in minor units for runs of `nodes_from` nodes or more, up to the next tier."""
 
     nodes_from: int
     hourly_minor: Decimal
@@ -64,26 +63,32 @@ class Discount:
 
 @dataclass(frozen=True)
 class OfferedSpec:
-    """A node spec with its current price per node-hour in minor units, None if it has no price."""
+    """A node spec with its current price per node-hour in minor units, None if it has no price.
+
+    `hourly_minor` is the price of a run on one node, `discounts` are the prices of runs on more nodes.
+    """
 
     spec: NodeSpec
     hourly_minor: Decimal | None
     currency: str
-    discounts: tuple[Discount, ...] = ()
+    discounts: tuple[PriceTier, ...] = ()
 
 
 def offered_specs(currency: str) -> list[OfferedSpec]:
-    """Return the active node specs with their prices, in catalogue order."""
-    tiers: dict[int | None, list[Discount]] = {}
+    """Return the active node specs with their prices, ordered as the operator arranged them."""
+    tiers: dict[int | None, list[PriceTier]] = {}  # by node spec id, from the fewest nodes up
     try:
         book = current_book(currency=currency)
     except NotPriced:
         pass  # the specs are shown without a price
     else:
+        # Without a product: a price of one product replaces the general price only in quotes for that product.
         for price in book.prices.filter(kind=PriceKind.NODE_HOUR, product="").order_by("nodes_from"):
-            tiers.setdefault(price.node_spec_id, []).append(Discount(price.nodes_from, price.amount))
-    return [_offered(spec, tiers.get(spec.pk, []), currency) for spec in NodeSpec.objects.filter(is_active=True)]
+            tiers.setdefault(price.node_spec_id, []).append(PriceTier(price.nodes_from, price.amount))
+    specs = NodeSpec.objects.filter(is_active=True).order_by("position", "name")
+    return [_offered_spec(spec, tiers.get(spec.pk, []), currency) for spec in specs]
 
 
-def _offered(spec: NodeSpec, tiers: list[Discount], currency: str) -> OfferedSpec:
+def _offered_spec(spec: NodeSpec, tiers: list[PriceTier], currency: str) -> OfferedSpec:
+    # `pricebooks.publish` requires a price from one node in each group of tiers, so the first tier is the base price.
     return OfferedSpec(spec, tiers[0].hourly_minor if tiers else None, currency, tuple(tiers[1:]))

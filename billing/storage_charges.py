@@ -1,9 +1,9 @@
 """Charge storage by the day: the price book's price per GB and month, beyond the policy's free allowance.
 
 Each day the storage in use is measured and rated; a day that was not measured is free. The day's cost is added to the
-balance due. Whole minor units of the balance are charged at once; fractions wait for the next day. A charge takes at
-most the available amount of the wallet, credit first. The rest stays due until money is paid in, so a wallet never
-falls below its holds.
+amount due. Whole minor units of it are charged at once; fractions wait for the next day. A charge takes at most the
+available amount of the wallet, credit first. The rest stays due until money is paid in, so a wallet never falls below
+its holds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, ledger, pricing
+from billing.amounts import money
 from billing.errors import NotPriced
-from billing.messages import money
 from billing.models import Account, Hold, Quote, Receipt, StorageBalance, StorageDay
 from billing.policy import policy
 from billing.pricebooks import current_book
@@ -33,9 +33,10 @@ GB = 10**9
 STOP_WRITES_AFTER = timedelta(days=7)
 """How long storage may be unpaid before all writes are refused: a week to notice the mail and top up."""
 DELETE_AFTER = timedelta(days=60)
-"""How long storage may be unpaid before the oldest outputs are deleted, one job a day. Each deletion is announced."""
+"""How long storage may be unpaid before the outputs of the oldest jobs are deleted, one job a day: two months to notice
+the mails and pay, or to download the files."""
 COST_PRECISION = Decimal("0.000001")
-"""Step of a daily cost in minor units: six decimals, as in its column."""
+"""Daily costs are rounded to this fraction of a minor unit, the six decimals of their column."""
 DAY_SECONDS = 86_400
 STORAGE_PREFIX = "storage:"
 """Start of the references of holds that paid for storage. References of jobs and sweeps never start with it."""
@@ -52,14 +53,14 @@ def storage_price(currency: str) -> Decimal | None:
 
 
 def unpaid_minor(account: Account) -> int:
-    """Return what the wallet owes for storage, in whole minor units."""
+    """Return the amount due for storage, in whole minor units."""
     balance = StorageBalance.objects.filter(account=account).first()
     return int(balance.due_minor) if balance else 0
 
 
 @transaction.atomic
 def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | None:
-    """Rate a day's storage and charge it. Idempotent: a day is rated once. None if storage has no price."""
+    """Rate a day's storage and charge it. A repeated call returns the first result. None if storage has no price."""
     locked = _lock(account)
     if existing := StorageDay.objects.filter(account=locked, day=day).first():
         return existing
@@ -80,7 +81,7 @@ def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | 
 
 @transaction.atomic
 def collect(*, account: Account) -> int:
-    """Charge what is due for storage, at most what is available in the wallet, and return the amount."""
+    """Charge the amount due for storage, at most the wallet's available amount. Returns the charge in minor units."""
     locked = _lock(account)
     balance = StorageBalance.objects.filter(account=locked).first()
     if balance is None:
@@ -101,7 +102,10 @@ def collect(*, account: Account) -> int:
 
 
 def daily_cost(*, size_bytes: int, free_bytes: int, price: Decimal, day: date) -> Decimal:
-    """Return what a day's storage costs in minor units, rounded down to a millionth. Months have their own length."""
+    """Return the cost of a day's storage in minor units, rounded down to a millionth.
+
+    The monthly price is divided by the days of that day's month, so that each month costs the same.
+    """
     days = calendar.monthrange(day.year, day.month)[1]
     return (price * max(0, size_bytes - free_bytes) / GB / days).quantize(COST_PRECISION, ROUND_FLOOR)
 
@@ -112,7 +116,10 @@ def _lock(account: Account) -> Account:
 
 
 def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
-    """Take the amount from the locked wallet and write a receipt, as for a job that is bought and settled at once."""
+    """Charge an amount to the locked wallet and write a receipt. `number` counts the charges of this wallet.
+
+    Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too.
+    """
     terms = pricing.Terms(
         pricing.Mode.METERED, 1, 1, Decimal(0), Decimal(0), minimum_minor=0, ceiling_minor=amount_minor
     )

@@ -1,4 +1,4 @@
-"""Celery tasks of billing. Beat sends each one regularly, so a lost message only delays its work."""
+"""Celery tasks of billing. Celery beat sends each of them periodically, so a lost message only delays its work."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fetch_events() -> None:
 
 @shared_task
 def move_money() -> None:
-    """Start or retry automatic top-ups and refunds, and send the mails about payments."""
+    """Start and retry automatic top-ups, submit refunds again, and send the mails about payments."""
     auto_topup.run_due()
     refunds.submit_waiting()
     payment_emails.send_due()
@@ -66,7 +66,7 @@ def move_money() -> None:
 
 @shared_task
 def expire_quotes() -> None:
-    """Delete quotes that were not bought, a day after they expired."""
+    """Delete quotes that were not bought, a day after they expired, so that the table does not grow with each price."""
     Quote.objects.filter(hold=None, extension=None, expires_at__lt=timezone.now() - timedelta(days=1)).delete()
 
 
@@ -82,7 +82,7 @@ def watch_money() -> None:
 @shared_task
 def check_books() -> None:
     """Check the ledger and publish the result for monitoring."""
-    heartbeats.send(heartbeats.BOOKS, wrong=reconciliation.check_books())
+    heartbeats.send(heartbeats.LEDGER, wrong=reconciliation.check_books())
 
 
 @shared_task

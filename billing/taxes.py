@@ -14,20 +14,20 @@ from console.accounts.models import Organization
 
 @dataclass(frozen=True)
 class Tax:
-    """A tax with its rate in percent. `inclusive`: prices contain it; otherwise the invoice adds it."""
+    """A tax and its rate in percent. Prices contain an inclusive tax; the invoice adds any other."""
 
     name: str
     percent: Decimal
     inclusive: bool
 
     def of(self, taxable_minor: int) -> int:
-        """Return the tax in minor units contained in (inclusive) or added to an amount >= 0."""
+        """Return the tax in minor units that the amount contains (inclusive) or that is added to it."""
         base = Fraction(100) + Fraction(self.percent) if self.inclusive else Fraction(100)
         return round_minor(Fraction(taxable_minor) * Fraction(self.percent) / base)
 
 
 def tax_for(organization: Organization) -> Tax:
-    """Return the tax that an administrator set for the organization, otherwise the policy's."""
+    """Return the tax of an organization: the policy's, unless an administrator set another for the organization."""
     rules = policy()
     details = BillingDetails.objects.filter(organization=organization).first() or BillingDetails()
     return Tax(

@@ -1,4 +1,4 @@
-"""The usage of a run, as `pricing` rates it. Pure functions; only seconds and nodes are computed with."""
+"""The usage of a run, which `billing.pricing` rates. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Range:
-    """A part of a run with a constant number of nodes. Times are ISO 8601 strings, for display only."""
+    """A part of a run with a constant number of nodes. Its times are ISO 8601 strings, which receipts only display."""
 
     seconds: float
     nodes: int
@@ -23,8 +23,8 @@ class Range:
 class Usage:
     """The billable seconds of a run, and whether it completed.
 
-    `ranges`, where given, replace `billable_seconds`: they hold the number of nodes over time. Without them every node
-    of the quote counts for all of `billable_seconds`.
+    The `ranges` of an elastic run tell its number of nodes over time; their seconds sum to `billable_seconds`. Without
+    ranges, all nodes of the quote were used for `billable_seconds`.
     """
 
     billable_seconds: float
@@ -33,16 +33,16 @@ class Usage:
 
     @classmethod
     def of(cls, ranges: Iterable[Range], *, completed: bool) -> Usage:
-        """Return the usage of these ranges; empty ranges are dropped."""
-        used = tuple(each for each in ranges if each.seconds > 0)
-        return cls(sum(each.seconds for each in used), completed, used)
+        """Return the usage of these ranges. Ranges of no length are dropped."""
+        used = tuple(part for part in ranges if part.seconds > 0)
+        return cls(sum(part.seconds for part in used), completed, used)
 
     def parts(self, nodes: int) -> tuple[Range, ...]:
-        """Return the ranges; without them, one range on `nodes` nodes."""
+        """Return the ranges, or without them one range on `nodes` nodes, the number of the quote."""
         return self.ranges or (Range(self.billable_seconds, nodes),)
 
     def node_seconds(self, nodes: int) -> Decimal:
-        """Return the node-seconds used; without ranges, on `nodes` nodes."""
+        """Return the node-seconds used. `nodes` is the number of the quote, which counts without ranges."""
         return sum((Decimal(str(part.seconds)) * part.nodes for part in self.parts(nodes)), Decimal(0))
 
     def to_json(self) -> dict[str, Any]:
@@ -52,5 +52,5 @@ class Usage:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Usage:
         """Rebuild a usage from the data of `to_json`."""
-        ranges = tuple(Range(**each) for each in data["ranges"])
+        ranges = tuple(Range(**part) for part in data["ranges"])
         return cls(data["billable_seconds"], data["completed"], ranges)

@@ -1,4 +1,8 @@
-"""The typed client of a console's API. Each method is one operation of the OpenAPI schema; a test compares them."""
+"""The typed client of a console's HTTP API.
+
+Each method calls one operation of the console's OpenAPI schema; a test compares them. The dataclasses of `schemas` are
+the results. Methods that return an iterator request further pages when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +44,11 @@ from .transport import Event, Transport
 
 T = TypeVar("T")
 TUS_HEADERS = {"Tus-Resumable": "1.0.0"}
-"""The version of the tus protocol for resumable uploads; every request of it needs this header."""
+"""The header with the version of tus, the protocol of resumable uploads. Each request about an upload needs it."""
 Curves = dict[str, tuple[tuple[float, ...], ...]]
-"""Curves by name: points, each a step and a value."""
+"""Points by the name of the curve. A point is a step and a value."""
 UPLOAD_TYPE = "application/offset+octet-stream"
-"""The content type of a part of an upload, as the tus protocol requires."""
+"""The content type that tus requires for a part of an upload."""
 
 
 class Client:
@@ -95,29 +99,34 @@ class Client:
         return decode(Dataset, self._transport.json("POST", "datasets/", json={"name": name}))
 
     def create_upload(self, *, size_bytes: int, metadata: Mapping[str, str]) -> str:
-        """Create a resumable upload; return its id."""
+        """Create a resumable upload and return its id. `metadata` tells the console what the upload is for."""
         pairs = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in metadata.items())
         headers = TUS_HEADERS | {"Upload-Length": str(size_bytes), "Upload-Metadata": pairs}
         response = self._transport.request("POST", "uploads/", headers=headers)
         # Only the last part of the address is used, because the token must not be sent to another host.
-        key: str = urlsplit(response.headers.get("Location", "")).path.rstrip("/").rpartition("/")[2]
-        if not key:
+        upload_id: str = urlsplit(response.headers.get("Location", "")).path.rstrip("/").rpartition("/")[2]
+        if not upload_id:
             raise UnexpectedAnswer("The console created an upload without an address.")
-        return key
+        return upload_id
 
-    def upload_offset(self, key: str) -> int:
-        """Return how many bytes of an upload the console has."""
-        return _offset(self._transport.request("HEAD", f"uploads/{_quoted_part(key)}/", headers=TUS_HEADERS))
+    def upload_offset(self, upload_id: str) -> int:
+        """Return the number of bytes of an upload that the console has."""
+        return _offset(self._transport.request("HEAD", f"uploads/{_quoted_part(upload_id)}/", headers=TUS_HEADERS))
 
-    def append_upload(self, key: str, *, offset: int, content: Iterable[bytes], size: int) -> int:
-        """Send the next `size` bytes of an upload; return the new offset. The request is not retried."""
+    def append_upload(self, upload_id: str, *, offset: int, content: Iterable[bytes], size: int) -> int:
+        """Send the next `size` bytes of an upload and return the new offset.
+
+        The request is not repeated after a failure, because `content` can be read only once.
+        """
         headers = TUS_HEADERS | {"Upload-Offset": str(offset), "Content-Type": UPLOAD_TYPE, "Content-Length": str(size)}
-        response = self._transport.request("PATCH", f"uploads/{_quoted_part(key)}/", headers=headers, content=content)
+        response = self._transport.request(
+            "PATCH", f"uploads/{_quoted_part(upload_id)}/", headers=headers, content=content
+        )
         return _offset(response)
 
-    def upload(self, key: str) -> Upload:
-        """Return an upload with its state, and its result or error."""
-        return decode(Upload, self._get(f"uploads/{_quoted_part(key)}/"))
+    def upload(self, upload_id: str) -> Upload:
+        """Return an upload: its state, and its result or error."""
+        return decode(Upload, self._get(f"uploads/{_quoted_part(upload_id)}/"))
 
     # Workspaces
 
@@ -134,7 +143,10 @@ class Client:
         return decode(Workspace, self._transport.json("POST", "workspaces/", json={"name": name}))
 
     def differing_files(self, workspace: str, files: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the paths of the files (`path`, `size`, `sha256`) that the workspace lacks or has with other bytes."""
+        """Return the paths of the files that the workspace lacks or has with other bytes.
+
+        `files` are dictionaries with `path`, `size` in bytes and `sha256` in hexadecimal.
+        """
         path = f"workspaces/{_quoted_part(workspace)}/compare/"
         data = self._transport.json("POST", path, json={"files": list(files)})
         return list(decode(dict[str, tuple[str, ...]], data)["differing"])
@@ -162,59 +174,62 @@ class Client:
     # Quotes, orders and jobs
 
     def quote(self, form: Mapping[str, Any]) -> Quote:
-        """Price a run."""
+        """Price a run. `form` has the fields of POST /api/v1/quotes/."""
         return decode(Quote, self._transport.json("POST", "quotes/", json=dict(form)))
 
-    def order(self, quote: str, *, idempotency_key: str) -> Order:
-        """Buy a quote. The same key gives the same order, however often it is sent."""
+    def order(self, quote_id: str, *, idempotency_key: str) -> Order:
+        """Buy a quote. A repeated call with the same key returns the same order and buys nothing."""
         headers = {"Idempotency-Key": idempotency_key}
-        return decode(Order, self._transport.json("POST", "orders/", json={"quote": quote}, headers=headers))
+        return decode(Order, self._transport.json("POST", "orders/", json={"quote": quote_id}, headers=headers))
 
     def jobs(self, *, state: str = "", tag: str = "", name: str = "") -> Iterator[Job]:
         """List the jobs, newest first."""
         filters = {"state": state, "tag": tag, "name": name}
         return self._pages("jobs/", Job, {key: value for key, value in filters.items() if value})
 
-    def job(self, job: int) -> Job:
+    def job(self, job_id: int) -> Job:
         """Return a job."""
-        return decode(Job, self._get(f"jobs/{job}/"))
+        return decode(Job, self._get(f"jobs/{job_id}/"))
 
-    def diagnosis(self, job: int) -> Diagnosis | None:
-        """Return why a job failed; None if it did not."""
+    def diagnosis(self, job_id: int) -> Diagnosis | None:
+        """Return why a job failed. Returns None if it did not fail, or does not exist."""
         try:
-            return decode(Diagnosis, self._get(f"jobs/{job}/diagnosis/"))
+            return decode(Diagnosis, self._get(f"jobs/{job_id}/diagnosis/"))
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
 
-    def cancel(self, job: int) -> Job:
+    def cancel(self, job_id: int) -> Job:
         """Stop a job."""
-        return decode(Job, self._transport.json("POST", f"jobs/{job}/cancel/"))
+        return decode(Job, self._transport.json("POST", f"jobs/{job_id}/cancel/"))
 
     def log(
-        self, job: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0, timestamps: bool = False
+        self, job_id: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0, timestamps: bool = False
     ) -> Log:
-        """Return a part of a rank's output."""
-        return decode(Log, self._get(f"jobs/{job}/logs/", params=_log_query(rank, attempt, offset, timestamps)))
+        """Return the part of a rank's output that begins at the byte `offset`. Default attempt: the latest."""
+        return decode(Log, self._get(f"jobs/{job_id}/logs/", params=_log_query(rank, attempt, offset, timestamps)))
 
     def log_events(
-        self, job: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0, timestamps: bool = False
+        self, job_id: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0, timestamps: bool = False
     ) -> Iterator[Event]:
-        """Stream a rank's output from a byte on, as `log` events with the fields of Log."""
-        return self._transport.events(f"jobs/{job}/logs/", params=_log_query(rank, attempt, offset, timestamps))
+        """Stream a rank's output from the byte `offset` on, as `log` events whose data has the fields of Log."""
+        return self._transport.events(f"jobs/{job_id}/logs/", params=_log_query(rank, attempt, offset, timestamps))
 
-    def job_events(self, job: int) -> Iterator[Event]:
-        """Stream a job as `state` events with the fields of Job, and `metrics` events with new points by name."""
-        return self._transport.events(f"jobs/{job}/stream/")
+    def job_events(self, job_id: int) -> Iterator[Event]:
+        """Stream the changes of a job.
 
-    def metrics(self, job: int) -> Curves:
+        The data of a `state` event has the fields of Job, that of a `metrics` event new points by name of the curve.
+        """
+        return self._transport.events(f"jobs/{job_id}/stream/")
+
+    def metrics(self, job_id: int) -> Curves:
         """Return the curves of a job."""
-        return decode(dict[str, Curves], self._get(f"jobs/{job}/metrics/")).get("metrics", {})
+        return decode(dict[str, Curves], self._get(f"jobs/{job_id}/metrics/")).get("metrics", {})
 
-    def receipt(self, job: int) -> Receipt:
+    def receipt(self, job_id: int) -> Receipt:
         """Return the receipt of an ended job. Raises ApiError (404) before its end."""
-        return decode(Receipt, self._get(f"jobs/{job}/receipt/"))
+        return decode(Receipt, self._get(f"jobs/{job_id}/receipt/"))
 
     def receipts(self) -> list[Receipt]:
         """List the receipts, newest first."""
@@ -226,30 +241,30 @@ class Client:
         """Price a sweep."""
         return decode(SweepQuote, self._transport.json("POST", "sweeps/quotes/", json=dict(form)))
 
-    def quote_extension(self, sweep: int, form: Mapping[str, Any]) -> SweepQuote:
+    def quote_extension(self, sweep_id: int, form: Mapping[str, Any]) -> SweepQuote:
         """Price more trials of an ended sweep."""
-        return decode(SweepQuote, self._transport.json("POST", f"sweeps/{sweep}/extend/", json=dict(form)))
+        return decode(SweepQuote, self._transport.json("POST", f"sweeps/{sweep_id}/extend/", json=dict(form)))
 
-    def order_sweep(self, quote: str, *, idempotency_key: str) -> Sweep:
-        """Buy the quote of a sweep. The same key gives the same sweep, however often it is sent."""
+    def order_sweep(self, quote_id: str, *, idempotency_key: str) -> Sweep:
+        """Buy the quote of a sweep. A repeated call with the same key returns the same sweep and buys nothing."""
         headers = {"Idempotency-Key": idempotency_key}
-        return decode(Sweep, self._transport.json("POST", "sweeps/", json={"quote": quote}, headers=headers))
+        return decode(Sweep, self._transport.json("POST", "sweeps/", json={"quote": quote_id}, headers=headers))
 
     def sweeps(self) -> Iterator[Sweep]:
         """List the sweeps, newest first."""
         return self._pages("sweeps/", Sweep)
 
-    def sweep(self, sweep: int) -> Sweep:
+    def sweep(self, sweep_id: int) -> Sweep:
         """Return a sweep."""
-        return decode(Sweep, self._get(f"sweeps/{sweep}/"))
+        return decode(Sweep, self._get(f"sweeps/{sweep_id}/"))
 
-    def trials(self, sweep: int) -> list[Trial]:
+    def trials(self, sweep_id: int) -> list[Trial]:
         """List the trials of a sweep in order of number."""
-        return _results(Trial, self._get(f"sweeps/{sweep}/trials/"))
+        return _results(Trial, self._get(f"sweeps/{sweep_id}/trials/"))
 
-    def stop_sweep(self, sweep: int) -> Sweep:
+    def stop_sweep(self, sweep_id: int) -> Sweep:
         """Start no more trials of a sweep, and stop the open ones."""
-        return decode(Sweep, self._transport.json("POST", f"sweeps/{sweep}/stop/"))
+        return decode(Sweep, self._transport.json("POST", f"sweeps/{sweep_id}/stop/"))
 
     # Notebooks
 
@@ -257,36 +272,36 @@ class Client:
         """Price a notebook."""
         return decode(NotebookQuote, self._transport.json("POST", "notebooks/quotes/", json=dict(form)))
 
-    def order_notebook(self, quote: str, *, idempotency_key: str) -> Notebook:
-        """Buy the quote of a notebook. The same key gives the same notebook, however often it is sent."""
+    def order_notebook(self, quote_id: str, *, idempotency_key: str) -> Notebook:
+        """Buy the quote of a notebook. A repeated call with the same key returns the same notebook and buys nothing."""
         headers = {"Idempotency-Key": idempotency_key}
-        return decode(Notebook, self._transport.json("POST", "notebooks/", json={"quote": quote}, headers=headers))
+        return decode(Notebook, self._transport.json("POST", "notebooks/", json={"quote": quote_id}, headers=headers))
 
-    def quote_notebook_extension(self, notebook: int, *, added_seconds: int) -> NotebookExtensionQuote:
+    def quote_notebook_extension(self, notebook_id: int, *, added_seconds: int) -> NotebookExtensionQuote:
         """Price more time for a running notebook. Buy the quote with `order_notebook`."""
         form = {"added_seconds": added_seconds}
-        answer = self._transport.json("POST", f"notebooks/{notebook}/extend/", json=form)
+        answer = self._transport.json("POST", f"notebooks/{notebook_id}/extend/", json=form)
         return decode(NotebookExtensionQuote, answer)
 
     def notebooks(self) -> Iterator[Notebook]:
         """List the notebooks, newest first."""
         return self._pages("notebooks/", Notebook)
 
-    def notebook(self, notebook: int) -> Notebook:
+    def notebook(self, notebook_id: int) -> Notebook:
         """Return a notebook."""
-        return decode(Notebook, self._get(f"notebooks/{notebook}/"))
+        return decode(Notebook, self._get(f"notebooks/{notebook_id}/"))
 
-    def stop_notebook(self, notebook: int) -> Notebook:
+    def stop_notebook(self, notebook_id: int) -> Notebook:
         """Stop a notebook."""
-        return decode(Notebook, self._transport.json("POST", f"notebooks/{notebook}/stop/"))
+        return decode(Notebook, self._transport.json("POST", f"notebooks/{notebook_id}/stop/"))
 
     # Files of jobs, and models
 
-    def job_files(self, job: int, folder: str = "") -> Iterator[JobEntry]:
+    def job_files(self, job_id: int, folder: str = "") -> Iterator[JobEntry]:
         """List a folder of a job's files."""
         query = {"path": folder} if folder else {}
         while True:
-            data = self._get(f"jobs/{job}/files/", params=query)
+            data = self._get(f"jobs/{job_id}/files/", params=query)
             yield from _results(JobEntry, data)
             after = _next_cursor(data, "after")
             if not after:
@@ -294,11 +309,15 @@ class Client:
             query["after"] = after
 
     def job_file(
-        self, job: int, path: str, *, offset: int = 0, etag: str = ""
+        self, job_id: int, path: str, *, offset: int = 0, etag: str = ""
     ) -> AbstractContextManager[httpx.Response]:
-        """Open a file of a job: from `offset` on (status 206) if its ETag is still `etag`, else all of it (200)."""
+        """Open a file of a job as a stream of its bytes.
+
+        If the file still has the ETag `etag`, the bytes begin at `offset` and the status is 206. Otherwise the file is
+        read from its beginning, with status 200.
+        """
         headers = {"Range": f"bytes={offset}-", "If-Range": etag} if offset and etag else {}
-        return self._transport.stream(f"jobs/{job}/files/{_quoted_path(path)}", headers=headers)
+        return self._transport.stream(f"jobs/{job_id}/files/{_quoted_path(path)}", headers=headers)
 
     def models(self) -> Iterator[Model]:
         """List the models, newest first."""
@@ -309,7 +328,7 @@ class Client:
         return decode(Model, self._get(f"models/{_quoted_part(name)}/"))
 
     def model_archive(self, name: str, version: int | None = None) -> AbstractContextManager[httpx.Response]:
-        """Open the .tar.gz of a model's version (default: the latest)."""
+        """Open the .tar.gz archive of a model's version (default: the latest) as a stream of its bytes."""
         query = {"version": version} if version is not None else {}
         return self._transport.stream(f"models/{_quoted_part(name)}/archive/", params=query)
 
@@ -329,7 +348,7 @@ class Client:
 
 def _results(kind: type[T], data: Any) -> list[T]:
     results = data.get("results") if isinstance(data, dict) else None
-    return [decode(kind, each) for each in decode(tuple[Any, ...], results)]
+    return [decode(kind, result) for result in decode(tuple[Any, ...], results)]
 
 
 def _next_cursor(data: Any, name: str) -> str:
@@ -337,8 +356,8 @@ def _next_cursor(data: Any, name: str) -> str:
 
     The rest of the address is ignored, because the token must not be sent to another host.
     """
-    following = decode(dict[str, Any], data).get("next") or ""
-    return parse_qs(urlsplit(str(following)).query).get(name, [""])[0]
+    next_url = decode(dict[str, Any], data).get("next") or ""
+    return parse_qs(urlsplit(str(next_url)).query).get(name, [""])[0]
 
 
 def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) -> dict[str, int]:
@@ -358,10 +377,10 @@ def _offset(response: httpx.Response) -> int:
 
 
 def _quoted_part(name: str) -> str:
-    """Quote one part of a path, including slashes."""
+    """Quote a name for use as one part of a URL's path: slashes are quoted too."""
     return quote(name, safe="")
 
 
 def _quoted_path(path: str) -> str:
-    """Quote a path, except its slashes."""
+    """Quote a file's path for use in a URL's path: slashes stay."""
     return quote(path, safe="/")

@@ -31,9 +31,9 @@ class Console:
 
 
 def normalize_url(text: str, *, allow_http: bool = False) -> str:
-    """Return the console's address as it is stored. Raises InvalidChoice, UnsafeCredentials.
+    """Return the address of a console in the form in which it is stored. Raises InvalidChoice, UnsafeCredentials.
 
-    A token is sent over HTTPS, and over HTTP to this machine only, unless `allow_http`.
+    HTTP, which would send the token unencrypted, is accepted only for this machine, or with `allow_http`.
     """
     text = text.strip()
     parts = urlsplit(text if "://" in text else f"https://{text}")
@@ -59,15 +59,15 @@ def _is_this_machine(host: str) -> bool:
 
 
 def default_path(environment: Mapping[str, str]) -> Path:
-    """Return the path of the file."""
+    """Return the path of the file with the tokens."""
     base = environment.get("XDG_CONFIG_HOME", "")
-    # The specification ignores relative paths.
+    # The XDG Base Directory Specification says that relative paths are ignored.
     folder = Path(base) if base.startswith("/") else Path.home() / ".config"
     return folder / "trainyard" / "credentials.json"
 
 
 class Credentials:
-    """The tokens of the file and of the environment, which has precedence."""
+    """The tokens in the file and in the environment. The environment has precedence."""
 
     def __init__(self, environment: Mapping[str, str], path: Path | None = None) -> None:
         self._environment = environment
@@ -80,13 +80,14 @@ class Credentials:
             if not url:
                 raise NotLoggedIn("TRAINYARD_TOKEN is set. Set TRAINYARD_URL to the console that it is for, too.")
             return Console(normalize_url(url, allow_http=bool(self._environment.get("TRAINYARD_ALLOW_HTTP"))), token)
-        default, tokens = self._read()
-        chosen = normalize_url(url, allow_http=True) if url else default
-        if not chosen:
+        default_url, tokens = self._read()
+        # `login` has asked for --allow-http before it stored an address with http.
+        url = normalize_url(url, allow_http=True) if url else default_url
+        if not url:
             raise NotLoggedIn(f"You are not logged in. {LOG_IN}")
-        if chosen not in tokens:
-            raise NotLoggedIn(f"You are not logged in to {chosen}. {LOG_IN} {chosen}")
-        return Console(chosen, tokens[chosen])
+        if url not in tokens:
+            raise NotLoggedIn(f"You are not logged in to {url}. {LOG_IN} {url}")
+        return Console(url, tokens[url])
 
     def save(self, console: Console) -> None:
         """Store the token, and make the console the default."""
@@ -94,13 +95,16 @@ class Credentials:
         self._write(console.url, tokens | {console.url: console.token})
 
     def remove(self, url: str = "") -> str:
-        """Remove the token of a console (default: that of the last login); return its address. Raises NotLoggedIn."""
-        default, tokens = self._read()
-        chosen = normalize_url(url, allow_http=True) if url else default
-        if tokens.pop(chosen, None) is None:
+        """Remove the token of a console (default: that of the last login) and return the console's address.
+
+        Raises NotLoggedIn.
+        """
+        default_url, tokens = self._read()
+        url = normalize_url(url, allow_http=True) if url else default_url
+        if tokens.pop(url, None) is None:
             raise NotLoggedIn("There is no such login.")
-        self._write(next(iter(tokens), "") if chosen == default else default, tokens)
-        return chosen
+        self._write(next(iter(tokens), "") if url == default_url else default_url, tokens)
+        return url
 
     def _read(self) -> tuple[str, dict[str, str]]:
         """Return the default console and the tokens by address. Raises UnsafeCredentials."""
@@ -116,15 +120,15 @@ class Credentials:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UnsafeCredentials(f"{self.path} is damaged. Delete it and log in again.") from None
 
-    def _write(self, default: str, tokens: Mapping[str, str]) -> None:
-        """Replace the file atomically. Others can never read it, not even while it is written."""
+    def _write(self, default_url: str, tokens: Mapping[str, str]) -> None:
+        """Replace the file atomically. Other users cannot read it, not even while it is written."""
         self.path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        new = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        new_path = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        new_fd = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"default": default, "tokens": tokens}, file, indent=2)
-            new.replace(self.path)
+            with os.fdopen(new_fd, "w", encoding="utf-8") as file:
+                json.dump({"default": default_url, "tokens": tokens}, file, indent=2)
+            new_path.replace(self.path)
         except BaseException:
-            new.unlink(missing_ok=True)
+            new_path.unlink(missing_ok=True)
             raise

@@ -1,4 +1,7 @@
-"""Turn JSON into frozen dataclasses. Fields that a dataclass does not have are ignored, so that the API can grow."""
+"""Turn JSON into frozen dataclasses.
+
+Fields that the dataclass does not have are ignored, so that this program works with later versions of the console.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ T = TypeVar("T")
 
 
 def decode(kind: type[T], data: Any, where: str = "answer") -> T:
-    """Return `data` as an instance of `kind`. Raises UnexpectedAnswer, naming the field by its path from `where`."""
+    """Return `data` as an instance of `kind`.
+
+    Raises UnexpectedAnswer if it is none. `where` names `data` in the message, in which a field has a path such as
+    `answer.results.0.name`.
+    """
     return _decode(kind, data, where)  # type: ignore[no-any-return]  # `_decode` returns an instance of `kind`
 
 
@@ -22,14 +29,14 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     if kind is Any or (data is None and types.NoneType in inner):
         result = data
     elif origin in {Union, types.UnionType}:
-        (kind,) = (each for each in inner if each is not types.NoneType)
+        (kind,) = (member for member in inner if member is not types.NoneType)  # unions are of one type and None only
         result = _decode(kind, data, where)
     elif origin is tuple:
         _require(isinstance(data, list), where, "a list")
-        result = tuple(_decode(inner[0], each, f"{where}.{index}") for index, each in enumerate(data))
+        result = tuple(_decode(inner[0], item, f"{where}.{index}") for index, item in enumerate(data))
     elif origin is dict:
         _require(isinstance(data, dict), where, "an object")
-        result = {name: _decode(inner[1], each, f"{where}.{name}") for name, each in data.items()}
+        result = {name: _decode(inner[1], value, f"{where}.{name}") for name, value in data.items()}
     elif is_dataclass(kind):
         result = _decode_dataclass(kind, data, where)
     else:
@@ -41,11 +48,11 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
 def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
     _require(isinstance(data, dict), where, "an object")
     values = {}
-    for each in fields(kind):
-        if each.name in data:
-            values[each.name] = _decode(_hints(kind)[each.name], data[each.name], f"{where}.{each.name}")
+    for field in fields(kind):
+        if field.name in data:
+            values[field.name] = _decode(_hints(kind)[field.name], data[field.name], f"{where}.{field.name}")
         else:
-            _require(each.default is not MISSING, f"{where}.{each.name}", "present")
+            _require(field.default is not MISSING, f"{where}.{field.name}", "present")
     return kind(**values)
 
 

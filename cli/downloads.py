@@ -1,4 +1,7 @@
-"""Download files of a job to a folder on this machine. Names come from the console and are not trusted."""
+"""Download files of a job to a folder on this machine.
+
+The names of the files come from the console, and a name such as `../.bashrc` must not be written outside of the folder.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,23 @@ from .errors import CliError, Unreachable, UnsafePath
 from .schemas import JobEntry
 
 MAX_DEPTH = 64
-"""Folders nested deeper are refused, because a console could name them without end."""
+"""Folders nested deeper are refused: far deeper than real results, and a console could name folders without end."""
 TRIES = 6
-"""Maximum tries in a row that receive no byte. The pauses between them add up to three quarters of a minute."""
+"""Maximum tries in a row that receive no byte. The pauses between them add up to three quarters of a minute, which a
+restart of the console may take."""
 MAX_PAUSE_SECONDS = 15.0
+"""Longest pause between two tries, so that the download continues soon after the console is back."""
 TIME_RESOLUTION_SECONDS = 2.0
-"""Resolution of times on FAT, the coarsest file system."""
+"""Times of a file that differ by less count as equal: FAT, the coarsest file system, stores every second second."""
 MAX_TIME_SECONDS = 2.0**32
-"""Later times do not fit into all file systems."""
+"""Unix time, in the year 2106, from which on a file's time is not set, because some file systems store
+32 bits of it."""
 FORBIDDEN = frozenset("\\:\0")
-"""Windows' separators of folders, drives and streams, and the byte that no name may have."""
+"""Characters that no name may have: separators of folders, drives and streams on Windows, and NUL on every system."""
 
 
 def safe_parts(path: str) -> tuple[str, ...]:
-    """Return the parts of a path from the console. Raises UnsafePath if it could leave the target folder."""
+    """Split a path from the console into its parts. Raises UnsafePath if it could leave the target folder."""
     parts = tuple(path.split("/"))
     for name in parts:
         is_plain = name not in {"", ".", ".."} and not FORBIDDEN & set(name) and name.isprintable()
@@ -50,8 +56,8 @@ def target_of(folder: Path, path: str) -> Path:
     """
     *parents, name = safe_parts(path)
     folder.mkdir(parents=True, exist_ok=True)
-    for each in parents:
-        folder = folder / each
+    for parent in parents:
+        folder = folder / parent
         try:
             folder.mkdir()
         except FileExistsError:
@@ -63,18 +69,18 @@ def target_of(folder: Path, path: str) -> Path:
     return target
 
 
-def job_files(client: Client, job: int, path: str) -> Iterator[JobEntry]:
-    """Yield the files at and below `path` (empty: all). Raises UnsafePath."""
+def job_files(client: Client, job_id: int, path: str) -> Iterator[JobEntry]:
+    """Yield the files of a job at and below `path`, all files if it is empty. Raises UnsafePath."""
     if path:
         parent, _slash, _name = path.rpartition("/")
-        for entry in client.job_files(job, parent):
+        for entry in client.job_files(job_id, parent):
             if entry.path == path and entry.kind == "file":
                 yield entry
                 return
     pending = [path]  # `path` is a folder
     while pending:
         folder = pending.pop()
-        for entry in client.job_files(job, folder):
+        for entry in client.job_files(job_id, folder):
             safe_parts(entry.path)
             is_below = entry.path.startswith(f"{folder}/") if folder else True
             if not is_below or entry.path.count("/") != (folder.count("/") + 1 if folder else 0):
@@ -86,7 +92,7 @@ def job_files(client: Client, job: int, path: str) -> Iterator[JobEntry]:
 
 
 def is_same(target: Path, entry: JobEntry) -> bool:
-    """Return whether a file on this machine has the size and time of a job's file, as after an earlier download."""
+    """Return whether the existing file `target` has the size and time of a job's file: it was downloaded before."""
     status, modified = target.stat(), _timestamp(entry)
     return (
         status.st_size == entry.size
@@ -112,23 +118,23 @@ def _timestamp(entry: JobEntry) -> float | None:
 
 def download_file(
     client: Client,
-    job: int,
+    job_id: int,
     entry: JobEntry,
     target: Path,
     *,
     on_received: Callable[[int], None] = lambda _size: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Download a file of a job, then replace `target` by it; return its size in bytes. Raises CliError.
+    """Download a file of a job, then replace `target` by it. Returns its size in bytes. Raises CliError.
 
-    After an interruption the download continues, or begins again if the file has changed: `on_received` then gets the
-    negative number of discarded bytes.
+    `on_received` gets the number of bytes of each block. After an interruption the download continues. If the file
+    has changed, it begins again, and `on_received` gets the negative number of discarded bytes.
     """
     received, etag, tries = 0, "", 0
     with _replacing(target) as file:
         while True:
             try:
-                with client.job_file(job, entry.path, offset=received, etag=etag) as response:
+                with client.job_file(job_id, entry.path, offset=received, etag=etag) as response:
                     if received and response.status_code != httpx.codes.PARTIAL_CONTENT:
                         on_received(-received)
                         received = file.seek(0)
@@ -150,7 +156,10 @@ def download_file(
 
 
 def save(response: httpx.Response, target: Path, *, on_received: Callable[[int], None] = lambda _size: None) -> int:
-    """Write a complete answer to a new file, then replace `target` by it; return its size in bytes."""
+    """Write the body of a response to a new file, then replace `target` by it. Returns its size in bytes.
+
+    `on_received` gets the number of bytes of each block.
+    """
     received = 0
     with _replacing(target) as file:
         for block in response.iter_bytes():
@@ -162,15 +171,16 @@ def save(response: httpx.Response, target: Path, *, on_received: Callable[[int],
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces `target` if no error is raised."""
-    new = target.with_name(f".{secrets.token_hex(8)}.part")
+    """Yield a new file, which replaces `target` when the block ends without an error."""
+    new_path = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        with os.fdopen(handle, "wb") as file:
+        # The flags make sure that no existing file is overwritten, and no link is followed.
+        new_fd = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        with os.fdopen(new_fd, "wb") as file:
             yield file
-        new.replace(target)
+        new_path.replace(target)
     finally:
-        new.unlink(missing_ok=True)
+        new_path.unlink(missing_ok=True)
 
 
 def _require_size(target: Path, *, is_expected: bool) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FAILED, USAGE, JOB_FAILED, JOB_CANCELLED, TOO_EXPENSIVE, DETACHED = 1, 2, 3, 4, 5, 130
-"""Exit statuses. 2 is click's own for a wrong command line, 130 the shells' for Ctrl-C."""
+"""Exit statuses. click uses 2 for a wrong command line, and shells use 130 (128 + SIGINT) for Ctrl-C."""
 
 
 class CliError(Exception):
-    """A command failed. `code` is for programs, `exit_status` for the shell."""
+    """A command failed. `code` is the error for programs that read `--json`, `exit_status` that for the shell.
+
+    `fields` has sentences about invalid values, by the name of the field in the API.
+    """
 
     code = "failed"
     exit_status = FAILED
@@ -27,7 +30,7 @@ class NotLoggedIn(CliError):
 
 
 class UnsafeCredentials(CliError):
-    """The file of tokens can be read by others, or a token would leave the machine unencrypted."""
+    """The file of tokens is damaged or can be read by others, or a token would leave the machine unencrypted."""
 
     code = "unsafe_credentials"
 
@@ -39,7 +42,7 @@ class Unreachable(CliError):
 
 
 class UnexpectedAnswer(CliError):
-    """The answer does not have the form of Trainyard's API: another server, or another version."""
+    """The answer is not one of Trainyard's API: the server is another program, or has another version."""
 
     code = "unexpected_answer"
 
@@ -65,7 +68,7 @@ class TooExpensive(CliError):
 
 
 class ApiError(CliError):
-    """The console refused a request. `status` is the HTTP status; the other attributes are those of the answer."""
+    """The console refused a request. `status` is the HTTP status; code, message and fields come from the answer."""
 
     def __init__(self, status: int, code: str, message: str, fields: Mapping[str, str] | None = None) -> None:
         super().__init__(message, fields=fields)

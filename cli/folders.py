@@ -1,4 +1,4 @@
-"""Find the files of a folder on this machine to send: regular files only, no links."""
+"""Find the files of a folder on this machine that are sent to a console: regular files only, no links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .ignore import DEFAULTS, FILE_NAME, Ignore
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file below a folder. `path` is relative, with slashes. Size in bytes, modification time in nanoseconds."""
+    """A file below a folder. `path` is its path from the folder, with slashes; `file` its path on this machine.
+
+    The size is in bytes, the modification time in nanoseconds of Unix time.
+    """
 
     path: str
     file: Path
@@ -23,13 +26,17 @@ class LocalFile:
 
     def sha256(self) -> str:
         """Return the SHA-256 of the bytes, in hexadecimal."""
-        with self.file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        with self.file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The files of a folder by path, and the paths that cannot be sent: links, devices, names that are not UTF-8."""
+    """The files of a folder, sorted by path.
+
+    `skipped` are the paths that cannot be sent: links, devices, and names that are not UTF-8. `ignore` are the rules
+    by which other files were left out.
+    """
 
     files: tuple[LocalFile, ...]
     skipped: tuple[str, ...]
@@ -37,14 +44,14 @@ class Scan:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
-        return sum(each.size for each in self.files)
+        """Return the size of all files in bytes."""
+        return sum(file.size for file in self.files)
 
 
 def scan(folder: Path, *, defaults: Sequence[str] = DEFAULTS) -> Scan:
-    """Return the files below `folder` without those that `defaults` and .trainyardignore leave out.
+    """Return the files below `folder`, except those that `defaults` and the folder's .trainyardignore leave out.
 
-    Raises InvalidChoice.
+    `defaults` are rules in the form of .gitignore. Raises InvalidChoice.
     """
     if not folder.is_dir():
         raise InvalidChoice(f"{folder} is not a folder.")
@@ -55,14 +62,16 @@ def scan(folder: Path, *, defaults: Sequence[str] = DEFAULTS) -> Scan:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidChoice(f"{folder / FILE_NAME} cannot be read: {error}") from None
     ignore = Ignore([*defaults, *rules])
-    files, skipped = list[LocalFile](), list[str]()
-    for each in _walk(folder, "", ignore, skipped):
-        files.append(each)
-    return Scan(tuple(sorted(files, key=lambda each: each.path)), tuple(sorted(skipped)), ignore)
+    skipped = list[str]()
+    files = sorted(_walk(folder, "", ignore, skipped), key=lambda file: file.path)
+    return Scan(tuple(files), tuple(sorted(skipped)), ignore)
 
 
 def _walk(folder: Path, prefix: str, ignore: Ignore, skipped: list[str]) -> Iterator[LocalFile]:
-    """Yield the files below a folder whose path is `prefix`, and add paths that cannot be sent to `skipped`."""
+    """Yield the files below `folder`, and add the paths that cannot be sent to `skipped`.
+
+    `prefix` is the path of `folder` from the scanned folder: empty, or with a slash at its end.
+    """
     try:
         entries = list(os.scandir(folder))
     except OSError as error:

@@ -1,4 +1,7 @@
-"""Decide which files of a folder are left out, by default rules and `.trainyardignore`, in the form of `.gitignore`."""
+"""Decide which files of a folder are left out, by rules in the form of `.gitignore`.
+
+The rules are DEFAULTS and those of the folder's file `.trainyardignore`.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,13 @@ DEFAULTS = (
 TOKENS = re.compile(r"(?P<any>\*\*/)|(?P<rest>/\*\*$)|(?P<star>\*+)|(?P<one>\?)|(?P<set>\[!?\]?[^\]]*\])|\\(?P<raw>.)")
 """The parts of a pattern that are not literal: `**/`, `/**` at the end, `*`, `?`, `[…]`, and an escaped character."""
 EXPRESSIONS = {"any": "(?:.*/)?", "rest": "/.+", "star": "[^/]*", "one": "[^/]"}
-"""Regular expressions for the parts that are always the same."""
+"""The regular expression for each kind of part in TOKENS, except `set` and `raw`, whose text decides it."""
 
 
 @dataclass(frozen=True)
 class _Rule:
+    """A line of a rule file. A negated rule (`!`) includes what an earlier rule leaves out."""
+
     pattern: re.Pattern[str]
     is_negated: bool
     folders_only: bool
@@ -34,7 +39,10 @@ class Ignore:
         self._rules = [rule for line in lines if (rule := _parse(line))]
 
     def matches(self, path: str, *, is_folder: bool) -> bool:
-        """Return whether the entry at `path` below the folder is left out. Its parent folders are not considered."""
+        """Return whether a file or folder is left out. `path` is its path from the folder with the rules.
+
+        Rules for its parent folders are not considered: the caller does not enter a folder that is left out.
+        """
         for rule in reversed(self._rules):
             if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(path):
                 return not rule.is_negated
@@ -44,7 +52,7 @@ class Ignore:
 def _parse(line: str) -> _Rule | None:
     """Return the rule of a line; None for an empty line or a comment."""
     line = line.rstrip("\r\n")
-    line = line if line.endswith("\\ ") else line.rstrip(" ")  # an escaped space at the end counts
+    line = line if line.endswith("\\ ") else line.rstrip(" ")  # as in git, spaces at the end count only if escaped
     if not line or line.startswith("#"):
         return None
     is_negated = line.startswith("!")
@@ -62,7 +70,10 @@ def _parse(line: str) -> _Rule | None:
 
 
 def _expression(pattern: str) -> Iterable[str]:
-    """Yield the parts of a regular expression for a pattern: `*`, `?` and `[…]` within a name, `**` across names."""
+    """Yield the parts of the regular expression for a pattern.
+
+    `*`, `?` and `[…]` match within the name of one file or folder, `**` also across slashes.
+    """
     position = 0
     while position < len(pattern):
         if token := TOKENS.match(pattern, position):

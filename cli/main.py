@@ -14,7 +14,7 @@ from .session import Session
 
 
 class Program(click.Group):
-    """Prints errors of the API and of this program, and ends with their exit status."""
+    """The group of all commands. It prints a CliError and ends the program with its exit status."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
@@ -25,7 +25,9 @@ class Program(click.Group):
             session.screen.error(error.code, error.message, error.fields)
             context.exit(error.exit_status)
         except BrokenPipeError:
-            sys.stderr.close()  # the reader, such as `| head`, has closed the pipe; Python would print a warning
+            # The reader of the output, such as `| head`, has ended. When Python exits, it flushes the output again and
+            # would print a warning about the same error.
+            sys.stderr.close()
             context.exit(1)
         except KeyboardInterrupt:
             context.exit(DETACHED)

@@ -1,6 +1,7 @@
 """Answers of the API as dataclasses. Amounts are in minor units, sizes in bytes, times ISO 8601 texts.
 
-Each has some fields of a component of the OpenAPI schema, which `COMPONENTS` names; a test compares them.
+Each dataclass has the fields that the program needs of one component of the OpenAPI schema. COMPONENTS names the
+component, and a test compares their fields.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Product:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node type on sale."""
+    """A node spec on sale. `hourly_minor` is its price per hour, a decimal text; None if it has no price."""
 
     name: str
     title: str
@@ -52,7 +53,7 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class Image:
-    """An image on offer."""
+    """An image on offer. `builtin` images are part of the console; `not_ready_because` is empty for a `ready` image."""
 
     name: str
     title: str
@@ -85,7 +86,10 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Upload:
-    """A resumable upload."""
+    """A resumable upload of `size_bytes`, of which the console has the first `offset`.
+
+    `version` is the published version of a dataset, `error` why the upload failed.
+    """
 
     id: str
     size_bytes: int
@@ -129,14 +133,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Basis:
-    """The basis of an estimate, as a sentence."""
+    """The basis of an estimate, as a sentence for the customer."""
 
     sentence: str
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost, likely and high. `basis` says whether it rests on earlier runs or on the price list alone."""
+    """The estimated cost of a run: `p50_minor` is likely, `p90_minor` a high estimate."""
 
     p50_minor: int
     p90_minor: int
@@ -145,7 +149,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Quote:
-    """A price with its ceiling."""
+    """The price of a run. `lines` sum to the ceiling. `refusal` says why it cannot be bought now, if so."""
 
     id: str
     currency: str
@@ -163,7 +167,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Order:
-    """An order and the number of its job."""
+    """An order and the id of its job."""
 
     id: str
     job: int
@@ -171,7 +175,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a job."""
+    """The progress of a job. `fraction` is from 0 to 1."""
 
     fraction: float
     epoch: int
@@ -181,7 +185,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try of a job."""
+    """One try of a job. `reason` is a code that says why it ended, `detail` its explanation."""
 
     number: int
     reason: str
@@ -192,7 +196,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Job:
-    """A job."""
+    """A job. `sentence` says how it ended, `waiting_for` why it waits; both are empty otherwise."""
 
     id: int
     name: str
@@ -242,10 +246,10 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Log:
-    """A part of a rank's output. `eof`: the output has ended.
+    """A part of a rank's output. The next part begins at the byte `next_offset`. `eof` tells that there is none.
 
-    `times` has (line of `text`, Unix seconds), in order, if they were asked for and are known. A time holds up to the
-    line of the next entry.
+    `times` are pairs (number of a line in `text`, Unix time) in order, if they were asked for and are known. A time
+    applies to the lines up to that of the next pair.
     """
 
     text: str
@@ -381,7 +385,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep. `reason`: why it ended or is stopping."""
+    """A sweep. `reason` is a code that says why it ended or is stopping."""
 
     id: int
     name: str
@@ -447,4 +451,5 @@ COMPONENTS: dict[type, str] = {
     Sweep: "Sweep",
     Trial: "Trial",
 }
-"""Without `Basis` and `Estimate`, which the schema describes only as objects."""
+"""Name of each component in the OpenAPI schema. `Basis` and `Estimate` are missing, because the schema describes them
+only as objects."""

@@ -1,7 +1,7 @@
 """Print sentences and tables for people, or one JSON document for programs (`--json`).
 
-Texts from the console, and above all the output of a run, are not trusted, because a terminal would obey their control
-characters. `clean` removes those.
+Texts from the console, above all the output of a run, can contain control characters that a terminal obeys: they could
+change its title or hide text. `clean` removes them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from rich.table import Table
 from rich.text import Text
 
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?", re.DOTALL)
-"""Control sequences of terminals: CSI, then OSC and the other strings, then all others."""
+"""Control sequences of terminals (ECMA-48): CSI, then OSC and the other strings, then all others."""
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+"""The control sequences (SGR) that set colours and styles, and nothing else."""
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of text."""
 PIPE_WIDTH = 240
-"""Width of output that is not a terminal: wide, so that programs read table rows in one line each."""
+"""Characters in a line of a table that is not printed on a terminal: wide enough for a row of every table, so that
+programs such as `grep` read each row as one line."""
 ZERO_DECIMALS = frozenset(
     ("BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "VND", "VUV", "XAF", "XOF", "XPF")
 )
 THREE_DECIMALS = frozenset(["BHD", "JOD", "KWD", "OMR", "TND"])
-"""Currencies whose minor unit has no or three decimals, as in the console; all others have two."""
+"""Currencies whose minor unit has no or three decimals, as in `billing.currencies` of the console, which this program
+does not import. All others have two."""
 Advance = Callable[[int], None]
-"""Advances a progress bar by a number of bytes."""
+"""A function that advances a progress bar by a number of bytes."""
 
 
 def clean(text: str) -> str:
@@ -42,9 +45,9 @@ def clean(text: str) -> str:
 
 
 def clean_output(text: str) -> str:
-    """Return a line of a run's output as `clean` does, but with its colours.
+    """Return a line of a run's output without control sequences and control characters, but with its colours.
 
-    Of a line that carriage returns overwrite, such as a progress bar, the last version stays.
+    A carriage return begins the line again, as progress bars do: only the text after the last one is returned.
     """
     line = text.rstrip("\r").rpartition("\r")[2]
     parts, position = list[str](), 0
@@ -52,18 +55,18 @@ def clean_output(text: str) -> str:
         parts += [clean(line[position : colour.start()]), colour[0]]
         position = colour.end()
     result = "".join([*parts, clean(line[position:])])
-    return f"{result}\x1b[0m" if len(parts) else result  # a colour must not continue in the next line
+    return f"{result}\x1b[0m" if parts else result  # a colour must not continue in the next line
 
 
 def decimals(currency: str) -> int:
-    """Return the number of decimals of a currency."""
+    """Return the number of decimals of the currency's minor unit."""
     if currency in ZERO_DECIMALS:
         return 0
     return 3 if currency in THREE_DECIMALS else 2
 
 
 def money(amount_minor: int | str, currency: str) -> str:
-    """Return an amount such as `12.50 USD`."""
+    """Format an amount in minor units, for example `12.50 USD`."""
     places = decimals(currency)
     return f"{Decimal(amount_minor).scaleb(-places):,.{places}f} {currency}"
 
@@ -74,7 +77,7 @@ def count(number: int, noun: str) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Return a size such as `1.5 MB`."""
+    """Format a size with a decimal unit, for example `1.5 MB`."""
     value, units = float(size_bytes), ["bytes", "kB", "MB", "GB"]
     while value >= 1000 and len(units) > 1:
         value, units = value / 1000, units[1:]
@@ -82,14 +85,17 @@ def size(size_bytes: int) -> str:
 
 
 class Screen:
-    """Prints for people on standard output, or in JSON mode one document there and all else on standard error."""
+    """Prints for people on standard output.
+
+    In JSON mode (`is_json`), standard output gets only the JSON document, and all texts go to standard error.
+    """
 
     def __init__(self) -> None:
         self.is_json = False
 
     @property
     def console(self) -> Console:
-        """The terminal for people."""
+        """Return the console of `rich` on which texts for people are printed."""
         file = sys.stderr if self.is_json else sys.stdout
         width = None if file.isatty() else PIPE_WIDTH
         return Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -145,5 +151,5 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

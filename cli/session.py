@@ -1,4 +1,4 @@
-"""The session that commands share: the console, its credentials, output and questions."""
+"""The session of one run of the program, which all commands use: client, credentials, output and questions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from .uploads import Uploads
 
 @dataclass
 class Session:
-    """One run of the program. Tests replace `environment`, `http`, `pause` and `is_interactive`."""
+    """One run of the program. `url` is the option --url.
+
+    Tests replace `environment`, `http`, `pause` and `is_interactive`.
+    """
 
     url: str = ""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -33,22 +36,26 @@ class Session:
 
     @property
     def credentials(self) -> Credentials:
-        """The tokens of this user."""
+        """Return the tokens of this user."""
         return Credentials(self.environment)
 
     def connect(self, console: Console | None = None) -> Client:
-        """Return a client of the chosen console. Raises NotLoggedIn."""
+        """Return a client of `console` (default: the one that the options and credentials name). Raises NotLoggedIn."""
         console = console or self.credentials.console(self.url)
         return Client(Transport(console, transport=self.http, pause=self.pause))
 
     def uploads(self, client: Client) -> Uploads:
-        """Return the sender of large files, which stores the keys of incomplete uploads."""
+        """Return the sender of large files. It stores the ids of incomplete uploads in the user's state folder."""
         base = self.environment.get("XDG_STATE_HOME", "")
         folder = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
         return Uploads(client, folder / "trainyard" / "uploads.json", pause=self.pause)
 
     def confirm(self, question: str, *, is_confirmed: bool, option: str = "--yes") -> None:
-        """Ask before an action that costs or deletes. Raises InvalidChoice without a terminal, click.Abort for no."""
+        """Ask before an action that costs money or deletes something, unless `is_confirmed`.
+
+        Raises click.Abort if the answer is no, InvalidChoice if there is no terminal; `option` is the option that
+        confirms the action without a question.
+        """
         if is_confirmed:
             return
         if not self.is_interactive():

@@ -1,4 +1,4 @@
-"""Send the files of a folder to a workspace: only files whose bytes differ."""
+"""Send the files of a folder to a workspace, but only those whose bytes differ."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from .folders import LocalFile, Scan
 from .uploads import FileContent, Uploads
 
 COMPARED_FILES = 500
-"""Maximum files of one comparison. The console accepts 1000."""
+"""Maximum number of files in one comparison. The console accepts 1000; half of that keeps a request fast."""
 COMPARED_BYTES = 1024**3
-"""Maximum bytes of one comparison, half of the 2 GiB that the console reads for one."""
+"""Maximum size of the files of one comparison: half of the 2 GiB that the console reads to compare."""
 LARGE_BYTES = 8 * 1024**2
-"""A file of at least this size is sent as a resumable upload."""
+"""A file of at least this size is sent as a resumable upload, which takes several requests. Smaller files are sent
+again as a whole after an interruption."""
 MAX_DEPTH = 64
-"""Folders nested deeper in a workspace are not listed."""
+"""A workspace with folders nested deeper is refused: far deeper than real projects, and a console could name folders
+without end."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The changes of a sync: files to send, and paths in the workspace that the folder does not have."""
+    """The changes of a sync: `changed` are the files to send, `extra` the workspace's paths that the folder lacks."""
 
     changed: tuple[LocalFile, ...]
     unchanged_count: int
@@ -32,18 +34,18 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bytes to send."""
-        return sum(each.size for each in self.changed)
+        """Return the size of the files to send, in bytes."""
+        return sum(file.size for file in self.changed)
 
 
 def workspace_name(folder: Path) -> str:
-    """Return a valid name of a workspace for a folder."""
+    """Return the folder's name in the characters that the name of a workspace may have."""
     name = re.sub("[^a-z0-9_-]+", "-", folder.resolve().name.lower())[:63].strip("-_")
     return name or "workspace"
 
 
 def ensure_workspace(client: Client, name: str) -> bool:
-    """Create the workspace if there is none; return whether it is new."""
+    """Create the workspace if it does not exist, and return whether it is new."""
     try:
         client.workspace(name)
     except ApiError as error:
@@ -55,12 +57,12 @@ def ensure_workspace(client: Client, name: str) -> bool:
 
 
 def plan(client: Client, workspace: str, scan: Scan, *, with_extra: bool) -> Plan:
-    """Compare a folder with a workspace. `with_extra`: also find the paths that the folder does not have."""
+    """Compare a folder with a workspace. With `with_extra`, also find the workspace's paths that the folder lacks."""
     changed = list[LocalFile]()
     for batch in _batches(scan.files):
-        descriptions = [{"path": each.path, "size": each.size, "sha256": each.sha256()} for each in batch]
-        differing = set(client.differing_files(workspace, descriptions))
-        changed += [each for each in batch if each.path in differing]
+        descriptions = [{"path": file.path, "size": file.size, "sha256": file.sha256()} for file in batch]
+        differing_paths = set(client.differing_files(workspace, descriptions))
+        changed += [file for file in batch if file.path in differing_paths]
     extra = tuple(_extra_paths(client, workspace, scan)) if with_extra else ()
     return Plan(tuple(changed), len(scan.files) - len(changed), extra)
 
@@ -68,14 +70,14 @@ def plan(client: Client, workspace: str, scan: Scan, *, with_extra: bool) -> Pla
 def send(
     client: Client, uploads: Uploads, workspace: str, plan: Plan, *, on_sent: Callable[[int], None] = lambda _size: None
 ) -> None:
-    """Send the files of a plan. `on_sent` gets the bytes as they are sent."""
-    for each in plan.changed:
-        if each.size < LARGE_BYTES:
-            client.write_file(workspace, each.path, each.file.read_bytes())
-            on_sent(each.size)
+    """Send the files of a plan. `on_sent` gets the numbers of bytes that were sent."""
+    for local in plan.changed:
+        if local.size < LARGE_BYTES:
+            client.write_file(workspace, local.path, local.file.read_bytes())
+            on_sent(local.size)
         else:
-            metadata = {"purpose": "workspace", "name": workspace, "path": each.path, "filename": each.file.name}
-            uploads.send(FileContent(each.file), metadata, on_sent=on_sent)
+            metadata = {"purpose": "workspace", "name": workspace, "path": local.path, "filename": local.file.name}
+            uploads.send(FileContent(local.file), metadata, on_sent=on_sent)
 
 
 def delete_extra(client: Client, workspace: str, plan: Plan) -> None:
@@ -87,22 +89,23 @@ def delete_extra(client: Client, workspace: str, plan: Plan) -> None:
 def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
     """Yield the files in batches within COMPARED_FILES and COMPARED_BYTES; a larger file is a batch of its own."""
     batch, size = list[LocalFile](), 0
-    for each in files:
-        if batch and (len(batch) == COMPARED_FILES or size + each.size > COMPARED_BYTES):
+    for file in files:
+        if batch and (len(batch) == COMPARED_FILES or size + file.size > COMPARED_BYTES):
             yield batch
             batch, size = [], 0
-        batch.append(each)
-        size += each.size
+        batch.append(file)
+        size += file.size
     if batch:
         yield batch
 
 
 def _extra_paths(client: Client, workspace: str, scan: Scan) -> Iterator[str]:
-    """Yield the workspace's paths that the folder does not have; a folder without any local file is one path.
+    """Yield the workspace's paths that the folder on this machine lacks.
 
-    Paths that the folder ignores are not yielded, so they stay in the workspace.
+    A folder of the workspace in which no file is on this machine counts as one path. Paths that the rules of `scan`
+    leave out are not yielded, so they stay in the workspace.
     """
-    files = {each.path for each in scan.files}
+    files = {file.path for file in scan.files}
     folders = {path[:index] for path in files for index, character in enumerate(path) if character == "/"}
     pending = [""]
     while pending:

@@ -1,6 +1,7 @@
 """HTTP to one console: authentication, retries, errors and event streams.
 
-The token is sent to the console's own address only: redirects are not followed, and addresses in answers are not used.
+The token is sent only to the address that the user logged in to: redirects are not followed, and addresses in answers
+are not used.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from .errors import ApiError, UnexpectedAnswer, Unreachable
 TRIES = 6
 """Maximum tries of one request. The pauses between them add up to 15 s, which a restart of a console may take."""
 FIRST_PAUSE_SECONDS = 0.5
+"""Pause after the first try. Each further pause is twice as long."""
 MAX_PAUSE_SECONDS = 15.0
-"""Longest pause, even if Retry-After asks for more."""
+"""Longest pause, even if the header Retry-After asks for more, because a person waits for the command."""
 TIMEOUT = httpx.Timeout(60, connect=10)
+"""Seconds without a byte after which a request fails. A minute is more than the console needs for any answer."""
 STREAM_TIMEOUT = httpx.Timeout(60, connect=10)
-"""The console sends a comment after 15 seconds of silence."""
+"""Seconds without a byte after which a stream fails. The console sends a comment after 15 seconds of silence."""
 BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a console or proxy after which a repeated request may succeed."""
 REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-"""Methods whose request may be repeated after a lost answer, like any request with an Idempotency-Key."""
+"""HTTP's idempotent methods. Their requests may be repeated after a lost answer, like any with an Idempotency-Key."""
 
 
 class Event(NamedTuple):
@@ -39,7 +42,7 @@ class Event(NamedTuple):
 
 
 class Transport:
-    """Sends requests below `<url>/api/v1/`. `pause(seconds)` waits between two tries."""
+    """Sends requests to paths below `<url>/api/v1/`. `pause(seconds)` waits between two tries; tests replace it."""
 
     def __init__(
         self,
@@ -71,18 +74,18 @@ class Transport:
     ) -> httpx.Response:
         """Send a request, and repeat it after temporary failures. Raises ApiError, Unreachable, UnexpectedAnswer."""
         is_repeatable = method in REPEATABLE or "Idempotency-Key" in (headers or {})
-        for number in range(1, TRIES + 1):
+        for try_number in range(1, TRIES + 1):
             try:
                 response = self._http.request(method, path, headers=dict(headers or {}), **options)
             except httpx.TransportError as error:
-                # Without a connection the request was not sent, so that it may be repeated in any case.
+                # Without a connection nothing was sent, so every request may be repeated.
                 is_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-                if number == TRIES or (is_sent and not is_repeatable):
+                if try_number == TRIES or (is_sent and not is_repeatable):
                     raise self.unreachable(error) from error
-                self._pause(_pause_after(number))
+                self._pause(_pause_after(try_number))
                 continue
-            if response.status_code in BUSY and is_repeatable and number < TRIES:
-                self._pause(_pause_after(number, response.headers.get("Retry-After", "")))
+            if response.status_code in BUSY and is_repeatable and try_number < TRIES:
+                self._pause(_pause_after(try_number, response.headers.get("Retry-After", "")))
                 continue
             self.require_success(response)
             return response
@@ -129,7 +132,7 @@ class Transport:
                     name, lines = "", []
 
     def unreachable(self, error: httpx.TransportError) -> Unreachable:
-        """Return the error for a request without an answer."""
+        """Return the error to raise for a request that got no answer."""
         return Unreachable(f"{self.url} did not answer: {error or type(error).__name__}. Check the address and retry.")
 
     def require_success(self, response: httpx.Response) -> None:
@@ -151,11 +154,11 @@ class Transport:
         raise error
 
 
-def _pause_after(number: int, retry_after: str = "") -> float:
-    """Return the seconds to wait after the try `number`."""
-    is_number = retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6  # it may also be a date
-    requested = float(retry_after) if is_number else 0.0
-    return min(max(FIRST_PAUSE_SECONDS * 2.0 ** (number - 1), requested), MAX_PAUSE_SECONDS)
+def _pause_after(try_number: int, retry_after: str = "") -> float:
+    """Return the seconds to wait after a try, counted from 1. `retry_after` is the header: seconds, or a date."""
+    is_seconds = retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6
+    requested_seconds = float(retry_after) if is_seconds else 0.0
+    return min(max(FIRST_PAUSE_SECONDS * 2.0 ** (try_number - 1), requested_seconds), MAX_PAUSE_SECONDS)
 
 
 def _parse_json(text: str) -> Any:

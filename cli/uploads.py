@@ -1,4 +1,7 @@
-"""Resumable uploads by the tus protocol: after an interruption they continue with the bytes that the console lacks."""
+"""Resumable uploads by the tus protocol.
+
+After an interruption, an upload continues with the bytes that the console lacks, also in a later run of the program.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,28 @@ from .ignore import Ignore
 from .schemas import Upload
 
 BLOCK_BYTES = 1024**2
+"""Bytes that are read from a file at once: few enough to show progress, enough to be fast."""
 REQUEST_BYTES = 64 * 1024**2
-"""Maximum bytes of one request, because proxies limit its size and its time."""
+"""Largest number of bytes in one request. Proxies limit the size and time of a request; 64 MiB is below the limit of
+100 MB that is common at hosted proxies."""
 TRIES = 8
-"""Maximum tries in a row without progress. The pauses between them add up to about a minute."""
+"""Maximum tries in a row without progress. The pauses between them add up to about a minute, which a restart of the
+console may take."""
 MAX_PAUSE_SECONDS = 15.0
+"""Longest pause between two tries, so that the upload continues soon after the console is back."""
 POLL_SECONDS = 1.0
-"""Pause between two requests for the state of a complete upload while the console publishes it."""
+"""Pause between two requests for the state of an upload whose bytes are all sent, while the console publishes it."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
-ENDED = frozenset({"complete", "failed"})
-"""States of an upload after which nothing happens any more."""
+"""Names of files that the console unpacks. They are sent unchanged."""
+FINAL_STATES = frozenset({"complete", "failed"})
+"""States of an upload that never change again."""
 RETRIED_STATUSES = frozenset({409, 460, 429, 502, 503, 504})
-"""Statuses after which sending continues at the console's offset: 409 (another offset), 460 (damaged in transit), and
-those of a busy console."""
+"""Statuses after which sending continues at the console's offset: 409 (the console has another offset) and 460 (the
+bytes were damaged on the way), both of the tus protocol, and those of a busy console or proxy."""
 
 
 class Content(Protocol):
-    """Bytes that can be read from any offset, the same each time."""
+    """Bytes to send. They can be read from any offset, and are the same each time."""
 
     @property
     def size(self) -> int:
@@ -43,7 +51,7 @@ class Content(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A text that changes when the bytes change."""
+        """A text that differs if the bytes differ. It identifies the content of an interrupted upload."""
 
     def read(self, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset` on. Raises CliError if they have changed meanwhile."""
@@ -64,38 +72,41 @@ class FileContent:
 
 
 class TarContent:
-    """The files of a folder as a tar archive that is made while it is sent, so that it needs no disk space.
+    """The files of a folder as a tar archive, which is made while it is sent and so needs no disk space.
 
-    Names, sizes, times and contents determine its bytes. So it is the same each time, and can be sent from any offset.
+    Its bytes depend only on the names, sizes, times and contents of the files. The archive is therefore the same each
+    time, and can be sent from any offset.
     """
 
     def __init__(self, scan: Scan) -> None:
         if not scan.files:
             raise InvalidChoice("There is no file to send.")
-        self._parts = [(_header(each), each) for each in scan.files]
-        self.size = sum(len(header) + _padded(each.size) for header, each in self._parts) + 2 * tarfile.BLOCKSIZE
+        self._members = [(_header(file), file) for file in scan.files]
+        self.size = sum(len(header) + _padded(file.size) for header, file in self._members) + 2 * tarfile.BLOCKSIZE
         digest = hashlib.sha256()
-        for header, each in self._parts:
-            digest.update(header + str(each.modified_ns).encode())
+        for header, file in self._members:
+            digest.update(header + str(file.modified_ns).encode())
         self.fingerprint = digest.hexdigest()
 
     def read(self, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset` on."""
-        begin = 0  # of the header of a file, in the archive
-        for header, each in self._parts:
-            data_begin, end = begin + len(header), begin + len(header) + _padded(each.size)
+        header_begin = 0  # in the archive, as `data_begin` and `member_end`
+        for header, file in self._members:
+            data_begin = header_begin + len(header)
+            member_end = data_begin + _padded(file.size)
             if offset < data_begin:
-                yield header[max(0, offset - begin) :]
-            if offset < end:
-                start = max(0, offset - data_begin)
-                if start < each.size:
-                    yield from _read_exactly(each.file, start, each.size)
-                yield b"\0" * (_padded(each.size) - max(start, each.size))
-            begin = end
-        yield b"\0" * (self.size - max(begin, offset))  # two empty blocks end an archive
+                yield header[max(0, offset - header_begin) :]
+            if offset < member_end:
+                file_offset = max(0, offset - data_begin)
+                if file_offset < file.size:
+                    yield from _read_exactly(file.file, file_offset, file.size)
+                yield b"\0" * (_padded(file.size) - max(file_offset, file.size))
+            header_begin = member_end
+        yield b"\0" * (self.size - max(header_begin, offset))  # two empty blocks end an archive
 
 
 def _header(file: LocalFile) -> bytes:
+    """Return the tar header of a file, without what differs between machines, such as its owner."""
     info = tarfile.TarInfo(file.path)
     info.size, info.mtime, info.mode = file.size, file.modified_ns // 10**9, 0o644
     return info.tobuf(tarfile.PAX_FORMAT)
@@ -108,12 +119,12 @@ def _padded(size: int) -> int:
 
 def _read_exactly(file: Path, offset: int, size: int) -> Iterator[bytes]:
     """Yield the bytes from `offset` to `size`. Raises CliError if the size of the file has changed."""
-    with file.open("rb") as opened:
-        if os.fstat(opened.fileno()).st_size != size:
+    with file.open("rb") as stream:
+        if os.fstat(stream.fileno()).st_size != size:
             raise CliError(f"{file} changed while it was sent. Send it again.")
-        opened.seek(offset)
+        stream.seek(offset)
         while offset < size:
-            block = opened.read(min(BLOCK_BYTES, size - offset))
+            block = stream.read(min(BLOCK_BYTES, size - offset))
             if not block:
                 raise CliError(f"{file} changed while it was sent. Send it again.")
             offset += len(block)
@@ -121,37 +132,39 @@ def _read_exactly(file: Path, offset: int, size: int) -> Iterator[bytes]:
 
 
 class Uploads:
-    """Sends content. Stores the keys of incomplete uploads in the file `state`, so that a later call continues them."""
+    """Sends content. It stores the ids of incomplete uploads in `state_file`, so that a later call continues them.
 
-    def __init__(self, client: Client, state: Path, *, pause: Callable[[float], None] = time.sleep) -> None:
+    The file is a JSON object: the ids by a hash of console, content and purpose.
+    """
+
+    def __init__(self, client: Client, state_file: Path, *, pause: Callable[[float], None] = time.sleep) -> None:
         self._client = client
-        self._state = state
+        self._state_file = state_file
         self._pause = pause
 
     def send(
         self, content: Content, metadata: Mapping[str, str], *, on_sent: Callable[[int], None] = lambda _size: None
     ) -> Upload:
-        """Send `content` and wait until the console has stored or published it. Raises CliError.
+        """Send `content`, wait until the console has stored or published it, and return the upload. Raises CliError.
 
-        `on_sent` gets the number of bytes sent, first of those that the console already had. After an interruption it
-        also gets a negative number for lost bytes.
+        `metadata` tells the console what the content is for. `on_sent` gets numbers of sent bytes: first of those that
+        the console already has, and after an interruption the negative number of lost bytes.
         """
-        # The name of the upload in the file `state`: the same content for the same purpose continues it.
-        name = hashlib.sha256(
-            json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())]).encode()
-        ).hexdigest()
-        key, offset = self._open(name, content.size, metadata)
-        reported = tries = 0
+        # The same content for the same purpose continues an incomplete upload.
+        hashed = json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())])
+        state_key = hashlib.sha256(hashed.encode()).hexdigest()
+        upload_id, offset = self._open(state_key, content.size, metadata)
+        reported_position = tries = 0
 
         def report(position: int) -> None:
-            nonlocal reported
-            on_sent(position - reported)
-            reported = position
+            nonlocal reported_position
+            on_sent(position - reported_position)
+            reported_position = position
 
         report(offset)
         while offset < content.size:
             try:
-                new_offset = self._append(key, content, offset, report)
+                new_offset = self._append(upload_id, content, offset, report)
             except (Unreachable, ApiError) as error:
                 if isinstance(error, ApiError) and error.status not in RETRIED_STATUSES:
                     raise
@@ -159,19 +172,22 @@ class Uploads:
                 if tries == TRIES:
                     raise
                 self._pause(min(2.0 ** (tries - 1), MAX_PAUSE_SECONDS))
-                new_offset = self._client.upload_offset(key)
+                new_offset = self._client.upload_offset(upload_id)
             if new_offset > offset:
                 tries = 0
             offset = new_offset
             report(offset)
-        upload = self._wait_until_ended(key)
-        self._remove_key(name)
+        upload = self._wait_until_final(upload_id)
+        self._remove_id(state_key)
         if upload.error:
             raise CliError(str(upload.error.get("message") or "The console could not use the upload."))
         return upload
 
-    def _append(self, key: str, content: Content, offset: int, report: Callable[[int], None]) -> int:
-        """Send the next part of the content, and call `report` with each position. Return the console's new offset."""
+    def _append(self, upload_id: str, content: Content, offset: int, report: Callable[[int], None]) -> int:
+        """Send the next part of the content, and return the console's new offset.
+
+        Calls `report` with the position in the content after each block.
+        """
         size = min(REQUEST_BYTES, content.size - offset)
 
         def body() -> Iterator[bytes]:
@@ -185,46 +201,49 @@ class Uploads:
                 if not left:
                     return
 
-        return self._client.append_upload(key, offset=offset, content=body(), size=size)
+        return self._client.append_upload(upload_id, offset=offset, content=body(), size=size)
 
-    def _wait_until_ended(self, key: str) -> Upload:
+    def _wait_until_final(self, upload_id: str) -> Upload:
         while True:
-            upload = self._client.upload(key)
-            if upload.state in ENDED:
+            upload = self._client.upload(upload_id)
+            if upload.state in FINAL_STATES:
                 return upload
             self._pause(POLL_SECONDS)
 
-    def _open(self, name: str, size: int, metadata: Mapping[str, str]) -> tuple[str, int]:
-        """Return the key and offset of an upload to continue, or of a new one."""
-        if key := self._stored_keys().get(name):
+    def _open(self, state_key: str, size: int, metadata: Mapping[str, str]) -> tuple[str, int]:
+        """Return the id and offset of an upload to continue, or of a new one."""
+        if upload_id := self._stored_ids().get(state_key):
             try:
-                return key, self._client.upload_offset(key)
+                return upload_id, self._client.upload_offset(upload_id)
             except ApiError as error:
-                if error.status not in {404, 410}:  # deleted, expired or failed: begin again
+                if error.status not in {404, 410}:  # the upload was deleted, has expired or failed: begin again
                     raise
-        key = self._client.create_upload(size_bytes=size, metadata=metadata)
-        self._store_keys(self._stored_keys() | {name: key})
-        return key, 0
+        upload_id = self._client.create_upload(size_bytes=size, metadata=metadata)
+        self._store_ids(self._stored_ids() | {state_key: upload_id})
+        return upload_id, 0
 
-    def _remove_key(self, name: str) -> None:
-        self._store_keys({each: key for each, key in self._stored_keys().items() if each != name})
+    def _remove_id(self, state_key: str) -> None:
+        self._store_ids({key: upload_id for key, upload_id in self._stored_ids().items() if key != state_key})
 
-    def _stored_keys(self) -> dict[str, str]:
-        # Without a readable file, uploads begin again.
+    def _stored_ids(self) -> dict[str, str]:
+        # If the file cannot be read, uploads only begin again.
         with suppress(OSError, ValueError, AttributeError):
-            content = json.loads(self._state.read_text(encoding="utf-8"))
-            return {str(name): str(key) for name, key in content.items()}
+            content = json.loads(self._state_file.read_text(encoding="utf-8"))
+            return {str(state_key): str(upload_id) for state_key, upload_id in content.items()}
         return {}
 
-    def _store_keys(self, keys: Mapping[str, str]) -> None:
-        self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = self._state.with_name(f".{self._state.name}.{os.getpid()}")
-        new.write_text(json.dumps(dict(keys)), encoding="utf-8")
-        new.replace(self._state)
+    def _store_ids(self, ids: Mapping[str, str]) -> None:
+        self._state_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new_file = self._state_file.with_name(f".{self._state_file.name}.{os.getpid()}")
+        new_file.write_text(json.dumps(dict(ids)), encoding="utf-8")
+        new_file.replace(self._state_file)
 
 
 def content_of(path: Path, scan_folder: Callable[[Path], Scan]) -> Content:
-    """Return the content to send for a path: an archive unchanged, others as a tar archive. Raises InvalidChoice."""
+    """Return the content to send for a path. An archive is sent unchanged, a folder or other file in a tar archive.
+
+    `scan_folder` finds the files of a folder. Raises InvalidChoice.
+    """
     if path.is_dir():
         return TarContent(scan_folder(path))
     if not path.is_file():

@@ -20,18 +20,18 @@ from .schemas import Job, Log
 from .screen import Screen, clean, clean_output, money
 
 RECONNECT_SECONDS = 1.0
-"""Pause before a stream that ended early is opened again."""
+"""Pause before a stream that ended early is opened again: long enough not to flood a console that restarts."""
 TRIES = 30
-"""Maximum tries in a row without an event: with their pauses, enough for the restart of a console."""
+"""Maximum tries in a row without an event. With their pauses they take half a minute, as a console's restart may."""
 DRAIN_SECONDS = 10.0
-"""How long to wait for the rest of the output after the job has ended."""
+"""How long to wait for the rest of the output after the job has ended, before the receipt is shown without it."""
 MAX_LINE_LENGTH = 64 * 1024
 """Characters after which an incomplete line is printed, because it may never end."""
 
 
 @dataclass
 class JobView:
-    """The latest known state of a job that is followed."""
+    """The latest known state and curve values of a job that is followed."""
 
     job: Job | None = None
     latest: dict[str, float] = field(default_factory=dict)
@@ -64,39 +64,41 @@ class JobView:
 
 
 class Watch:
-    """Follows one job. `follow` may be called again after Ctrl-C, and then continues."""
+    """Follows one job, and with `with_logs` the output of its rank 0. After Ctrl-C, `follow` can be called again."""
 
     def __init__(
         self,
         client: Client,
-        job: int,
+        job_id: int,
         screen: Screen,
         *,
         with_logs: bool = True,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._client, self._job, self._screen, self._pause = client, job, screen, pause
+        self._client, self._job_id, self._screen, self._pause = client, job_id, screen, pause
         self._view = JobView()
         self._print_line: Callable[[str], None] = lambda _line: None
-        self._is_shown = threading.Event()
-        self._logs = LogFollower(client, job, self._print, pause) if with_logs else None
+        self._may_print = threading.Event()  # not set while a question to the user is on the screen
+        self._logs = LogFollower(client, job_id, self._print, pause) if with_logs else None
 
     def follow(self) -> Job:
         """Show the job until it has ended, and return the ended job. Raises CliError, and KeyboardInterrupt."""
         view = self._view
         try:
             with _display(self._screen) as (update, self._print_line):
-                self._is_shown.set()
+                self._may_print.set()
                 if view.job:  # after Ctrl-C
                     update(view.description(), view.job.progress.fraction)
-                for _event in _job_events(self._client, self._job, view, self._pause):
+                for _event in _job_events(self._client, self._job_id, view, self._pause):
                     update(view.description(), view.job.progress.fraction if view.job else 0.0)
                     if self._logs and view.job:
-                        self._logs.follow_attempts([each.number for each in view.job.attempts if each.started_at])
+                        self._logs.follow_attempts(
+                            [attempt.number for attempt in view.job.attempts if attempt.started_at]
+                        )
                 if self._logs:
                     self._logs.drain(DRAIN_SECONDS)
         finally:
-            self._is_shown.clear()
+            self._may_print.clear()
         assert view.job is not None  # noqa: S101  # the stream ends with the state of an ended job
         return view.job
 
@@ -105,41 +107,44 @@ class Watch:
         if self._logs:
             self._logs.stop()
         self._print_line = lambda _line: None
-        self._is_shown.set()
+        self._may_print.set()  # a thread that waits in `_print` can then end
 
     def _print(self, line: str) -> None:
-        self._is_shown.wait()  # not while a question is on the screen
+        self._may_print.wait()
         self._print_line(line)
 
 
-def _job_events(client: Client, job: int, view: JobView, pause: Callable[[float], None]) -> Iterator[None]:
-    """Apply the events of the job's stream to `view`, and yield after each. Reconnect until the job has ended."""
+def _job_events(client: Client, job_id: int, view: JobView, pause: Callable[[float], None]) -> Iterator[None]:
+    """Apply the events of the job's stream to `view`, and yield after each of them. Reconnect until the job has ended.
+
+    Raises ApiError for a refused request, Unreachable or ApiError after TRIES tries without an event.
+    """
     tries = 0
     while not (view.job and view.job.finished_at):
         try:
-            for event in client.job_events(job):
+            for event in client.job_events(job_id):
                 tries = 0
                 view.apply_event(*event)
                 yield
-            error: Exception | None = None
-        except (Unreachable, ApiError) as problem:
-            if isinstance(problem, ApiError) and problem.status < 500:
+            last_error: Exception | None = None
+        except (Unreachable, ApiError) as error:
+            if isinstance(error, ApiError) and error.status < 500:
                 raise
-            error = problem
+            last_error = error
         if not (view.job and view.job.finished_at):
             tries += 1
             if tries == TRIES:
-                raise error or Unreachable("The live stream of the job ends without its end. Try again later.")
+                raise last_error or Unreachable("The live stream ended although the job goes on. Try again later.")
             pause(RECONNECT_SECONDS)
 
 
 class LogFollower:
-    """Prints the output of rank 0, attempt after attempt, on a thread of its own."""
+    """Prints the output of rank 0, one attempt after the other, on a thread of its own."""
 
     def __init__(
-        self, client: Client, job: int, print_line: Callable[[str], None], pause: Callable[[float], None]
+        self, client: Client, job_id: int, print_line: Callable[[str], None], pause: Callable[[float], None]
     ) -> None:
-        self._client, self._job, self._print, self._pause = client, job, print_line, pause
+        self._client, self._job_id, self._print, self._pause = client, job_id, print_line, pause
         self._last_attempt = 0
         self._attempts = queue.SimpleQueue[int | None]()
         self._is_stopped = threading.Event()
@@ -147,7 +152,7 @@ class LogFollower:
         self._thread.start()
 
     def follow_attempts(self, numbers: list[int]) -> None:
-        """Print the output of these attempts too, each once. `numbers` are all attempts that have started."""
+        """Print the output of the attempts among `numbers` that are not printed yet, after that of earlier ones."""
         for number in numbers:
             if number > self._last_attempt:
                 self._last_attempt = number
@@ -165,45 +170,52 @@ class LogFollower:
 
     def _run(self) -> None:
         while (attempt := self._attempts.get()) is not None:
-            for line in lines(self._client, self._job, rank=0, attempt=attempt, pause=self._pause):
+            for line in lines(self._client, self._job_id, rank=0, attempt=attempt, pause=self._pause):
                 if self._is_stopped.is_set():
                     return
                 self._print(line.text)
 
 
 class Line(NamedTuple):
-    """A line of output, and when it began (Unix seconds; None: not known, or not asked for)."""
+    """A line of output, and the Unix time when it was written. None: not known, or not asked for."""
 
     text: str
     time: float | None = None
 
 
 def add_part(incomplete: Line, part: Log) -> list[Line]:
-    """Return the lines of a part of the output that follows the line `incomplete`. The last one may be incomplete."""
+    """Return the lines of the next part of an output. The last of them may be incomplete.
+
+    `incomplete` is the last line of the part before, which this part continues.
+    """
     times = {int(pair[0]): pair[1] for pair in part.times if len(pair) == 2}
-    found, seconds = list[Line](), None
+    result, written_at = list[Line](), None
     for number, text in enumerate(part.text.split("\n")):
-        seconds = times.get(number, seconds)
-        found.append(Line(text, seconds))
+        written_at = times.get(number, written_at)
+        result.append(Line(text, written_at))
     if incomplete.text:
-        found[0] = Line(incomplete.text + found[0].text, incomplete.time)
-    return found
+        result[0] = Line(incomplete.text + result[0].text, incomplete.time)
+    return result
 
 
 def lines(
     client: Client,
-    job: int,
+    job_id: int,
     *,
     rank: int,
     attempt: int | None,
     timestamps: bool = False,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Line]:
-    """Yield the lines of a rank's output as they are written. Ends early if the console does not answer any more."""
+    """Yield the lines of a rank's output as they are written, until the output ends.
+
+    Reconnects after an interruption. Ends early, without an error, if the console refuses or stops to answer: the
+    output is not worth the loss of the job's state, which `Watch` follows at the same time.
+    """
     offset, incomplete, tries, is_ended = 0, Line(""), 0, False
     while not is_ended and tries < TRIES:
         try:
-            for event in client.log_events(job, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps):
+            for event in client.log_events(job_id, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps):
                 part = decode(Log, event.data, "log")
                 offset, is_ended, tries = part.next_offset, part.eof, 0
                 *complete, incomplete = add_part(incomplete, part)
@@ -211,8 +223,8 @@ def lines(
                 if len(incomplete.text) > MAX_LINE_LENGTH:
                     yield incomplete
                     incomplete = Line("")
-        except (Unreachable, ApiError) as problem:
-            if isinstance(problem, ApiError) and problem.status < 500:
+        except (Unreachable, ApiError) as error:
+            if isinstance(error, ApiError) and error.status < 500:
                 break
         if not is_ended:
             tries += 1
@@ -223,16 +235,20 @@ def lines(
 
 @contextmanager
 def _display(screen: Screen) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
-    """Yield a function that shows the job's state, and one that prints a line of output above it."""
+    """Yield a function that shows the job's state and progress, and one that prints a line of output.
+
+    On a terminal, a progress bar stays below the output. Elsewhere, each new state is printed as a line.
+    """
     console = screen.console
     print_line = lambda line: console.print(Text.from_ansi(clean_output(line)))
     if not console.is_terminal:
-        shown = [""]
+        last_state = ""
 
         def update(description: str, _fraction: float) -> None:
+            nonlocal last_state
             state = description.partition(" · ")[0]
-            if state != shown[0]:
-                shown[0] = state
+            if state != last_state:
+                last_state = state
                 console.print(Text(clean(state)))
 
         yield update, print_line

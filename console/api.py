@@ -1,6 +1,7 @@
-"""The HTTP API: its routes, and the one table from error codes to HTTP status.
+"""The routes of the HTTP API, and the responses to its errors.
 
-The body of every error under /api/ is `{"code", "message", "fields"?}`.
+The body of every error is `{"code", "message"}`, with `"fields"` if values are invalid. `console.core.error_codes`
+lists the codes with their HTTP status.
 """
 
 from __future__ import annotations
@@ -41,20 +42,25 @@ from storage import (
 )
 
 API_PREFIXES = ("/api/", "/webhooks/")
+"""Paths below which errors are JSON. Everywhere else they are pages."""
 ERRORS_PATH = "/docs/errors/"
-"""The page of all error codes, whose anchors are the codes: see `console.web.docs`."""
+"""The page that explains all error codes (`console.web.docs`). The anchor of each is its code."""
 
 INVALID: Text = _("Some values are invalid. Correct them and try again.")
 NOT_AUTHENTICATED: Text = _("Log in, or send an API token: Authorization: Token ty_...")
 UNAVAILABLE_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "53300"})
 """PostgreSQL's codes for: shut down by an administrator, crashed, still starting, too many connections."""
 RETRY_AFTER_SECONDS = 5
-"""The Retry-After of every 503: most outages last seconds."""
+"""The value of Retry-After in every response with status 503. Most outages, such as a restart, last seconds."""
 NON_FIELD_ERRORS = "non_field_errors"
+"""DRF's key for errors that belong to no field."""
 
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response | None:
-    """Return the response to an error (DRF's hook); None for an unexpected one, which Django answers with 500."""
+    """Return the response to an error that a view raised (the function that DRF's EXCEPTION_HANDLER names).
+
+    Return None for an unexpected error, which Django then logs and answers with 500.
+    """
     if isinstance(error, Http404):
         error = NotFound()
     elif isinstance(error, PermissionDenied):
@@ -71,13 +77,13 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response 
     if response.status_code == 503:
         response["Retry-After"] = str(RETRY_AFTER_SECONDS)
     if request := context.get("request"):
-        # An error is JSON, also where the request asked for an event stream.
+        # Errors are JSON even if the request asked for an event stream.
         request.accepted_renderer, request.accepted_media_type = JSONRenderer(), JSONRenderer.media_type
     return response
 
 
 def _help_link(code: str) -> str:
-    """Return the header that links an error to its documentation (RFC 8288)."""
+    """Return the value of the header Link (RFC 8288) that leads from an error to its documentation."""
     return f'<{settings.TRAINYARD_URL}{ERRORS_PATH}#{code}>; rel="help"'
 
 
@@ -90,12 +96,12 @@ def error_body(code: str, message: Text, fields: Mapping[str, Text] | None = Non
 
 
 def _utf8(sentence: Text) -> str:
-    """Replace lone surrogates: a message may quote input, and a response cannot encode them."""
+    """Return the sentence with each lone surrogate replaced: it may quote input that UTF-8 cannot encode."""
     return str(sentence).encode("utf-8", "replace").decode()
 
 
 def _framework_error(error: exceptions.APIException) -> Response:
-    """Return the response to an error of DRF itself."""
+    """Return the response to an error that DRF raised, such as an invalid value or a missing token."""
     if isinstance(error, exceptions.ValidationError):
         fields = dict(_sentences(error.detail))
         form_error = fields.pop(NON_FIELD_ERRORS, None)
@@ -115,7 +121,10 @@ def _framework_error(error: exceptions.APIException) -> Response:
 
 
 def _sentences(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (field, sentence) from DRF's nested details; deeper fields have names such as `nodes.0.count`."""
+    """Yield (field, sentence) pairs from the nested `detail` of DRF's ValidationError.
+
+    `name` is the field that `detail` belongs to. A nested field has a name such as `nodes.0.count`.
+    """
     if isinstance(detail, Mapping):
         for key, value in detail.items():
             nested_name = name if key == NON_FIELD_ERRORS else f"{name}.{key}"
@@ -136,7 +145,7 @@ def _sentences(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
 def _error_response(
     request: HttpRequest, status: int, code: str, message: Text, page: Callable[[], HttpResponse]
 ) -> HttpResponseBase:
-    """Return JSON under the API, and the error page elsewhere."""
+    """Return the error as JSON if the request is for the API, else what `page` returns."""
     if request.path.startswith(API_PREFIXES):
         return JsonResponse(error_body(code, message), status=status, headers={"Link": _help_link(code)})
     return page()
@@ -161,7 +170,7 @@ def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponseBa
 
 
 def server_error(request: HttpRequest) -> HttpResponseBase:
-    """Django's handler500, which has logged the error. An unavailable database is a 503."""
+    """Django's handler500. Django has logged the error. The status is 503 if the database is unavailable."""
     if _is_database_unavailable(sys.exception()):
         response = _error_response(
             request, 503, "database_unavailable", DATABASE_UNAVAILABLE,
@@ -173,11 +182,12 @@ def server_error(request: HttpRequest) -> HttpResponseBase:
 
 
 def _is_database_unavailable(error: BaseException | None) -> bool:
-    """Return whether the connection failed, as opposed to a statement that PostgreSQL refused."""
+    """Return whether the connection to the database failed, in contrast to a statement that PostgreSQL refused."""
     if not isinstance(error, OperationalError | InterfaceError):
         return False
     state: str | None = getattr(error.__cause__, "sqlstate", None)
-    # Class 08 is a connection exception. Without a code, the statement never reached the server or lost its response.
+    # Codes that begin with 08 are connection exceptions. An error without a code is the client's own: it could not
+    # connect, or the connection broke.
     return state is None or state in UNAVAILABLE_SQLSTATES or state.startswith("08")
 
 

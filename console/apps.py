@@ -1,6 +1,6 @@
-"""The Django app of the project itself, with its management commands, and the choice of static files.
+"""The Django app `console`, with the management commands, and the choice of static files.
 
-It imports the Celery application, so that every process with Django sends tasks to the configured broker.
+This module imports the Celery application, so that every process with Django sends tasks to the configured broker.
 """
 
 from django.apps import AppConfig
@@ -14,10 +14,10 @@ __all__ = ["ConsoleConfig", "StaticFiles", "celery_app"]
 
 
 class ConsoleConfig(AppConfig):
-    """See the module's docstring."""
+    """The app `console`."""
 
     name = "console"
-    default = True  # Django must be told which of this module's two configurations the app `console` uses
+    default = True  # this module has two configurations, so Django needs to know which one the app uses
 
     def ready(self) -> None:
         """Start tracing, if configured. Raises TracingMissing."""
@@ -25,6 +25,6 @@ class ConsoleConfig(AppConfig):
 
 
 class StaticFiles(StaticFilesConfig):
-    """Leaves out large files of the API reference that no page uses: compressing them takes longer than all others."""
+    """Leaves out large files of the API reference that no page uses, because compressing them takes long."""
 
     ignore_patterns = [*StaticFilesConfig.ignore_patterns, "redoc", "swagger-ui-es-bundle*", "swagger-ui.js*"]

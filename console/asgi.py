@@ -1,4 +1,4 @@
-"""The ASGI application of the console. See `console.serving`."""
+"""The ASGI application that `console.serving.server` runs."""
 
 from __future__ import annotations
 

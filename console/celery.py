@@ -18,7 +18,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 
 app = Celery("console")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-# Celery closes the database connection after every task by default; a new one costs more than most tasks.
+# By default Celery closes the database connection after every task. A new connection takes longer than most tasks, so
+# it may serve a practically unlimited number of tasks; `close_unusable_connections` closes a broken one.
 app.conf.CELERY_DB_REUSE_MAX = 1 << 30
 app.autodiscover_tasks(["billing", "storage", "jobs", "console.notifications"])
 app.autodiscover_tasks(["jobs"], related_name="dispatch")
@@ -31,6 +32,6 @@ app.autodiscover_tasks(["console.accounts"], related_name="sessions")
 
 @task_prerun.connect
 def close_unusable_connections(sender: Any, **_kwargs: Any) -> None:
-    """Close connections that are too old or that a restart of the database broke, as Django does for each request."""
-    if not sender.request.is_eager:
+    """Close database connections that are too old or broken, as Django does before each request."""
+    if not sender.request.is_eager:  # an eager task runs inside the caller's transaction
         close_old_connections()

@@ -1,4 +1,7 @@
-"""Parse the setting TRAINYARD_CLUSTERS, a JSON object, into clusters by name. Errors stop the process at start."""
+"""Parse the setting TRAINYARD_CLUSTERS, a JSON object, into the settings of each cluster by its name.
+
+An invalid value stops the process at start.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ EXAMPLE = '{"default": {"backend": "local"}}'
 
 
 Config = ClusterConfig | SlurmConfig | None
-"""The settings of one cluster; None stands for this machine."""
+"""The settings of one cluster; None: the cluster is this machine, whose settings are LOCAL_CPUS and so on."""
 
 
 def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, Config]:
-    """Return the clusters in the order of `text`; None stands for this machine. Raises ImproperlyConfigured.
+    """Return the clusters in the order of `text`, the value of TRAINYARD_CLUSTERS. Raises ImproperlyConfigured.
 
-    If `text` is empty there is one cluster, `default`, which is this machine. `backend` is RUNTIME_BACKEND, which must
-    be `local` then.
+    If `text` is empty, there is one cluster, `default`, which is this machine. `backend` is the value of the older
+    setting RUNTIME_BACKEND, which must be `local` in this case.
     """
     if not text.strip():
         if backend != LOCAL:
@@ -49,7 +52,7 @@ def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, Config]:
 
 
 def _cluster(name: str, value: object) -> Config:
-    """Return the settings of one cluster, of which `value` is the JSON. Raises ImproperlyConfigured."""
+    """Return the settings of the cluster `name`; `value` is its part of the JSON. Raises ImproperlyConfigured."""
     if len(name) > MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {MAX_NAME_LENGTH} characters.")
     kind = value.get("backend", KUBERNETES) if isinstance(value, Mapping) else KUBERNETES

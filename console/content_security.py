@@ -7,16 +7,16 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 FORM_TARGET = "form_target"
-"""A request's attribute with an origin: the forms of its page may redirect there too."""
+"""The name of an attribute that a view sets on its request: an origin to which the page's forms may redirect too."""
 
 
 class PolicyMiddleware(CSPMiddleware):
-    """Sends `CONTENT_SECURITY_POLICY`, extended on the admin's pages, and on a page whose request has a FORM_TARGET."""
+    """Sends CONTENT_SECURITY_POLICY. It is looser on the admin's pages, and on a page whose request has FORM_TARGET."""
 
     def get_policy_parts(
         self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
     ) -> PolicyParts:
-        """Return the parts of a response's policy (django-csp's hook)."""
+        """Return the parts of a response's policy (the method of django-csp that subclasses override)."""
         parts = super().get_policy_parts(request, response, report_only)
         if request.resolver_match and "admin" in request.resolver_match.namespaces:
             parts.update = settings.ADMIN_POLICY_UPDATE

@@ -1,4 +1,7 @@
-"""Parse the setting NOTEBOOK_URL: below its host name each notebook gets one of its own. Errors stop the process."""
+"""Parse the setting NOTEBOOK_URL, below whose host name each notebook has its own (`console.serving.notebooks`).
+
+An invalid value stops the process at start.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ from urllib.parse import urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+"""The host names by which a console is reached only from its own machine."""
 
 
 def parse(text: str | None, *, console_url: str) -> str:
-    """Return the URL without a slash at its end; empty: there are no notebooks. Raises ImproperlyConfigured.
+    """Return the URL without a trailing slash; empty if there are no notebooks. Raises ImproperlyConfigured.
 
-    `text` is None if the setting is missing. A console on this machine then uses `localhost`: browsers resolve every
-    name below it to this machine. Any other console has no notebooks then, since it needs names and a certificate.
+    `text` is None if the setting is missing. Then a console on this machine uses `localhost`, because browsers resolve
+    every name below it to this machine. Another console then has no notebooks, because they need DNS names and a
+    certificate.
     """
     console = urlsplit(console_url)
     if text is None:

@@ -1,6 +1,6 @@
-"""Django's settings, the only reader of the environment. With no variable set, everything runs on this machine.
+"""Django's settings. Only this module reads the environment. Without any variable, everything runs on this machine.
 
-Every variable is documented in `docs/operator-guide/settings.md`.
+`docs/operator-guide/settings.md` documents every variable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ env = environ.Env()
 
 
 def _secret_key(folder: Path) -> str:
-    """Return the generated key of this installation, stored beside its data with mode 0600."""
+    """Return the key that this installation generated for itself; generate it at the first start.
+
+    It is in `folder`, the folder of the installation's data, in a file that only its owner can read.
+    """
     path = folder / "secret_key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -32,7 +35,7 @@ def _secret_key(folder: Path) -> str:
         new_file.touch(mode=0o600)
         new_file.write_text(secrets.token_urlsafe(64))
         try:
-            path.hardlink_to(new_file)  # atomic: of processes that start at once, one creates the key
+            path.hardlink_to(new_file)  # atomic: if several processes start at once, only one creates the key
         except FileExistsError:
             pass
         finally:
@@ -45,7 +48,7 @@ VAR_DIR: Path = Path(env.str("TRAINYARD_VAR", str(BASE_DIR / "var"))).resolve()
 EMBEDDED = Embedded(VAR_DIR)
 TRAINYARD_URL: str = env.str("TRAINYARD_URL", "http://127.0.0.1:8000").rstrip("/")
 NOTEBOOK_URL: str = notebook_url.parse(env.str("NOTEBOOK_URL", None), console_url=TRAINYARD_URL)
-"""Each notebook has a host name of its own below this one's; empty: there are no notebooks."""
+"""The URL below whose host name each notebook has its own; empty: there are no notebooks."""
 WEB_BIND: str = env.str("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or 8000}")
 TRAINYARD_STORAGE_ROOT: Path = Path(env.str("TRAINYARD_STORAGE_ROOT", str(VAR_DIR / "storage")))
 TRAINYARD_RUNS_ROOT: Path = Path(env.str("TRAINYARD_RUNS_ROOT", str(VAR_DIR / "runs")))
@@ -67,14 +70,14 @@ CSRF_FAILURE_VIEW = "console.web.access.csrf_failure"
 HTTPS = TRAINYARD_URL.startswith("https://")
 SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 if HTTPS:
-    # Browsers accept a cookie with this prefix from the console's own host alone, and not from one beside it.
+    # Browsers accept a cookie with this prefix only from the console's own host, and not from another subdomain.
     SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "__Host-sessionid", "__Host-csrftoken"
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 TRUSTED_PROXIES = addresses.parse_networks(env.list("TRUSTED_PROXIES", default=[]))
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
-SESSION_COOKIE_AGE = 14 * 24 * 3600
+SESSION_COOKIE_AGE = 14 * 24 * 3600  # Django's default, which IDP_OIDC_REFRESH_TOKEN_EXPIRES_IN uses too
 X_FRAME_OPTIONS = "DENY"
 
 INSTALLED_APPS = [
@@ -108,7 +111,8 @@ INSTALLED_APPS = [
     "storage",
     "jobs",
 ]
-# The first gives a request its id and answers monitoring; static files need no session; the last ones need the user.
+# RequestMiddleware must be the first: it answers monitoring, and its id must be in all log lines. Static files come
+# before the session, which they do not need. The last three need the user.
 MIDDLEWARE = [
     "console.monitoring.middleware.RequestMiddleware",
     "django.middleware.security.SecurityMiddleware",
@@ -150,17 +154,20 @@ TEMPLATES: list[dict[str, Any]] = [
 
 # --- Data ------------------------------------------------------------------------------------------------------------
 DATABASES = {"default": env.db_url_config(env.str("DATABASE_URL", EMBEDDED.database_url))}
-# Requests run on a fixed number of threads, so persistent connections do what a pool would do.
+# Requests run on a fixed number of threads, so persistent connections serve as a pool. A connection that a restart of
+# PostgreSQL broke is replaced. After ten minutes each is replaced, because its memory in PostgreSQL only grows.
 DATABASES["default"] |= {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}
 if env.bool("DATABASE_PREPARED_STATEMENTS", True):
-    # PostgreSQL then plans a statement once per connection instead of at each execution, which halves its load.
+    # PostgreSQL then plans a statement once per connection, from the fifth execution on (psycopg's default), and not at
+    # each execution. This halves its load.
     DATABASES["default"].setdefault("OPTIONS", {}).update(server_side_binding=True, prepare_threshold=5)
 REDIS_URL: str = env.str("REDIS_URL", EMBEDDED.redis_url)
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
     "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL},
-    # In the memory of each process: parts of pages that are the same for everybody (the `cache` tag in templates).
+    # In the memory of each process, for parts of pages that are the same for everybody: the template tag `cache` uses
+    # the cache with this name.
     "template_fragments": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "fragments"},
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -168,18 +175,23 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 # --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
-# A message is acknowledged after its task, so that the task of a killed worker runs again. Tasks are safe to repeat.
+# A worker acknowledges a message after its task, so that the broker delivers the message of a killed worker again. All
+# tasks are safe to repeat.
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
+# A process takes no message that it cannot work on at once, so that another process can take it.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+# Workers wait for a broker that is down, at their start and later, without end.
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+# A message that is not acknowledged for this many seconds is delivered again: no task may take as long, unless it can
+# run twice.
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
-# Dispatch has a queue and worker processes of its own, so that no slow task delays the start of a job.
+# Dispatch has its own queue and its own worker processes, so that no slow task delays the start of a job.
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {"jobs.dispatch.dispatch": {"queue": "dispatch"}}
-# `expires` drops a message that no worker took in time, so that messages do not pile up while workers are down.
+# A message `expires` when the next one is due, so that messages do not pile up while workers are down.
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},
     "announce-deletions": {"task": "jobs.tasks.announce_deletions", "schedule": 3600.0},
@@ -209,7 +221,7 @@ CELERY_BEAT_SCHEDULE = {
 
 # --- Accounts --------------------------------------------------------------------------------------------------------
 AUTH_USER_MODEL = "accounts.User"
-# allauth's backend extends ModelBackend. Listing both would hash each wrong password twice.
+# allauth's backend is a subclass of ModelBackend. With both in the list, each wrong password would be hashed twice.
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 PASSWORD_HASHERS = [
     "console.accounts.hashers.BoundedArgon2PasswordHasher",
@@ -232,7 +244,7 @@ ACCOUNT_EMAIL_VERIFICATION = env.str("EMAIL_VERIFICATION", "mandatory" if env.st
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
-# Failures by account and address are counted in `AccountAdapter`.
+# `AccountAdapter` also counts failed log-ins by account and address.
 ACCOUNT_RATE_LIMITS = {"login_failed": "10/m/ip", "second_factor": "5/15m/key", "saml_response": "120/m/ip"}
 MFA_ADAPTER = "console.accounts.second_factors.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
@@ -249,7 +261,8 @@ SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
 SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP_EMAIL_DOMAINS", default=[])]
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
 API_REQUESTS_PER_MINUTE: int = env.int("API_REQUESTS_PER_MINUTE", 6000)
-# Single sign-on. An e-mail address from a provider never logs in to an existing account: the owner connects the two.
+# Single sign-on. That a provider reports the e-mail address of an account does not log in to this account: its owner
+# must first connect both (SOCIALACCOUNT_EMAIL_AUTHENTICATION).
 OIDC_PROVIDERS = sign_in.parse_oidc_providers(env.str("OIDC_PROVIDERS", ""))
 SAML_PROVIDERS = sign_in.parse_saml_providers(env.str("SAML_PROVIDERS", ""), console_url=TRAINYARD_URL)
 SOCIALACCOUNT_PROVIDERS = {
@@ -263,15 +276,16 @@ SOCIALACCOUNT_FORMS = {"signup": "console.accounts.signup.SingleSignOnForm"}
 SOCIALACCOUNT_EMAIL_AUTHENTICATION = False
 SOCIALACCOUNT_EMAIL_VERIFICATION = ACCOUNT_EMAIL_VERIFICATION
 SOCIALACCOUNT_REAUTHENTICATION_REQUIRED = True
-# The console as an OpenID provider, for the clients that administrators register. Without a key it is none.
+# The console is an OpenID provider if this key is set. Administrators register its clients.
 OPENID_PRIVATE_KEY = sign_in.parse_private_key(env.str("OPENID_PRIVATE_KEY", "", multiline=True))
 IDP_OIDC_PRIVATE_KEY = OPENID_PRIVATE_KEY
 IDP_OIDC_ADAPTER = "console.accounts.openid.ProviderAdapter"
 IDP_OIDC_AUTH_METHODS = ["client_secret_basic", "client_secret_post"]
 IDP_OIDC_REFRESH_TOKEN_EXPIRES_IN = SESSION_COOKIE_AGE
-# Every client has a secret, without which nobody can use a stolen refresh token. Replacing the token at each use would
-# only log people out whose client asks twice at once.
+# A stolen refresh token is useless without the client's secret, which every client has. If each use replaced the token,
+# people would be logged out when a client sends two requests at once.
 IDP_OIDC_ROTATE_REFRESH_TOKEN = False
+# The version of the built-in terms of service (`templates/`). Change it with their text: customers then accept anew.
 TERMS_VERSION = "2026-11-22"
 
 # --- API -------------------------------------------------------------------------------------------------------------
@@ -287,7 +301,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PAGINATION_CLASS": "console.core.pagination.NewestFirst",
     "DEFAULT_SCHEMA_CLASS": "console.core.schema.Schema",
     "EXCEPTION_HANDLER": "console.api.exception_handler",
-    "NUM_PROXIES": 0,  # REMOTE_ADDR is the client's address already: see `console.observability.addresses`
+    "NUM_PROXIES": 0,  # `console.observability.addresses` has already put the client's address into REMOTE_ADDR
     "DEFAULT_THROTTLE_CLASSES": ["console.accounts.throttling.RequestsPerMinute"],
     "PAGE_SIZE": 50,
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
@@ -359,6 +373,7 @@ TRAINYARD_GIT_HOSTS: list[str] = env.list(
 )
 MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
+# The largest body of every request but uploads, which `console.serving.application` reads before Django.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
 # --- Language, mail, files -------------------------------------------------------------------------------------------
@@ -400,7 +415,7 @@ CONTENT_SECURITY_POLICY = {
         ],
     },
 }
-# django-unfold writes its colors into a <style>, and its Alpine.js evaluates expressions in attributes.
+# On the admin's pages, django-unfold writes a <style>, and its Alpine.js evaluates expressions in attributes.
 ADMIN_POLICY_UPDATE = {"script-src": [UNSAFE_EVAL], "style-src": [UNSAFE_INLINE]}
 UNFOLD = admin_theme.UNFOLD
 
@@ -411,8 +426,8 @@ UPLOAD_THREADS: int = env.int("UPLOAD_THREADS", 8)
 MAX_CONNECTIONS: int = env.int("MAX_CONNECTIONS", 4000)
 MAX_CONNECTIONS_PER_ADDRESS: int = env.int("MAX_CONNECTIONS_PER_ADDRESS", 256)
 MAX_STREAMS_PER_ORGANIZATION: int = env.int("MAX_STREAMS_PER_ORGANIZATION", 100)
-# A request's headers must arrive within HEADER_SECONDS. In each BODY_SECONDS, its body must bring
-# BODY_BYTES_PER_SECOND on average, which every mobile network does. See `console.serving.protocol`.
+# A request's headers must arrive within HEADER_SECONDS. In each period of BODY_SECONDS, its body must arrive at
+# BODY_BYTES_PER_SECOND or faster; every mobile network does. `console.serving.protocol` enforces this.
 HEADER_SECONDS = 10.0
 BODY_SECONDS = 10.0
 BODY_BYTES_PER_SECOND = 500

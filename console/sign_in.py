@@ -1,6 +1,6 @@
 """Parse the settings of sign-up, of single sign-on, and of the console as an OpenID provider.
 
-Errors stop the process at start.
+An invalid value stops the process at start.
 """
 
 from __future__ import annotations
@@ -21,32 +21,37 @@ from django.core.exceptions import ImproperlyConfigured
 OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
 SAML_FIELDS = ("id", "name", "entity_id", "sso_url", "certificate")
 SAML_OPTIONAL_FIELDS = ("verified_domains", "id_attribute", "email_attribute", "allow_idp_initiated")
+"""These are fields of the objects in OIDC_PROVIDERS and SAML_PROVIDERS."""
 SAML_PACKAGE = "onelogin.saml2.auth"
+"""A module of python3-saml, which allauth uses. It is not installed everywhere, because it needs C libraries."""
 SAML_ID_ATTRIBUTES = [
     "urn:oasis:names:tc:SAML:attribute:subject-id",
     "urn:oasis:names:tc:SAML:attribute:pairwise-id",
 ]
-"""Attributes that identify a person for good, by the OASIS profile of subject identifiers. Without one, NameID does."""
+"""The attributes by which a provider identifies a person permanently (OASIS's profile of subject identifiers). If an
+assertion has neither, allauth uses its NameID."""
 SAML_EMAIL_ATTRIBUTES = [
     "urn:oid:0.9.2342.19200300.100.1.3",
     "http://schemas.xmlsoap.org/ws/2005/05/identity/claims/emailaddress",
     "email",
     "mail",
 ]
-"""Names of the mail address: in LDAP, at Microsoft, and as administrators often name it."""
+"""The names that an attribute with the e-mail address may have: LDAP's, Microsoft's, and two that administrators often
+choose."""
 MAX_ENTITY_ID_LENGTH = 200
-"""The length of the column `provider` of allauth's accounts."""
+"""The length of the column `provider` of allauth's accounts, which stores the entity ID."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-"""Hosts whose provider may use http, for tests and trials."""
+"""The hosts on which a provider may be reached by http, for tests and trials."""
 
 MIN_KEY_BITS = 2048
-"""The shortest RSA key that signs ID tokens, as RFC 7518 asks."""
+"""The shortest RSA key for signing ID tokens that RFC 7518 allows."""
 
 SIGNUP_RULES = ("open", "approval", "closed")
+"""Who may sign up: everybody, everybody whose account an administrator approves, or nobody."""
 
 
 def parse_signup(text: str) -> str:
-    """Return who may sign up: one of SIGNUP_RULES. Raises ImproperlyConfigured."""
+    """Return the rule for who may sign up, one of SIGNUP_RULES. Raises ImproperlyConfigured."""
     if text not in SIGNUP_RULES:
         raise ImproperlyConfigured(f"SIGNUP is '{text}'. It must be one of: {', '.join(SIGNUP_RULES)}.")
     return text
@@ -75,7 +80,7 @@ def _oidc_provider(data: Mapping[str, Any]) -> dict[str, Any]:
 def parse_saml_providers(text: str, *, console_url: str) -> list[dict[str, Any]]:
     """Return the SAML identity providers of a JSON list as allauth's `APPS`. Raises ImproperlyConfigured.
 
-    The console's entity ID at each is the address of its metadata below `console_url`.
+    To each provider, the console's entity ID is the URL of its metadata, which is below `console_url`.
     """
     entries = _entries("SAML_PROVIDERS", text, SAML_FIELDS, SAML_OPTIONAL_FIELDS)
     if entries:
@@ -87,7 +92,8 @@ def parse_saml_providers(text: str, *, console_url: str) -> list[dict[str, Any]]
 
 def _saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
     """Return one SAML identity provider as an entry of allauth's `APPS`. Raises ImproperlyConfigured."""
-    # Accounts are stored under the entity ID. With a scheme it cannot equal the `id` of an OpenID Connect provider.
+    # allauth stores accounts under the entity ID, and those of OpenID Connect under the provider's `id`. A URI cannot
+    # equal such an `id`, so nobody can take over the accounts of the other provider.
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", data["entity_id"]):
         raise ImproperlyConfigured(f"SAML_PROVIDERS: the `entity_id` of {data['id']} must be a URI.")
     if len(data["entity_id"]) > MAX_ENTITY_ID_LENGTH:
@@ -104,7 +110,7 @@ def _saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
     return {
         "provider_id": data["entity_id"],
         "name": data["name"],
-        "client_id": data["id"],  # allauth's name for the part of the address that is the provider's own
+        "client_id": data["id"],  # allauth uses it in the provider's URLs: /accounts/saml/<client_id>/
         "settings": {
             "verified_email": _verified_domains("SAML_PROVIDERS", data),
             "idp": {
@@ -130,7 +136,7 @@ def _saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
 
 
 def _load_saml_packages() -> None:
-    """Import python3-saml. Raises ImproperlyConfigured where that fails."""
+    """Import python3-saml, so that a missing package stops the process now. Raises ImproperlyConfigured."""
     try:
         importlib.import_module(SAML_PACKAGE)
     except ImportError as error:
@@ -138,7 +144,7 @@ def _load_saml_packages() -> None:
             f"SAML_PROVIDERS needs packages that are not installed ({error}). "
             "Install them: .venv/bin/uv pip install --require-hashes -r requirements/production.txt"
         ) from None
-    except Exception as error:  # xmlsec's own error, of a class that only a successful import would give
+    except Exception as error:  # xmlsec raises an exception class that cannot be imported when its import fails
         raise ImproperlyConfigured(
             f"SAML_PROVIDERS: the packages lxml and xmlsec do not work together ({error}). "
             "Install the versions of requirements/production.txt."
@@ -146,7 +152,10 @@ def _load_saml_packages() -> None:
 
 
 def _certificate(data: Mapping[str, Any]) -> str:
-    """Return the certificate of a SAML provider as PEM, from PEM or its base64 part. Raises ImproperlyConfigured."""
+    """Return the certificate of a SAML provider as PEM. The setting may have PEM, or only the base64 text in it.
+
+    Raises ImproperlyConfigured.
+    """
     text: str = data["certificate"].strip()
     if not text.startswith("-----"):
         text = f"{ssl.PEM_HEADER}\n{text}\n{ssl.PEM_FOOTER}"
@@ -160,9 +169,9 @@ def _certificate(data: Mapping[str, Any]) -> str:
 
 
 def _entries(setting: str, text: str, required: tuple[str, ...], optional: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the objects of a JSON list, each with the required fields and an `id` of its own.
+    """Return the objects of a JSON list, the value of the setting named `setting`; empty if `text` is empty.
 
-    Raises ImproperlyConfigured.
+    Raises ImproperlyConfigured unless each has all required fields, no unknown fields, and its own `id`.
     """
     if not text.strip():
         return []
@@ -186,14 +195,14 @@ def _entries(setting: str, text: str, required: tuple[str, ...], optional: tuple
 
 
 def _require_https(setting: str, data: Mapping[str, Any], name: str) -> None:
-    """Raise ImproperlyConfigured unless an address is reached over HTTPS, or is on this machine."""
+    """Raise ImproperlyConfigured unless the URL in the field `name` begins with https://, or is on this machine."""
     url = urlsplit(data[name])
     if url.scheme != "https" and not (url.scheme == "http" and url.hostname in LOCAL_HOSTS):
         raise ImproperlyConfigured(f"{setting}: the `{name}` of {data['id']} must begin with https://.")
 
 
 def _verified_domains(setting: str, data: Mapping[str, Any]) -> list[str]:
-    """Return the mail domains whose addresses count as verified. Raises ImproperlyConfigured."""
+    """Return the mail domains whose addresses this provider may report as verified. Raises ImproperlyConfigured."""
     domains = data.get("verified_domains", [])
     if not isinstance(domains, list) or not all(isinstance(domain, str) for domain in domains):
         raise ImproperlyConfigured(f"{setting}: `verified_domains` is a list of mail domains.")
@@ -201,14 +210,20 @@ def _verified_domains(setting: str, data: Mapping[str, Any]) -> list[str]:
 
 
 def origins(providers: list[dict[str, Any]]) -> list[str]:
-    """Return the origins of the providers, to which the log-in forms redirect."""
-    settings = [provider["settings"] for provider in providers]
-    urls = [urlsplit(each["idp"]["sso_url"] if "idp" in each else each["server_url"]) for each in settings]
+    """Return the origins of some providers (entries of `APPS`).
+
+    Forms of the log-in page redirect there, which the Content-Security-Policy must allow.
+    """
+    settings_of_providers = [provider["settings"] for provider in providers]
+    urls = [
+        urlsplit(settings["idp"]["sso_url"] if "idp" in settings else settings["server_url"])
+        for settings in settings_of_providers
+    ]
     return sorted({f"{url.scheme}://{url.netloc}" for url in urls})
 
 
 def parse_private_key(text: str) -> str:
-    """Return the PEM of the RSA key that signs ID tokens; empty: the console is no provider.
+    """Return the PEM of the RSA key that signs ID tokens; empty if the console is no OpenID provider.
 
     Raises ImproperlyConfigured.
     """

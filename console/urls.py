@@ -1,4 +1,4 @@
-"""The URLs of the console; each package lists its own."""
+"""The URLs of the console. Most packages list their own, which this module includes."""
 
 from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
@@ -10,7 +10,7 @@ from console.monitoring import health, metrics
 from console.web import access, openid, operator_page
 from console.web.organization import set_language
 
-# Administrators log in on the same page as everyone, under the same limits.
+# Administrators log in on the same page as everyone, so that its limits and second factors apply to them.
 admin.site.login = secure_admin_login(admin.site.login)  # type: ignore[method-assign]  # as allauth documents
 
 urlpatterns = [
@@ -18,7 +18,7 @@ urlpatterns = [
     path("readyz", health.ready, name="readyz"),
     path("metrics", metrics.metrics, name="metrics"),
     path("", include("billing.webhooks")),
-    *operator_page.urlpatterns,  # before the admin, which answers every other path below its own
+    *operator_page.urlpatterns,  # before the admin, whose patterns match every path below /admin/
     path("admin/", admin.site.urls),
     # One page of ours replaces allauth's overviews, to which its own forms redirect.
     *(

@@ -1,7 +1,7 @@
-"""Everything kept about a person, or about an organization, as one archive of JSON and CSV.
+"""Everything that is kept about a person, or about an organization, as one ZIP archive of JSON and CSV files.
 
-The archive is made while it is sent. Rows are read in batches by primary key, so an archive of any size needs little
-memory and holds no transaction. Secrets are never in it; of tokens and webhooks it has only what pages show.
+The archive is built while it is sent. Rows are read in batches by primary key, so an archive of any size needs little
+memory and no long transaction. It contains no secrets, and of tokens and webhooks only what pages show.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ from jobs.job_search import JobSearch
 from jobs.models import Job, MetricPoint, Order, Trial
 from storage.models import DatasetVersion, Image, ModelVersion, Registry, Secret, Workspace
 
-BATCH = 1000
-"""Rows read by one query: enough that queries cost little, few enough to hold in memory."""
+BATCH_SIZE = 1000
+"""Rows that one query reads: enough that the number of queries is small, few enough to hold in memory."""
 ArchiveFiles = Iterator[tuple[str, Iterable[str]]]
-"""The files of an archive: the name and the parts of the text of each."""
+"""The files of an archive: the name of each, and its text in parts."""
 
 
 def export_person(*, user: User) -> Iterator[bytes]:
-    """Return the archive of what is kept about a person. Records the export in the audit log."""
+    """Return the archive of what is kept about a person, in parts, and write an audit log entry."""
     record(organization=None, actor=user, action="account.exported", target=user.email)
     return zip_stream(_person_files(user))
 
 
 def export_organization(*, membership: Membership) -> Iterator[bytes]:
-    """Return the archive of an organization, for a member who may manage it. Records the export in the audit log."""
+    """Return the archive of an organization, in parts, and write an audit log entry. The caller checks the role."""
     organization = membership.organization
     record(organization=organization, actor=membership.user, action="organization.exported", target=organization.slug)
     return zip_stream(_organization_files(organization))
 
 
 def _person_files(user: User) -> ArchiveFiles:
+    """Yield the files of the archive about a person."""
     memberships = list(user.memberships.select_related("organization").order_by("pk"))
     profile = {
         "email": user.email,
@@ -98,6 +99,7 @@ def _person_files(user: User) -> ArchiveFiles:
 
 
 def _organization_files(organization: Organization) -> ArchiveFiles:
+    """Yield the files of the archive about an organization."""
     details = BillingDetails.objects.filter(organization=organization)
     profile = {
         "name": organization.name,
@@ -135,7 +137,7 @@ def _organization_files(organization: Organization) -> ArchiveFiles:
         currency="job__order__quote__currency",
     )  # fmt: skip
     receipts = Receipt.objects.filter(organization=organization).select_related("hold__placed_by")
-    yield "receipts.csv", costs_csv(_batches(receipts))
+    yield "receipts.csv", costs_csv(_iterate(receipts))
     yield "invoices.csv", _table(
         Invoice.objects.filter(organization=organization), number="number", kind="kind", issued_at="issued_at",
         period_start="period_start", period_end="period_end", subtotal_minor="subtotal_minor",
@@ -203,43 +205,47 @@ def _orders(orders: QuerySet[Order]) -> Iterator[str]:
 
 
 def _metrics(organization: Organization) -> Iterator[str]:
+    """Yield the points of all curves of an organization as CSV."""
     columns = ("job", "attempt", "name", "step", "epoch", "value", "at")
     yield csv_row(columns)
     has_points = Exists(MetricPoint.objects.filter(job=OuterRef("pk")))
-    for job in _batches(Job.objects.filter(has_points, organization=organization).only("pk")):
-        # Job by job, because the index of points begins with the job. Points have no column for the organization.
-        for values in _batched_values(MetricPoint.objects.filter(job=job), columns):
+    for job in _iterate(Job.objects.filter(has_points, organization=organization).only("pk")):
+        # Read job by job: points have no column for the organization, and their index begins with the job.
+        for values in _iterate_values(MetricPoint.objects.filter(job=job), columns):
             yield csv_row(map(_cell, values))
 
 
 def _table(rows: QuerySet[Any], **columns: str) -> Iterator[str]:
     """Yield CSV with a column for each keyword, whose value is a field or lookup."""
     yield csv_row(columns)
-    for values in _batched_values(rows, tuple(columns.values())):
+    for values in _iterate_values(rows, tuple(columns.values())):
         yield csv_row(map(_cell, values))
 
 
-def _batched_values(rows: QuerySet[Any], fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-    for values in _in_batches(rows.values_list("pk", *fields), lambda row: row[0]):
+def _iterate_values(rows: QuerySet[Any], fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of these fields of all rows, as `_iterate` does."""
+    for values in _iterate_in_batches(rows.values_list("pk", *fields), lambda row: row[0]):
         yield values[1:]
 
 
-def _batches(rows: QuerySet[Any]) -> Iterator[Any]:
-    """Yield all rows by primary key, BATCH at a time. No cursor stays open while the archive is sent."""
-    return _in_batches(rows, lambda row: row.pk)
+def _iterate(rows: QuerySet[Any]) -> Iterator[Any]:
+    """Yield all rows by primary key. No database cursor stays open between two batches, while the archive is sent."""
+    return _iterate_in_batches(rows, lambda row: row.pk)
 
 
-def _in_batches(rows: QuerySet[Any], pk_of: Callable[[Any], Any]) -> Iterator[Any]:
+def _iterate_in_batches(rows: QuerySet[Any], pk_of: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield all rows by primary key, BATCH_SIZE at a time. `pk_of` returns the primary key of a row."""
     rows, last_pk = rows.order_by("pk"), None
     while True:
-        batch = list((rows if last_pk is None else rows.filter(pk__gt=last_pk))[:BATCH])
+        batch = list((rows if last_pk is None else rows.filter(pk__gt=last_pk))[:BATCH_SIZE])
         yield from batch
-        if len(batch) < BATCH:
+        if len(batch) < BATCH_SIZE:
             return
         last_pk = pk_of(batch[-1])
 
 
 def _cell(value: object) -> str:
+    """Return a value as a cell of CSV. Texts are escaped, so that no spreadsheet executes them as formulas."""
     if value is None:
         return ""
     if isinstance(value, datetime | date):

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.models import User
 from console.accounts.reports import Report, Table, show
 from console.accounts.services import record
@@ -29,11 +29,11 @@ from jobs.sweeps.purchase import stop_sweep_as_operator
 from runtime.specs import Framework
 
 REPORT_PERIOD = timedelta(days=90)
-"""Period of the report on estimates: a quarter, so that single weeks do not dominate."""
+"""Period that the report on estimates covers: a quarter, so that single weeks do not dominate."""
 RUNS_SHOWN = 50
-"""Latest runs listed in the report on estimates."""
+"""Runs that the report on estimates lists, the latest ones: a few screens."""
 TRIALS_SHOWN = 100
-"""Trials on one page of the list on a sweep's page."""
+"""Trials on one page of the list on a sweep's page. A sweep may have 1,000."""
 MAX_OFFSET_DIGITS = 15
 """Digits of an offset in a log: enough for any file, and within the range of a seek."""
 
@@ -69,7 +69,7 @@ class EventInline(ReadOnlyInline):
 
 
 class FrameworkFilter(admin.SimpleListFilter):
-    """Jobs of a framework. Django's own filter would look for the frameworks in all jobs."""
+    """A filter by framework. Django's own filter would read all jobs to find which frameworks there are."""
 
     title = gettext_lazy("framework")
     parameter_name = "framework"
@@ -79,7 +79,7 @@ class FrameworkFilter(admin.SimpleListFilter):
         return [(framework.value, framework.value) for framework in Framework]
 
     def queryset(self, _request: HttpRequest, queryset: QuerySet[models.Job]) -> QuerySet[models.Job]:
-        """Return the jobs of the chosen framework."""
+        """Return the jobs of the framework that was selected; all jobs if none was."""
         return queryset.filter(framework=self.value()) if self.value() else queryset
 
 
@@ -103,25 +103,25 @@ class JobAdmin(LargeTableAdmin):
         description=gettext_lazy("Page"), permissions=("view",)
     )
     def customers_page(self, _request: HttpRequest, object_id: str) -> HttpResponse:
-        """Go to the customer's page, read-only, which records in the audit log who opened it."""
+        """Redirect to the customer's page, read-only (`console.web.operator_page`)."""
         return redirect("operator_job", get_object_or_404(models.Job, pk=object_id).pk)
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
         description=gettext_lazy("Log"), permissions=("view",)
     )
     def log(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show a part of a rank's output, and record in the audit log who read it."""
+        """Show a part of a rank's output, and write an audit log entry that names the administrator."""
         job = get_object_or_404(models.Job, pk=object_id)
         ranks = job.nodes * job.workers_per_node
-        rank, offset, number = (_query_number(request, name) for name in ("rank", "offset", "attempt"))
+        rank, offset, attempt_number = (_query_number(request, name) for name in ("rank", "offset", "attempt"))
         rank = min(rank, ranks - 1)
-        chunk = selectors.log(job, rank, offset, number or None)
+        chunk = selectors.log(job, rank, offset, attempt_number or None)
         record(
             organization=job.organization,
             actor=_person(request),
             action="job.log_read_by_operator",
             target=f"job:{job.pk}",
-            data={"rank": rank, "attempt": number, "offset": offset},
+            data={"rank": rank, "attempt": attempt_number, "offset": offset},
         )
         return render(
             request,
@@ -134,7 +134,7 @@ class JobAdmin(LargeTableAdmin):
                 "rank": rank,
                 "ranks": range(ranks),
                 "attempts": [attempt.number for attempt in job.attempts.all()],
-                "attempt": number,
+                "attempt": attempt_number,
                 "next_offset": chunk.next_offset if chunk.text else None,
                 "back": reverse("admin:jobs_job_change", args=[job.pk]),
             },
@@ -156,16 +156,16 @@ class JobAdmin(LargeTableAdmin):
             )
             % {"name": job.name, "organization": job.organization.name},
             button=_("Stop job"),
-            done=_("The job is being stopped."),
+            success=_("The job is being stopped."),
             back=reverse("admin:jobs_job_change", args=[job.pk]),
-            act=lambda person, why: orders.stop_job_as_operator(actor=person, job=job, why=why),
+            perform=lambda person, why: orders.stop_job_as_operator(actor=person, job=job, why=why),
         )
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
         description=gettext_lazy("Move"), permissions=("stop",)
     )
     def move(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Ask for a reason, and start the job's run again, free of charge."""
+        """Ask for a reason, end the job's run free of charge, and start another attempt."""
         job = get_object_or_404(models.Job, pk=object_id)
         return _ask_reason(
             request,
@@ -177,9 +177,9 @@ class JobAdmin(LargeTableAdmin):
             )
             % {"name": job.name, "organization": job.organization.name},
             button=_("Move job"),
-            done=_("The job is being moved."),
+            success=_("The job is being moved."),
             back=reverse("admin:jobs_job_change", args=[job.pk]),
-            act=lambda person, why: operations.move_job(actor=person, job=job, why=why),
+            perform=lambda person, why: operations.move_job(actor=person, job=job, why=why),
         )
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
@@ -189,14 +189,14 @@ class JobAdmin(LargeTableAdmin):
         """Show the accuracy of estimates over time, and the latest completed runs."""
         jobs = estimates.completed_jobs().filter(finished_at__gte=timezone.now() - REPORT_PERIOD)
         outcomes = [outcome for job in jobs.iterator(chunk_size=500) if (outcome := estimates.outcome(job))]
-        return show(request, self, _calibration_report(outcomes))
+        return show(request, self, _accuracy_report(outcomes))
 
 
 class TrialInline(ReadOnlyInline):
     """Trials of a sweep."""
 
     model = models.Trial
-    fields = ("number", "job_link", "state", "outcome", "value", "cost", "chosen")
+    fields = ("number", "job_link", "state", "outcome", "value", "cost", "parameters_line")
     hide_title = True
     per_page = TRIALS_SHOWN
 
@@ -212,7 +212,7 @@ class TrialInline(ReadOnlyInline):
         return format_html('<a class="text-primary-600 dark:text-primary-500" href="{}">#{}</a>', address, trial.job_id)
 
     @admin.display(description=gettext_lazy("parameters"))
-    def chosen(self, trial: models.Trial) -> str:
+    def parameters_line(self, trial: models.Trial) -> str:
         """Return the parameters on one line."""
         return " ".join(f"{name}={value}" for name, value in trial.parameters.items())
 
@@ -259,9 +259,9 @@ class SweepAdmin(ReadOnlyAdmin):
             )
             % {"name": sweep.name, "organization": sweep.organization.name},
             button=_("Stop sweep"),
-            done=_("The sweep is being stopped."),
+            success=_("The sweep is being stopped."),
             back=reverse("admin:jobs_sweep_change", args=[sweep.pk]),
-            act=lambda person, why: stop_sweep_as_operator(actor=person, sweep=sweep, why=why),
+            perform=lambda person, why: stop_sweep_as_operator(actor=person, sweep=sweep, why=why),
         )
 
 
@@ -280,7 +280,7 @@ class ClusterAdmin(ReadOnlyAdmin):
         description=gettext_lazy("Drain"), permissions=("operate",)
     )
     def drain(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Ask for a reason, and start no more runs on the cluster."""
+        """Ask for a reason, and let no more runs start on the cluster."""
         status = get_object_or_404(models.ClusterStatus, pk=object_id)
         return _ask_reason(
             request,
@@ -288,16 +288,16 @@ class ClusterAdmin(ReadOnlyAdmin):
             title=_("Drain the cluster %(name)s") % {"name": status.name},
             text=_("No run starts on it until you resume it. Runs that have started go on; each can be moved."),
             button=_("Drain"),
-            done=_("No run starts on this cluster any more."),
+            success=_("No run starts on this cluster any more."),
             back=reverse("admin:jobs_clusterstatus_change", args=[status.pk]),
-            act=lambda person, why: operations.drain(cluster_name=status.name, actor=person, why=why),
+            perform=lambda person, why: operations.drain(cluster_name=status.name, actor=person, why=why),
         )
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
         description=gettext_lazy("Resume"), permissions=("operate",)
     )
     def resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Ask once more, and start runs on the cluster again."""
+        """Ask for confirmation, and let runs start on the cluster again."""
         status = get_object_or_404(models.ClusterStatus, pk=object_id)
         return _ask_reason(
             request,
@@ -305,9 +305,9 @@ class ClusterAdmin(ReadOnlyAdmin):
             title=_("Resume the cluster %(name)s") % {"name": status.name},
             text=_("Waiting jobs start on it again, oldest first."),
             button=_("Resume"),
-            done=_("Runs start on this cluster again."),
+            success=_("Runs start on this cluster again."),
             back=reverse("admin:jobs_clusterstatus_change", args=[status.pk]),
-            act=lambda person, _why: operations.resume(cluster_name=status.name, actor=person),
+            perform=lambda person, _why: operations.resume(cluster_name=status.name, actor=person),
             needs_reason=False,
         )
 
@@ -344,20 +344,23 @@ def _ask_reason(
     title: str,
     text: str,
     button: str,
-    done: str,
+    success: str,
     back: str,
-    act: Callable[[User, str], object],
+    perform: Callable[[User, str], object],
     needs_reason: bool = True,
 ) -> HttpResponse:
-    """Show a page that asks for a reason. On POST call `act` with user and reason, show `done`, and go to `back`."""
+    """Show a page that asks for a reason, or only for confirmation.
+
+    On POST, call `perform` with the user and the reason, show the message `success`, and redirect to the URL `back`.
+    """
     why, error, person = request.POST.get("why", ""), "", _person(request)
     if request.method == "POST" and person:
         try:
-            act(person, why)
+            perform(person, why)
         except CustomerError as refused:
             error = " ".join(map(str, refused.fields.values())) or str(refused.message)
         else:
-            messages.success(request, done)
+            messages.success(request, success)
             return redirect(back)
     context: dict[str, Any] = {"title": title, "text": text, "button": button, "why": why, "error": error, "back": back}
     context |= {"needs_reason": needs_reason}
@@ -365,10 +368,12 @@ def _ask_reason(
 
 
 def _person(request: HttpRequest) -> User | None:
+    """Return the user of the request, typed as this installation's model; None if nobody is logged in."""
     return request.user if isinstance(request.user, User) else None
 
 
-def _calibration_report(outcomes: list[estimates.EstimateOutcome]) -> Report:
+def _accuracy_report(outcomes: list[estimates.EstimateOutcome]) -> Report:
+    """Return the report on the accuracy of estimates. The latest outcomes come first."""
     weeks = estimates.accuracy(outcomes)
     newest = [
         [

@@ -65,11 +65,11 @@ from jobs.serializers import (
 )
 
 MAX_NUMBER_DIGITS = 15
-"""Digits of an offset or rank: enough for any file, and within the range of a seek."""
+"""Digits of a whole number in a query, such as an offset: enough for any file, and in the range of a file's offset."""
 MAX_LOG_BYTES = 1 << 20
-"""Bytes of a log in one response. They are held in memory."""
+"""Bytes of a log in one response, because they are held in memory."""
 MAX_QUERY_LENGTH = 200
-"""Characters of a text that is searched in a log."""
+"""Characters of a text that is searched in a log: longer than any line that people look for."""
 
 
 class ActivateView(TenantView):
@@ -334,11 +334,11 @@ class LogsView(JobView):
             return self.event_stream(streams.all_log_events(job, tail, attempt, with_times=with_times))
         rank = _whole_number(request, "rank", 0)
         offset = -tail or _whole_number(request, "offset", 0)  # a negative offset counts from the end
-        # A browser that reconnects sends the id of its last event, which is the offset of the next one.
+        # A browser that reconnects to an event stream sends the id of the last event, which is the next offset.
         if (last_id := request.headers.get("Last-Event-ID", "")).isdecimal() and len(last_id) < MAX_NUMBER_DIGITS:
             offset = int(last_id)
         limit = min(max(1, _whole_number(request, "limit", selectors.LOG_BYTES)), MAX_LOG_BYTES)
-        # Read before a stream begins too, because a stream can no longer answer with an error such as NotFound.
+        # Also read before a stream begins, because a stream that has begun cannot return an error such as NotFound.
         at_line = offset < 0 or _is_set(request, "whole_lines")
         chunk = selectors.log(job, rank, offset, attempt, limit=limit, at_line=at_line, with_times=with_times)
         if wants_events(request.headers):
@@ -513,6 +513,7 @@ class ReceiptView(JobView):
 
 
 def _whole_number(request: Request, name: str, default: int) -> int:
+    """Return a query parameter that is a whole number of at least 0. Raises InvalidInput."""
     try:
         number = int(request.query_params.get(name, default))
     except ValueError:

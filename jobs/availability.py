@@ -17,7 +17,7 @@ from django.utils import timezone
 from billing.models import NodeSpec
 from console.accounts.models import Organization
 from jobs import quotas
-from jobs.clusters import cluster_named, drain_reason, resources_of, stored_names
+from jobs.clusters import drain_reason, resolve_cluster_name, resources_of, stored_names
 from jobs.models import CapacitySnapshot, Job
 from jobs.scheduler import capacity_without
 from jobs.selectors import capacity_now
@@ -25,17 +25,17 @@ from jobs.states import ENDED, JobState
 from runtime.specs import Capacity, Resources
 
 MAX_OPEN_JOBS = 200
-"""Open jobs of a cluster that a forecast places, because it is made while a customer waits. Behind a longer queue no
-time is given."""
+"""Open jobs of a cluster that a forecast places, because the customer waits for it. If there are more, no time is
+given."""
 
 
 @dataclass(frozen=True)
 class StartForecast:
-    """When a run could start.
+    """When a run could start. `ahead` is the number of jobs in the queue before it.
 
-    `now`; `waits`: in about `seconds` (None if unknown), after `ahead` jobs in the queue; `quota`: the same, but the
-    organization runs as many nodes as it may; `grows`: the cluster adds nodes on demand; `drained`: the administrator
-    starts no runs on it; `unknown`: it does not answer.
+    `code` is `now`; `waits`: in about `seconds` (None if unknown); `quota`: when another run ends, because the
+    organization runs as many nodes as it may; `grows`: when the cluster has added nodes, which it does on demand;
+    `drained`: when the administrator lets runs start again; `unknown`: the cluster does not answer.
     """
 
     code: Literal["now", "waits", "quota", "grows", "drained", "unknown"]
@@ -45,9 +45,9 @@ class StartForecast:
 
 @dataclass(frozen=True)
 class Load:
-    """Nodes of a job, and how many seconds they are occupied: from its start, or from now if it runs.
+    """The nodes that a job occupies, and for how many seconds: from its start, or from now if it runs.
 
-    `kind` is the name of the node spec.
+    `resources` are those of one node, `kind` is the name of the node spec.
     """
 
     resources: Resources
@@ -57,7 +57,7 @@ class Load:
 
 
 class Forecast:
-    """The state of an organization's clusters, read once for several questions."""
+    """Forecasts for an organization. The state of each cluster is read once, for several forecasts."""
 
     def __init__(self, organization: Organization) -> None:
         running = quotas.running_nodes(organization).get(organization.pk, 0)
@@ -66,7 +66,7 @@ class Forecast:
 
     def start(self, spec: NodeSpec, nodes: int) -> StartForecast:
         """Return when a run of `nodes` nodes of `spec` could start."""
-        name = cluster_named(spec.cluster)
+        name = resolve_cluster_name(spec.cluster)
         if name not in self._clusters:
             self._clusters[name] = _Cluster.read(name)
         state = self._clusters[name]
@@ -82,19 +82,22 @@ class Forecast:
         resources = resources_of(spec)
         if state.capacity.nodes_now(resources, spec.name) >= nodes and not state.is_reserved:
             return StartForecast("now")
-        wanted = Load(resources, spec.name, nodes, 0)
-        seconds = None if state.is_truncated else wait_seconds(state.capacity, state.running, [*state.queued, wanted])
+        new_run = Load(resources, spec.name, nodes, 0)
+        seconds = None if state.is_truncated else wait_seconds(state.capacity, state.running, [*state.queued, new_run])
         return StartForecast("waits", seconds, ahead)
 
 
 @dataclass(frozen=True)
 class _Cluster:
+    """The state of a cluster. `capacity` is None if it does not answer."""
+
     capacity: Capacity | None
     running: Sequence[Load] = ()
     queued: Sequence[Load] = ()
     is_reserved: bool = False
-    """Whether free capacity is kept for a job that has waited long."""
+    """Whether free capacity is kept for a job that has waited long (`scheduler.BACKFILL_LIMIT`)."""
     is_truncated: bool = False
+    """Whether the cluster has more than MAX_OPEN_JOBS open jobs, so that some are missing here."""
     is_drained: bool = False
 
     @classmethod
@@ -124,11 +127,11 @@ class _Cluster:
 
 
 def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Load]) -> float | None:
-    """Return when the last load of `queue` starts, in seconds; None if it does not fit when all others ended. Pure.
+    """Return in how many seconds the last load of `queue` starts, if loads start in order and each as soon as it fits.
 
-    Loads start in order, each as soon as it fits.
+    Return None if a load does not fit even after all others have ended. Pure.
     """
-    # The second item breaks ties, since loads cannot be compared.
+    # The second item decides between equal times, because loads cannot be compared.
     ends = [(load.seconds, position, load) for position, load in enumerate(running)]
     heapq.heapify(ends)
     now, order = 0.0, len(ends)
@@ -147,42 +150,43 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
 def _release(capacity: Capacity, load: Load) -> Capacity:
     """Return the capacity after a load has ended.
 
-    Its machines are not known. Those with the most free cores are assumed, because a run's nodes are placed together.
+    The load's machines are not known. It is assumed that each node was on the machine with the most free cores among
+    those that have the node's freed in use.
     """
     machines = list(capacity.machines)
-    freed = load.resources
+    resources = load.resources
     for _node in range(load.nodes):
         fitting = [
             index
             for index, machine in enumerate(machines)
-            if machine.total.cpus - machine.free.cpus >= freed.cpus - 1e-6  # rounding of fractions of cores
-            and machine.total.memory_mib - machine.free.memory_mib >= freed.memory_mib
-            and machine.total.gpus - machine.free.gpus >= freed.gpus
+            if machine.total.cpus - machine.free.cpus >= resources.cpus - 1e-6  # rounding of fractions of cores
+            and machine.total.memory_mib - machine.free.memory_mib >= resources.memory_mib
+            and machine.total.gpus - machine.free.gpus >= resources.gpus
         ]
         if not fitting:
             break
-        chosen = max(fitting, key=lambda index: machines[index].free.cpus)
-        free = machines[chosen].free
-        machines[chosen] = replace(
-            machines[chosen],
+        freest = max(fitting, key=lambda index: machines[index].free.cpus)
+        free = machines[freest].free
+        machines[freest] = replace(
+            machines[freest],
             free=replace(
                 free,
-                cpus=round(free.cpus + freed.cpus, 6),
-                memory_mib=free.memory_mib + freed.memory_mib,
-                gpus=free.gpus + freed.gpus,
+                cpus=round(free.cpus + resources.cpus, 6),
+                memory_mib=free.memory_mib + resources.memory_mib,
+                gpus=free.gpus + resources.gpus,
             ),
         )
     return replace(capacity, machines=tuple(machines))
 
 
 def _load(job: Job, now: datetime) -> Load:
-    """Return what a job occupies: its estimated time, or what is left of it; at most until its deadline."""
-    estimated = float(job.deadline_seconds)
-    if not job.is_notebook:  # a notebook may have been extended since its quote
-        estimated = min(float(job.order.quote.basis["p50_seconds"]), estimated)
+    """Return what a job occupies: for its estimated time, or for what is left of it, at most until its deadline."""
+    seconds = float(job.deadline_seconds)
+    if not job.is_notebook:  # the estimate of a notebook's quote may be that before an extension
+        seconds = min(float(job.order.quote.basis["p50_seconds"]), seconds)
     if job.started_at is not None and job.state != JobState.QUEUED:
         elapsed = (now - job.started_at).total_seconds()
-        total = min(elapsed / job.progress, job.deadline_seconds) if job.progress > 0 else estimated
-        # A run that takes longer than estimated ends by its deadline.
-        estimated = total - elapsed if total > elapsed else max(0.0, job.deadline_seconds - elapsed)
-    return Load(resources_of(job.node_spec), job.node_spec.name, job.nodes, estimated)
+        total = min(elapsed / job.progress, job.deadline_seconds) if job.progress > 0 else seconds
+        # A run that has exceeded its estimate is assumed to end at its deadline.
+        seconds = total - elapsed if total > elapsed else max(0.0, job.deadline_seconds - elapsed)
+    return Load(resources_of(job.node_spec), job.node_spec.name, job.nodes, seconds)

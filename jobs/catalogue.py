@@ -24,12 +24,12 @@ SPECS = (
     ("small", "Small", "One core.", "1", 2048, 160),
     ("medium", "Medium", "Two cores.", "2", 4096, 300),
 )
-"""name, title, description, cores, MiB, price of one node and hour in minor units."""
+"""Node specs: name, title, description, cores, MiB of memory, and price of one node and hour in minor units."""
 GPU_HOURLY = 400
-"""Price of one GPU node for an hour, in minor units; like all prices here an example for administrators to change."""
+"""Price of one GPU node for an hour, in minor units. Like all prices here, it is an example to be changed."""
 DISCOUNT_FROM_NODES = 4
 DISCOUNT_FACTOR = Decimal("0.9")
-"""Runs on at least DISCOUNT_FROM_NODES nodes pay this share of the price per hour."""
+"""Runs on at least DISCOUNT_FROM_NODES nodes pay DISCOUNT_FACTOR times the price per hour."""
 FIXED_EPOCH_PRICE = {"nano": Decimal("0.8"), "small": Decimal("1.2"), "medium": Decimal(2)}
 GPU_FIXED_EPOCH_PRICE = Decimal(4)
 """Price of one epoch on one node in minor units, for the product with a fixed price."""
@@ -80,6 +80,7 @@ def seed() -> bool:
 
 
 def _create_prices(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decimal) -> None:
+    """Create the prices of a node spec: per hour, per hour with the discount, and per epoch."""
     rows = [
         (PriceKind.NODE_HOUR, "", 1, hourly),
         (PriceKind.NODE_HOUR, "", DISCOUNT_FROM_NODES, hourly * DISCOUNT_FACTOR),
@@ -92,7 +93,7 @@ def _create_prices(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch
 
 
 def _gpu_spec(book: PriceBook) -> None:
-    """Create a spec for the GPUs of the first cluster, if it has any."""
+    """Create a node spec with one GPU and its prices, if the first cluster has GPUs."""
     try:
         machines = cluster().capacity().machines
     except RuntimeFault:

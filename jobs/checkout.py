@@ -1,6 +1,6 @@
-"""Buy quotes that were paid for at the payment page, once the payment arrives, also if the customer closed the page.
+"""Buy quotes that customers paid for at the payment page, once the payment arrives, even if they closed the page.
 
-The money is in the wallet in any case. A quote that can no longer be bought costs nothing.
+The payment tops up the wallet in any case. If the quote can no longer be bought, the money stays there.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 def buy(*, top_up: TopUp) -> Order | None:
-    """Buy a top-up's quote for the user who paid; None if it cannot be bought.
+    """Buy the quote that a top-up pays for, for the user who paid. Return None if it cannot be bought.
 
-    Safe to repeat and to run beside the customer's own order: a quote is bought once.
+    Safe to repeat, and while the customer orders the quote too, because a quote is bought only once.
     """
     quote, user = top_up.quote, top_up.created_by
     if top_up.state != TopUp.States.PAID or quote is None or user is None:
         return None
-    if bought := Order.objects.filter(quote=quote).first():
-        return bought
+    if order := Order.objects.filter(quote=quote).first():
+        return order
     membership = Membership.objects.filter(organization=quote.organization_id, user=user).first()
     if membership is None or not membership.allows(Capability.RUN):
         return None
@@ -37,7 +37,7 @@ def buy(*, top_up: TopUp) -> Order | None:
         return orders.place_order(membership=membership, quote=quote)
     except CustomerError as error:
         logger.info("Quote %s was paid for and is not bought: %s", quote.pk, error.code)
-        # The customer's own order may have been first.
+        # The customer may have ordered the quote in the meantime.
         return Order.objects.filter(quote=quote).first()
 
 
@@ -51,5 +51,5 @@ def buy_all() -> int:
 
 @shared_task
 def buy_paid() -> None:
-    """Buy for customers who paid and closed the page."""
+    """Buy the quotes of customers who paid and closed the page."""
     buy_all()

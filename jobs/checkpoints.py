@@ -1,7 +1,7 @@
 """Start a job from the checkpoints of an earlier one.
 
-A worker copies them into the job's own checkpoint folder before the first attempt is submitted. So the code finds them
-in CHECKPOINT_DIR, as after a retry. The earlier job keeps its checkpoints.
+A Celery task copies them into the job's own checkpoint folder before the first attempt is submitted. So the code finds
+them in CHECKPOINT_DIR, as after a retry. The earlier job keeps its checkpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.errors import InvalidSpec, RuntimeFault
 from storage import files, quota
 from storage.errors import FileMissing
 from storage.quota import Reservation
-from storage.tree_copy import Copied, copy_tree
+from storage.tree_copy import CopyResult, copy_tree
 
 
 class NoCheckpoints(JobsError):
@@ -61,20 +61,21 @@ def find_source(*, organization: Organization, pk: int, cluster_name: str) -> Jo
 
 def awaits_copy(attempt: Attempt) -> bool:
     """Whether the attempt's job starts from checkpoints that are not copied yet."""
-    # Read again: `attempt.job` may be older than a copy made by another process.
+    # Read from the database, because another process may have copied since `attempt.job` was read.
     return Job.objects.filter(pk=attempt.job_id, from_checkpoint__isnull=False, checkpoints_copied_at=None).exists()
 
 
 def copy_for(attempt: Attempt) -> None:
-    """Copy the checkpoints that the attempt's job starts from, once, and count them against the quota.
+    """Copy the checkpoints that the attempt's job starts from, and count them against the quota.
 
-    One process at a time may call it; safe to repeat. Raises InvalidSpec (from_checkpoint), BackendUnavailable.
+    Does nothing if they are already copied. Only one process at a time may call it. Raises InvalidSpec (with the field
+    `from_checkpoint`) and BackendUnavailable.
     """
     job = Job.objects.select_related("organization", "from_checkpoint").get(pk=attempt.job_id)
     source = job.from_checkpoint
     if source is None or job.checkpoints_copied_at is not None:
         return
-    copies: list[Copied] = []
+    copies: list[CopyResult] = []
     with Reservation(job.organization, label=f"#{job.pk} {job.name}") as reservation:
         try:
             root, path = job_files.resolve(source, "checkpoints")
@@ -106,7 +107,7 @@ def copy_for(attempt: Attempt) -> None:
 
 
 def discard_copy(attempt: Attempt) -> None:
-    """Remove the copy again after the first attempt could not be started. Later attempts keep their checkpoints."""
+    """Delete the copied checkpoints because the first attempt could not be started. Does nothing for later attempts."""
     if attempt.number == 1 and Job.objects.filter(pk=attempt.job_id).exclude(checkpoints_copied_at=None).exists():
         key = results.checkpoint_key(attempt.job_id)
         cluster(attempt.backend).delete_shared(key)
@@ -115,6 +116,7 @@ def discard_copy(attempt: Attempt) -> None:
 
 
 def _has_checkpoints(job: Job) -> bool:
+    """Whether the job's checkpoint folder has files that are not about to be deleted."""
     try:
         root, path = job_files.resolve(job, "checkpoints")
         return not results.is_expired(job) and bool(files.list_folder(root=root, path=path, limit=1).entries)
@@ -123,6 +125,7 @@ def _has_checkpoints(job: Job) -> bool:
 
 
 def _shares_storage(cluster_name: str) -> bool:
+    """Whether the console can read and write the files of the cluster's runs."""
     try:
         return cluster(cluster_name).shares_storage
     except RuntimeFault:  # the settings no longer name it, so nothing can be copied

@@ -1,8 +1,9 @@
-"""Image checks: free runs that test an image, its collectives and the mounts on chosen nodes, and their checklist.
+"""Image checks: free runs that test an image, its collectives and the mounts on some nodes, and their checklist.
 
 A check is an order like any other, with a price of 0 and a daily limit. `runtime/launcher/smoke.py` runs on every rank
-and writes a report. The customer's image controls that process and can forge the report. The report is therefore read
-with limits, leniently and without following links, and the type of each value is checked.
+and writes a report with a finding for each test. The customer's image controls that process and can forge the report.
+Reports are therefore read with limits and without following links. The type of each value is checked, and invalid ones
+are ignored.
 """
 
 from __future__ import annotations
@@ -23,23 +24,25 @@ from console.accounts.services import require_active
 from jobs import free_runs, orders, quotas
 from jobs.clusters import cluster
 from jobs.errors import QuotaExceeded
+from jobs.event_files import open_regular
 from jobs.models import CHECK_SCRIPT, Job, Order, Product
 from jobs.purchase import Placement, parse_placement
-from jobs.tensorboard import open_regular
 from runtime.errors import RuntimeFault
 
 DEADLINE_SECONDS = 300
 """Time limit of a check. The tests take seconds; importing a large framework from slow storage can take minutes."""
 MAX_REPORT_BYTES = 256 * 1024
-"""Bytes read of one rank's report; a real one has a few KiB."""
+"""Bytes of one rank's report that are read; a real one has a few KiB."""
 MAX_RANKS = 512
-"""Ranks whose reports are read; each is a file to open when the page is shown."""
+"""Ranks whose reports are read, because each is a file to open while the page is built."""
+MAX_FINDINGS = 1000
+"""Findings of one report that are read. A real one has some twenty, and one for each of up to 100 datasets."""
 PRODUCT = "image-check"
-"""Name of the product that every check is an order of."""
+"""Name of the product that every check orders."""
 CLOCK_TOLERANCE_SECONDS = 1.0
 """Largest accepted difference between the clocks of two nodes. Metrics and logs are ordered by them, to the second."""
 MIN_FREE_BYTES = 1024**3
-"""Less free space than this in a writable folder is reported: a checkpoint of a common model needs about as much."""
+"""A writable folder with less free space fails its test, because a checkpoint of a common model needs about as much."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,10 @@ class CheckItem:
 
 
 def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
-    """Order a check of `image` on `nodes` nodes of `node_spec`.
+    """Order a check.
 
-    Optional in `data`: framework, workspace, datasets, workers_per_node.
-    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order.
+    `data` has image, nodes and node_spec, and optionally framework, workspace, datasets and workers_per_node. A
+    repeated idempotency key returns the same order. Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -75,17 +78,17 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
             user=membership.user,
             nodes=placement.nodes,
             deadline_seconds=DEADLINE_SECONDS,
-            # `lifecycle.longest_seconds` reads max_seconds.
+            # `max_seconds` limits the running time: see `lifecycle.longest_seconds`.
             payload={"check": CHECK_SCRIPT, "max_seconds": DEADLINE_SECONDS} | placement.to_json(),
         )
         return orders.write_order(
             membership=membership,
             quote=quote,
             product=_product(),
-            key=idempotency_key or f"quote:{quote.pk}",
+            idempotency_key=idempotency_key or f"quote:{quote.pk}",
             quota=quota,
             versions=placement.dataset_versions,
-            job=_job_columns(placement),
+            columns=_job_columns(placement),
         )
 
 
@@ -96,7 +99,7 @@ def checklist(job: Job) -> list[CheckItem]:
     for rank, report in sorted(reports.items()):
         for finding in report:
             by_test.setdefault(str(finding.get("name")), []).append((rank, finding))
-    # A check without datasets has no finding about them, and no such line.
+    # A check without datasets has no finding about them, so its checklist has no line about them.
     return [_item(name, by_test.get(name, []), job) for name in _TITLES if name != "dataset" or "dataset" in by_test]
 
 
@@ -114,13 +117,17 @@ def _item(name: str, findings: list[tuple[int, dict[str, Any]]], job: Job) -> Ch
     data = [finding["data"] for _rank, finding in findings if isinstance(finding.get("data"), dict)]
     if name == "clock":
         return _clock_item(title, remedy, data)
-    if name in _FOLDERS:
+    if name in _FOLDER_TESTS:
         return _folder_item(name, title, data)
     return CheckItem(name, title, ok=True, detail=_detail(name, data))
 
 
 def _clock_item(title: str, remedy: str, data: list[dict[str, Any]]) -> CheckItem:
-    """Compare the nodes' clocks: `at` is when a rank left the same barrier, in Unix seconds of its node's clock."""
+    """Compare the nodes' clocks.
+
+    All ranks leave the same barrier at almost the same moment. `at` in each rank's data is that moment by its node's
+    clock, in Unix seconds.
+    """
     times = [at for at in (values.get("at") for values in data) if isinstance(at, int | float)]
     difference = max(times) - min(times) if times else 0.0
     detail = _("The nodes' clocks are within %(milliseconds)d ms of each other.") % {"milliseconds": difference * 1000}
@@ -129,16 +136,16 @@ def _clock_item(title: str, remedy: str, data: list[dict[str, Any]]) -> CheckIte
 
 def _folder_item(name: str, title: str, data: list[dict[str, Any]]) -> CheckItem:
     """Return the item of a folder that every rank could write to. It fails if little space is free on some node."""
-    free = min((values["free_bytes"] for values in data if isinstance(values.get("free_bytes"), int)), default=0)
-    detail = _("Writable, %(free)d GiB free.") % {"free": free >> 30}
+    free_bytes = min((values["free_bytes"] for values in data if isinstance(values.get("free_bytes"), int)), default=0)
+    detail = _("Writable, %(free)d GiB free.") % {"free": free_bytes >> 30}
     remedy = _(
         "Little disk space is left. Delete files that you no longer need, or ask the administrator for more disk."
     )
-    return CheckItem(name, title, ok=free >= MIN_FREE_BYTES, detail=detail, remedy=remedy)
+    return CheckItem(name, title, ok=free_bytes >= MIN_FREE_BYTES, detail=detail, remedy=remedy)
 
 
 def _detail(name: str, data: list[dict[str, Any]]) -> str:
-    """Return details of a passed test, mostly those of the first rank. Its texts come from the run, so they are cut."""
+    """Return details of a passed test, mostly of the first rank. Texts are cut, because reports may have long ones."""
     first = {key: str(value)[:100] for key, value in data[0].items()} if data else {}
     if name == "framework":
         return "{framework} {version}, {device}".format_map(_WithDash(first))
@@ -153,7 +160,7 @@ def _detail(name: str, data: list[dict[str, Any]]) -> str:
 
 
 class _WithDash(dict[str, str]):
-    """Gives a dash for values that the report lacks."""
+    """Values that a sentence contains. A dash replaces a value that the report lacks."""
 
     def __missing__(self, key: str) -> str:
         return "–"
@@ -180,8 +187,7 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
                 continue
         findings = report.get("findings") if isinstance(report, dict) else None
         if isinstance(findings, list):
-            # A real report has one finding for each test and each of up to 100 datasets.
-            reports[rank] = [finding for finding in findings[:1000] if isinstance(finding, dict)]
+            reports[rank] = [finding for finding in findings[:MAX_FINDINGS] if isinstance(finding, dict)]
     return reports
 
 
@@ -218,7 +224,7 @@ def _require_quota(membership: Membership, *, limit: int) -> None:
 
 
 def _product() -> Product:
-    """Return the product of checks. It is inactive, so that it is on no list of products."""
+    """Return the product of checks, created if it is missing. It is inactive, so that no list of products shows it."""
     product, _created = Product.objects.get_or_create(
         name=PRODUCT,
         defaults={"title": gettext_noop("Check of an image"), "is_active": False, "max_seconds": DEADLINE_SECONDS},
@@ -226,8 +232,8 @@ def _product() -> Product:
     return product
 
 
-_FOLDERS = frozenset({"workspace", "checkpoint_dir", "output_dir", "run_dir"})
-"""Tests of a writable folder; they report its free space."""
+_FOLDER_TESTS = frozenset({"workspace", "checkpoint_dir", "output_dir", "run_dir"})
+"""The tests of writable folders, which report the free space."""
 _TITLES = {
     "environment": gettext_lazy("Environment"),
     "python": gettext_lazy("Python"),
@@ -271,4 +277,4 @@ _REMEDIES = {
     "output_dir": gettext_lazy("Outputs can't be written. Contact the administrator."),
     "run_dir": gettext_lazy("Results can't be written. Contact the administrator."),
 }
-"""The remedy if a test fails, by its name."""
+"""What to do if a test fails, by the test's name."""

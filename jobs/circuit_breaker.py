@@ -1,7 +1,8 @@
 """A circuit breaker per cluster: after a failed call, no process calls the cluster for a while.
 
-The open circuit is a key in the Django cache, which all processes share; it expires, or is deleted when the cluster
-answers. While it is open, every call raises BackendUnavailable. Without the cache every call is made.
+An open circuit is a key in the Django cache (Redis), which all processes share. While the key exists, every call raises
+BackendUnavailable. The key expires after a pause, or is deleted when the cluster answers. If Redis does not answer,
+every call is made.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ GUARDED = frozenset(
         "capacity", "check_image", "isolation_gaps",
     }
 )  # fmt: skip
-"""Methods that call the cluster's API. `changes` is not among them: the watcher has its own reconnection pauses."""
+"""Methods of a backend that call the cluster's API. `changes` is left out: the watcher has pauses of its own before it
+reconnects."""
 PAUSES = (5, 10, 20, 40, 60)
-"""Seconds without calls after each failure in a row, unless `close_if_reachable` ends them. The first is one
-reconciliation interval; a minute at most keeps a recovered cluster from waiting long."""
+"""Seconds without calls after the first, second, … failure in a row, unless `close_if_reachable` ends the pause. The
+first is one reconciliation interval. The last is a minute, so that a cluster that recovered is soon used again."""
 MEMORY_SECONDS = 10 * PAUSES[-1]
-"""How long failures and slowness are remembered: longer than any pause, so that failures in a row are counted."""
+"""How long the cache keeps the number of failures and the mark of a slow cluster. It is longer than any pause, because
+failures in a row are counted over several pauses."""
 SLOW_SECONDS = 20.0
-"""A successful call that took longer counts as a failure: it kept a worker busy as long as a reconciliation may."""
+"""A successful call that took longer counts as a failure, because it kept a worker process busy for as long as a whole
+reconciliation may take (`reconciliation.RECONCILE_SECONDS`)."""
 
 
-def guarded(name: str, backend: Backend) -> Backend:
-    """Return `backend` with its API calls guarded by the circuit of the cluster `name`."""
+def with_circuit_breaker(name: str, backend: Backend) -> Backend:
+    """Return `backend` with a circuit breaker around its API calls. The cluster `name` has one circuit."""
     return cast("Backend", _Guarded(name, backend))
 
 
@@ -52,12 +56,13 @@ def why_open(name: str) -> str | None:
 
 
 def close_if_reachable(name: str, backend: Backend) -> None:
-    """Close the circuit of a cluster that did not answer and does now. A cluster that was too slow keeps its pause.
+    """Close the circuit of a cluster that did not answer, if it does now.
 
-    `is_reachable` takes at most two seconds. Without this check a cancel would wait for the end of a long pause.
+    So a cancelled run need not wait for the end of a long pause. A cluster that was too slow keeps its pause, because
+    it would be slow again. `is_reachable` takes at most two seconds.
     """
-    was_silent = circuit_is_open(name) and not _call_cache(cache.get, _slow_key(name))
-    if was_silent and backend.is_reachable():
+    was_unreachable = circuit_is_open(name) and not _call_cache(cache.get, _slow_key(name))
+    if was_unreachable and backend.is_reachable():
         _call_cache(cache.delete, _open_key(name))
         logger.info("The cluster %s answers again.", name)
 
@@ -74,6 +79,7 @@ class _Guarded:
         return functools.partial(self._guard, call) if method in GUARDED else call
 
     def _guard(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call the backend unless the circuit is open. Open it if the call fails or takes too long."""
         if (reason := why_open(self._name)) is not None:
             raise BackendUnavailable(reason)
         started = time.monotonic()
@@ -91,6 +97,7 @@ class _Guarded:
         return result
 
     def _fail(self, reason: str) -> None:
+        """Count a failure and open the circuit for the pause that follows from the number of failures in a row."""
         failures = int(_call_cache(cache.get, _failures_key(self._name)) or 0)
         pause = PAUSES[min(failures, len(PAUSES) - 1)]
         _call_cache(cache.set, _failures_key(self._name), failures + 1, MEMORY_SECONDS)
@@ -103,6 +110,7 @@ def _open_key(name: str) -> str:
 
 
 def _slow_key(name: str) -> str:
+    """Return the key that marks a cluster whose circuit is open because it was too slow."""
     return f"cluster-slow:{name}"
 
 

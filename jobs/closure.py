@@ -1,7 +1,7 @@
 """Close an organization: after a notice, pay back what is left, delete the data, and end the memberships.
 
-`request` writes the closure's row and stops the service; until the notice is over an owner can withdraw it. Then a
-periodic task completes it step by step. Every step is safe to repeat, so after a crash the next call continues. Money
+`request` writes the closure's row and stops the service. Until the notice is over, an owner can withdraw the closure.
+After that, a periodic task completes it. Every step is safe to repeat, so after a crash the next call continues. Money
 that arrives later, such as a payment in progress or a refund that failed, is paid back too. Orders, receipts, invoices,
 the ledger and the audit log stay, because accounting needs them.
 """
@@ -22,7 +22,7 @@ from django.utils.translation import gettext_noop, ngettext
 
 from billing import auto_topup, credit, customers, invoices, payments, receivables, refunds, storage_charges
 from billing import selectors as billing
-from billing.messages import money
+from billing.amounts import money
 from billing.models import Account, Budget, Dispute, TopUp
 from console.accounts import services
 from console.accounts.emails import deliver
@@ -38,20 +38,20 @@ from storage import selectors as storage
 from storage.models import Allocation, DatasetShare, DeletedFile, Image, Upload
 
 REASON = gettext_noop("The organization was closed")
-"""The reason of the refunds."""
-log = logging.getLogger(__name__)
+"""The reason that the refunds to the customer state."""
+logger = logging.getLogger(__name__)
 
 
 def closure_of(organization: Organization) -> Closure | None:
-    """Return the organization's closure, or None."""
+    """Return the organization's closure; None if none was requested."""
     return Closure.objects.filter(organization=organization).select_related("requested_by").first()
 
 
 def obstacles(organization: Organization, *, with_payment_pages: bool = False) -> list[str]:
     """Return why the organization cannot be closed now, one sentence each; empty if it can.
 
-    `with_payment_pages` counts open payment pages too. Use it after `payments.close_pages`, which leaves only pages
-    where a payment is in progress.
+    `with_payment_pages`: an open payment page is an obstacle too. Set it after `payments.close_pages`, which closes all
+    pages but those where a payment is in progress.
     """
     reasons = []
     if count := Job.objects.filter(organization=organization, state__in=OPEN).count():
@@ -66,7 +66,7 @@ def obstacles(organization: Organization, *, with_payment_pages: bool = False) -
     disputes = Dispute.objects.filter(top_up__account__organization=organization, state=Dispute.States.OPEN)
     if disputes.exists():
         reasons.append(_("A bank disputes one of your payments. Wait for its decision."))
-    open_payments = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN)
+    open_payments = TopUp.objects.filter(account__organization=organization, state__in=payments.OPEN_STATES)
     if not with_payment_pages:
         open_payments = open_payments.filter(origin=TopUp.Origins.AUTOMATIC)
     # A payment page without a session was never shown to anybody.
@@ -76,7 +76,7 @@ def obstacles(organization: Organization, *, with_payment_pages: bool = False) -
 
 
 def payable_minor(organization: Organization) -> int:
-    """Return what is paid back if the organization closes now, in minor units."""
+    """Return how much is paid back if the organization closes now, in minor units."""
     account = billing.wallet(organization)
     return credit.paid_minor(account) if account else 0
 
@@ -84,8 +84,8 @@ def payable_minor(organization: Organization) -> int:
 def request(*, membership: Membership, confirmation: str) -> Closure:
     """Begin the notice after which the organization is closed. Idempotent.
 
-    `confirmation` is the organization's short name. Raises NotAllowed, InvalidInput, PaymentUnavailable, and
-    OrganizationClosing with what must happen first.
+    `confirmation` must be the organization's short name. Raises NotAllowed, InvalidInput, PaymentUnavailable, and
+    OrganizationClosing with the obstacles.
     """
     organization = membership.organization
     if not membership.allows(Capability.MANAGE):
@@ -103,7 +103,7 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
         reasons = obstacles(organization, with_payment_pages=True)
         if account:
             storage_charges.collect(account=account)
-            # Issued now, so that the tax is known and the owner can still download the invoice.
+            # Issued now, so that the owner can still download it, and the tax is known before money is paid back.
             invoices.issue(organization=organization, user=membership.user)
             auto_topup.switch_off(account=account)
             account.refresh_from_db()
@@ -111,7 +111,7 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
                 sentence = _("You owe %(amount)s. Top up the wallet to pay it.")
                 reasons.append(sentence % {"amount": money(owed, account.currency)})
         if reasons:
-            raise OrganizationClosing(" ".join(reasons))  # undoes the transaction
+            raise OrganizationClosing(" ".join(reasons))  # rolls the transaction back
         services.suspend_service(organization=organization, actor=membership.user)
         closure = Closure.objects.create(
             organization=organization,
@@ -153,7 +153,10 @@ def withdraw(*, membership: Membership) -> None:
 
 
 def complete_due() -> int:
-    """Carry out the closures whose notice is over, and pay back what arrived since. Returns how many were completed."""
+    """Complete the closures whose notice is over, and pay back money that closed organizations got since.
+
+    Return how many closures were completed.
+    """
     completed = 0
     for closure in Closure.objects.filter(ends_at__lte=timezone.now(), closed_at=None).select_related("organization"):
         try:
@@ -161,7 +164,9 @@ def complete_due() -> int:
         except CustomerError as error:
             problem = str(error.message)
         except Exception:  # one closure that fails must not stop the others
-            log.exception("The closure of organization %s stopped; the next call continues.", closure.organization_id)
+            logger.exception(
+                "The closure of organization %s stopped; the next call continues.", closure.organization_id
+            )
             problem = "Internal error: see the log."
         Closure.objects.filter(pk=closure.pk).update(problem=problem)
         completed += not problem
@@ -171,7 +176,7 @@ def complete_due() -> int:
 
 
 def unpaid_accounts() -> list[Account]:
-    """Return the wallets of closed organizations that still hold money which was paid in."""
+    """Return the wallets of closed organizations that have money which was paid in, and so must be paid back."""
     wallets = Account.objects.filter(kind=Account.Kinds.WALLET, posted_minor__gt=F("held_minor"))
     closed = wallets.filter(organization__closure__closed_at__isnull=False).select_related("organization")
     return [account for account in closed if credit.paid_minor(account) > 0]
@@ -179,16 +184,17 @@ def unpaid_accounts() -> list[Account]:
 
 def announce() -> int:
     """Mail all members that their organization will be closed; return the number of closures announced."""
-    due = Closure.objects.filter(mailed_at=None, closed_at=None).select_related("organization", "requested_by")
+    unannounced = Closure.objects.filter(mailed_at=None, closed_at=None).select_related("organization", "requested_by")
     return sum(
-        deliver(Closure.objects.filter(pk=closure.pk), partial(_mail, closure), _members(closure)) for closure in due
+        deliver(Closure.objects.filter(pk=closure.pk), partial(_mail, closure), _members(closure))
+        for closure in unannounced
     )
 
 
 def _complete(closure: Closure) -> str:
-    """Carry out a closure. Returns the reasons why it must wait, or an empty string."""
+    """Complete a closure. Return why it must wait, as sentences; an empty string if it was completed."""
     organization = closure.organization
-    # From now on nothing more can be stored, not even by an import or upload that is still in progress.
+    # With these quotas nothing more can be stored, not even by an import or upload that is still in progress.
     no_storage = dict.fromkeys(("max_storage_bytes", "max_files", "max_datasets", "max_workspaces", "max_models"), 0)
     Quota.objects.filter(organization=organization).update(**no_storage, max_open_jobs=0)
     account = billing.wallet(organization)
@@ -251,11 +257,13 @@ def _remove_cards(organization: Organization) -> None:
 
 
 def _members(closure: Closure) -> list[User]:
+    """Return the active members of the organization that is closed."""
     members = Membership.objects.filter(organization=closure.organization, user__is_active=True).select_related("user")
     return [member.user for member in members]
 
 
 def _mail(closure: Closure) -> tuple[str, str]:
+    """Return the subject and the text of the mail that announces a closure."""
     context = {
         "closure": closure,
         "organization": closure.organization,

@@ -82,10 +82,11 @@ class ExportView(TenantView):
 
 
 def _data(organization: Organization) -> dict[str, Any]:
-    row, account = closure.closure_of(organization), billing.wallet(organization)
+    """Return the data of ClosureSerializer."""
+    current_closure, account = closure.closure_of(organization), billing.wallet(organization)
     return {
-        "requested_at": row.requested_at if row else None,
-        "ends_at": row.ends_at if row else None,
+        "requested_at": current_closure.requested_at if current_closure else None,
+        "ends_at": current_closure.ends_at if current_closure else None,
         "obstacles": closure.obstacles(organization),
         "payable_minor": closure.payable_minor(organization),
         "currency": account.currency if account else billing.default_currency(),

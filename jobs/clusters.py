@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from billing.models import NodeSpec
 from console.observability import heartbeats
-from jobs.circuit_breaker import guarded
+from jobs.circuit_breaker import with_circuit_breaker
 from jobs.models import Attempt, CapacitySnapshot, ClusterStatus, Job
 from jobs.states import JobState
 from runtime import specs
@@ -34,13 +34,17 @@ from storage.models import Image
 LEGACY_NAME = "local"
 """The cluster name in attempts that were written before clusters had names; it means the first cluster."""
 REPORT_SECONDS = 15.0
-"""Minimum interval between capacity reports of a cluster, each of which costs calls to its API. Prometheus scrapes
-every 15 s or more."""
+"""Minimum interval between two reports of a cluster's capacity, because each calls the cluster's API. Prometheus, which
+shows the reports, usually reads them every 15 s or less often."""
 
 
 @dataclass(frozen=True)
 class ClusterRow:
-    """A cluster on the status page. `answers` is None before the first reconciliation."""
+    """A cluster on the status page.
+
+    `answers` is None before the first reconciliation. `queued` and `running` count jobs and attempts. `gaps` are
+    sentences about missing isolation between runs (`Backend.isolation_gaps`).
+    """
 
     name: str
     is_local: bool
@@ -64,7 +68,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class ClusterTotals:
-    """The resources of all machines of a cluster together. Memory in MiB; `gpus` by GPU type."""
+    """The resources of all machines of a cluster together. `gpus` has an amount for each GPU type."""
 
     machines: int
     cpus: Amount
@@ -76,16 +80,16 @@ class ClusterTotals:
 
 
 def pulls_images(name: str) -> bool:
-    """Whether the cluster runs images from registries. The others run only images that this installation has built."""
+    """Whether the cluster runs images from registries. Other clusters run only images that this installation built."""
     return isinstance(settings.TRAINYARD_CLUSTERS.get(name), ClusterConfig)
 
 
 @cache
 def cluster(name: str = "") -> Backend:
     """Return the cluster's backend, created once per process. Raises BackendUnavailable for an unknown name."""
-    resolved = cluster_named(name)
-    if resolved != name:
-        return cluster(resolved)
+    resolved_name = resolve_cluster_name(name)
+    if resolved_name != name:
+        return cluster(resolved_name)
     if name not in settings.TRAINYARD_CLUSTERS:
         raise BackendUnavailable(f"TRAINYARD_CLUSTERS names no cluster '{name}'.")
     return _create(name)
@@ -96,7 +100,7 @@ def cluster_names() -> list[str]:
     return list(settings.TRAINYARD_CLUSTERS)
 
 
-def cluster_named(name: str) -> str:
+def resolve_cluster_name(name: str) -> str:
     """Return the cluster name that a stored name (of a node spec or an attempt) refers to."""
     if name and (name != LEGACY_NAME or name in settings.TRAINYARD_CLUSTERS):
         return name
@@ -104,23 +108,23 @@ def cluster_named(name: str) -> str:
 
 
 def stored_names(name: str) -> set[str]:
-    """Return every stored name that refers to this cluster: the inverse of `cluster_named`."""
-    return {each for each in (name, "", LEGACY_NAME) if cluster_named(each) == name}
+    """Return every stored name that refers to this cluster: the inverse of `resolve_cluster_name`."""
+    return {each for each in (name, "", LEGACY_NAME) if resolve_cluster_name(each) == name}
 
 
 def on_cluster(name: str) -> Q:
-    """Return the filter for attempts on a cluster."""
+    """Return the filter for attempts on a cluster, by any of its stored names."""
     return Q(backend__in=stored_names(name))
 
 
 def clusters_to_reconcile() -> list[str]:
-    """Return the configured clusters, and those no longer configured that still have open attempts."""
-    stored = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
-    return list(dict.fromkeys([*cluster_names(), *(cluster_named(name) for name in stored)]))
+    """Return the names of the configured clusters, and of those no longer configured that still have open attempts."""
+    open_backends = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
+    return list(dict.fromkeys([*cluster_names(), *(resolve_cluster_name(name) for name in open_backends)]))
 
 
 def runs_root(name: str) -> Path:
-    """Return the folder of a cluster's runs, as this process sees it."""
+    """Return the folder of a cluster's runs on this machine, where its shared storage may be mounted."""
     root: Path = settings.TRAINYARD_RUNS_ROOT
     return root if _is_local(name) else root / ".clusters" / name
 
@@ -133,7 +137,7 @@ def resources_of(spec: NodeSpec) -> Resources:
 
 
 def image_of(image: Image, digest: str = "") -> specs.Image:
-    """Return the image as a backend identifies it: a built-in name, or a registry reference with a digest if known."""
+    """Return the image as backends identify it: by a built-in name, or by a registry reference and a known digest."""
     if image.is_builtin:
         return specs.Image(builtin=image.name)
     return specs.Image(reference=image.reference, digest=digest)
@@ -149,9 +153,9 @@ def _create(name: str) -> Backend:
     config = settings.TRAINYARD_CLUSTERS[name]
     if isinstance(config, SlurmConfig):
         backend = create("slurm", config=config, root=runs_root(name), images_root=settings.TRAINYARD_IMAGES_ROOT)
-        return guarded(name, backend)
+        return with_circuit_breaker(name, backend)
     if config is not None:
-        return guarded(name, create("kubernetes", config=config, root=runs_root(name)))
+        return with_circuit_breaker(name, create("kubernetes", config=config, root=runs_root(name)))
     return create(
         "local",
         root=runs_root(name),
@@ -168,17 +172,17 @@ def _create(name: str) -> Backend:
 
 
 def record_status(*, name: str, answers: bool, detail: str = "") -> None:
-    """Store whether a cluster has just answered, and since when."""
+    """Store whether a cluster has just answered. If that has changed, also store the time of the change."""
     now = timezone.now()
-    unchanged = ClusterStatus.objects.filter(name=name, answers=answers)
-    if not unchanged.update(checked_at=now, detail=detail):
+    same_answer = ClusterStatus.objects.filter(name=name, answers=answers)
+    if not same_answer.update(checked_at=now, detail=detail):
         values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
         ClusterStatus.objects.update_or_create(name=name, defaults=values)
         CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name)).update(answers=answers)
 
 
 def drain_reason(name: str) -> str:
-    """Return why no run may start on the cluster; empty if runs may."""
+    """Return why an administrator drained the cluster, so that no run may start on it; empty if runs may start."""
     reasons = ClusterStatus.objects.filter(name=name, drained_since__isnull=False).values_list(
         "drain_reason", flat=True
     )
@@ -187,22 +191,26 @@ def drain_reason(name: str) -> str:
 
 def does_answer(name: str) -> bool:
     """Whether the cluster answered the last reconciliation. Makes no call to the cluster, so pages may use it."""
-    return not ClusterStatus.objects.filter(name=cluster_named(name), answers=False).exists()
+    return not ClusterStatus.objects.filter(name=resolve_cluster_name(name), answers=False).exists()
 
 
 def unavailable_clusters() -> set[str]:
-    """Return the clusters that did not answer the last reconciliation: `does_answer` for all of them in one query."""
+    """Return the names of the clusters that did not answer the last reconciliation, with one query."""
     return set(ClusterStatus.objects.filter(answers=False).values_list("name", flat=True))
 
 
 def report_capacity(name: str) -> None:
-    """Publish a cluster's capacity and isolation gaps for metrics and health checks, which call no cluster."""
+    """Publish a cluster's capacity and isolation gaps in Redis, for metrics and health checks.
+
+    Those must not call clusters, because a cluster that does not answer would delay them. Does nothing if the last
+    report is recent.
+    """
     if not heartbeats.is_due(heartbeats.CLUSTER, name):
         return
     try:
         machines, gaps = cluster(name).capacity().machines, cluster(name).isolation_gaps()
     except BackendUnavailable:
-        return  # `record_status` stores it
+        return  # the reconciliation stores with `record_status` that the cluster does not answer
     total, free = _amounts(machines, lambda each: each.total), _amounts(machines, lambda each: each.free)
     heartbeats.send(heartbeats.CLUSTER, name, interval_seconds=REPORT_SECONDS, total=total, free=free, gaps=gaps)
 
@@ -221,7 +229,7 @@ def totals(capacity: Capacity) -> ClusterTotals:
 
 
 def status_rows(*, with_gaps: bool = False) -> list[ClusterRow]:
-    """Return every cluster for the status page. `with_gaps` also asks the clusters that answer for isolation gaps."""
+    """Return a row for every cluster. `with_gaps`: also ask the clusters that answer for their isolation gaps."""
     statuses = {status.name: status for status in ClusterStatus.objects.all()}
     queued = _counts(Job.objects.filter(state=JobState.QUEUED), "node_spec__cluster")
     running = _counts(Attempt.objects.filter(finished_at=None), "backend")
@@ -246,7 +254,10 @@ def status_rows(*, with_gaps: bool = False) -> list[ClusterRow]:
 def _amounts(
     machines: Sequence[NodeCapacity], resources_of_machine: Callable[[NodeCapacity], Resources]
 ) -> list[tuple[str, str, float]]:
-    """Return (resource, GPU type, amount) summed over the machines; cores and memory also if there are no machines."""
+    """Return (resource, GPU type, amount) summed over the machines, with cores and memory even if there are none.
+
+    `resources_of_machine` returns the machine's total or free resources.
+    """
     sums: dict[tuple[str, str], float] = defaultdict(float, {("cpus", ""): 0, ("memory_mib", ""): 0})
     for each in map(resources_of_machine, machines):
         sums["cpus", ""] += each.cpus
@@ -260,11 +271,12 @@ def _counts(rows: QuerySet[Any], column: str) -> dict[str, int]:
     """Count rows by the cluster that `column` refers to."""
     counts: dict[str, int] = {}
     for name, count in rows.order_by().values_list(column).annotate(count=Count("pk")):
-        counts[cluster_named(name)] = counts.get(cluster_named(name), 0) + count
+        counts[resolve_cluster_name(name)] = counts.get(resolve_cluster_name(name), 0) + count
     return counts
 
 
 def _gaps(name: str) -> tuple[str, ...]:
+    """Return a cluster's isolation gaps; none if it does not answer."""
     if not does_answer(name):
         return ()
     try:

@@ -1,7 +1,7 @@
 """A quote beside the same run on other numbers of nodes, and on other node specs: time, price, efficiency, start.
 
-Nothing is stored. The code that makes quotes checks and prices each alternative. A quote for it therefore has the same
-price, unless prices change or runs end in between.
+Nothing is stored. Each alternative is validated and priced by the code that makes quotes, so a quote for it has the
+same price, unless prices or estimates change in between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jobs.models import Job
 from jobs.purchase import Purchase, parse, purchase_data
 
 NODE_COUNTS = (1, 2, 4)
-"""Numbers of nodes that a quote is compared with."""
+"""Numbers of nodes that a quote is compared with: enough to show how the run scales."""
 MAX_SPECS = 12
 """Node specs that a quote is compared with: each costs a few queries."""
 
@@ -43,8 +43,8 @@ class Figures:
 class Alternative:
     """The quoted run (`is_quoted`), or the same run on other nodes.
 
-    `figures` and `start` are None if it is refused; `refusal` then says why. `efficiency` is the share of linear
-    scaling from one node, `is_measured` whether earlier runs on different numbers of nodes show it.
+    If no quote for it is possible, `refusal` says why, and `figures` and `start` are None. `efficiency` is the share of
+    linear scaling from one node; `is_measured`: earlier runs on different numbers of nodes show it.
     """
 
     node_spec: NodeSpec
@@ -60,7 +60,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A quote's alternatives: by number of nodes, and by node spec in catalogue order. Both include the quote."""
+    """A quote's alternatives: by number of nodes, and by node spec in their usual order. Both include the quote."""
 
     quote: Quote
     by_nodes: list[Alternative]
@@ -70,7 +70,7 @@ class Comparison:
 def compare(quote: Quote) -> Comparison:
     """Compare a quote with its alternatives. Raises ChoiceUnavailable if what it names no longer exists."""
     original = reruns.exact_original(quote)
-    purchase = _checked(quote, {}, original)
+    purchase = _parse_purchase(quote, {}, original)
     comparer = _Comparer(quote, purchase, original)
     counts = sorted({*NODE_COUNTS, purchase.nodes})
     specs = NodeSpec.objects.filter(is_active=True)[:MAX_SPECS]
@@ -82,7 +82,7 @@ def compare(quote: Quote) -> Comparison:
 
 
 class _Comparer:
-    """Builds the alternatives of a quote; reads prices, capacity and earlier runs once for all of them."""
+    """Builds the alternatives of a quote. Prices, capacity and earlier runs are read once for all of them."""
 
     def __init__(self, quote: Quote, purchase: Purchase, original: Job | None) -> None:
         self._quote, self._purchase, self._original = quote, purchase, original
@@ -106,7 +106,8 @@ class _Comparer:
         """Return the run on the same number of nodes of another spec."""
         if spec == self._purchase.node_spec:
             return self._quoted()
-        # If either spec has GPUs, there is one process per GPU, or one on a node without. Else the chosen number stays.
+        # If either spec has GPUs, the default applies: one process per GPU, or one on a node without GPUs. Otherwise
+        # the number of processes in the quote stays.
         has_gpus = spec.gpus or self._purchase.node_spec.gpus
         workers = (spec.gpus or 1) if has_gpus else self._purchase.workers_per_node
         return self._alternative(spec, {"node_spec": spec.name, "workers_per_node": workers}, None)
@@ -128,7 +129,7 @@ class _Comparer:
         nodes = changes.get("nodes", self._purchase.nodes)
         alternative = Alternative(spec, nodes, changes.get("workers_per_node", self._purchase.workers_per_node))
         try:
-            purchase = _checked(self._quote, changes, self._original)
+            purchase = _parse_purchase(self._quote, changes, self._original)
             estimate = estimates.estimate_from(history or estimates.history(purchase), purchase)
             offer = price(self._prices, **orders.pricing_inputs(purchase, estimate))
         except CustomerError as error:
@@ -137,8 +138,8 @@ class _Comparer:
         return replace(alternative, figures=figures, start=self._forecast.start(spec, nodes))
 
 
-def _checked(quote: Quote, changes: Mapping[str, Any], original: Job | None) -> Purchase:
-    """Return a quote's purchase with changes, checked as an order would be. Raises ChoiceUnavailable."""
+def _parse_purchase(quote: Quote, changes: Mapping[str, Any], original: Job | None) -> Purchase:
+    """Return a quote's purchase with changes, validated as for an order. Raises ChoiceUnavailable."""
     data = {**purchase_data(quote.purchase), **changes}
     try:
         return parse(organization=quote.organization, data=data, is_pinned=True, original=original)

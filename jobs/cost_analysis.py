@@ -1,4 +1,4 @@
-"""Analyse a job's cost: on other numbers of nodes, the worth of its free time, and the cost to reach a metric's value.
+"""Analyze a job's cost: on other numbers of nodes, the price of its free time, and the cost to reach a metric's value.
 
 Reads only; nothing here is charged. Amounts are in minor units.
 """
@@ -20,22 +20,22 @@ from jobs.models import Job
 from jobs.states import JobState
 
 NODE_COUNTS = (1, 2, 4)
-"""Numbers of nodes that a run is compared with, besides its own."""
+"""Numbers of nodes that a run is compared with, besides its own: enough to show how it scales."""
 MIN_FREE_SECONDS = 1
-"""Shortest free time that is listed, in seconds: shorter times are worth nothing."""
+"""Shortest free time that is listed, in seconds. Shorter times would have cost next to nothing."""
 
 
 class Basis(StrEnum):
-    """Where the time of an alternative comes from."""
+    """How the time of an alternative is known."""
 
     OWN = "own"
-    """The run itself."""
+    """It is the time of the run itself."""
     MEASURED = "measured"
-    """Completed runs of the script on this number of nodes."""
+    """From completed runs of the script on this number of nodes."""
     SCALED = "scaled"
-    """Runs on other numbers of nodes, by the efficiency measured between them."""
+    """From runs on other numbers of nodes, with the efficiency measured between them."""
     ASSUMED = "assumed"
-    """Runs on one other number of nodes, by the usual efficiency: `estimates.ASSUMED_SCALING`."""
+    """From runs on one other number of nodes, with an assumed efficiency: `estimates.ASSUMED_SCALING`."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,20 @@ class Alternative:
 def alternatives(job: Job) -> list[Alternative]:
     """Return what the run costs on other numbers of nodes, fewest first; empty if no run of its script completed.
 
-    The times are estimates. If the job completed, they are scaled so that its number of nodes has its actual time.
+    The times are estimates. If the job completed, they are all multiplied so that the estimate for its own number of
+    nodes becomes its actual time.
     """
     runs = estimates.samples_like(job)
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
-    estimate_of = {count: estimates.estimate_from_runs(runs, nodes=count, epochs=job.epochs) for count in counts}
+    estimate_by_nodes = {count: estimates.estimate_from_runs(runs, nodes=count, epochs=job.epochs) for count in counts}
     own_seconds = _own_seconds(job)
-    own = estimate_of.get(job.nodes)
-    correction = own_seconds / own.p50_seconds if own_seconds and own and own.p50_seconds else 1.0
-    times = {count: each.p50_seconds * correction for count, each in estimate_of.items() if each}
+    own = estimate_by_nodes.get(job.nodes)
+    factor = own_seconds / own.p50_seconds if own_seconds and own and own.p50_seconds else 1.0
+    times = {count: each.p50_seconds * factor for count, each in estimate_by_nodes.items() if each}
     prices = price_rows(job.order.quote.book) if times else []
-    listed = []
+    result = []
     for count, seconds in times.items():
-        estimate = estimate_of[count]
+        estimate = estimate_by_nodes[count]
         cost_minor = (
             job.order.hold.metered_minor if own_seconds and count == job.nodes else _cost(job, prices, count, seconds)
         )
@@ -78,12 +79,12 @@ def alternatives(job: Job) -> list[Alternative]:
         else:
             basis = Basis.ASSUMED if estimate.efficiency is None else Basis.SCALED
         efficiency = times[1] / seconds / count if 1 in times and seconds else None
-        listed.append(Alternative(count, seconds, cost_minor, basis, efficiency))
-    return listed
+        result.append(Alternative(count, seconds, cost_minor, basis, efficiency))
+    return result
 
 
 def _own_seconds(job: Job) -> float | None:
-    """Return the running time of a run that completed in one attempt on all its nodes; else None."""
+    """Return the running time of a job that completed in one attempt on all its nodes; None for any other job."""
     attempts = list(job.attempts.all())
     if job.state != JobState.SUCCEEDED or len(attempts) != 1 or attempts[0].granted_nodes != job.nodes:
         return None
@@ -114,7 +115,7 @@ def _cost(job: Job, prices: list[pricing.PriceRow], nodes: int, seconds: float) 
 
 @dataclass(frozen=True)
 class FreeTime:
-    """Free time of a job by the rule that made it free, and what its nodes would have cost meanwhile."""
+    """Free time of a job, the rule that made it free, and what the nodes would have cost in that time."""
 
     rule: str
     seconds: float
@@ -122,9 +123,9 @@ class FreeTime:
 
 
 def free_times(job: Job) -> list[FreeTime]:
-    """Return the queue, starts, hangs and faults of a job with their worth at its node price, in minor units.
+    """Return the free time of a job by rule (queue, start, hang, platform fault, …), with its price in minor units.
 
-    Empty for a free job: there is no price to compare with.
+    Empty for a free job, whose quote has no price of a node.
     """
     terms = pricing.Terms.from_json(job.order.quote.terms)
     if not terms.hourly:
@@ -141,7 +142,7 @@ def free_times(job: Job) -> list[FreeTime]:
 
 @dataclass(frozen=True)
 class CostOfValue:
-    """The cost of a run until a curve's best value, and its cost and time until a target. Costs in minor units."""
+    """The cost of a run until a curve's best value, and its cost and time until a target value, in minor units."""
 
     job: Job
     best: float
@@ -152,16 +153,20 @@ class CostOfValue:
 
 
 def comparable_jobs(job: Job, limit: int) -> list[Job]:
-    """Return the job and at most `limit` of its latest siblings that were paid for in the same currency."""
+    """Return the job and those of its at most `limit` latest siblings that were paid for in the same currency.
+
+    Siblings are other runs of the same script: see `curves.siblings`.
+    """
     quote = job.order.quote
     others = [each for each in curves.siblings(job, limit) if each.order.quote.ceiling_minor]
     return [job, *(each for each in others if each.order.quote.currency == quote.currency)]
 
 
 def curve_names(job: Job) -> list[str]:
-    """Return the names of the job's curves of which it is known whether lower or higher values are better.
+    """Return the names of the job's curves for which it is known whether lower or higher values are better.
 
-    Curves where higher is better come first, such as accuracy, then losses; of both, those of a test or validation.
+    Curves for which higher is better, such as accuracy, come before losses, and among both those of tests and
+    validations come first.
     """
     names = [name for name in curves.extents([job])[job.pk] if curves.better(name)]
 
@@ -173,22 +178,22 @@ def curve_names(job: Job) -> list[str]:
 
 
 def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) -> tuple[float, list[CostOfValue]]:
-    """Return the target (default: the best value of the first job) and the costs of each run that has the curve.
+    """Return the target, by default the best value of the first job, and the costs of each job that has the curve.
 
     The runs are in the order of `jobs`. Raises ValueError if the first job does not have the curve.
     """
-    measured = [(job, curve) for job in jobs for curve in curves.curves(job, limit=None, name=name).curves]
-    if not measured or measured[0][0] != jobs[0]:
+    job_curves = [(job, curve) for job in jobs for curve in curves.curves(job, limit=None, name=name).curves]
+    if not job_curves or job_curves[0][0] != jobs[0]:
         raise ValueError(name)
-    first_curve = measured[0][1]
+    first_curve = job_curves[0][1]
     sign = -1 if curves.better(name) is Better.LOWER else 1  # so that a higher value times `sign` is better
-    goal = first_curve.value[_best(first_curve, sign)] if target is None else target
-    listed = []
-    for job, curve in measured:
-        best = _best(curve, sign)
-        reached = [index for index, value in enumerate(curve.value) if sign * value >= sign * goal]
-        first = min(reached, key=curve.seconds.__getitem__, default=None)
-        listed.append(
+    goal = first_curve.value[_best_index(first_curve, sign)] if target is None else target
+    costs = []
+    for job, curve in job_curves:
+        best = _best_index(curve, sign)
+        at_goal = [index for index, value in enumerate(curve.value) if sign * value >= sign * goal]
+        first = min(at_goal, key=curve.seconds.__getitem__, default=None)
+        costs.append(
             CostOfValue(
                 job,
                 curve.value[best],
@@ -197,9 +202,9 @@ def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) 
                 None if first is None else curve.seconds[first],
             )
         )
-    return goal, listed
+    return goal, costs
 
 
-def _best(curve: Curve, sign: int) -> int:
-    """Return the index of the best value; of equal values, the earliest."""
+def _best_index(curve: Curve, sign: int) -> int:
+    """Return the index of the best value, the earliest of equal ones. `sign` is -1 if lower values are better."""
     return max(range(len(curve.value)), key=lambda index: (sign * curve.value[index], -curve.seconds[index]))

@@ -16,10 +16,11 @@ from django.utils import timezone
 from billing.pricing import SECONDS_PER_HOUR, Terms
 from jobs import usage
 from jobs.models import Attempt, Job, MetricPoint
-from jobs.points import thinned
+from jobs.points import thinned_indexes
 
 POINTS_SHOWN = 1000
-"""Points per curve in one response. A longer curve is thinned; its lowest and highest values always remain."""
+"""Points per curve in one response, more than a chart has pixels. A longer curve is thinned so that its lowest and
+highest values remain."""
 
 
 class Better(enum.StrEnum):
@@ -37,7 +38,7 @@ HIGHER_IS_BETTER = frozenset(
     {"accuracy", "acc", "top1", "top5", "f1", "auc", "precision", "recall", "bleu", "rouge", "map", "iou", "dice"}
     | {"score", "reward", "return", "r2", "psnr", "ssim"}
 )
-"""Words in the names of curves whose best value is the lowest or the highest."""
+"""Words in the names of curves whose best value is the lowest, and of those whose best value is the highest."""
 
 
 def better(name: str) -> Better:
@@ -49,7 +50,7 @@ def better(name: str) -> Better:
 
 
 class Spending:
-    """The cost of a job's node time until each moment: its billed node-seconds at the price of its quote.
+    """The cost of a job's node time up to any moment: its billed node-seconds at the price of its quote.
 
     The minimum charge and the price of completed epochs are left out, because they do not grow with time. The cost
     never exceeds the ceiling. A free run costs 0.
@@ -59,13 +60,13 @@ class Spending:
         terms = Terms.from_json(job.order.quote.terms)
         self._per_second = float(terms.hourly) / SECONDS_PER_HOUR
         self._ceiling_minor = job.order.hold.amount_minor
-        self._moments: list[float] = []  # ends and starts of spans, Unix seconds
-        self._node_seconds: list[float] = []  # billed until each moment
+        self._moments: list[float] = []  # starts and ends of the billed spans, in Unix seconds
+        self._node_seconds: list[float] = []  # node-seconds billed up to each moment
         used = 0.0
         for attempt in attempts:
-            for nodes, began, ended in usage.billed_spans(attempt, now):
-                self._moments += [began.timestamp(), ended.timestamp()]
-                used_before, used = used, used + nodes * (ended - began).total_seconds()
+            for nodes, began_at, ended_at in usage.billed_spans(attempt, now):
+                self._moments += [began_at.timestamp(), ended_at.timestamp()]
+                used_before, used = used, used + nodes * (ended_at - began_at).total_seconds()
                 self._node_seconds += [used_before, used]
 
     @property
@@ -78,12 +79,12 @@ class Spending:
         moment, index = at.timestamp(), bisect.bisect_right(self._moments, at.timestamp())
         if index == 0:
             return 0.0
-        used = self._node_seconds[index - 1]
+        node_seconds = self._node_seconds[index - 1]
         if index < len(self._moments):
-            # Interpolate. Between two spans both moments have the same node-seconds, so nothing is added.
-            began, ended = self._moments[index - 1], self._moments[index]
-            used += (self._node_seconds[index] - used) * (moment - began) / (ended - began)
-        return min(float(self._ceiling_minor), used * self._per_second)
+            # Interpolate between two moments. Between two spans both have the same node-seconds, so nothing is added.
+            previous, following = self._moments[index - 1], self._moments[index]
+            node_seconds += (self._node_seconds[index] - node_seconds) * (moment - previous) / (following - previous)
+        return min(float(self._ceiling_minor), node_seconds * self._per_second)
 
 
 @dataclass
@@ -124,13 +125,13 @@ COLUMNS = ("attempt", "step", "reported_step", "epoch", "at", "seconds", "cost_m
 class Curves:
     """The curves of a job, sorted by name."""
 
-    job: int
+    job_id: int
     currency: str
     is_free: bool
     last: int
     """Id of the last point: later points have higher ids."""
     kept_every: int
-    """n if only every nth point is stored, because the job reported more than `telemetry.MAX_POINTS`; 1: all are."""
+    """n if only every nth point is stored, because the job reported more than `telemetry.MAX_POINTS`; 1 if all are."""
     curves: list[Curve]
 
 
@@ -165,9 +166,9 @@ def curves(job: Job, *, after: int = 0, limit: int | None = POINTS_SHOWN, name: 
     if limit is not None:
         for curve in by_name.values():
             if len(curve.value) > limit:
-                curve.keep(thinned(curve.value, limit))
+                curve.keep(thinned_indexes(curve.value, limit))
     return Curves(
-        job=job.pk,
+        job_id=job.pk,
         currency=job.order.quote.currency,
         is_free=spending.is_free,
         last=last,
@@ -177,10 +178,13 @@ def curves(job: Job, *, after: int = 0, limit: int | None = POINTS_SHOWN, name: 
 
 
 def _within(at: datetime, attempt: Attempt | None, origin: datetime) -> datetime:
-    """Return a reported time, limited to the running time of its attempt: customers' code may report any time."""
-    began = (attempt.started_at if attempt else None) or origin
-    ended = attempt.finished_at if attempt else None
-    return max(began, min(at, ended) if ended else at)
+    """Return a reported time, limited to the running time of its attempt: customers' code may report any time.
+
+    `origin`, the job's first start, replaces an unknown start.
+    """
+    started_at = (attempt.started_at if attempt else None) or origin
+    finished_at = attempt.finished_at if attempt else None
+    return max(started_at, min(at, finished_at) if finished_at else at)
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ class Extent:
 
 
 def extents(jobs: Sequence[Job]) -> dict[int, dict[str, Extent]]:
-    """Return the extents of curves by job and curve name."""
+    """Return the extents of the jobs' curves, by job id and curve name."""
     rows = (
         MetricPoint.objects.filter(job__in=jobs)
         .order_by("name")
@@ -213,7 +217,7 @@ def extents(jobs: Sequence[Job]) -> dict[int, dict[str, Extent]]:
 
 
 def siblings(job: Job, limit: int) -> list[Job]:
-    """Return the latest other runs of the same script in the same workspace that have curves, newest first."""
+    """Return the latest other jobs with the same script in the same workspace that have started, newest first."""
     runs = Job.objects.filter(organization=job.organization_id, code_key=job.code_key, builtin_script="")
     return list(
         runs.exclude(pk=job.pk)
@@ -227,7 +231,7 @@ CSV_HEADER = ("curve", "attempt", "step", "reported_step", "epoch", "time", "sec
 
 
 def table(job_curves: Curves) -> Iterator[tuple[Any, ...]]:
-    """Yield a row per point, as CSV_HEADER names its cells."""
+    """Yield a row of cells for each point, in the order of CSV_HEADER."""
     for curve in job_curves.curves:
         columns = (curve.attempt, curve.step, curve.reported_step, curve.epoch)
         times = (each.isoformat() for each in curve.at)

@@ -44,6 +44,7 @@ def publish_job_files(*, dataset: Dataset, user: User | None, job: Job, path: st
 
 
 def _publish(dataset: Dataset, user: User | None, location: job_files.Location) -> DatasetVersion:
+    """Publish a copy of a file or folder as the dataset's next version. Errors of the path are reported at `path`."""
     try:
         return catalog.publish_copy(dataset=dataset, user=user, root=location.root, path=location.path)
     except (FileMissing, UnsafePath, WrongKind, SourceChanged) as error:

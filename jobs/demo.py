@@ -1,4 +1,4 @@
-"""The demo's customer: buys a training run through the public HTTP API with a token, and follows it.
+"""The customer of `make demo`: buys a training run through the public HTTP API with a token, and follows it.
 
 `manage.py demo` creates the accounts beforehand, because signing up is not part of the API.
 """
@@ -18,15 +18,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from billing.messages import money
+from billing.amounts import money
 
 DATASET = "digits"
 WORKSPACE = "main"
 SCRIPT = "mnist_ddp.py"
 TOP_UP_MINOR = 2000
+"""Amount of the top-up: many times the price of the run."""
 TEST_CARD = "4242 4242 4242 4242"
 """Stripe's test card that always succeeds; the payments sandbox accepts it too."""
-PATIENCE_SECONDS = 120
+STEP_TIMEOUT_SECONDS = 120
 """How long the demo waits for one step, such as the payment's webhook or the next event of the run."""
 SETTINGS = {
     "product": "metered",
@@ -43,14 +44,13 @@ SETTINGS = {
     "workers_per_node": 1,
     "max_seconds": 600,
 }
-
-
+"""The purchase, in the API's fields."""
 MIN_ACCURACY = 0.8
-"""Test accuracy that shows that the model learnt: guessing one of ten digits reaches 0.1."""
+"""Test accuracy that shows that the model has learned. Guessing one of ten digits reaches 0.1."""
 
 
 class DemoFailed(Exception):
-    """A step of the demo failed; the message says which and why."""
+    """A step of the demo failed. The message says which step, and why."""
 
 
 @dataclass
@@ -82,16 +82,16 @@ class Customer:
         """Pay on the sandbox's page, and wait until the webhook has credited the wallet."""
         before = self.call("GET", "wallet/")["posted_minor"]
         top_up = self.call("POST", "wallet/top-ups/", json={"amount_minor": TOP_UP_MINOR})
-        paid = httpx.post(top_up["checkout_url"], data={"card": TEST_CARD}, timeout=30)
-        if paid.status_code != httpx.codes.SEE_OTHER:
-            raise DemoFailed(f"The payment page answered {paid.status_code}: {paid.text[:200]}")
+        response = httpx.post(top_up["checkout_url"], data={"card": TEST_CARD}, timeout=30)
+        if response.status_code != httpx.codes.SEE_OTHER:
+            raise DemoFailed(f"The payment page answered {response.status_code}: {response.text[:200]}")
         for wallet in self._poll("wallet/", "the wallet to be credited"):
             if wallet["posted_minor"] >= before + TOP_UP_MINOR:
                 self._report(f"The wallet has {money(wallet['available_minor'], wallet['currency'])}.")
                 return
 
     def upload_data(self, archive: Path) -> None:
-        """Create the dataset and publish its files, if no earlier demo did."""
+        """Create the dataset and publish its files, unless an earlier demo has done so."""
         versions = {dataset["name"]: dataset["latest"] for dataset in self.call("GET", "datasets/")["results"]}
         if DATASET not in versions:
             self.call("POST", "datasets/", json={"name": DATASET, "description": "Handwritten digits, MNIST layout."})
@@ -121,7 +121,7 @@ class Customer:
         self._report(f"Bought: job {order['job']}, {SETTINGS['nodes']} nodes of {SETTINGS['node_spec']}.")
         return int(order["job"])
 
-    def follow(self, job: int) -> dict[str, Any]:
+    def follow(self, job_id: int) -> dict[str, Any]:
         """Show the run's progress until it ends. Return the ended job."""
         columns = (
             SpinnerColumn(),
@@ -132,7 +132,7 @@ class Customer:
         )
         with Progress(*columns, console=self.console) as bar:
             task = bar.add_task("queued", total=1.0)
-            for name, data in self.events(job):
+            for name, data in self.events(job_id):
                 if name == "metrics":
                     continue
                 progress = data["progress"]
@@ -142,13 +142,13 @@ class Customer:
                     return dict(data)
         raise DemoFailed("The live stream of the job ended before the job did.")
 
-    def events(self, job: int) -> Iterator[tuple[str, Any]]:
+    def events(self, job_id: int) -> Iterator[tuple[str, Any]]:
         """Yield the job's events as (name, data) until it ends."""
-        return self._stream(f"jobs/{job}/stream/")
+        return self._stream(f"jobs/{job_id}/stream/")
 
-    def result(self, job: int) -> tuple[float, float, float]:
+    def result(self, job_id: int) -> tuple[float, float, float]:
         """Return first loss, last loss and test accuracy. Raises DemoFailed if the model did not improve."""
-        curves = self.call("GET", f"jobs/{job}/metrics/")["metrics"]
+        curves = self.call("GET", f"jobs/{job_id}/metrics/")["metrics"]
         try:
             loss, accuracy = curves["loss"], curves["accuracy"]
             first_loss, last_loss, last_accuracy = loss[0][1], loss[-1][1], accuracy[-1][1]
@@ -160,9 +160,9 @@ class Customer:
             )
         return first_loss, last_loss, last_accuracy
 
-    def receipt(self, job: int) -> Table:
+    def receipt(self, job_id: int) -> Table:
         """Return the itemized receipt as a table."""
-        receipt = self.call("GET", f"jobs/{job}/receipt/")
+        receipt = self.call("GET", f"jobs/{job_id}/receipt/")
         currency = receipt["currency"]
         table = Table(title=f"Receipt {receipt['title']}", title_justify="left", show_footer=True)
         table.add_column("Item", footer="Total")
@@ -177,11 +177,11 @@ class Customer:
             )
         return table
 
-    def last_lines(self, job: int, count: int = 15) -> str:
+    def last_lines(self, job_id: int, count: int = 15) -> str:
         """Return the last lines of rank 0's output."""
         text, offset, eof = "", 0, False
         while not eof:
-            chunk = self.call("GET", f"jobs/{job}/logs/", params={"rank": 0, "offset": offset})
+            chunk = self.call("GET", f"jobs/{job_id}/logs/", params={"rank": 0, "offset": offset})
             text, eof = text + chunk["text"], chunk["eof"] or chunk["next_offset"] == offset
             offset = chunk["next_offset"]
         return "\n".join(text.splitlines()[-count:])
@@ -189,18 +189,18 @@ class Customer:
     def _report(self, message: str) -> None:
         self.console.print(f"[green]✓[/green] {message}", highlight=False)
 
-    def _poll(self, path: str, awaited: str) -> Iterator[Any]:
-        """Yield responses until the caller stops. Raises DemoFailed after PATIENCE_SECONDS."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    def _poll(self, path: str, purpose: str) -> Iterator[Any]:
+        """Yield responses until the caller stops. Raises DemoFailed with `purpose` after STEP_TIMEOUT_SECONDS."""
+        deadline = time.monotonic() + STEP_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             yield self.call("GET", path)
-            time.sleep(0.2)  # the API has no event to wait for here
-        raise DemoFailed(f"Waited {PATIENCE_SECONDS} s for {awaited}.")
+            time.sleep(0.2)  # the API has no event stream for wallets
+        raise DemoFailed(f"Waited {STEP_TIMEOUT_SECONDS} s for {purpose}.")
 
     def _stream(self, path: str) -> Iterator[tuple[str, Any]]:
         """Yield the events of a stream as (name, data)."""
         url = urljoin(str(self.http.base_url), path)
-        timeout = httpx.Timeout(60, read=PATIENCE_SECONDS)
+        timeout = httpx.Timeout(60, read=STEP_TIMEOUT_SECONDS)
         with self.http.stream("GET", url, headers={"Accept": "text/event-stream"}, timeout=timeout) as response:
             if response.is_error:
                 raise DemoFailed(f"GET {path} answered {response.status_code}: {response.read().decode()}")

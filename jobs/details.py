@@ -27,9 +27,11 @@ from storage.models import Allocation
 MAX_NAME_LENGTH = 100
 """Characters of a job's name: the length of its column."""
 MAX_TAGS = 20
+"""Tags of one job: more do not fit in a row of the list."""
 MAX_NOTES_LENGTH = 5000
+"""Characters of a job's notes: about two pages."""
 TAG_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9_-]{0,38}[a-z0-9])?\Z")
-"""1 to 40 characters, of those that names of datasets and workspaces may have."""
+"""A tag has 1 to 40 of the characters that names of datasets and workspaces may have."""
 
 
 class JobNameField(FormField, serializers.CharField):
@@ -55,7 +57,7 @@ class TagsField(FormField, serializers.ListField):
         tags = re.split(r"[,\s]+", data.strip(", \t\r\n")) if isinstance(data, str) else data
         if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
             raise ValidationError(_("The tags must be a list of strings."))
-        # In a form's text an empty tag is only a separator too many; in a list it is an error.
+        # In a form's text, an empty tag only means that there is a separator too many. In a list it is an error.
         tags = list(dict.fromkeys(tag for tag in tags if tag or not isinstance(data, str)))
         if len(tags) > MAX_TAGS:
             raise ValidationError(_("Use at most %(most)d tags.") % {"most": MAX_TAGS})
@@ -81,7 +83,7 @@ class NotesField(FormField, serializers.CharField):
 
 
 class KeepUntilField(FormField, serializers.DateTimeField):
-    """A time in the future, within `settings.MAX_KEEP_DAYS`; null: the default of `results.KEEP_RUNS`."""
+    """A time in the future, within `settings.MAX_KEEP_DAYS`; null: `results.DEFAULT_RETENTION` after the job's end."""
 
     def to_internal_value(self, data: Any) -> datetime:
         """Return the time. Raises ValidationError."""
@@ -136,22 +138,22 @@ def update_details(*, job: Job, user: User | None, data: Mapping[str, Any]) -> J
 
 
 def default_name(code_path: str) -> str:
-    """Return the name of a job whose customer gave it none."""
+    """Return the name of a job if the customer has not chosen one: the script's file name."""
     return code_path.rsplit("/", 1)[-1][:MAX_NAME_LENGTH]
 
 
 def _change_retention(job: Job, keep_until: datetime | None) -> None:
     """Change until when the job's files are kept. The caller has locked the job and saves it."""
-    old_end = results.kept_until(job)
-    if old_end is not None and old_end <= timezone.now():
+    old_time = results.deletion_time(job)
+    if old_time is not None and old_time <= timezone.now():
         sentence = _("The files of this job have already been deleted.")
         raise InvalidInput(fields={"keep_until": sentence})
     job.keep_until = keep_until
-    new_end = results.kept_until(job)
-    # A job that has not ended has no end of retention to compare.
-    is_longer = keep_until is not None if old_end is None or new_end is None else new_end > old_end
+    new_time = results.deletion_time(job)
+    # The deletion time of a job that has not ended is unknown. Any time that the customer sets then counts as longer.
+    is_longer = keep_until is not None if old_time is None or new_time is None else new_time > old_time
     if is_longer and not storage.quota_left(job.organization):
         sentence = _("Your storage quota is used up, so these files can't be kept longer. Delete other files first.")
         raise QuotaExceeded(sentence, fields={"keep_until": sentence})
     job.deletion_notice = None  # so that members are warned again, before the new time
-    Allocation.objects.filter(key=results.allocation_key(job.pk)).update(kept_until=new_end)
+    Allocation.objects.filter(key=results.allocation_key(job.pk)).update(kept_until=new_time)

@@ -1,8 +1,8 @@
 """Diagnose why a run failed, from how it ended and the end of the failing rank's output. Pure.
 
 `CAUSES` is the table of known causes. `diagnose` returns the first cause that matches, the innermost frame of the
-customer's own code, and the kind of fix. Customers' code wrote all input. So its size is limited here, every pattern
-takes time linear in it, and quotes from it are short.
+customer's own code, and the kind of fix. Customers' code wrote all input, and could be hostile. Its size is therefore
+limited here, each pattern takes time linear in it, and quotes from it are short.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from jobs.states import EndReason
 from runtime.specs import FailureCode
 
 MAX_LOG_LENGTH = 32 * 1024
-"""Characters of the output that are read, from its end."""
+"""Characters of the output that are searched, from its end: enough for the tracebacks of several ranks."""
 MAX_LINE_LENGTH = 2000
-"""Characters of a line that are read. Progress bars and minified sources have longer lines."""
+"""Characters of a line that are searched. Only progress bars and minified sources have longer lines."""
 MAX_BLOCK_LINES = 60
-"""Lines that are searched if the output has no traceback."""
+"""Lines that are searched if the output has no traceback. Earlier ones rarely belong to the failure."""
 MAX_VALUE_LENGTH = 160
-"""Characters of a value that is quoted from the output."""
+"""Characters of a value that is quoted from the output: about two lines on the page."""
 
 TRACEBACK = "Traceback (most recent call last):"
 RANK_PREFIX = re.compile(r"^\[rank\d{1,6}\]:? ?")
-"""PyTorch puts it before each line of an exception."""
+"""The prefix that PyTorch adds to each line of an exception."""
 FRAME = re.compile(r'^ *File "([^"]{1,500})", line (\d{1,9})(?:, in (.{1,200}))?$')
 """A frame of a traceback: file, line and function."""
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{0,200}(?::|$)")
 """The beginning of the line that names an exception, at the end of a traceback."""
 LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python|^<")
-"""Files that are not the customer's own, as in `runtime.launcher.rank`."""
+"""Files that are not the customer's own: packages, Python's library, and code without a file such as `<string>`. The
+same pattern is in `runtime.launcher.rank`, which may import nothing from here."""
 CONTROL = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 """Color codes and other control characters."""
 
@@ -66,7 +67,7 @@ class Fix(enum.StrEnum):
 class Evidence:
     """How a run ended. `reason` is an EndReason, `code` a FailureCode; `log` is the end of the failing rank's output.
 
-    `exception`, `message`, `file`, `line` and `function` are what the launcher reported of an exception.
+    The launcher reported `exception`, `message`, `file`, `line` and `function` if the code raised an exception.
     """
 
     reason: str
@@ -83,7 +84,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Frame:
-    """A place in the customer's code: its file, line, function ("" at the top level) and source ("" if unknown)."""
+    """A line of the customer's code: file, number, function ("" at the top level) and source ("" if unknown)."""
 
     file: str
     line: int
@@ -95,8 +96,9 @@ class Frame:
 class Cause:
     """A known cause of failures.
 
-    It matches if one of `reasons`, `codes` or `signals` is that of the run, or if one of `patterns` is found; `context`
-    must then be found in the lines around it. Named groups of a pattern are values of the sentences.
+    It matches a run that ended with one of `reasons`, `codes` or `signals`, or whose output matches one of `patterns`.
+    In the latter case the pattern `context` must match the lines around it too. The named groups of a pattern are the
+    values that `title` and `advice` contain.
     """
 
     name: str
@@ -116,7 +118,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The cause of a failure, by its name in `CAUSES_BY_NAME`, with the values of its sentences.
+    """The cause of a failure: its name in `CAUSES_BY_NAME`, and the values that its title and advice contain.
 
     `frame` is the customer's line of code. `headline` is the exception as Python prints it; empty if there was none.
     """
@@ -143,21 +145,21 @@ class Diagnosis:
 
 
 class _Values(dict[str, str]):
-    """Values of a sentence. A missing one becomes an ellipsis."""
+    """Values that a sentence contains. An ellipsis replaces a missing value."""
 
     def __missing__(self, name: str) -> str:
         return "…"
 
 
-PACKAGES = {
+PACKAGE_BY_MODULE = {
     "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml",
     "skimage": "scikit-image", "bs4": "beautifulsoup4", "dateutil": "python-dateutil", "google": "protobuf",
     "pytorch_lightning": "pytorch-lightning", "attr": "attrs", "dotenv": "python-dotenv", "Crypto": "pycryptodome",
 }  # fmt: skip
-"""Package to install by the module that is imported, where their names differ."""
+"""The package that contains a module, by the name of the module, where the two names differ."""
 
 CAUSES: tuple[Cause, ...] = (
-    # How the run ended is more reliable than the lines that it printed.
+    # These come first, because the way in which the run ended is more reliable than what it printed.
     Cause(
         "out_of_memory",
         gettext_lazy("The node ran out of memory."),
@@ -817,7 +819,7 @@ CAUSES: tuple[Cause, ...] = (
         gettext_lazy("It called sys.exit or a program failed. The last lines of the log say more."),
     ),
 )
-"""The known causes; the first that matches counts. The last one matches everything else."""
+"""The known causes, in the order in which they are compared. `exit` has no condition: it applies if none matches."""
 CAUSES_BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in CAUSES}
 
 
@@ -835,20 +837,22 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.exit_code is not None:
         values["exit_code"] = str(evidence.exit_code)
     if cause.name == "missing_module":
-        top = values["module"].partition(".")[0]
-        values |= {"package": PACKAGES.get(top, top)}
+        top_module = values["module"].partition(".")[0]
+        values |= {"package": PACKAGE_BY_MODULE.get(top_module, top_module)}
     return Diagnosis(
         cause.name, {name: _short(value) for name, value in values.items() if value}, _short(headline), frame
     )
 
 
 def _match(evidence: Evidence, headline: str, block: str) -> tuple[Cause, dict[str, str]]:
-    """Return the first cause that matches, and the values that its pattern found.
+    """Return the first cause that matches, and the values of its pattern's named groups.
 
-    How the run ended counts most, then the exception, then the lines around it. The general causes count last.
+    First the causes are compared with the run's reason and failure code, then their patterns with the exception's
+    headline, then with the whole block of lines, and last their signals with the run's. If none matches, the cause is
+    `exception` or `exit`.
     """
     for cause in CAUSES:
-        # Not `exception`: every exception has its code, so it would hide the causes that a pattern finds.
+        # Not by the code of `exception`: every exception has it, so it would hide the causes that a pattern finds.
         if evidence.reason in cause.reasons or (evidence.code in cause.codes and cause.name != "exception"):
             return cause, {}
     for text in (headline, block):
@@ -863,18 +867,21 @@ def _match(evidence: Evidence, headline: str, block: str) -> tuple[Cause, dict[s
 
 
 def _lines(log: str) -> list[str]:
-    """Return the last lines of the output without color codes; the first one may be incomplete."""
+    """Return the last lines of the output without control characters and prefixes; the first may be incomplete."""
     text = CONTROL.sub("", log[-MAX_LOG_LENGTH:].replace("\r\n", "\n"))
     return [RANK_PREFIX.sub("", line[:MAX_LINE_LENGTH]) for line in text.split("\n")]
 
 
 def _last_block(lines: list[str]) -> list[str]:
-    """Return the output from the last traceback on, or from the one that caused it; else the last lines."""
+    """Return the lines from the last traceback on, and the one before it if that caused it.
+
+    Without a traceback, return the last MAX_BLOCK_LINES lines.
+    """
     starts = [number for number, line in enumerate(lines) if line.strip().endswith(TRACEBACK)]
     if not starts:
         return lines[-MAX_BLOCK_LINES:]
     start = starts[-1]
-    # Chained exceptions: "... another exception occurred:" stands between empty lines before the second traceback.
+    # Before a chained traceback, Python writes a line such as "During handling of the above exception, …".
     if len(starts) > 1 and any("exception" in line for line in lines[max(0, start - 3) : start]):
         start = starts[-2]
     return lines[start:]
@@ -884,24 +891,24 @@ def _headline(evidence: Evidence, block: list[str]) -> str:
     """Return the exception and its message, as Python prints them; empty if the code raised none."""
     if evidence.exception == "SystemExit":
         return ""
-    printed = ""
+    printed_line = ""
     if any(line.strip().endswith(TRACEBACK) or line.strip().startswith("File ") for line in block):
-        # The line of an exception is not indented and follows a frame. Further lines of its message are skipped.
+        # The line that names the exception is not indented and follows a frame. Later lines continue its message.
         after_frame = False
         for line in block:
             if FRAME.match(line):
                 after_frame = True
             elif after_frame and EXCEPTION.match(line):
-                printed, after_frame = line, False
+                printed_line, after_frame = line, False
     if evidence.exception:
         reported = f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception
-        # The printed line has the module of the type as well, and more of the message.
-        return printed if evidence.exception.rpartition(".")[2] in printed else reported[:MAX_LINE_LENGTH]
-    return printed
+        # If it is the same exception, prefer the printed line: it has the type's module and more of the message.
+        return printed_line if evidence.exception.rpartition(".")[2] in printed_line else reported[:MAX_LINE_LENGTH]
+    return printed_line
 
 
 def _own_frame(block: list[str]) -> Frame | None:
-    """Return the last frame of the traceback that is neither a library's nor the interpreter's."""
+    """Return the last frame of the traceback in the customer's own files; None if there is none."""
     frame = None
     for number, line in enumerate(block):
         match = FRAME.match(line)
@@ -915,13 +922,14 @@ def _own_frame(block: list[str]) -> Frame | None:
 
 
 def _reported_frame(evidence: Evidence) -> Frame | None:
-    """Return the place that the launcher reported."""
+    """Return the line that the launcher reported; None if it reported none, or an invalid number."""
     if not evidence.file or not evidence.line.isdecimal() or len(evidence.line) > 9:
         return None
     return Frame(_short(evidence.file), int(evidence.line), _short(evidence.function))
 
 
 def _short(value: str) -> str:
+    """Return the text on one line, cut to MAX_VALUE_LENGTH."""
     value = " ".join(value.split())
     return value if len(value) <= MAX_VALUE_LENGTH else value[: MAX_VALUE_LENGTH - 1] + "…"
 

@@ -1,7 +1,7 @@
 """Start waiting jobs: claim each in the queue's order, and submit it to its cluster.
 
-The job's row is the queue. The Celery task `dispatch` only requests a scheduling pass. Orders, ends of runs and
-cancellations send it after their commit, and `reconciliation` makes a pass even if no task arrives. An advisory lock
+The rows of queued jobs are the queue. The Celery task `dispatch` only requests a scheduling pass: orders, ends of runs
+and cancellations send it after their commit. `reconciliation` makes a pass even if no task arrives. An advisory lock
 allows one pass per cluster at a time.
 
 Backends are never called inside a database transaction. Every step can be repeated: a claim is a compare-and-set, the
@@ -22,7 +22,7 @@ from django.utils import timezone
 from console.core.enqueue import send
 from console.observability import context, tracing
 from jobs import checkpoints, clusters, lifecycle, locks, quotas, scheduler, traces
-from jobs.clusters import cluster, cluster_named, cluster_names, on_cluster
+from jobs.clusters import cluster, cluster_names, on_cluster, resolve_cluster_name
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
 from jobs.run_specs import launch_spec
@@ -37,16 +37,17 @@ from runtime.specs import Failure, FailureCode, RunPhase
 logger = logging.getLogger(__name__)
 
 COPYING = "copying_checkpoints"
-"""The waiting code of a job whose checkpoints are copied."""
-SUBMIT_PATIENCE = timedelta(minutes=5)
-"""How long unexpected errors at a submission are retried before the attempt ends, free of charge. Long enough for an
-operator to restart what is broken, short enough for a waiting customer."""
+"""The waiting code (`Job.waiting_code`) of a job that starts once the checkpoints of another job are copied for it."""
+SUBMIT_RETRY_PERIOD = timedelta(minutes=5)
+"""How long a submission that fails with unexpected errors is retried before the attempt ends, free of charge: long
+enough for an administrator to restart what is broken, short enough for a customer who waits."""
 
 
-# Not redelivered: a lost task delays a start by seconds, but one that kills each worker would block the whole queue.
+# `acks_late=False`: Celery does not deliver the task again if its worker dies. A lost task delays a start by seconds,
+# but a task that kills every worker that takes it would block the whole queue.
 @shared_task(acks_late=False)
 def dispatch(cluster_name: str) -> None:
-    """Start what can start on a cluster."""
+    """Start the waiting jobs that can start on a cluster."""
     dispatch_queue(cluster_name)
 
 
@@ -58,33 +59,41 @@ def log_fields(attempt: Attempt, **_options: Any) -> dict[str, str | int]:
 def dispatch_queue(cluster_name: str = "") -> None:
     """Start every waiting job that can start, oldest first, on one cluster (or on each), and store why others wait."""
     for name in [cluster_name] if cluster_name else cluster_names():
-        with locks.dispatch_lock(name) as is_ours:
-            if is_ours:
+        with locks.dispatch_lock(name) as has_lock:
+            if has_lock:
                 _dispatch(name)
 
 
 def claim(job: Job, nodes: int | None = None) -> Attempt | None:
-    """Create the job's next attempt; None if another process claimed the job or its quota has no room."""
+    """Create the job's next attempt on at most `nodes` nodes, by default on all that it ordered.
+
+    Return None if another process claimed the job, or the organization's quota has no room for it.
+    """
     try:
         with transaction.atomic():
-            # One claim of an organization at a time: concurrent claims on two clusters could exceed its quota.
+            # The lock allows one claim of an organization at a time: concurrent claims on two clusters could exceed the
+            # quota.
             job.organization.quota = quotas.lock_quota(job.organization)
             free = quotas.free_nodes(job, quotas.running_nodes(job.organization))
             if free < job.least_nodes:
                 return None
             granted = min(nodes or job.nodes, free)
-            return lifecycle.claim(job=job, backend=cluster_named(job.node_spec.cluster), nodes=granted)
+            return lifecycle.claim(job=job, cluster_name=resolve_cluster_name(job.node_spec.cluster), nodes=granted)
     except StaleTransition:
         return None
 
 
 @context.with_fields(log_fields)
 def submit(attempt: Attempt) -> bool:
-    """Submit an attempt to its cluster; a second submission adopts the run. Return whether the cluster has the run."""
+    """Submit an attempt to its cluster; a second submission adopts the run.
+
+    Return whether the attempt uses its capacity now: the cluster has the run, or checkpoints are copied for it.
+    """
     try:
         with tracing.span("dispatch.submit", parent=attempt.job.traceparent, attributes=traces.attributes_of(attempt)):
             if checkpoints.awaits_copy(attempt):
-                # A task copies, so that the pass does not wait. The attempt keeps its nodes; a later pass submits it.
+                # A task copies them, so that the pass does not wait. The attempt keeps its nodes until a later pass
+                # submits it.
                 starting = Job.objects.filter(pk=attempt.job_id, state=JobState.STARTING)
                 starting.update(waiting_code=COPYING, waiting_data={"job": attempt.job.from_checkpoint_id})
                 send(copy_checkpoints, attempt.pk)
@@ -108,14 +117,14 @@ def submit(attempt: Attempt) -> bool:
     return True
 
 
-@shared_task(acks_late=False)  # not redelivered, because each pass sends it again
+@shared_task(acks_late=False)  # a lost task need not be delivered again, because each pass sends it
 def copy_checkpoints(attempt_pk: int) -> None:
     """Copy the checkpoints that an attempt starts from, and request a pass that submits it.
 
     Does nothing while another process copies checkpoints.
     """
-    with locks.copies_lock() as is_ours:
-        attempt = _unsubmitted().filter(pk=attempt_pk).first() if is_ours else None
+    with locks.copies_lock() as has_lock:
+        attempt = _unsubmitted_attempts().filter(pk=attempt_pk).first() if has_lock else None
         if attempt is None:
             return
         try:
@@ -128,7 +137,7 @@ def copy_checkpoints(attempt_pk: int) -> None:
         except Exception:
             _end_if_late(attempt)
             raise
-        if not _unsubmitted().filter(pk=attempt_pk).exists():
+        if not _unsubmitted_attempts().filter(pk=attempt_pk).exists():
             checkpoints.discard_copy(attempt)  # the job was cancelled meanwhile
             return
     send(dispatch, attempt.backend)
@@ -144,20 +153,20 @@ def stop_run(cluster_name: str, run_name: str) -> None:
         return
 
 
-def _dispatch(name: str) -> None:
+def _dispatch(cluster_name: str) -> None:
     """Make one pass. The caller holds the cluster's dispatch lock."""
-    claimed = list(_claimed_earlier(name))
-    specs = scheduler.waiting_specs(name)
+    claimed = list(_attempts_claimed_earlier(cluster_name))
+    specs = scheduler.waiting_specs(cluster_name)
     if not claimed and not specs:
         return
     try:
-        backend = cluster(name)
+        backend = cluster(cluster_name)
         with SubmitPool(submit, max_concurrent=backend.parallel_submissions) as pool:
-            # Before new jobs, so that the capacity read below does not count the nodes of these attempts as free.
+            # Submitted before the capacity is read below, so that it does not count their nodes as free.
             for attempt in claimed:
                 pool.add(attempt)
             pool.drain()
-            if specs and (reason := clusters.drain_reason(name)):
+            if specs and (reason := clusters.drain_reason(cluster_name)):
                 scheduler.save_drained(specs, reason)
             elif specs:
                 copying = [attempt for attempt in claimed if checkpoints.awaits_copy(attempt)]
@@ -166,40 +175,41 @@ def _dispatch(name: str) -> None:
         scheduler.save_unavailable(specs)
 
 
-def _start_jobs(backend: Backend, pool: SubmitPool, scheduling: SchedulingPass) -> None:
-    """Claim and submit the jobs that fit. After a failure the capacity is read again, because it may have changed."""
-    for job, nodes in scheduling.startable():
+def _start_jobs(backend: Backend, pool: SubmitPool, scheduling_pass: SchedulingPass) -> None:
+    """Claim and submit the jobs that fit. After a failed claim or submission, read the capacity again."""
+    for job, nodes in scheduling_pass.startable_jobs():
         attempt = logging_errors(claim, job.pk, job, nodes)
         if attempt is not None and pool.add(attempt):
-            scheduling.allocate(job, nodes)
+            scheduling_pass.allocate(job, nodes)
         else:
             pool.drain()
-            scheduling.update_capacity(backend.capacity())
+            scheduling_pass.update_capacity(backend.capacity())
     if not pool.drain():
-        scheduling.update_capacity(backend.capacity())
-    scheduling.save_snapshots()
+        scheduling_pass.update_capacity(backend.capacity())
+    scheduling_pass.save_snapshots()
 
 
-def _claimed_earlier(name: str) -> QuerySet[Attempt]:
+def _attempts_claimed_earlier(cluster_name: str) -> QuerySet[Attempt]:
     """Return attempts that an earlier pass claimed and that are not known to be submitted.
 
-    The process of that pass died, the cluster did not answer, or the attempt waits for a copy of checkpoints. If the
-    process died just after the submission, the backend adopts the run.
+    Either the process of that pass died, or the cluster did not answer, or the attempt waits for its checkpoints. If
+    the process died just after the submission, the backend adopts the run when it is submitted again.
     """
-    return _unsubmitted().filter(on_cluster(name))
+    return _unsubmitted_attempts().filter(on_cluster(cluster_name))
 
 
-def _unsubmitted() -> QuerySet[Attempt]:
+def _unsubmitted_attempts() -> QuerySet[Attempt]:
+    """Return claimed attempts that are not known to be submitted, with the related rows that a submission reads."""
     related = ("image", "workspace", "node_spec", "organization__quota", "order__product", "order__hold__quote")
     attempts = Attempt.objects.filter(finished_at=None, submitted_at=None, job__state=JobState.STARTING)
     return attempts.select_related(*(f"job__{each}" for each in related))
 
 
 def _refuse(attempt: Attempt, error: InvalidSpec) -> None:
-    """End an attempt that can never start, free of charge."""
+    """End an attempt whose spec the cluster refused, free of charge and without a retry."""
     checkpoints.discard_copy(attempt)
-    # The order checked the customer's choices, so only the script or a folder can have been deleted since. The
-    # administrator must correct any other error.
+    # The order checked what the customer chose. Since then the customer can only have deleted the script or a folder.
+    # Any other refusal is the platform's fault.
     is_customer_error = error.field in {"script", "mounts", "from_checkpoint"}
     reason = EndReason.CODE_FAILED if is_customer_error else EndReason.PLATFORM_ERROR
     failure = Failure(str(error), FailureCode.REFUSED, {"field": error.field})
@@ -207,9 +217,9 @@ def _refuse(attempt: Attempt, error: InvalidSpec) -> None:
 
 
 def _end_if_late(attempt: Attempt) -> None:
-    """End an attempt, free of charge, if unexpected errors have kept it from starting for SUBMIT_PATIENCE."""
+    """End an attempt, free of charge, if unexpected errors have kept it from starting for SUBMIT_RETRY_PERIOD."""
     copied_at = Job.objects.values_list("checkpoints_copied_at", flat=True).get(pk=attempt.job_id)
-    if timezone.now() - max(attempt.claimed_at, copied_at or attempt.claimed_at) > SUBMIT_PATIENCE:
+    if timezone.now() - max(attempt.claimed_at, copied_at or attempt.claimed_at) > SUBMIT_RETRY_PERIOD:
         failure = Failure("The platform could not start the run.", FailureCode.NOT_STARTED)
         lifecycle.end_attempt(attempt=attempt, reason=EndReason.PLATFORM_ERROR, failure=failure)
 

@@ -17,11 +17,12 @@ from runtime.launcher.topology import scaled_lr
 from runtime.specs import LrScaling
 
 MAX_EXPANDED_LENGTH = 100_000
-"""Characters of all arguments with the values of their variables. Linux accepts 131,071 bytes for one argument."""
+"""Characters of all arguments after their variables were replaced. Linux accepts 131,071 bytes for one argument."""
 MAX_CONTRACT_LENGTH = 256
-"""Maximum characters of the value of a contract variable, except those in `MAX_CONTRACT_LENGTHS`."""
+"""Characters that are assumed for the value of a variable of the environment contract, which is not known at the order.
+Real values, such as paths and addresses, are shorter. `MAX_CONTRACT_LENGTHS` has the exceptions."""
 MAX_CONTRACT_LENGTHS = {"DATASETS": 6400, "MODELS": 6400}
-"""These variables are lists of up to 100 names; 64 characters are allowed for each."""
+"""These variables are lists of up to 100 names. 64 characters are assumed for each, as names have at most 63."""
 
 
 class EnvironmentField(FormField, serializers.DictField):
@@ -31,17 +32,17 @@ class EnvironmentField(FormField, serializers.DictField):
 
     def to_internal_value(self, data: Any) -> dict[str, str]:
         """Return the variables. Raises ValidationError."""
-        chosen = _parse_lines(data) if isinstance(data, str) else data
-        if not isinstance(chosen, Mapping):
+        given = _parse_lines(data) if isinstance(data, str) else data
+        if not isinstance(given, Mapping):
             raise ValidationError(_("The environment must be an object of names and values."))
-        if len(chosen) > environment.MAX_VARIABLES:
+        if len(given) > environment.MAX_VARIABLES:
             raise ValidationError(
                 _("Set at most %(most)d environment variables.") % {"most": environment.MAX_VARIABLES}
             )
         values = {}
-        for name, value in chosen.items():
+        for name, value in given.items():
             check_name(name)
-            # `bool` is an int, and its text differs from JSON's.
+            # A bool is an int in Python, but `str` gives "True" where JSON has "true".
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 raise ValidationError(_("The value of %(name)s must be a string.") % {"name": name})
             values[name] = str(value)
@@ -106,7 +107,7 @@ def check_references(arguments: Collection[str], *, own: Mapping[str, str], secr
 
 @dataclass(frozen=True)
 class CodeSettings:
-    """The training settings of a purchase as its code receives them if all nodes run."""
+    """The training settings of a purchase, as the customer's code receives them if all nodes run."""
 
     lr: str
     """The variable LR, scaled if the purchase says so."""
@@ -139,21 +140,21 @@ def code_settings(purchase: Mapping[str, Any]) -> CodeSettings | None:
     )
 
 
-def lines_of(chosen: Mapping[str, str]) -> str:
-    """Return variables as lines for the form, sorted by name, because the database keeps no order of JSON keys."""
-    return "\n".join(f"{name}={value}" for name, value in sorted(chosen.items()))
+def lines_of(values: Mapping[str, str]) -> str:
+    """Return variables as lines for a form, sorted by name, because PostgreSQL does not keep the order of JSON keys."""
+    return "\n".join(f"{name}={value}" for name, value in sorted(values.items()))
 
 
 def _parse_lines(text: str) -> dict[str, str]:
     """Return the variables of lines `NAME=value`. Raises ValidationError."""
-    chosen: dict[str, str] = {}
+    values: dict[str, str] = {}
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         name, separator, value = line.partition("=")
         if not line.strip():
             continue
         if not separator:
             raise ValidationError(_("Line %(number)d needs the form NAME=value.") % {"number": number})
-        if name.strip() in chosen:
+        if name.strip() in values:
             raise ValidationError(_("The variable %(name)s is set twice.") % {"name": name.strip()[:100]})
-        chosen[name.strip()] = value
-    return chosen
+        values[name.strip()] = value
+    return values

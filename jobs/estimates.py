@@ -1,7 +1,8 @@
 """Estimate how long a run takes, from earlier runs of the same code on the same node spec.
 
-The model: a start-up time plus a time per epoch, scaled over nodes by the efficiency measured on several node counts.
-Only runs that completed in one attempt count. Guesses widen p90, never p50; the estimate states its number of runs.
+A run takes a start-up time plus a time per epoch. From one number of nodes to another, times are scaled by the
+efficiency that earlier runs on several numbers of nodes show. Only runs that completed in one attempt count. Every
+assumption that replaces a measurement makes p90 larger, and leaves p50 as it is.
 """
 
 from __future__ import annotations
@@ -24,43 +25,45 @@ from jobs.purchase import Purchase
 from jobs.states import EndReason, JobState
 
 MAX_RUNS = 60
-"""Latest runs that an estimate uses: enough for stable quantiles, few enough to read for every quote."""
-MAX_SEARCHED = 120
-"""Latest successful jobs among which these runs are searched. Twice as many, as some succeeded only after a retry."""
+"""Runs that an estimate uses, the latest ones: enough for stable quantiles, few enough to read for every quote."""
+MAX_JOBS_SEARCHED = 120
+"""Successful jobs among which these runs are searched, the latest ones. They are twice as many, because jobs that
+succeeded only after a retry do not count."""
 FEW_RUNS = 5
 FEW_RUNS_SPREAD = 1.2
-"""Minimum p90/p50 with fewer than FEW_RUNS runs, because a few similar times say little about the next run."""
+"""Minimum ratio of p90 to p50 if there are fewer than FEW_RUNS runs. A few similar times say little about the next."""
 OTHER_BATCH_SPREAD = 1.2
 OTHER_DATA_SPREAD = 1.5
 SCALED_SPREAD = 1.2
 UNMEASURED_SPREAD = 1.5
-"""Factors on p90 if no earlier run had this batch size, these dataset versions or this number of nodes. The last one
-applies if all runs had one number of nodes, so that scaling was not measured. Chosen by judgement; *Estimate accuracy*
-in the admin shows whether nine of ten runs stay within p90."""
+"""Factors by which p90 grows if no earlier run had this batch size, these dataset versions, or this number of nodes.
+Instead of SCALED_SPREAD, UNMEASURED_SPREAD applies if all runs had the same number of nodes, so that no efficiency was
+measured. The factors are judgements; *Estimate accuracy* in the admin shows whether nine of ten runs end within p90."""
 ASSUMED_SCALING = 0.8
-"""Exponent of speed over nodes where it was not measured: twice the nodes are 1.74 times as fast, as is common for data
-parallel training."""
+"""Assumed exponent by which speed grows with the number of nodes, if it was not measured. With 0.8, twice the nodes are
+1.74 times as fast, as is common for data parallel training."""
 REFERENCE_SPREAD = 1.5
 PROBE_SPREAD = 1.5
-"""p90/p50 of estimates from the product's reference speed and from a one-minute probe."""
+"""Ratios of p90 to p50 of estimates that no completed run supports: from the product's reference speed, and from a
+one-minute probe. Both are judgements, as above."""
 MIN_RUNS_FOR_START_UP = 4
-"""Runs needed to separate start-up time from time per epoch; with three, one outlier decides the slope."""
+"""Runs that are needed to tell start-up time from time per epoch. With three, one outlier would decide the slope."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One earlier run, and whether its batch size and dataset versions are those of the purchase."""
+    """The time of one earlier run, and whether its batch size and dataset versions are those of the purchase."""
 
     nodes: int
     epochs: float
     seconds: float
-    same_batch: bool = True
-    same_data: bool = True
+    has_same_batch: bool = True
+    has_same_data: bool = True
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The fitted time of runs on one number of nodes. `ratios` are the actual over the fitted times of the runs."""
+    """The times fitted to runs on one number of nodes. `ratios`: the actual time of each run over its fitted time."""
 
     start_seconds: float
     epoch_seconds: float
@@ -73,14 +76,14 @@ class Pace:
 
 @dataclass(frozen=True)
 class History:
-    """Earlier runs of a purchase's script on its node spec, on any number of nodes. Probes only if there are none."""
+    """Earlier runs of a purchase's script on its node spec, on any number of nodes; its probes if there are no runs."""
 
     runs: Sequence[Sample]
     probes: Sequence[Sample]
 
     @property
     def measures_scaling(self) -> bool:
-        """Whether the runs that an estimate uses had different numbers of nodes."""
+        """Whether the runs that an estimate uses had different numbers of nodes, and so show the efficiency."""
         return len({run.nodes for run in _most_similar(self.runs)[0]}) > 1
 
 
@@ -95,13 +98,14 @@ def estimate(purchase: Purchase) -> Estimate:
     return estimate_from(history(purchase), purchase)
 
 
-def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
-    """Estimate a purchase's total time from earlier runs of the same script, processes, data and node spec."""
-    if from_runs := estimate_from_runs(earlier.runs, nodes=purchase.nodes, epochs=purchase.epochs):
+def estimate_from(earlier_runs: History, purchase: Purchase) -> Estimate:
+    """Estimate a purchase's total time from its `history`; without earlier runs, from the product's reference speed."""
+    if from_runs := estimate_from_runs(earlier_runs.runs, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_runs
-    if from_probes := _estimate_from_probes(earlier.probes, nodes=purchase.nodes, epochs=purchase.epochs):
+    if from_probes := _estimate_from_probes(earlier_runs.probes, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_probes
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
+    # A run cannot take longer than the customer's own time limit, so p90 is that limit if it is lower.
     if purchase.max_seconds and purchase.max_seconds < reference * REFERENCE_SPREAD:
         return Estimate(min(reference, purchase.max_seconds), purchase.max_seconds, "customer")
     return Estimate(reference, reference * REFERENCE_SPREAD, "reference")
@@ -122,72 +126,78 @@ def included_seconds(purchase: Purchase) -> int:
 
 
 def samples(purchase: Purchase) -> list[Sample]:
-    """Return the latest runs of this script on this node spec that completed in one attempt, on one number of nodes."""
+    """Return the latest runs of this script on this node spec that completed in one attempt.
+
+    Elastic runs whose number of nodes changed during the run are left out.
+    """
     versions = {version.pk for version in purchase.dataset_versions}
     return _samples(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
 
 
 def samples_like(job: Job) -> list[Sample]:
-    """Return the latest runs of a job's script on its node spec, as `samples` does for a purchase."""
+    """Return the latest runs of a job's script on its node spec, as `samples` does for a purchase's script."""
     code = {"organization": job.organization_id, "code_key": job.code_key, "node_spec": job.node_spec_id}
     versions = set(JobDataset.objects.filter(job=job).values_list("version", flat=True))
     return _samples(code, job.workers_per_node, job.batch_size, versions)
 
 
 def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]) -> list[Sample]:
-    """Return the completed runs of the code, compared with a batch size and dataset versions."""
-    # A first attempt that completed was the only one. Only some columns are read, because every quote does this.
+    """Return the completed runs that match `code`, compared with a batch size and the ids of dataset versions."""
     runs = _completed_first_attempts(code, workers_per_node)
-    measured = [
+    candidates = [
         Sample(
             nodes=nodes,
             epochs=epochs,
             seconds=(finished_at - started_at).total_seconds(),
-            same_batch=run_batch_size == batch_size,
-            same_data=set(run_versions) == versions,
+            has_same_batch=run_batch_size == batch_size,
+            has_same_data=set(run_versions) == versions,
         )
         for epochs, run_batch_size, started_at, finished_at, spans, nodes, run_versions in runs
         if started_at and finished_at and len(spans) <= 1  # more spans: the number of nodes changed during the run
     ]
-    return [sample for sample in measured if sample.seconds > 0]
+    return [sample for sample in candidates if sample.seconds > 0]
 
 
 def probe_samples(purchase: Purchase) -> list[Sample]:
-    """Return the probes of this script, each up to its last finished epoch if its metrics show one."""
+    """Return the probes of this script. A probe that was cut off counts up to its last finished epoch, if known."""
     probes = (
         _runs_of(_code_filter(purchase))
         .filter(order__quote__purchase__has_key="probe", epoch__gt=0)
         .filter(reason__in=[EndReason.COMPLETED, EndReason.TIME_LIMIT], started_at__isnull=False)
         .order_by("-id")[:MAX_RUNS]
     )
-    measured = []
+    result = []
     for probe in probes:
         if probe.started_at is None or probe.finished_at is None:
             continue
-        # The time after the last finished epoch belongs to an epoch that was cut off.
+        # A probe that reached its time limit was cut off during an epoch, whose time does not count.
         last_epoch_at = telemetry.epoch_finished_at(probe) if probe.reason == EndReason.TIME_LIMIT else None
         until = last_epoch_at or probe.finished_at
         seconds = (until - probe.started_at).total_seconds()
         if seconds > 0:
-            measured.append(Sample(1, probe.epoch, seconds, same_batch=probe.batch_size == purchase.batch_size))
-    return measured
+            result.append(Sample(1, probe.epoch, seconds, has_same_batch=probe.batch_size == purchase.batch_size))
+    return result
 
 
 def _code_filter(purchase: Purchase) -> dict[str, Any]:
-    """Return the filter for runs of the same code on the same node spec."""
+    """Return the filter for jobs with the purchase's code on its node spec."""
     organization = purchase.workspace.organization_id
     return {"organization": organization, "code_key": purchase.code_key, "node_spec": purchase.node_spec}
 
 
 def _runs_of(code: Mapping[str, Any]) -> QuerySet[Job]:
+    """Return the trainings that match `code`, which comes from `_code_filter`: no checks and no notebooks."""
     return Job.objects.filter(builtin_script="", **code)
 
 
 def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) -> QuerySet[Attempt, tuple[Any, ...]]:
-    """Return, newest first: epochs, batch size, start, end, spans, nodes, and the ids of dataset versions."""
+    """Return epochs, batch size, start, end, spans, nodes and the ids of dataset versions of runs, newest first.
+
+    A first attempt that completed was the job's only one. Only these columns are read, because every quote does that.
+    """
     succeeded = _runs_of(code).filter(state=JobState.SUCCEEDED, workers_per_node=workers_per_node)
-    # Bounded, since an organization may have run the same code 100,000 times.
-    latest = succeeded.filter(started_at__isnull=False, finished_at__isnull=False).order_by("-pk")[:MAX_SEARCHED]
+    # Limited, because an organization may have run the same code 100,000 times.
+    latest = succeeded.filter(started_at__isnull=False, finished_at__isnull=False).order_by("-pk")[:MAX_JOBS_SEARCHED]
     return (
         Attempt.objects.filter(number=1, reason=EndReason.COMPLETED, job__in=latest.values("pk"))
         .order_by("-job_id")
@@ -205,8 +215,8 @@ def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) ->
 def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
     """Estimate a run of `epochs` on `nodes` from earlier runs; None if there are none.
 
-    The most similar runs are used: same data and batch size, else same data, else any. If some of them had this number
-    of nodes, only those count; otherwise those with the closest number are scaled.
+    The most similar runs are used: those with the same data and batch size, else with the same data, else all. If some
+    of them had this number of nodes, only those count. Otherwise those with the closest number are scaled.
     """
     similar, spread = _most_similar(runs)
     if not similar:
@@ -217,7 +227,7 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
         p50 = pace.seconds(epochs)
         return _from_history(p50, p50 * spread * _spread(pace.ratios), len(pace.ratios))
     scaling = _scaling({count: pace.seconds(epochs) for count, pace in paces.items()})
-    # The closest number by ratio: from 4 nodes, 2 and 8 are equally far, and the smaller one is used.
+    # The closest number by ratio: 2 and 8 nodes are equally close to 4. Of two such numbers the smaller one is used.
     closest = min(paces, key=lambda count: (abs(math.log(count / nodes)), count))
     exponent = ASSUMED_SCALING if scaling is None else scaling
     p50 = paces[closest].seconds(epochs) * (closest / nodes) ** exponent
@@ -237,8 +247,9 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
 def pace_of(runs: Sequence[Sample]) -> Pace:
     """Return the pace of runs on one number of nodes.
 
-    Runs with different numbers of epochs separate start-up from epoch time, by the median slope over all pairs
-    (Theil-Sen), which outliers hardly change. With too few runs all time is attributed to the epochs.
+    If the runs had different numbers of epochs, the time per epoch is the median slope over all pairs of runs
+    (Theil-Sen), which outliers hardly change. With fewer than MIN_RUNS_FOR_START_UP runs, or if the start-up time were
+    negative, all time is attributed to the epochs.
     """
     if len({run.epochs for run in runs}) > 1 and len(runs) >= MIN_RUNS_FOR_START_UP:
         slopes = [
@@ -246,12 +257,13 @@ def pace_of(runs: Sequence[Sample]) -> Pace:
             for first, second in itertools.combinations(runs, 2)
             if first.epochs != second.epochs
         ]
-        epoch = statistics.median(slopes)
-        start = statistics.median(run.seconds - epoch * run.epochs for run in runs)
-        if epoch > 0 and start >= 0:  # otherwise the times differ by something else than epochs
-            return Pace(start, epoch, tuple(run.seconds / (start + epoch * run.epochs) for run in runs))
-    epoch = statistics.median(run.seconds / run.epochs for run in runs)
-    return Pace(0.0, epoch, tuple(run.seconds / (epoch * run.epochs) for run in runs))
+        epoch_seconds = statistics.median(slopes)
+        start_seconds = statistics.median(run.seconds - epoch_seconds * run.epochs for run in runs)
+        if epoch_seconds > 0 and start_seconds >= 0:  # otherwise the times differ for other reasons than the epochs
+            ratios = tuple(run.seconds / (start_seconds + epoch_seconds * run.epochs) for run in runs)
+            return Pace(start_seconds, epoch_seconds, ratios)
+    epoch_seconds = statistics.median(run.seconds / run.epochs for run in runs)
+    return Pace(0.0, epoch_seconds, tuple(run.seconds / (epoch_seconds * run.epochs) for run in runs))
 
 
 def _estimate_from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
@@ -267,17 +279,18 @@ def _estimate_from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) 
 def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
     """Return the runs most similar to the purchase, and the factor on p90 for their differences."""
     tiers: list[tuple[list[Sample], float]] = [
-        ([run for run in runs if run.same_data and run.same_batch], 1.0),
-        ([run for run in runs if run.same_data], OTHER_BATCH_SPREAD),
+        ([run for run in runs if run.has_same_data and run.has_same_batch], 1.0),
+        ([run for run in runs if run.has_same_data], OTHER_BATCH_SPREAD),
         (list(runs), OTHER_DATA_SPREAD),
     ]
     return next(((tier, spread) for tier, spread in tiers if tier), ([], 1.0))
 
 
 def _scaling(seconds: dict[int, float]) -> float | None:
-    """Return the measured exponent of speed over nodes; None if all runs had the same number.
+    """Return the measured exponent by which speed grows with nodes; None if all runs had the same number of nodes.
 
-    Limited to -1..1, because a speed that grows more than the number of nodes is noise.
+    `seconds` is the time by number of nodes. The exponent is limited to -1..1: a speed that grows faster than the
+    number of nodes is noise.
     """
     slopes = [
         math.log(seconds[fewer] / seconds[more]) / math.log(more / fewer)
@@ -287,11 +300,12 @@ def _scaling(seconds: dict[int, float]) -> float | None:
 
 
 def _from_history(p50: float, p90: float, runs: int) -> Estimate:
+    """Return the estimate that `runs` runs give. p90 is at least p50."""
     return Estimate(round(p50, 3), round(max(p50, p90), 3), "history", runs)
 
 
 def _spread(ratios: Iterable[float]) -> float:
-    """Return the p90 of actual over predicted times, with a minimum if there are few runs."""
+    """Return the 90th percentile of the ratios of actual to fitted times, with a minimum if there are few runs."""
     values = list(ratios)
     p90 = values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[-1]
     return max(p90, FEW_RUNS_SPREAD if len(values) < FEW_RUNS else 1.0)
@@ -316,8 +330,8 @@ class EstimateOutcome:
         return self.actual_seconds / self.p50_seconds - 1 if self.p50_seconds else 0.0
 
     @property
-    def shorter(self) -> float:
-        """Return the error of a run that took less time, as a positive fraction."""
+    def saved_share(self) -> float:
+        """Return the error as a positive fraction if the run took less time than p50."""
         return -self.error
 
     @property
@@ -342,7 +356,10 @@ def outcome(job: Job) -> EstimateOutcome | None:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracy of a week's estimates, for one source or all. Errors are fractions."""
+    """Accuracy of the estimates of runs that ended in one ISO week, for one source of estimates or for all (`all`).
+
+    Errors are fractions.
+    """
 
     week: str
     source: str
@@ -354,13 +371,13 @@ class Accuracy:
 
 
 def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
-    """Return the accuracy by week and source, newest first; the source `all` covers every source. Pure."""
+    """Return the accuracy by week and source, newest week first. Free runs are left out. Pure."""
     groups: dict[tuple[str, str], list[EstimateOutcome]] = {}
     for each in outcomes:
-        ended = each.job.finished_at
-        if ended is None or not each.p50_seconds or each.source == "free":
+        finished_at = each.job.finished_at
+        if finished_at is None or not each.p50_seconds or each.source == "free":
             continue
-        week = f"{ended.isocalendar().year}-W{ended.isocalendar().week:02d}"
+        week = f"{finished_at.isocalendar().year}-W{finished_at.isocalendar().week:02d}"
         for source in (each.source, "all"):
             groups.setdefault((week, source), []).append(each)
     return [

@@ -1,6 +1,7 @@
 """Announce the deletion of job files: one mail per organization, NOTICE before the files are deleted.
 
-A job is announced once for each time that its files are kept until. Changing that time clears `Job.deletion_notice`.
+Each job is announced once. If the time of the deletion is changed, `Job.deletion_notice` is cleared, so that the job is
+announced again.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from jobs.models import DeletionNotice, Job
 from storage.models import Allocation
 
 NOTICE = timedelta(days=7)
-"""How long before the deletion it is announced: enough to notice a mail after a holiday."""
+"""How long before the deletion it is announced: enough to read the mail after a short absence."""
 JOBS_IN_MAIL = 50
-"""Jobs that one mail names."""
+"""Jobs that one mail lists. It says how many others there are."""
 
 
 def announce() -> int:
@@ -40,14 +41,14 @@ def announce() -> int:
 
 
 def is_soon(job: Job) -> bool:
-    """Whether the job's files exist and are deleted within NOTICE."""
-    end = results.kept_until(job)
+    """Whether the job's files will be deleted within NOTICE."""
+    deletion_at = results.deletion_time(job)
     now = timezone.now()
-    return end is not None and now < end <= now + NOTICE
+    return deletion_at is not None and now < deletion_at <= now + NOTICE
 
 
 def _expiring() -> QuerySet[Allocation]:
-    """Return the files that are deleted within NOTICE."""
+    """Return the allocations of runs whose files will be deleted within NOTICE."""
     now = timezone.now()
     return Allocation.objects.filter(kind=Allocation.Kinds.RUN, kept_until__gt=now, kept_until__lte=now + NOTICE)
 
@@ -56,7 +57,7 @@ def _write_notice(organization_pk: int) -> None:
     """Write one notice about all jobs of an organization that are not announced yet."""
     expiring = [allocation.job_pk for allocation in _expiring().filter(organization=organization_pk)]
     with transaction.atomic():
-        # The lock lets one of two concurrent calls announce a job, and the other find it announced.
+        # With the lock, the second of two concurrent calls finds that the first has announced the job.
         unannounced = Job.objects.select_for_update().filter(pk__in=expiring, deletion_notice=None).order_by("pk")
         jobs = [job.pk for job in unannounced if is_soon(job)]
         if jobs:
@@ -68,7 +69,7 @@ def _write_notice(organization_pk: int) -> None:
 
 
 def _recipients(notice: DeletionNotice) -> set[User]:
-    """Return the active members to notify; none if the files of all jobs are now kept longer."""
+    """Return the active members who want the mail; nobody if the files of all its jobs are now kept longer."""
     if not notice.jobs.exists():
         return set()
     members = Membership.objects.filter(organization=notice.organization, user__is_active=True).select_related("user")
@@ -76,10 +77,11 @@ def _recipients(notice: DeletionNotice) -> set[User]:
 
 
 def _mail(notice: DeletionNotice) -> tuple[str, str]:
-    jobs = sorted(notice.jobs.all(), key=lambda job: (results.kept_until(job), job.pk))
+    """Return the subject and the text of the mail."""
+    jobs = sorted(notice.jobs.all(), key=lambda job: (results.deletion_time(job), job.pk))
     context = {
         "organization": notice.organization,
-        "jobs": [(job, timezone.localtime(results.kept_until(job))) for job in jobs[:JOBS_IN_MAIL]],
+        "jobs": [(job, timezone.localtime(results.deletion_time(job))) for job in jobs[:JOBS_IN_MAIL]],
         "others": len(jobs) - JOBS_IN_MAIL,
         "url": settings.TRAINYARD_URL,
     }

@@ -1,4 +1,4 @@
-"""CSV export of jobs. Texts that customers chose are escaped so that no spreadsheet runs a formula."""
+"""CSV export of jobs. Texts of customers are escaped, so that no spreadsheet executes them as formulas."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
+from billing.amounts import to_major
 from billing.exports import csv_row, escape_formula
-from billing.messages import to_major
 from jobs import free_runs
 
 COLUMNS = (
@@ -23,7 +23,7 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
         yield csv_row(
             (
                 str(job.pk),
-                escape_formula(free_runs.title(job, is_probe=job.was_probe)),
+                escape_formula(free_runs.title(job, is_probe=job.is_probe)),
                 job.state,
                 job.reason,
                 escape_formula(job.workspace_name),
@@ -42,4 +42,5 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
 
 
 def _text(at: datetime | None) -> str:
+    """Return a time in ISO format; empty for None."""
     return at.isoformat(timespec="seconds") if at else ""

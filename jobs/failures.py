@@ -1,6 +1,7 @@
-"""Explain a failed job: its diagnosis, who pays, files with a similar name, and what a new order would change.
+"""Explain a failed job: why it failed, who pays, and how to correct it.
 
-The diagnosis of an attempt never changes, so it is cached after the first reading of the log.
+A correction is a change of the order, or for a missing file the names that its folder does have. The diagnosis of an
+attempt never changes, so it is cached after the first reading of the log.
 """
 
 from __future__ import annotations
@@ -15,31 +16,35 @@ from django.core.cache import cache
 
 from billing import selectors as billing
 from console.core.errors import CustomerError
-from jobs import diagnosis, run_specs, selectors
-from jobs.diagnosis import Diagnosis, Fix
+from jobs import run_specs, selectors
+from jobs.diagnosis import CAUSES_BY_NAME, Diagnosis, Fix, diagnose, evidence_of
 from jobs.models import Attempt, Job
 from jobs.states import BILLED, EndReason, JobState
 from storage import files
 from storage import selectors as storage
 
 CACHE_SECONDS = 24 * 3600
-"""How long a diagnosis is kept. A page of a failed job is opened again within a day, if at all."""
+"""How long a diagnosis is cached. Customers look at a failed job on the day of its failure, and rarely later."""
 LOG_BYTES = 32 * 1024
-"""Bytes that are read from the end of the failing rank's output."""
-MAX_ENTRIES = 200
-"""Entries of a folder that are compared with a missing name."""
-MAX_SIMILAR = 6
-"""Similar names that are shown."""
+"""Bytes that are read from the end of the failing rank's output: as many as `diagnosis.MAX_LOG_LENGTH` characters."""
+MAX_COMPARED_ENTRIES = 200
+"""Entries of a folder that are compared with a missing name. More would delay the page, and rarely help."""
+MAX_COMPARED_LENGTH = 100
+"""Characters of a name that are compared. The time of a comparison grows with the square of the length."""
+MAX_SUGGESTIONS = 6
+"""Names of existing files that are suggested for a missing one: they fit on one line."""
+MIN_SIMILARITY = 0.4
+"""Similarity from which a name counts as similar. Below difflib's 0.6, because a wrong suggestion does no harm."""
 
 
 @dataclass(frozen=True)
 class Explanation:
     """Why a job failed, and what to do.
 
-    `rank` and `node` are those that failed first; None if no rank failed. `folder` is the nearest
-    folder of a missing file that exists, and `similar` are names in it, the most similar first. `changes` are fields of
-    an order that would correct the failure. If the node spec changes, `spec_title` is its title and `hourly_minor` the
-    price of a node and hour.
+    `rank` and `node` are the numbers of those that failed first; None if no rank failed. For a missing file, `folder`
+    is its nearest folder that exists, and `suggestions` are names in that folder, the most similar ones first.
+    `changes` are the fields of a new order that would correct the failure, by their API names. If they change the node
+    spec, `spec_title` is the title of the new one and `hourly_minor` its price per node and hour.
     """
 
     diagnosis: Diagnosis
@@ -47,97 +52,125 @@ class Explanation:
     rank: int | None = None
     node: int | None = None
     folder: str = ""
-    similar: list[str] = field(default_factory=list)
+    suggestions: list[str] = field(default_factory=list)
     changes: dict[str, Any] = field(default_factory=dict)
     spec_title: str = ""
     hourly_minor: int | None = None
 
 
 def explain(job: Job) -> Explanation | None:
-    """Return why a job failed; None for a job that did not fail, and for a check. `job` comes from `selectors`."""
+    """Return why a job failed; None for a job that did not fail, and for a check or a notebook.
+
+    A check and a notebook run a script of the platform, so their failures are not those of the customer's code. `job`
+    was loaded with its related rows by `selectors.job_for` or `jobs_for`.
+    """
     if job.state != JobState.FAILED or job.builtin_script:
         return None
     attempt = next((each for each in reversed(job.attempts.all()) if each.failure), None)
     failure = (attempt and attempt.failure) or {}
-    cause = _diagnosis(job, attempt)
-    folder, similar = _similar_files(job, cause) if cause.cause == "missing_file" else ("", [])
-    changes, title, hourly_minor = _changes(job, cause.fix)
+    diagnosis = _diagnosis(job, attempt)
+    is_missing_file = diagnosis.cause == "missing_file"
+    folder, suggestions = _suggested_files(job, diagnosis.values.get("path", "")) if is_missing_file else ("", [])
+    changes, spec_title, hourly_minor = _changes(job, diagnosis.fix)
     return Explanation(
-        diagnosis=cause,
+        diagnosis=diagnosis,
         is_billed=EndReason(job.reason) in BILLED and job.order.quote.ceiling_minor > 0,
         rank=failure.get("rank"),
         node=failure.get("node"),
         folder=folder,
-        similar=similar,
+        suggestions=suggestions,
         changes=changes,
-        spec_title=title,
+        spec_title=spec_title,
         hourly_minor=hourly_minor,
     )
 
 
 def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
-    """Return the cached diagnosis of the failed attempt, or make it; None stands for a job that failed without one."""
+    """Return the diagnosis of a failed attempt, from the cache or from its log.
+
+    `attempt` is None if no attempt has a failure, for example because the packages could not be installed.
+    """
     key = f"diagnosis-{job.pk}-{attempt.number if attempt else 0}"
     cached = cache.get(key)
-    # Another version of the code may have stored it, with a cause that this version does not have.
-    if isinstance(cached, Diagnosis) and cached.cause in diagnosis.CAUSES_BY_NAME:
+    # Another version of the console may have cached it, with a cause that this version does not have.
+    if isinstance(cached, Diagnosis) and cached.cause in CAUSES_BY_NAME:
         return cached
     failure = (attempt and attempt.failure) or {}
     log = ""
     if attempt and isinstance(failure.get("rank"), int):
         log = selectors.log(job, failure["rank"], -LOG_BYTES, attempt.number, limit=LOG_BYTES).text
-    result = diagnosis.diagnose(diagnosis.evidence_of(job.reason, failure, log))
-    cache.set(key, result, CACHE_SECONDS)
-    return result
+    diagnosis = diagnose(evidence_of(job.reason, failure, log))
+    cache.set(key, diagnosis, CACHE_SECONDS)
+    return diagnosis
 
 
-def _similar_files(job: Job, cause: Diagnosis) -> tuple[str, list[str]]:
-    """Return the nearest existing folder of a missing file, and the names in it that are most similar to its name.
+def _suggested_files(job: Job, path: str) -> tuple[str, list[str]]:
+    """Return the nearest existing folder of a missing file, and the names in it to suggest; ("", []) if there is none.
 
     The path was written by the customer's code. It is only used below the folders that the job mounts.
     """
-    path = posixpath.normpath(cause.values.get("path", ""))
-    if path.startswith(run_specs.DATASETS_TARGET):
-        name, _slash, inside = path.removeprefix(run_specs.DATASETS_TARGET).strip("/").partition("/")
-        versions = {version.dataset.name: version for version in run_specs.mounted_versions(job)}
-        if name not in versions:
-            return run_specs.DATASETS_TARGET, _most_similar(name, sorted(versions))
-        return _nearest_folder(storage.version_folder(versions[name]), inside, f"{run_specs.DATASETS_TARGET}/{name}")
-    if job.workspace.deleted_at:
+    path = posixpath.normpath(path)
+    if (below := _path_below(run_specs.DATASETS_PATH, path)) is not None:
+        folders = {each.dataset.name: storage.version_folder(each) for each in run_specs.mounted_versions(job)}
+        return _in_mounts(run_specs.DATASETS_PATH, folders, below)
+    if (below := _path_below(run_specs.MODELS_PATH, path)) is not None:
+        folders = {each.model.name: storage.model_folder(each) for each in run_specs.mounted_models(job)}
+        return _in_mounts(run_specs.MODELS_PATH, folders, below)
+    # The working directory of a run is the folder of its script, so relative paths begin there.
+    script_folder = posixpath.join(run_specs.WORKSPACE_PATH, posixpath.dirname(job.code_path))
+    below = _path_below(run_specs.WORKSPACE_PATH, posixpath.normpath(posixpath.join(script_folder, path)))
+    if below is None or job.workspace.deleted_at:
         return "", []
-    inside = path.removeprefix(run_specs.WORKSPACE_TARGET).strip("/")
-    if not path.startswith("/"):
-        inside = posixpath.normpath(posixpath.join(posixpath.dirname(job.code_path), path))
-    elif not path.startswith(run_specs.WORKSPACE_TARGET):
-        return "", []
-    if inside.startswith(".."):
-        return "", []
-    return _nearest_folder(storage.workspace_folder(job.workspace), inside, run_specs.WORKSPACE_TARGET)
+    return _in_nearest_folder(storage.workspace_folder(job.workspace), below, run_specs.WORKSPACE_PATH)
 
 
-def _nearest_folder(root: Path, inside: str, shown_root: str) -> tuple[str, list[str]]:
-    """Return the deepest existing folder on the way to a path below `root`, and its most similar names."""
+def _path_below(mount: str, path: str) -> str | None:
+    """Return an absolute path relative to a mount; "" for the mount itself, and None for a path outside of it."""
+    if path == mount:
+        return ""
+    return path.removeprefix(f"{mount}/") if path.startswith(f"{mount}/") else None
+
+
+def _in_mounts(mount: str, folders: dict[str, Path], path: str) -> tuple[str, list[str]]:
+    """Return folder and suggestions for `path` below `mount`, which has the dataset or model `folders` by name."""
+    name, _slash, below = path.partition("/")
+    if name not in folders:
+        return mount, _suggestions(name, sorted(folders))
+    return _in_nearest_folder(folders[name], below, f"{mount}/{name}")
+
+
+def _in_nearest_folder(root: Path, path: str, mount: str) -> tuple[str, list[str]]:
+    """Return the deepest existing folder on the way to `path`, and suggestions for the first name that is missing.
+
+    `path` is relative to the folder `root`, which the run sees at `mount`.
+    """
     while True:
-        inside, missing = posixpath.split(inside)
+        path, missing_name = posixpath.split(path)
         try:
-            listing = files.list_folder(root=root, path=inside, limit=MAX_ENTRIES)
+            listing = files.list_folder(root=root, path=path, limit=MAX_COMPARED_ENTRIES)
         except CustomerError:
-            if not inside:
+            if not path:
                 return "", []
             continue
-        return posixpath.join(shown_root, inside).rstrip("/"), _most_similar(
-            missing, [entry.name for entry in listing.entries]
-        )
+        folder = posixpath.join(mount, path).rstrip("/")
+        return folder, _suggestions(missing_name, [entry.name for entry in listing.entries])
 
 
-def _most_similar(name: str, names: list[str]) -> list[str]:
-    # A cutoff below difflib's 0.6, because a wrong hint costs nothing. Names are cut, because it takes quadratic time.
-    similar = difflib.get_close_matches(name[:100], [each[:100] for each in names], MAX_SIMILAR, cutoff=0.4)
-    return similar + [each for each in names if each not in similar][: MAX_SIMILAR - len(similar)]
+def _suggestions(name: str, existing: list[str]) -> list[str]:
+    """Return at most MAX_SUGGESTIONS of the existing names: those similar to `name` first, then others in their order.
+
+    The others are listed too, because they show what the folder contains.
+    """
+    by_compared_part = {each[:MAX_COMPARED_LENGTH]: each for each in existing}
+    similar = difflib.get_close_matches(
+        name[:MAX_COMPARED_LENGTH], list(by_compared_part), MAX_SUGGESTIONS, cutoff=MIN_SIMILARITY
+    )
+    suggestions = [by_compared_part[each] for each in similar]
+    return [*suggestions, *(each for each in existing if each not in suggestions)][:MAX_SUGGESTIONS]
 
 
 def _changes(job: Job, fix: Fix) -> tuple[dict[str, Any], str, int | None]:
-    """Return the fields of an order that correct the failure; for another node spec its title and price per hour."""
+    """Return `changes`, `spec_title` and `hourly_minor` of the Explanation; no changes if no order would help."""
     if fix is Fix.SMALLER_BATCH and job.batch_size > 1:
         return {"batch_size": job.batch_size // 2}, "", None
     if fix is Fix.LARGER_NODE or fix is Fix.GPU_NODE:
@@ -151,6 +184,7 @@ def _changes(job: Job, fix: Fix) -> tuple[dict[str, Any], str, int | None]:
             )
         ]
         if offers:
+            # The smallest of the node specs that suffice, because larger ones cost more.
             offer = min(offers, key=lambda each: (each.spec.memory_mib, each.spec.pk))
             return {"node_spec": offer.spec.name}, offer.spec.title, round(offer.hourly_minor or 0)
         if job.batch_size > 1 and fix is Fix.LARGER_NODE:

@@ -20,25 +20,29 @@ from runtime.specs import Controller, Framework
 MAX_RETRIES = 5
 """Maximum retries. All attempts share one ceiling, so more would only leave less time for each."""
 DEFAULT_BACKOFF_SECONDS = 30
+"""Wait before the first retry, unless the order names another one: enough for a short disturbance to pass."""
 MAX_BACKOFF_SECONDS = 3600
 """Longest wait before the first retry; it doubles before each further one (`lifecycle.MAX_BACKOFF`)."""
 MIN_TIMEOUT_SECONDS = 5
-"""Shortest timeout of a collective: slower nodes and busy networks regularly need a few seconds."""
+"""Shortest timeout of a collective operation. On busy nodes or networks a collective regularly takes a few seconds."""
 MAX_TIMEOUT_SECONDS = 24 * 3600
-"""Longest timeout of a collective: far above any real one."""
+"""Longest timeout of a collective operation: far above any that scripts set."""
 ELASTIC = frozenset({Framework.PYTORCH, Framework.HOROVOD})
 """Frameworks whose runs can start and continue with fewer nodes."""
 
 
 @dataclass(frozen=True)
 class FaultTolerance:
-    """The fault tolerance of an order; fields are named as in the API and Job. 0 seconds: the framework's default."""
+    """The fault tolerance of an order. Its fields have the names that the API and `Job` have.
+
+    A timeout of 0 seconds means the framework's default.
+    """
 
     retries: int = 0
     retry_backoff_seconds: int = 0
     on_hang: OnHang = OnHang.STOP
     min_nodes: int = 0
-    """An elastic run starts and continues with as few nodes as this; 0: it needs all of them."""
+    """The smallest number of nodes with which an elastic run starts and continues; 0: it needs all of its nodes."""
     controller: Controller = Controller.GLOO
     collective_timeout_seconds: int = 0
     stall_check_seconds: int = 0
@@ -49,9 +53,9 @@ class FaultTolerance:
 
 
 class FaultToleranceSerializer(FormSerializer):
-    """The fields of `FaultTolerance`, checked after framework, image, node spec and nodes.
+    """The fields of `FaultTolerance`, which are checked after framework, image, node spec and nodes.
 
-    If one of those is invalid, it has its own error, and the checks that need it pass.
+    If one of those is invalid, it has an error of its own, and the checks here that need it are skipped.
     """
 
     retries = WholeNumberField(
@@ -66,7 +70,7 @@ class FaultToleranceSerializer(FormSerializer):
     on_hang = EnumField(OnHang, default=OnHang.STOP)
     min_nodes = WholeNumberField(
         least=0,
-        most=lambda chosen: chosen.get("nodes", 1000),
+        most=lambda values: values.get("nodes", 1000),
         default=0,
         help_text="An elastic run starts and continues with as few nodes as this. 0: all nodes.",
     )
@@ -91,20 +95,20 @@ class FaultToleranceSerializer(FormSerializer):
     )
 
     def validate_retry_backoff_seconds(self, seconds: int) -> int:
-        """Return 0 without retries."""
-        return seconds if self.chosen.get("retries") else 0
+        """Return the wait; 0 if there is no retry."""
+        return seconds if self.valid_values.get("retries") else 0
 
     def validate_on_hang(self, policy: OnHang) -> OnHang:
         """Require a retry for the policy `retry`."""
-        if policy is OnHang.RETRY and not self.chosen.get("retries"):
+        if policy is OnHang.RETRY and not self.valid_values.get("retries"):
             raise ValidationError(_("Set at least one retry to retry after a hang."))
         return policy
 
     def validate_min_nodes(self, nodes: int) -> int:
-        """Return 0 for all nodes. Only elastic frameworks run with fewer."""
-        if nodes in {0, self.chosen.get("nodes")}:
+        """Return the number, but 0 if it is that of all nodes. Only elastic frameworks can run with fewer."""
+        if nodes in {0, self.valid_values.get("nodes")}:
             return 0
-        if self.chosen.get("framework", Framework.PYTORCH) not in ELASTIC:
+        if self.valid_values.get("framework", Framework.PYTORCH) not in ELASTIC:
             raise ValidationError(_("TensorFlow can't run with fewer nodes. Leave “Minimum nodes” empty."))
         return nodes
 
@@ -112,7 +116,7 @@ class FaultToleranceSerializer(FormSerializer):
         """Check that framework and image can use MPI."""
         if controller is Controller.GLOO:
             return controller
-        framework, image, spec = (self.chosen.get(name) for name in ("framework", "image", "node_spec"))
+        framework, image, spec = (self.valid_values.get(name) for name in ("framework", "image", "node_spec"))
         if framework is Framework.TENSORFLOW:
             raise ValidationError(_("TensorFlow does not use MPI. Choose Gloo."))
         if framework is Framework.PYTORCH and image and image.is_builtin:
@@ -126,11 +130,11 @@ class FaultToleranceSerializer(FormSerializer):
                     sentence = _("The image %(image)s has no MPI. Choose Gloo, or an image with mpirun.")
                     raise ValidationError(sentence % {"image": image.name}) from None
             except RuntimeFault:
-                pass  # the cluster does not answer; the dispatch checks again
+                pass  # the cluster does not answer; it checks the image again when the run is submitted
         return controller
 
     def validate_stall_check_seconds(self, seconds: int) -> int:
         """Accept a stall check only for Horovod."""
-        if seconds and self.chosen.get("framework", Framework.HOROVOD) is not Framework.HOROVOD:
+        if seconds and self.valid_values.get("framework", Framework.HOROVOD) is not Framework.HOROVOD:
             raise ValidationError(_("The stall check works only with Horovod. Leave it empty for this framework."))
         return seconds

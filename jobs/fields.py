@@ -1,4 +1,7 @@
-"""Base of serializers for forms and JSON, and their fields. A form sends an empty string for a value left out."""
+"""Base classes of serializers that read both forms and JSON, and of their fields.
+
+A form sends an empty string for a value that was left out.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,35 @@ from rest_framework.fields import empty
 
 from console.core.errors import CustomerError, InvalidInput
 
-Chosen = Mapping[str, Any]
-"""The valid values of a serializer so far, by the source of their field. An invalid field is missing."""
+ValidValues = Mapping[str, Any]
+"""The values of the fields that were already found valid, by the fields' `source`. An invalid field is missing."""
 
 
 class FormSerializer(serializers.Serializer[Any]):
     """A serializer that checks its fields in order and reports the errors of all of them at once.
 
-    `validate_<field>` may use the earlier fields, in `chosen`. It raises ValidationError, or a CustomerError whose
-    message for the field becomes the error.
+    A method `validate_<field>` finds the values of earlier fields in `valid_values`. It raises ValidationError, or a
+    CustomerError whose message for the field becomes the error.
     """
 
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         """Return the values by field name. Raises ValidationError."""
         if not isinstance(data, Mapping):
             raise serializers.ValidationError(_("Send a JSON object."))
-        self.chosen: dict[str, Any] = {}
+        self.valid_values: dict[str, Any] = {}
         errors: dict[str, Any] = {}
         for name, field in self.fields.items():
             check: Callable[[Any], Any] = getattr(self, f"validate_{name}", lambda value: value)
             try:
-                self.chosen[str(field.source)] = check(field.run_validation(data.get(name, empty)))
+                self.valid_values[str(field.source)] = check(field.run_validation(data.get(name, empty)))
             except CustomerError as error:
-                # The error's own message for this field is more specific than its general one.
+                # The message for this field is more specific than the error's general one.
                 errors[name] = [error.fields.get(name) or error.message]
             except serializers.ValidationError as error:
                 errors[name] = error.detail
         if errors:
             raise serializers.ValidationError(errors)
-        return self.chosen
+        return self.valid_values
 
     def values(self) -> dict[str, Any]:
         """Return the valid values. Raises InvalidInput with a message for each invalid field."""
@@ -51,7 +54,7 @@ class FormSerializer(serializers.Serializer[Any]):
 
 
 class FormField(serializers.Field[Any, Any, Any, Any]):
-    """Base of the fields. A missing, null or empty value is the default, or an error if there is no default."""
+    """Base of the fields. The default replaces a missing, null or empty value; without a default that is an error."""
 
     def run_validation(self, data: Any = empty) -> Any:
         """Return the valid value. Raises ValidationError."""
@@ -92,15 +95,15 @@ class WholeNumberField(FormField, serializers.IntegerField):
     """A whole number from `least` to `most`. `most` may depend on the earlier fields; `allow_zero` also accepts 0."""
 
     def __init__(
-        self, *, least: int = 1, most: int | Callable[[Chosen], int], allow_zero: bool = False, **options: Any
+        self, *, least: int = 1, most: int | Callable[[ValidValues], int], allow_zero: bool = False, **options: Any
     ) -> None:
         self._least, self._most, self._allow_zero = least, most, allow_zero
         super().__init__(**options)
 
     def to_internal_value(self, data: Any) -> int:
         """Return the number. Raises ValidationError."""
-        most = self._most(self.parent.chosen) if callable(self._most) else self._most  # type: ignore[attr-defined]  # a FormSerializer
-        text = str(data).strip()  # converted to text: `int` itself would accept the JSON values 2.5 and true
+        most = self._most(self.parent.valid_values) if callable(self._most) else self._most  # type: ignore[attr-defined]  # a FormSerializer
+        text = str(data).strip()  # because `int` would also accept the JSON values 2.5 and true
         if self._allow_zero and text == "0":
             return 0
         try:

@@ -1,6 +1,6 @@
 """Daily limits of free runs (probes and checks), per organization and per person.
 
-A person's limit counts over all their organizations, also for concurrent requests.
+A person's limit applies to all their organizations together, even if requests are concurrent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from jobs.models import CHECK_SCRIPT, Job
 
 PROBES = Q(order__quote__purchase__has_key="probe")
 CHECKS = Q(builtin_script=CHECK_SCRIPT)
-"""Filters of jobs by kind of free run."""
+"""The filters for the jobs of each kind of free run."""
 
 
 def title(job: Job, *, is_probe: bool | None = None) -> str:
-    """Return a job's display name; that of a check or probe is in the reader's language."""
+    """Return a job's name as pages show it. Names of checks and probes are in the reader's language.
+
+    `is_probe` None: read it from the quote, which may cost a query.
+    """
     if job.is_check:
         return _("Check of %(image)s") % {"image": job.image.name}
     if is_probe or (is_probe is None and "probe" in job.order.quote.purchase):
@@ -34,9 +37,9 @@ def lock_user(user: User) -> None:
 
 
 def left_today(kind: Q, *, organization: Organization, user: User | None, limit: int) -> int:
-    """Return how many free runs of the kind are left of `limit` in 24 hours, for the organization and for the user."""
+    """Return how many free runs of a kind are left, if organization and user may each order `limit` in 24 hours."""
     recent = Job.objects.filter(kind, queued_at__gt=timezone.now() - timedelta(days=1))
-    used = recent.filter(organization=organization).count()
+    used_count = recent.filter(organization=organization).count()
     if user is not None:
-        used = max(used, recent.filter(order__placed_by=user).count())
-    return max(0, limit - used)
+        used_count = max(used_count, recent.filter(order__placed_by=user).count())
+    return max(0, limit - used_count)

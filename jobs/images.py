@@ -1,6 +1,6 @@
 """Find out which images the clusters can run.
 
-Functions that return why an image cannot run return a sentence in the reader's language, or "" if it can.
+`problem`, `problem_on` and `refusal` return a sentence for customers in the reader's language.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from storage.models import Image
 
 
 def problem(image: Image) -> str:
-    """Return why no cluster can run the image; empty if a cluster can run it, or does not answer."""
+    """Return why no cluster can run the image; empty if a cluster can, or if one that might does not answer."""
     return problems([image]).get(image.pk, "")
 
 
 def problems(images: Iterable[Image]) -> dict[int, str]:
-    """Return the sentence of `problem` by image primary key, for the images that have one. Makes one query."""
+    """Return what `problem` returns, by the primary keys of the images that have a problem. Makes one query."""
     unavailable = clusters.unavailable_clusters()
     if any(name in unavailable for name in cluster_names()):
         return {}  # a cluster that does not answer might run any of the images
     reasons = ((image.pk, [problem_on(image, name) for name in cluster_names()]) for image in images)
-    # An image has a problem only if every cluster refuses it. The page shows one reason: that of the first cluster.
+    # An image has a problem only if every cluster refuses it. Pages show only the first cluster's reason.
     return {pk: sentences[0] for pk, sentences in reasons if all(sentences)}
 
 
-def problem_on(image: Image, name: str) -> str:
+def problem_on(image: Image, cluster_name: str) -> str:
     """Return why the cluster cannot run the image; empty if it can, or does not answer."""
     try:
-        cluster(name).check_image(image_of(image))
+        cluster(cluster_name).check_image(image_of(image))
     except InvalidSpec:
-        return refusal(image, name)
+        return refusal(image, cluster_name)
     except RuntimeFault:
         return ""
     return ""
 
 
-def refusal(image: Image, name: str) -> str:
-    """Return why a cluster refused the image, and what to do."""
+def refusal(image: Image, cluster_name: str) -> str:
+    """Return why a cluster whose `check_image` raised InvalidSpec refused the image, and what to do."""
     if image.is_builtin:
         sentence = _(
             "The image %(image)s is not ready on this cluster. Choose another one, or ask the "
             "administrator to build it."
         )
-    elif not clusters.pulls_images(name):
+    elif not clusters.pulls_images(cluster_name):
         sentence = _(
             "This cluster runs built-in environments, and pulls no images, so it cannot run %(image)s. Choose a "
             "built-in image, and list further packages in a requirements.txt."
@@ -64,7 +64,7 @@ def refusal(image: Image, name: str) -> str:
 
 
 def pull_secret(*, organization: Organization, image: Image) -> PullSecret | None:
-    """Return the credentials that the customer stored for the registry of their own image."""
+    """Return the credentials that the organization stored for the image's registry; None if the pull needs none."""
     if image.is_builtin:
         return None
     registry = registries.registry_for(organization=organization, reference=image.reference)
@@ -74,19 +74,19 @@ def pull_secret(*, organization: Organization, image: Image) -> PullSecret | Non
 
 
 def contents_of(image: Image) -> Contents | None:
-    """Return what a built-in image contains; None for a customer's image, or if it is not built on this machine."""
+    """Return what a built-in image contains; None if it is not built on this machine, and for a customer's image."""
     return contents(settings.TRAINYARD_IMAGES_ROOT, image.name) if image.is_builtin else None
 
 
-def runs_own_images() -> bool:
-    """Whether any cluster pulls images from registries."""
+def any_cluster_pulls_images() -> bool:
+    """Whether any cluster runs images from registries, and not only built-in ones."""
     return any(map(clusters.pulls_images, cluster_names()))
 
 
 def default_image(ready: Iterable[Image]) -> Image | None:
-    """Return the image preselected for a new order; None if none is ready.
+    """Return which of the ready images the form of a new order preselects; None if there are none.
 
-    Built-in images come first, then images whose first framework is PyTorch, then the order of names.
+    Built-in images are preferred to others, then images whose first framework is PyTorch, then the first name.
     """
     return min(
         ready,

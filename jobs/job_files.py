@@ -40,27 +40,35 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A file or folder of a job. `size` is in bytes, 0 for a folder. `modified` is None if it does not exist."""
+    """A file or folder of a job. `size` is in bytes, 0 for a folder.
+
+    Only a folder at the top or below `logs` may be listed before it exists. Its `modified` is then None.
+    """
 
     path: str
     kind: Kind
     size: int
     modified: datetime | None
 
+    @property
+    def exists(self) -> bool:
+        """Whether the run has created the file or folder."""
+        return self.modified is not None
+
 
 @dataclass(frozen=True)
 class JobPage:
-    """A part of a folder's entries. `next` is the `after` of the part that follows, None for the last one."""
+    """A page of a folder's entries. `next` is the cursor `after` of the next page, None on the last page."""
 
     entries: tuple[JobEntry, ...]
     next: str | None = None
 
 
 def resolve(job: Job, path: str) -> Location:
-    """Return where a file or folder of a job is, or would be: it need not exist.
+    """Return the location of a file or folder of a job, which need not exist.
 
-    `path` begins with one of TOPS; "" and `logs` are no folders on a disk, so they have no location. Raises
-    FileMissing, UnsafePath, and ClusterUnavailable if the settings no longer name the cluster.
+    `path` begins with one of TOPS. "" and `logs` are not folders on a disk, so FileMissing is raised for them. Also
+    raises UnsafePath, and ClusterUnavailable if the settings no longer name the cluster.
     """
     top, *below = split_path(path) or ("",)
     if top == "logs" and below:
@@ -78,9 +86,9 @@ def resolve(job: Job, path: str) -> Location:
 
 
 def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobPage:
-    """Return a page of at most `limit` files and folders. `after` is `next` of the page before; "": the first page.
+    """Return at most `limit` entries of a folder, folders first. `after` is `next` of the previous page.
 
-    Folders come first. A top folder that does not exist yet is empty. Raises FileMissing, UnsafePath, WrongKind,
+    A folder at the top that does not exist yet is returned as empty. Raises FileMissing, UnsafePath, WrongKind,
     InvalidInput, ClusterUnavailable.
     """
     parts = split_path(path)
@@ -98,9 +106,9 @@ def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobP
             raise
         return JobPage(())
     folder = "/".join(parts)
-    # Only what customers can download: an entry may have been replaced, for example by a link, since it was scanned.
-    listed = (each for each in listing.entries if each.kind in {Kind.FILE, Kind.FOLDER})
-    entries = tuple(JobEntry(f"{folder}/{each.name}", each.kind, each.size, each.modified) for each in listed)
+    # Checked again, because a running job may have replaced an entry by a link since the folder was scanned.
+    visible = (each for each in listing.entries if each.kind in {Kind.FILE, Kind.FOLDER})
+    entries = tuple(JobEntry(f"{folder}/{each.name}", each.kind, each.size, each.modified) for each in visible)
     return JobPage(entries, listing.next)
 
 
@@ -113,15 +121,15 @@ def read(job: Job, path: str) -> files.OpenFile:
 
 
 def archive_sources(job: Job, path: str = "") -> list[Source]:
-    """Return the sources of `storage.folder_archives` for a file or folder. Raises as `read` does."""
+    """Return what an archive of a file or folder contains, for `storage.folder_archives`. Raises as `read` does."""
     parts = split_path(path)
     if parts in {(), ("logs",)}:
         folders = [top for top in TOPS if top != "logs"] if not parts else []
         paths = [*folders, *(f"logs/{name}" for name in _log_folders(job))]
-        existing = [each for each in paths if _folder_at(job, each).modified]
-        return [_source(job, each, name=each) for each in existing]
+        existing_paths = [each for each in paths if _folder_at(job, each).exists]
+        return [_source(job, each, name=each) for each in existing_paths]
     source = _source(job, path, name=parts[-1])
-    kind = files.stat(root=source.root, path=source.path).kind  # raises if there is nothing to pack
+    kind = files.stat(root=source.root, path=source.path).kind  # raises FileMissing if there is nothing
     if kind is Kind.LINK:
         raise UnsafePath
     if kind is Kind.OTHER:
@@ -130,12 +138,13 @@ def archive_sources(job: Job, path: str = "") -> list[Source]:
 
 
 def _source(job: Job, path: str, *, name: str) -> Source:
+    """Return an archive's source for a path of the job. `name` is its name in the archive."""
     root, below = resolve(job, path)
     return Source(root, below, name, _filter_of(split_path(path)))
 
 
 def _folder_at(job: Job, path: str) -> JobEntry:
-    """Return the entry of a folder, which need not exist. `logs` has the time of the newest attempt's folder."""
+    """Return the entry of a folder, which need not exist. `logs` was modified when its newest attempt's folder was."""
     if path == "logs":
         times = (_folder_at(job, f"logs/{name}").modified for name in _log_folders(job))
         return JobEntry(path, Kind.FOLDER, 0, max(filter(None, times), default=None))

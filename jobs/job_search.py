@@ -1,8 +1,9 @@
 """The search of the list of jobs: filters, order, pages, counts and the views that members save.
 
-Each query is fast for an organization with a million jobs. Filters by state, workspace, node spec and time use an
-index. Name, tag and member are compared only in the first `WINDOW` jobs that the other filters leave. A page begins
-after the last job of the previous page, so that no earlier row is read again. Nothing is counted beyond `COUNT_LIMIT`.
+Each query is fast even for an organization with a million jobs. The filters by state, workspace, node spec and time use
+an index. Name, tag and member are compared only in the window: the first `WINDOW` jobs that match the other filters. A
+page begins after the last job of the previous page, so that no earlier row is read again. Nothing is counted beyond
+`COUNT_LIMIT`.
 """
 
 from __future__ import annotations
@@ -30,30 +31,31 @@ from jobs.states import ENDED, JobState
 from storage.models import Workspace
 
 PAGE_SIZE = 25
-"""Jobs per page of the list."""
+"""Jobs per page of the list: about a screen."""
 WINDOW = 20_000
-"""Jobs in which name, tag and member are compared: about 50 ms of the database's time."""
+"""Jobs in which name, tag and member are compared. It takes about 50 ms of the database's time."""
 COUNT_LIMIT = 1000
-"""Jobs of a state are counted up to this number."""
+"""Jobs of a state are counted up to this number, because counting a million would take seconds."""
 EXPORT_BATCH = 500
-"""Jobs that an export reads at a time."""
+"""Jobs that an export reads at a time, so that it needs little memory."""
 MAX_TEXT_LENGTH = 254
 """Characters of a parameter: as many as an e-mail address, the longest parameter, may have."""
 MAX_VIEWS = 50
-"""Saved views per member."""
+"""Saved views per member. The page lists them all."""
 MAX_VIEW_NAME_LENGTH = 60
+"""Characters of a view's name: the length of its column."""
 STATES = {
     "open": (gettext_lazy("Open"), tuple(sorted(set(JobState) - ENDED))),
     "succeeded": (gettext_lazy("Succeeded"), (JobState.SUCCEEDED,)),
     "failed": (gettext_lazy("Failed"), (JobState.FAILED,)),
     "cancelled": (gettext_lazy("Cancelled"), (JobState.CANCELLED,)),
 }
-"""The filter by state: title and states by name."""
-ORDERS = {
+"""The values of the filter by state: the title and the states of each."""
+SORT_ORDERS = {
     "": (gettext_lazy("Newest first"), ("-queued_at", "-id")),
     "oldest": (gettext_lazy("Oldest first"), ("queued_at", "id")),
 }
-"""The orders by name: title and columns. Every index of `Job` for the list ends with these columns."""
+"""The sort orders: the title and the columns of each. Every index of `Job` for the list ends with these columns."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ class JobSearch:
     until: str = ""
     """First and last day of the order, as ISO dates in the reader's time zone."""
     sort: str = ""
-    """A key of ORDERS."""
+    """A key of SORT_ORDERS."""
 
     @classmethod
     def parse(cls, parameters: Mapping[str, Any]) -> JobSearch:
-        """Return the search that the parameters of a URL name. Unknown and invalid ones are left out."""
+        """Return the search that the query parameters of a URL describe. Unknown and invalid ones are ignored."""
         values = {field.name: str(parameters.get(field.name, "")).strip() for field in fields(cls)}
         values = {name: text for name, text in values.items() if is_text(text) and len(text) <= MAX_TEXT_LENGTH}
-        for name, known in (("state", STATES), ("sort", ORDERS)):
+        for name, known in (("state", STATES), ("sort", SORT_ORDERS)):
             if values.get(name) not in known:
                 values.pop(name, None)
         for name in ("since", "until"):
@@ -92,7 +94,7 @@ class JobSearch:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Return the parameters that name this search; empty values are left out."""
+        """Return the query parameters that describe this search; empty values are left out."""
         return {name: text for name, text in asdict(self).items() if text}
 
     @property
@@ -102,17 +104,17 @@ class JobSearch:
 
     @property
     def is_filtered(self) -> bool:
-        """Return whether there is a filter besides the state."""
+        """Whether there is a filter besides that by state."""
         return bool(replace(self, state="", sort="").parameters)
 
     @property
     def ordering(self) -> tuple[str, str]:
         """Return the columns of the order."""
-        return ORDERS[self.sort][1]
+        return SORT_ORDERS[self.sort][1]
 
     @property
     def is_newest_first(self) -> bool:
-        """Return whether the order descends."""
+        """Whether the jobs are sorted from the newest to the oldest."""
         return self.sort == ""
 
     def in_state(self, state: str) -> JobSearch:
@@ -126,13 +128,13 @@ class JobPage:
 
     jobs: list[Job]
     newer: int | None = None
-    """The job before which the previous page ends; None on the first page."""
+    """Id of the first job of this page, before which the page of newer jobs ends; None on the first page."""
     older: int | None = None
-    """The job after which the next page begins; None on the last page."""
+    """Id of the last job of this page, after which the page of older jobs begins; None on the last page."""
 
 
 class _Count(Subquery):
-    """The number of rows of a query."""
+    """An SQL expression for the number of rows of a query."""
 
     template = "(SELECT COUNT(*) FROM (%(subquery)s) counted)"
     output_field = IntegerField()
@@ -143,21 +145,25 @@ def matching(organization: Organization, search: JobSearch) -> QuerySet[Job]:
     jobs = _candidates(organization, search)
     if windowed := _windowed_filter(search):
         end = _window_end(organization, search)
-        # The window as a range of times, which is a range of the index. A subquery would be planned as a full scan.
+        # The window is a range of times, for which PostgreSQL scans a range of the index. A subquery with a LIMIT would
+        # scan all rows.
         window = {"queued_at__gte" if search.is_newest_first else "queued_at__lte": end} if end else {}
         jobs = jobs.filter(windowed, **window)
     return jobs
 
 
 def is_partial(organization: Organization, search: JobSearch) -> bool:
-    """Return whether name, tag and member were not compared in all jobs, because there are more than `WINDOW`."""
+    """Whether more jobs match the other filters than `WINDOW`, so that name, tag and member are not compared in all."""
     return bool(_windowed_filter(search)) and _window_end(organization, search) is not None
 
 
 def page(
     organization: Organization, search: JobSearch, *, after: int | None = None, before: int | None = None
 ) -> JobPage:
-    """Return the page after or before a job of the search; the first page if no job is named or it is unknown."""
+    """Return the page that follows the job with the id `after`, or precedes the job with the id `before`.
+
+    Return the first page without such a job.
+    """
     jobs = matching(organization, search)
     is_backwards = after is None and before is not None
     position = _position(organization, before if is_backwards else after)
@@ -172,7 +178,7 @@ def page(
         # `_read` sorts, so the additional job is the first one of a page that was read backwards.
         rows_read = rows_read[1:] if is_backwards else rows_read[:PAGE_SIZE]
     if not rows_read or (is_backwards and not has_more):
-        return page(organization, search)  # a full first page instead of a short one
+        return page(organization, search)  # the first page, which may have more jobs than the ones that were read
     return JobPage(
         rows_read,
         newer=rows_read[0].pk if has_more or not is_backwards else None,
@@ -181,15 +187,15 @@ def page(
 
 
 def counts(organization: Organization) -> dict[str, int]:
-    """Return the number of an organization's jobs by key of STATES, each at most COUNT_LIMIT + 1, with one query."""
-    limited = [
+    """Return the number of an organization's jobs by key of STATES, each at most COUNT_LIMIT + 1. Makes one query."""
+    limited_counts = [
         _Count(
             Job.objects.filter(organization=organization, state__in=states).order_by().values("pk")[: COUNT_LIMIT + 1]
         )
         for _title, states in STATES.values()
     ]
-    counted = Organization.objects.filter(pk=organization.pk).values_list(*limited).get()
-    return dict(zip(STATES, counted, strict=True))
+    numbers = Organization.objects.filter(pk=organization.pk).values_list(*limited_counts).get()
+    return dict(zip(STATES, numbers, strict=True))
 
 
 def count(organization: Organization, search: JobSearch) -> int:
@@ -198,7 +204,7 @@ def count(organization: Organization, search: JobSearch) -> int:
 
 
 def export(organization: Organization, search: JobSearch) -> Iterator[Job]:
-    """Yield all jobs of a search in its order, with `image` and `reason` loaded, a batch at a time."""
+    """Yield all jobs of a search in its order for `exports.jobs_csv`. They are read in batches of EXPORT_BATCH."""
     jobs, position = matching(organization, search), None
     while True:
         after = jobs.filter(_beyond(position, is_below=search.is_newest_first)) if position else jobs
@@ -210,7 +216,7 @@ def export(organization: Organization, search: JobSearch) -> Iterator[Job]:
 
 
 def views(membership: Membership) -> list[SavedView]:
-    """Return a member's saved views by name."""
+    """Return a member's saved views, sorted by name."""
     return list(membership.job_views.all())
 
 
@@ -243,7 +249,7 @@ def delete_view(*, membership: Membership, pk: int) -> None:
 
 
 def _candidates(organization: Organization, search: JobSearch) -> QuerySet[Job]:
-    """Return the jobs that the filters with an index leave, in the search's order."""
+    """Return the jobs that match the filters with an index, in the search's order."""
     jobs = Job.objects.filter(_indexed_filter(organization, search), organization=organization)
     return jobs.order_by(*search.ordering)
 
@@ -254,23 +260,26 @@ def _window_end(organization: Organization, search: JobSearch) -> datetime | Non
 
 
 def _read(organization: Organization, search: JobSearch, jobs: QuerySet[Job], *columns: str) -> list[Job]:
-    """Return the jobs of a slice for `rows.row`, in the search's order. Joins related rows for these jobs only."""
-    chosen = rows.listed(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
-    return list(chosen.order_by(*search.ordering).only(*rows.FIELDS, *columns))
+    """Return the jobs of a sliced query for `rows.row`, in the search's order.
+
+    A second query joins the related rows, and only those of these jobs.
+    """
+    with_relations = rows.listed(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
+    return list(with_relations.order_by(*search.ordering).only(*rows.FIELDS, *columns))
 
 
 def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
-    """Return the filter that uses an index.
+    """Return the filter by state, workspace, node spec and time, which uses an index.
 
-    Names are resolved to keys by queries of their own, so that the planner can estimate how many rows match.
+    Names are resolved to ids by separate queries, because PostgreSQL's planner can then estimate how many rows match.
     """
     condition = Q()
     if search.state:
         states = STATES[search.state][1]
         condition &= Q(state__in=states) if len(states) > 1 else Q(state=states[0])
     if search.workspace:
-        named = Workspace.objects.filter(organization=organization, name=search.workspace)
-        condition &= Q(workspace__in=list(named.values_list("pk", flat=True)))
+        workspaces = Workspace.objects.filter(organization=organization, name=search.workspace)
+        condition &= Q(workspace__in=list(workspaces.values_list("pk", flat=True)))
     if search.node_spec:
         condition &= Q(node_spec__in=list(NodeSpec.objects.filter(name=search.node_spec).values_list("pk", flat=True)))
     if day := _day(search.since):
@@ -281,7 +290,7 @@ def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
 
 
 def _windowed_filter(search: JobSearch) -> Q:
-    """Return the filters that are compared within the window. The member is resolved first, as in `_indexed_filter`."""
+    """Return the filter by name, tag and member. The member is resolved first, as names are in `_indexed_filter`."""
     condition = Q()
     if search.q:
         condition &= Q(name__icontains=search.q)
@@ -294,22 +303,22 @@ def _windowed_filter(search: JobSearch) -> Q:
 
 
 def _position(organization: Organization, pk: int | None) -> tuple[datetime, int] | None:
-    """Return a job's position in the order; None for an unknown job."""
+    """Return a job's position in the sort order; None for an unknown job."""
     if pk is None:
         return None
     return Job.objects.filter(organization=organization, pk=pk).values_list("queued_at", "pk").first()
 
 
 def _beyond(position: tuple[datetime, int], *, is_below: bool) -> Q:
-    """Return the filter for the jobs below or above a position. Its first condition lets the index be used."""
+    """Return the filter for the jobs below or above a position. Without its first condition no index would be used."""
     at, pk = position
     operator = "lt" if is_below else "gt"
-    strictly = Q(**{f"queued_at__{operator}": at}) | Q(**{"queued_at": at, f"pk__{operator}": pk})
-    return Q(**{f"queued_at__{operator}e": at}) & strictly
+    is_beyond = Q(**{f"queued_at__{operator}": at}) | Q(**{"queued_at": at, f"pk__{operator}": pk})
+    return Q(**{f"queued_at__{operator}e": at}) & is_beyond
 
 
 def _day(text: str) -> date | None:
-    """Parse an ISO date; None if it is empty, invalid, or too near the limits of `datetime`."""
+    """Parse an ISO date. Return None if it is invalid, or so early or late that time zone conversion could fail."""
     try:
         day = date.fromisoformat(text)
     except ValueError:
@@ -318,4 +327,5 @@ def _day(text: str) -> date | None:
 
 
 def _midnight(day: date) -> datetime:
+    """Return the beginning of a day in the reader's time zone."""
     return timezone.make_aware(datetime.combine(day, time.min))

@@ -10,7 +10,7 @@ from jobs import reruns
 from jobs.clusters import cluster, image_of, resources_of
 from jobs.errors import ChoiceUnavailable
 from jobs.purchase import Purchase, parse, purchase_data
-from jobs.run_specs import DATASETS_TARGET, HANG_SECONDS, MODELS_TARGET, WORKSPACE_TARGET
+from jobs.run_specs import DATASETS_PATH, HANG_SECONDS, MODELS_PATH, WORKSPACE_PATH
 from jobs.states import OnHang
 from runtime.errors import RuntimeFault
 from runtime.launcher.masking import MASK
@@ -30,10 +30,10 @@ class LaunchPreview:
 
 
 def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
-    """Return the arguments and variables of a rank of a quoted run.
+    """Return the arguments and variables that a rank of a quoted run will get.
 
-    Raises NotFound for an unknown rank or a cluster that does not answer, ChoiceUnavailable if what the quote names no
-    longer exists.
+    Raises NotFound for an unknown rank and for a cluster that the settings no longer name, and ChoiceUnavailable if
+    something that the quote names no longer exists.
     """
     original = reruns.exact_original(quote)
     try:
@@ -49,13 +49,13 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
         contract = cluster(purchase.node_spec.cluster).environment(spec, rank)
     except RuntimeFault as error:
         raise NotFound from error
-    own = {**purchase.environment, **dict.fromkeys(purchase.secrets, MASK.decode())}
+    own_variables = {**purchase.environment, **dict.fromkeys(purchase.secrets, MASK.decode())}
     arguments = [expand(each, contract | purchase.environment) for each in purchase.arguments]
-    return LaunchPreview(arguments, dict(sorted({**contract, **own}.items())))
+    return LaunchPreview(arguments, dict(sorted({**contract, **own_variables}.items())))
 
 
 def _spec(purchase: Purchase) -> RunSpec:
-    """Return the parts of the run's spec that its environment depends on."""
+    """Return a spec of the run with only the fields that decide its environment."""
     fault_tolerance = purchase.fault_tolerance
     return RunSpec(
         name=RUN_NAME,
@@ -74,9 +74,9 @@ def _spec(purchase: Purchase) -> RunSpec:
         batch_size=purchase.batch_size,
         datasets=tuple(choice.name for choice in purchase.datasets),
         models=tuple(choice.name for choice in purchase.models),
-        workspace_target=WORKSPACE_TARGET,
-        datasets_target=DATASETS_TARGET,
-        models_target=MODELS_TARGET,
+        workspace_target=WORKSPACE_PATH,
+        datasets_target=DATASETS_PATH,
+        models_target=MODELS_PATH,
         min_nodes=fault_tolerance.min_nodes,
         controller=fault_tolerance.controller,
         collective_timeout_seconds=fault_tolerance.collective_timeout_seconds,

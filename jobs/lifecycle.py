@@ -25,7 +25,7 @@ from jobs.states import CODE_FAILURES, END_STATE, PLATFORM_FAULTS, EndReason, Jo
 from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
 
 MAX_PLATFORM_FAULTS = 3
-"""A job ends, free of charge, after this many platform faults: a fourth attempt rarely cures a repeated fault."""
+"""After this many platform faults a job ends, free of charge: a fourth attempt rarely cures a repeated fault."""
 OBSERVED_COLUMNS = ("nodes", "started_at", "spans", "progress_at", "checkpoint_at", "restarts")
 """Columns of Attempt that are copied from the backend's RunStatus."""
 MIN_RETRY_SECONDS = 30
@@ -33,14 +33,14 @@ MIN_RETRY_SECONDS = 30
 MAX_BACKOFF = timedelta(hours=6)
 """Longest wait before a retry. The wait in the order doubles with each retry."""
 MAX_PLACEMENTS = 12
-"""A job ends, free of charge, after this many attempts of which the cluster placed only some nodes (NO_CAPACITY). With
-the waits below, twelve attempts take about two hours."""
+"""After this many attempts that ended because the cluster could place only some of their nodes (NO_CAPACITY), a job
+ends free of charge. With the waits below, twelve attempts take about two hours, in which most clusters free nodes."""
 PLACEMENT_BACKOFF = timedelta(seconds=30)
-"""Wait before the second placement. It doubles before each further one."""
+"""Wait after the first attempt that could not be placed. It doubles after each further one."""
 MAX_PLACEMENT_BACKOFF = timedelta(minutes=15)
-"""Longest wait between two placements."""
+"""Longest wait between two such attempts."""
 
-REASON_OF: dict[Outcome, EndReason] = {
+REASON_BY_OUTCOME: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
     Outcome.CODE_FAILED: EndReason.CODE_FAILED,
     Outcome.OUT_OF_MEMORY: EndReason.OUT_OF_MEMORY,
@@ -56,10 +56,15 @@ REASON_OF: dict[Outcome, EndReason] = {
 
 
 def record_event(
-    *, job: Job, kind: str, actor: User | None = None, attempt: int | None = None, data: dict[str, Any] | None = None
+    *,
+    job: Job,
+    kind: str,
+    actor: User | None = None,
+    attempt_number: int | None = None,
+    data: dict[str, Any] | None = None,
 ) -> None:
-    """Write a JobEvent. `attempt` is a number; `data` has what `messages.event_sentence` needs."""
-    JobEvent.objects.create(job=job, kind=kind, actor=actor, attempt=attempt, data=data or {})
+    """Write a JobEvent. `data` has the values that `messages.event_sentence` needs for this `kind`."""
+    JobEvent.objects.create(job=job, kind=kind, actor=actor, attempt=attempt_number, data=data or {})
 
 
 def transition(
@@ -67,7 +72,7 @@ def transition(
     job: Job,
     to: JobState,
     actor: User | None = None,
-    attempt: int | None = None,
+    attempt_number: int | None = None,
     data: dict[str, Any] | None = None,
     **fields: Any,
 ) -> None:
@@ -78,14 +83,14 @@ def transition(
     current = JobState(job.state)
     if not may_follow(current, to):
         raise StaleTransition
-    # Without a savepoint, which costs two queries: only a database error can leave this block, and that aborts the
-    # caller's transaction anyway.
+    # A savepoint would cost two queries and has no use: only a database error can be raised in this block, and that
+    # aborts the caller's transaction anyway.
     with transaction.atomic(savepoint=False):
-        changed = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
-        if changed:
-            record_event(job=job, kind=to, actor=actor, attempt=attempt, data=data)
+        changed_rows = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
+        if changed_rows:
+            record_event(job=job, kind=to, actor=actor, attempt_number=attempt_number, data=data)
             publish_state(job.pk)
-    if not changed:
+    if not changed_rows:
         raise StaleTransition
     job.state = to
     for name, value in fields.items():
@@ -93,7 +98,7 @@ def transition(
 
 
 def request_cancel(*, job: Job, actor: User | None) -> None:
-    """Cancel a queued job; change any other to STOPPING, so that its run is stopped. The caller has locked `job`."""
+    """Cancel a queued job; change an active one to STOPPING. The caller has locked `job` and stops its run."""
     now = timezone.now()
     if job.state == JobState.QUEUED:
         _finish(job, EndReason.CANCELLED, actor=actor, cancel_requested_at=now)
@@ -102,23 +107,23 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
 
 
 def request_move(*, job: Job, why: str) -> Attempt | None:
-    """Mark a job's open attempt to end, free of charge, before another one starts. Return it; None if there is none.
+    """Mark a job's open attempt as moved: its end is a platform fault, so it is free and another attempt starts.
 
-    The caller has locked `job`, and stops the run after the commit, so that the code can write a checkpoint. Safe to
-    repeat.
+    Return the attempt; None if none is open. The caller has locked `job`, and stops the run after the commit, so that
+    the code can write a checkpoint. `why` is shown to the customer. Safe to repeat.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt and attempt.move_requested_at is None:
         attempt.move_requested_at = timezone.now()
         attempt.save(update_fields=["move_requested_at"])
-        record_event(job=job, kind="moved_by_operator", attempt=attempt.number, data={"why": why})
+        record_event(job=job, kind="moved_by_operator", attempt_number=attempt.number, data={"why": why})
     return attempt
 
 
 def extend(*, job: Job, deadline_seconds: int, actor: User, data: dict[str, Any]) -> None:
     """Move the deadline of a running job, and write the event. The caller has locked `job` and raised its hold.
 
-    `reconciliation` moves the deadline of the run.
+    Then `reconciliation` passes the new deadline to the backend.
     """
     job.deadline_seconds = deadline_seconds
     job.save(update_fields=["deadline_seconds"])
@@ -126,7 +131,7 @@ def extend(*, job: Job, deadline_seconds: int, actor: User, data: dict[str, Any]
     publish_state(job.pk)
 
 
-def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
+def claim(*, job: Job, cluster_name: str, nodes: int | None = None) -> Attempt:
     """Change QUEUED to STARTING and create the next attempt, on `nodes` nodes (default: all nodes of the order).
 
     Raises StaleTransition if another process claimed the job first.
@@ -136,14 +141,14 @@ def claim(*, job: Job, backend: str, nodes: int | None = None) -> Attempt:
         return Attempt.objects.create(
             job=job,
             number=job.attempts.count() + 1,
-            backend=backend,
+            backend=cluster_name,
             granted_nodes=nodes or job.nodes,
             claimed_at=timezone.now(),
         )
 
 
 def return_to_queue(*, attempt: Attempt, waiting_code: str) -> None:
-    """Change STARTING back to QUEUED, and delete the attempt, because nothing was started for it. Its event stays.
+    """Change STARTING back to QUEUED and delete the attempt, because nothing was started for it. The events stay.
 
     If the job was cancelled meanwhile, end it instead. If another process has submitted the attempt, do nothing.
     """
@@ -170,13 +175,13 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
         attempt, job = locked, locked.job
         if attempt.finished_at or job.is_ended:
             return job
-        changed = _copy_status(attempt, status)
+        changed_columns = _copy_status(attempt, status)
         if job.state == JobState.STARTING:
             if attempt.started_at:
                 transition(
                     job=job,
                     to=JobState.RUNNING,
-                    attempt=attempt.number,
+                    attempt_number=attempt.number,
                     started_at=attempt.started_at,
                     waiting_code="",
                     waiting_data={},
@@ -189,10 +194,10 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
             finished_at = usage.to_datetime(status.finished_at)
             _end_locked(attempt=attempt, reason=reason, failure=failure, finished_at=finished_at)
             return job
-        if changed:
-            attempt.save(update_fields=changed)
+        if changed_columns:
+            attempt.save(update_fields=changed_columns)
         if attempt.started_at:
-            _meter(job, [attempt] if attempt.number == 1 else None)  # a first attempt is the only one: no query
+            _meter(job, [attempt] if attempt.number == 1 else None)  # the first attempt has no others before it
     return job
 
 
@@ -214,7 +219,7 @@ def end_queued(*, job_pk: int, reason: EndReason, detail: str) -> None:
 
 
 def longest_seconds(job: Job) -> int:
-    """Return the limit on the running time of all attempts together, in seconds: the customer's, else the product's."""
+    """Return how many seconds all attempts together may run: the customer's own limit, or else the product's."""
     return job.order.hold.quote.purchase.get("max_seconds") or job.order.product.max_seconds
 
 
@@ -258,7 +263,7 @@ def _end_locked(
     transition(
         job=job,
         to=JobState.QUEUED,
-        attempt=attempt.number,
+        attempt_number=attempt.number,
         data={
             "reason": reason,
             "failure": _failure_for_event(attempt),
@@ -274,10 +279,10 @@ def _end_locked(
 
 
 def _reported_end(attempt: Attempt, outcome: Outcome, failure: Failure | None) -> tuple[EndReason, Failure | None]:
-    """Return why an attempt ended, from what its backend reports. A run stopped to be moved is a platform fault."""
+    """Return why an attempt ended, from what its backend reports. If it was stopped to be moved: a platform fault."""
     if outcome is Outcome.STOPPED and attempt.move_requested_at and attempt.job.cancel_requested_at is None:
         return EndReason.PLATFORM_ERROR, Failure("An administrator moved the run.", FailureCode.MOVED)
-    return REASON_OF[outcome], failure
+    return REASON_BY_OUTCOME[outcome], failure
 
 
 def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
@@ -301,7 +306,7 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
         wait = min(timedelta(seconds=job.retry_backoff_seconds * 2 ** (failures - 1)), MAX_BACKOFF)
     else:
         return None
-    # A job whose deadline is shorter than MIN_RETRY_SECONDS is retried only if it has used no time.
+    # A deadline shorter than MIN_RETRY_SECONDS must be left in full.
     seconds_left = usage.left_seconds(job, attempts, nodes=job.nodes, longest_seconds=longest_seconds(job))
     return wait if may_retry and seconds_left >= min(MIN_RETRY_SECONDS, job.deadline_seconds) else None
 
@@ -330,10 +335,10 @@ def _copy_status(attempt: Attempt, status: RunStatus) -> list[str]:
         "checkpoint_at": usage.to_datetime(status.checkpoint_at) or attempt.checkpoint_at,
         "restarts": status.restarts,
     }
-    changed = [name for name, value in values.items() if getattr(attempt, name) != value]
-    for name in changed:
+    changed_columns = [name for name, value in values.items() if getattr(attempt, name) != value]
+    for name in changed_columns:
         setattr(attempt, name, values[name])
-    return changed
+    return changed_columns
 
 
 def _meter(job: Job, attempts: list[Attempt] | None = None) -> None:
@@ -362,7 +367,7 @@ def _finish(
         job=job,
         to=END_STATE[reason],
         actor=actor,
-        attempt=attempt.number if attempt else None,
+        attempt_number=attempt.number if attempt else None,
         data={"reason": reason, "failure": _failure_for_event(attempt)},
         reason=reason,
         finished_at=finished_at,
@@ -373,19 +378,17 @@ def _finish(
         **fields,
     )
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
-    # A completed job pays for its epochs or its fixed price. After a cancel has taken effect, it pays for time only.
-    # `attempts` is empty if the job never started, hence the slice.
     billed = [part for each in attempts for part in usage.billed_ranges(each, finished_at)]
+    # A fixed price is due for a completed job. One that completed only after a cancel took effect pays for its time.
+    has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.has_ended_before_cancel(attempts[-1])
     receipt = charges.settle(
         hold=job.order.hold,
-        usage=Usage.of(
-            billed, completed=reason is EndReason.COMPLETED and all(map(usage.has_ended_before_cancel, attempts[-1:]))
-        ),
+        usage=Usage.of(billed, completed=has_completed),
         title=f"#{job.pk} {job.name}",
         free_lines=usage.free_lines(job, attempts, finished_at),
     )
     is_trial = job.order.hold.parent_id is not None
-    # Only failures of trials are published, because one notice about the end of the sweep covers the others.
+    # Of a sweep's trials only failures are published: one notification about the sweep's end covers the others.
     if not job.is_check and (not is_trial or job.state == JobState.FAILED):
         notifications.publish(
             organization=job.organization_id,

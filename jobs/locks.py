@@ -1,4 +1,4 @@
-"""PostgreSQL advisory locks: one reconciliation and one dispatcher for each cluster at a time, over all processes.
+"""PostgreSQL advisory locks: at most one process at a time reconciles a cluster, dispatches its jobs, and so on.
 
 The locks belong to the database session, so PostgreSQL releases those of a process that dies.
 """
@@ -11,18 +11,19 @@ from collections.abc import Iterator
 from django.db import connection
 
 RECONCILE, DISPATCH, NEXT_DISPATCH, PACKAGES, COPIES = 7_411, 7_412, 7_413, 7_414, 7_415
-"""First key of each lock; the second is a hash of the cluster's name. The numbers are arbitrary, but the same in every
-version, so that the old and the new version exclude each other during an upgrade."""
+"""The first key of each kind of lock; the second key is a hash of the cluster's name. The numbers are arbitrary, but
+the same in every version, so that processes of two versions exclude each other during an upgrade. NEXT_DISPATCH is the
+lock of the one process that waits for DISPATCH."""
 
 
 @contextlib.contextmanager
 def reconciliation_lock(cluster_name: str) -> Iterator[bool]:
-    """Yield whether the caller got the cluster's lock; False while another process reconciles it."""
-    is_ours = _call("pg_try_advisory_lock", RECONCILE, cluster_name)
+    """Yield whether the caller may reconcile the cluster; False while another process does."""
+    has_lock = _call("pg_try_advisory_lock", RECONCILE, cluster_name)
     try:
-        yield is_ours
+        yield has_lock
     finally:
-        if is_ours:
+        if has_lock:
             _call("pg_advisory_unlock", RECONCILE, cluster_name)
 
 
@@ -30,11 +31,10 @@ def reconciliation_lock(cluster_name: str) -> Iterator[bool]:
 def dispatch_lock(cluster_name: str) -> Iterator[bool]:
     """Wait for the cluster's dispatch lock and yield True; yield False at once if another caller already waits.
 
-    No request is lost: the waiting caller starts its pass later, so it sees every change that was committed before this
-    call. At most one process per cluster works, and one waits.
+    No request for a pass is lost: the caller that already waits starts its pass later, so it sees every change that was
+    committed before this call. At most one process per cluster makes a pass, and at most one waits.
     """
-    is_next = _call("pg_try_advisory_lock", NEXT_DISPATCH, cluster_name)
-    if not is_next:
+    if not _call("pg_try_advisory_lock", NEXT_DISPATCH, cluster_name):
         yield False
         return
     try:
@@ -50,11 +50,11 @@ def dispatch_lock(cluster_name: str) -> Iterator[bool]:
 @contextlib.contextmanager
 def packages_lock() -> Iterator[bool]:
     """Yield whether the caller may start and finish installations of packages; False while another process does."""
-    is_ours = _call("pg_try_advisory_lock", PACKAGES, "")
+    has_lock = _call("pg_try_advisory_lock", PACKAGES, "")
     try:
-        yield is_ours
+        yield has_lock
     finally:
-        if is_ours:
+        if has_lock:
             _call("pg_advisory_unlock", PACKAGES, "")
 
 
@@ -64,15 +64,16 @@ def copies_lock() -> Iterator[bool]:
 
     The lock keeps long copies from occupying more than one worker process.
     """
-    is_ours = _call("pg_try_advisory_lock", COPIES, "")
+    has_lock = _call("pg_try_advisory_lock", COPIES, "")
     try:
-        yield is_ours
+        yield has_lock
     finally:
-        if is_ours:
+        if has_lock:
             _call("pg_advisory_unlock", COPIES, "")
 
 
 def _call(function: str, key: int, cluster_name: str) -> bool:
+    """Return the result of a PostgreSQL function for advisory locks."""
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {function}(%s, hashtext(%s))", [key, cluster_name])
         return bool(cursor.fetchone()[0])

@@ -1,6 +1,6 @@
-"""Write sentences about jobs: why one waits, what happened, why it ended and who pays.
+"""Sentences about jobs: why a job waits, what happened to it, why it ended, and who pays.
 
-The database stores codes and data. Each reader gets a sentence in their own language when they read it.
+The database stores codes and data. The sentence is built when somebody reads it, in the reader's language.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.zones import abbreviation
 from jobs.resource_usage import Efficiency, Straggler
 from jobs.states import EndReason, OnHang
 from runtime.specs import FailureCode, WaitingCode
 
 MAX_PLACE_LENGTH = 200
-"""Characters of a file name or a stack position. Both come from the customer's code and may have any length."""
+"""Characters of a file name or a line of a stack, which come from the customer's code and may have any length. Real
+ones are shorter."""
 END_SENTENCES = {
     EndReason.COMPLETED: gettext_lazy("The run completed."),
     EndReason.CODE_FAILED: gettext_lazy(
@@ -60,13 +61,14 @@ FREE_END_SENTENCES = {
     EndReason.TIME_LIMIT: gettext_lazy("The free run reached its time limit."),
     EndReason.CANCELLED: gettext_lazy("The run was cancelled. It was free."),
 }
-"""Replace sentences of END_SENTENCES that mention a charge, for probes and checks."""
+"""The sentences for free runs (probes and checks), where those of END_SENTENCES mention a charge."""
 
 
 def end_sentence(reason: str, failure: Mapping[str, Any] | None = None, *, is_free: bool = False) -> str:
     """Return why a job ended and who pays; empty for a job that has not ended.
 
-    `reason` is an EndReason, `failure` the last attempt's Failure as JSON data. `is_free`: the order has a price of 0.
+    `reason` is an EndReason or "", `failure` the last attempt's `runtime.specs.Failure` as JSON data. `is_free`: the
+    order has a price of 0.
     """
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
@@ -92,7 +94,7 @@ SWEEP_END_SENTENCES = {
 
 
 def sweep_end_sentence(data: Mapping[str, Any]) -> str:
-    """Return why a sweep ended, its trials, best value and charge. `data` is that of its notification."""
+    """Return why a sweep ended, its trials, best value and charge. `data` comes from `sweeps.selectors.end_data`."""
     trials = ngettext(
         "%(trials_completed)d of %(trials)d trial completed.",
         "%(trials_completed)d of %(trials)d trials completed.",
@@ -109,7 +111,7 @@ def sweep_end_sentence(data: Mapping[str, Any]) -> str:
         "charged": money(data["charged_minor"], data["currency"]),
         "ceiling": money(data["ceiling_minor"], data["currency"]),
     }
-    return joined(str(SWEEP_END_SENTENCES[data["reason"]]), trials % data, best, charged)
+    return join_sentences(str(SWEEP_END_SENTENCES[data["reason"]]), trials % data, best, charged)
 
 
 FAILURE_SENTENCES: dict[str, Any] = {
@@ -145,12 +147,13 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
 }
-"""Sentences of failures; `_SENTENCE_FUNCTIONS` has the codes with several. Missing values become an ellipsis."""
+"""The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the other codes. An ellipsis replaces
+a missing value."""
 STEPS = {
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
     "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
 }
-"""The current step of a starting run, by the `step` of WaitingCode.STARTING. Other steps have a general sentence."""
+"""What a starting run is doing, by the `step` in the data of WaitingCode.STARTING. Other steps have one sentence."""
 WAITING_SENTENCES: dict[str, Any] = {
     "copying_checkpoints": gettext_lazy("The checkpoints of job #%(job)s are copied. Then the nodes start."),
     WaitingCode.IMAGE_NAME: gettext_lazy(
@@ -203,7 +206,7 @@ WAITING_SENTENCES: dict[str, Any] = {
         "continues, contact the administrator."
     ),
 }
-"""Why a submitted run does not run yet, and what to do. `_free_machines_sentence` has CPUs, memory and GPUs."""
+"""Why a submitted run does not run yet, and what to do. `_free_machines_sentence` has those about free machines."""
 QUEUE_SENTENCES = {
     "backend_unavailable": gettext_lazy(
         "The cluster is not responding. The run starts when the cluster responds again."
@@ -211,7 +214,7 @@ QUEUE_SENTENCES = {
     "drained": gettext_lazy("The administrator starts no runs on this cluster for now: %(why)s"),
     "packages": gettext_lazy("Installing the packages of the requirements file. Nothing is charged yet."),
 }
-"""Why a queued job waits, by the code of `waiting.Reason`. `waiting_sentence` has the codes with figures."""
+"""Why a queued job waits, by the code of `waiting.Reason`. `waiting_sentence` builds those that contain numbers."""
 REFUSALS = {
     "script": gettext_lazy("The script is no longer in the workspace."),
     "mounts": gettext_lazy("A folder of the run no longer exists: its workspace or one of its datasets."),
@@ -238,7 +241,7 @@ def failure_sentence(failure: Mapping[str, Any]) -> str:
 
 
 def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
-    """Return how a rank's process ended; empty if the failure is not one of a process. `process`: its rank and node."""
+    """Return how a rank's process ended; empty if the failure is not that of a process. `process` has rank and node."""
     if process["rank"] is not None and failure.get("signal"):
         return _("Rank %(rank)s on node %(node)s was killed by %(signal)s.") % {**process, "signal": failure["signal"]}
     if process["rank"] is not None and failure.get("exit_code") is not None:
@@ -250,7 +253,10 @@ def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) ->
 
 
 def _exception_sentence(data: Mapping[str, Any]) -> str:
-    """Return a rank's exception as Python prints it, and where it was raised. Its own full stop is not repeated."""
+    """Return a rank's exception as Python prints it, and where it was raised.
+
+    A full stop at the end of the exception's message is removed, because the sentence has one.
+    """
     if not data.get("exception"):
         return _("The code ended with an exception.")
     exception = ": ".join(str(part) for part in (data["exception"], data.get("message")) if part).rstrip(".")
@@ -270,18 +276,18 @@ def _code_position(data: Mapping[str, Any]) -> str:
 
 
 def _refusal_sentence(data: Mapping[str, Any]) -> str:
-    """Return why the cluster refused the run. `field` is that of InvalidSpec."""
+    """Return why the cluster refused the run. `data` has the `field` of InvalidSpec."""
     return str(REFUSALS.get(str(data.get("field")), _("The cluster can't run this with its current settings.")))
 
 
-def _out_of_memory(data: Mapping[str, Any]) -> str:
+def _out_of_memory_sentence(data: Mapping[str, Any]) -> str:
     limit = data.get("limit_mib")
     if limit is None:
         return _("Node %(node)s ran out of memory.") % {"node": data["node"]}
     return _("Node %(node)s exceeded its memory limit of %(limit)s MiB.") % {"node": data["node"], "limit": limit}
 
 
-def _too_many_processes(data: Mapping[str, Any]) -> str:
+def _too_many_processes_sentence(data: Mapping[str, Any]) -> str:
     # `tasks`: how many processes ran when the launcher got no CPU time.
     if data.get("tasks") is not None:
         return _("Node %(node)s ran %(tasks)s processes at once, which left no CPU time for anything else.") % data
@@ -290,8 +296,8 @@ def _too_many_processes(data: Mapping[str, Any]) -> str:
     return _("Node %(node)s exceeded its limit of %(limit)s processes.") % data
 
 
-def _disk_full(data: Mapping[str, Any]) -> str:
-    if "free_mib" in data:  # only the local backend sets it, when others have filled the disk
+def _disk_full_sentence(data: Mapping[str, Any]) -> str:
+    if "free_mib" in data:  # set by the local backend only, if something else has filled the disk
         return _("The disk of a machine is full, but not because of this run.")
     if (limit := data.get("limit_mib")) is None:
         return _("The run exceeded its disk limit.")
@@ -301,7 +307,7 @@ def _disk_full(data: Mapping[str, Any]) -> str:
 
 
 def _hang_sentence(data: Mapping[str, Any]) -> str:
-    """Return how long no rank made progress and, if known, where the rank is that the others wait for."""
+    """Return how long no rank made progress and, if known, which rank the others wait for, and where that rank is."""
     seconds = data.get("seconds")
     if seconds is None:
         return _("No rank made progress.")
@@ -309,22 +315,22 @@ def _hang_sentence(data: Mapping[str, Any]) -> str:
     if not data.get("where") or data.get("rank") is None:
         return sentence
     cause = _("Rank %(rank)s is in %(where)s; the other ranks wait for it.")
-    return joined(sentence, cause % {"rank": data["rank"], "where": str(data["where"])[:MAX_PLACE_LENGTH]})
+    return join_sentences(sentence, cause % {"rank": data["rank"], "where": str(data["where"])[:MAX_PLACE_LENGTH]})
 
 
 _SENTENCE_FUNCTIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     FailureCode.REFUSED: _refusal_sentence,
     FailureCode.RANK_RAISED: _exception_sentence,
-    FailureCode.OUT_OF_MEMORY: _out_of_memory,
-    FailureCode.TOO_MANY_PROCESSES: _too_many_processes,
-    FailureCode.DISK_FULL: _disk_full,
+    FailureCode.OUT_OF_MEMORY: _out_of_memory_sentence,
+    FailureCode.TOO_MANY_PROCESSES: _too_many_processes_sentence,
+    FailureCode.DISK_FULL: _disk_full_sentence,
     FailureCode.HUNG: _hang_sentence,
 }
 """Functions for failures with more than one sentence. They get the failure's data, with its `rank` and `node`."""
 
 
 def terms_sentences(purchase: Mapping[str, Any]) -> list[str]:
-    """Return how the retries, minimum nodes and hang policy of a quote's purchase affect its price, as sentences."""
+    """Return sentences on how retries, minimum nodes and hang policy of a quote's purchase affect the price."""
     sentences = []
     if retries := int(purchase.get("retries") or 0):
         sentences.append(
@@ -364,7 +370,9 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code in {"capacity", "too_large"}:
         return _capacity_sentence(code, data, nodes=nodes, spec=spec, place_in_queue=place_in_queue)
     if code == "reserved":
-        return joined(_("The cluster is reserving capacity for a larger run that has waited longest."), place_in_queue)
+        return join_sentences(
+            _("The cluster is reserving capacity for a larger run that has waited longest."), place_in_queue
+        )
     if code == "quota":
         return _(
             "Your organization is using %(running)d of its %(most)d nodes, and this run needs %(nodes)d "
@@ -373,7 +381,7 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
     if code in QUEUE_SENTENCES:
         return str(QUEUE_SENTENCES[code]) % data
     if code in {"retry", "backoff"}:
-        return joined(retry_sentence(data), _not_before(data) or place_in_queue)
+        return join_sentences(retry_sentence(data), _retry_time_sentence(data) or place_in_queue)
     return _("It starts shortly.") if ahead == 0 else place_in_queue
 
 
@@ -383,7 +391,7 @@ def unanswered_sentence() -> str:
 
 
 class _WithEllipsis(dict[str, Any]):
-    """Values for a sentence. Missing and empty values become an ellipsis."""
+    """Values that a sentence contains. An ellipsis replaces missing and empty ones."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__({name: "…" if value is None or value == "" else value for name, value in values.items()})
@@ -402,7 +410,7 @@ def starting_sentence(code: str, data: Mapping[str, Any]) -> str:
         reason = str(WAITING_SENTENCES.get(code, _("Capacity is allocated. The nodes are starting."))) % _WithEllipsis(
             data
         )
-    return joined(reason, _("Nothing is charged yet."))
+    return join_sentences(reason, _("Nothing is charged yet."))
 
 
 def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
@@ -423,7 +431,9 @@ def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
             "has %(free)s free."
         )
         reason = sentence % values
-    return joined(reason, _("The run starts when they are free. A smaller node spec or fewer nodes may start sooner."))
+    return join_sentences(
+        reason, _("The run starts when they are free. A smaller node spec or fewer nodes may start sooner.")
+    )
 
 
 def retry_sentence(data: Mapping[str, Any]) -> str:
@@ -439,12 +449,12 @@ def retry_sentence(data: Mapping[str, Any]) -> str:
         ),
     }
     # All other reasons that lead to a retry are platform faults.
-    free = _("The platform lost the last attempt. That attempt is free, and the run is restarted.")
-    return sentences.get(EndReason(str(data["reason"])), free) if data.get("reason") else free
+    platform_fault = _("The platform lost the last attempt. That attempt is free, and the run is restarted.")
+    return sentences.get(EndReason(str(data["reason"])), platform_fault) if data.get("reason") else platform_fault
 
 
-def _not_before(data: Mapping[str, Any]) -> str:
-    """Return until when a retry waits, in the reader's time zone and format; empty if it does not wait."""
+def _retry_time_sentence(data: Mapping[str, Any]) -> str:
+    """Return when the next attempt starts, in the reader's time zone and format; empty if it need not wait."""
     if not data.get("at"):
         return ""
     moment = timezone.localtime(datetime.fromisoformat(str(data["at"])))
@@ -461,14 +471,14 @@ def _capacity_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: 
             if most
             else _("The cluster no longer has a machine that is large enough for a node of %(spec)s.")
         ) % {"nodes": nodes, "spec": spec, "most": most}
-        return joined(reason, _("The run starts when the cluster grows again. You can cancel it for free."))
+        return join_sentences(reason, _("The run starts when the cluster grows again. You can cancel it for free."))
     free = int(data.get("free", 0))
     reason = ngettext(
         "Waiting for %(nodes)d free node of %(spec)s;", "Waiting for %(nodes)d free nodes of %(spec)s;", nodes
     ) % {"nodes": nodes, "spec": spec}
     free_now = ngettext("%(free)d is free now.", "%(free)d are free now.", free) % {"free": free}
     instead = _("A run on %(free)d of them would start now.") % {"free": free} if free else ""
-    return joined(reason, free_now, place_in_queue, instead)
+    return join_sentences(reason, free_now, place_in_queue, instead)
 
 
 def straggler_sentence(straggler: Straggler) -> str:
@@ -495,7 +505,7 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
         "percent": round(100 * efficiency.value),
         "nodes": efficiency.nodes,
         "times": formats.number_format(round(efficiency.value * efficiency.nodes, 1), 1),
-        "job": efficiency.job,
+        "job": efficiency.job_id,
     }
 
 
@@ -507,9 +517,9 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
         }
     failure = failure_sentence(data["failure"]) if data.get("failure") else ""
     if data.get("retry"):
-        return joined(failure, retry_sentence(data))
+        return join_sentences(failure, retry_sentence(data))
     if data.get("reason"):
-        return joined(end_sentence(str(data["reason"]), data.get("failure")), failure)
+        return join_sentences(end_sentence(str(data["reason"]), data.get("failure")), failure)
     if kind == "extended":
         return _("Extended: %(amount)s more are held in the wallet.") % {
             "amount": money(int(data["amount_minor"]), str(data["currency"]))
@@ -532,6 +542,6 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
     return sentences.get(kind, kind)
 
 
-def joined(*sentences: str) -> str:
+def join_sentences(*sentences: str) -> str:
     """Join the non-empty sentences as the reader's language does: in Chinese, with a zero-width space."""
     return pgettext("between sentences", " ").join(sentence for sentence in sentences if sentence)

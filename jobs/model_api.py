@@ -25,7 +25,7 @@ from storage.folder_archives import Source
 from storage.models import Model, ModelVersion
 
 GZIP = {(200, "application/gzip"): OpenApiTypes.BINARY}
-VERSION = OpenApiParameter("version", OpenApiTypes.INT, description="Default: the latest.")
+VERSION_PARAMETER = OpenApiParameter("version", OpenApiTypes.INT, description="Default: the latest.")
 
 
 class VersionNameSerializer(serializers.Serializer[Any]):
@@ -189,7 +189,7 @@ class ModelArchiveView(TenantView):
 
     capabilities = {"GET": Capability.VIEW}
 
-    @extend_schema(operation_id="models_download", responses=GZIP, parameters=[VERSION])
+    @extend_schema(operation_id="models_download", responses=GZIP, parameters=[VERSION_PARAMETER])
     def get(self, request: Request, name: str) -> HttpResponseBase:
         """Return the files of a version as a .tar.gz archive."""
         version = selectors.model_version(selectors.model_named(self.organization, name), _version_number(request))
@@ -199,12 +199,13 @@ class ModelArchiveView(TenantView):
 
 
 def _version_number(request: Request) -> int | None:
+    """Return the query parameter `version`; None if it is missing. Raises InvalidInput."""
     text = request.query_params.get("version", "")
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()):
         raise InvalidInput(fields={"version": "Enter the number of a version."})
-    return int(text[:12])  # cut to fit a database integer; no version has such a number
+    return int(text[:12])  # cut, because PostgreSQL has a largest integer; no version has a number of 12 digits
 
 
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""Publish outputs or checkpoints of a job as a model, with the lineage that only the job knows."""
+"""Publish outputs or checkpoints of a job as a model, with its lineage: which job, script and data produced it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.paths import split_path
 PUBLISHABLE = ("outputs", "checkpoints")
 """The top folders whose files can become a model; logs cannot."""
 MAX_METRICS = 100
-"""Maximum curves that a lineage keeps, because a script can report any number."""
+"""Curves that a lineage contains at most, so that its size is limited."""
 
 
 def publish_model(*, job: Job, user: User | None, name: str, path: str, description: str = "") -> ModelVersion:
@@ -80,7 +80,7 @@ def lineage(job: Job, path: str) -> Lineage:
 
 
 def metric_summaries(job: Job) -> dict[str, MetricSummary]:
-    """Return last, lowest and highest value of each curve, by name."""
+    """Return the last, lowest and highest value of each of the job's curves, by name."""
     points = MetricPoint.objects.filter(job=job)
     ranges: dict[str, Any] = {
         row["name"]: row

@@ -122,20 +122,20 @@ class PackageLayer(models.Model):
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="package_layers")
     image = models.ForeignKey(Image, models.PROTECT, related_name="+")
     key = models.CharField(max_length=64)
-    """See `runtime.packages.layers.layer_key` and `cluster_layer_key`."""
+    """Identifies image and requirements: from `layer_key` of `runtime.packages.layers` or of its `cluster_builder`."""
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: this machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
-    """The digest to which the order pinned the image's reference; empty: not known."""
+    """Digest of the image when the packages were ordered; empty: unknown."""
     requirements = models.TextField(_("requirements"))
     """One per line, in their normal form."""
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.PENDING)
     reason = models.TextField(_("reason"), blank=True)
-    """The installer's reason for a failure; empty for a fault of the platform."""
+    """Why the installation failed, as the installer says; empty if it did not fail, or by a fault of the platform."""
     log = models.TextField(_("output"), blank=True)
     size_bytes = models.BigIntegerField(_("size"), default=0)
     faults = models.PositiveSmallIntegerField(default=0)
-    """Platform faults of this installation so far."""
+    """How often the platform failed to install these packages; see `packages.MAX_FAULTS`."""
     requested_at = models.DateTimeField(_("requested"))
     used_at = models.DateTimeField(_("last used"))
 
@@ -150,11 +150,11 @@ class PackageLayer(models.Model):
 
 
 LEAST_NODES = Coalesce(NullIf(F("min_nodes"), Value(0)), F("nodes"))
-"""`Job.least_nodes` as an SQL expression."""
+"""The property `Job.least_nodes` as an SQL expression."""
 
 
 CHECK_SCRIPT, NOTEBOOK_SCRIPT = "smoke", "notebook"
-"""Values of `Job.builtin_script`: scripts of the platform, in `runtime.launcher`."""
+"""Values of `Job.builtin_script`: the platform's scripts of checks and notebooks, in `runtime.launcher`."""
 
 
 class Job(models.Model):
@@ -247,7 +247,7 @@ class Job(models.Model):
         db_default=LrScalings.NONE,
     )
     warmup_epochs = models.PositiveIntegerField(_("warm-up epochs"), default=0, db_default=0)
-    """Passed to the code, which itself raises the learning rate during these epochs."""
+    """Only passed on to the customer's code, which raises the learning rate itself during these epochs."""
     batch_size = models.PositiveIntegerField(_("batch size"))
     node_spec = models.ForeignKey(NodeSpec, models.PROTECT, related_name="+")
     nodes = models.PositiveSmallIntegerField(_("nodes"))
@@ -256,9 +256,9 @@ class Job(models.Model):
         DatasetVersion, through="JobDataset", related_name="+"
     )
     deadline_seconds = models.PositiveIntegerField()
-    """Total time of all attempts on all nodes; on fewer nodes they may take longer (`usage.left_seconds`)."""
+    """How long all attempts together may run on all nodes. They may take longer on fewer: `usage.left_seconds`."""
     retries = models.PositiveSmallIntegerField(_("retries"), default=0)
-    """Retries after a failure of the code; those after platform faults do not count."""
+    """How often a failure of the code is retried. Retries after platform faults are not counted here."""
     retry_backoff_seconds = models.PositiveIntegerField(_("wait before a retry (seconds)"), default=0)
     """Wait before the first retry; doubled before each further one."""
     on_hang = models.CharField(
@@ -271,28 +271,28 @@ class Job(models.Model):
     stall_check_seconds = models.PositiveIntegerField(_("stall check (seconds)"), default=0)
     requirements_path = models.CharField(_("requirements file"), max_length=1000, blank=True, default="", db_default="")
     packages = models.ForeignKey(PackageLayer, models.PROTECT, null=True, blank=True, related_name="jobs")
-    """The packages of the requirements file when the job was ordered."""
+    """The packages of the requirements file, as it was when the job was ordered."""
     awaits_packages = models.BooleanField(default=False, db_default=False)
     """Whether the queued job waits until its packages are installed."""
     builtin_script = models.CharField(max_length=16, blank=True)
-    """A script of the platform, run instead of the workspace's: see `checks` and `notebooks`."""
+    """The script of the platform that the job runs instead of a customer's: see `checks` and `notebooks`."""
     code_key = models.CharField(max_length=64, help_text=_("Identifies earlier runs of the same code."))
     tags = models.JSONField(_("tags"), default=list, db_default=Value([], models.JSONField()), blank=True)
     notes = models.TextField(_("notes"), default="", db_default="", blank=True)
     keep_until = models.DateTimeField(_("kept until"), null=True, blank=True)
-    """Until when the customer wants its files kept; None: for `results.KEEP_RUNS` after its end."""
+    """Until when the customer wants the job's files kept; None: for `results.DEFAULT_RETENTION` after its end."""
     deletion_notice = models.ForeignKey(
         "DeletionNotice", models.SET_NULL, null=True, blank=True, editable=False, related_name="jobs"
     )
-    """The notice that announced the deletion of its files; None: not announced yet."""
+    """The notice that announced the deletion of the job's files; None: not announced yet."""
     script = models.ForeignKey(ScriptSnapshot, models.PROTECT, null=True, editable=False, related_name="+")
     """The script when the job was ordered; None for checks and notebooks, huge scripts, and orders of version 0.2."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
-    """Digest of a customer's image at the order; all attempts use it. Empty: unknown, so they use the tag."""
+    """Digest of the customer's image when the job was ordered, which all attempts use. Empty: they use the tag."""
     image_identity = models.CharField(max_length=600, blank=True, default="", db_default="", editable=False)
-    """Identifies the image's content at the order: see `Backend.image_identity`."""
+    """Identifies the image's content when the job was ordered: see `Backend.image_identity`."""
     runs_snapshot = models.BooleanField(default=False, db_default=False, editable=False)
-    """Whether it runs a copy of `script` instead of the file in the workspace, which may have changed."""
+    """Whether the job runs a copy of `script` instead of the file in the workspace, which may have changed."""
     from_checkpoint = models.ForeignKey(
         "self", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("from the checkpoint of")
     )
@@ -307,7 +307,7 @@ class Job(models.Model):
     detail = models.TextField(_("detail"), blank=True)
     queued_at = models.DateTimeField(_("queued"))
     not_before = models.DateTimeField(null=True, blank=True)
-    """The next attempt starts no earlier; set while a retry waits."""
+    """When the next attempt may start; set while a retry waits."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
@@ -333,8 +333,8 @@ class Job(models.Model):
             models.Index(fields=["organization", "node_spec", "queued_at", "id"], name="jobs_on_a_node_spec"),
             models.Index(fields=["workspace", "queued_at", "id"], name="jobs_of_a_workspace"),
             models.Index(fields=["organization", "code_key", "-id"], name="jobs_of_a_code"),
-            # Every quote reads the latest of these. The index has all columns of that query: from their frequencies
-            # alone the planner would expect to find some among the latest jobs of all organizations, and read those.
+            # For `estimates`, which every quote calls. The index has all columns of that query. With fewer columns,
+            # PostgreSQL would scan the latest jobs of all organizations, because it expects to find matching ones soon.
             models.Index(
                 fields=["organization", "code_key", "node_spec", "workers_per_node", "-id"],
                 name="completed_jobs_of_a_code",
@@ -343,8 +343,8 @@ class Job(models.Model):
                 ),
             ),
             GinIndex(fields=["tags"], name="jobs_by_tag", opclasses=["jsonb_path_ops"]),
-            # The queue: in order, in order per node spec, and by needed nodes. These indexes leave out ended jobs, of
-            # which there may be millions.
+            # For the scheduler: the queue in order, the queue of a node spec, and the queue by the number of nodes.
+            # These indexes leave out ended jobs, of which there may be millions.
             models.Index(fields=["queued_at", "id"], name="jobs_queued", condition=Q(state=JobState.QUEUED)),
             models.Index(
                 fields=["node_spec", "queued_at", "id"],
@@ -383,7 +383,7 @@ class Job(models.Model):
 
     @property
     def least_nodes(self) -> int:
-        """Return the smallest number of nodes on which the job may start."""
+        """Return the number of nodes that the job needs to start: `min_nodes`, or all nodes if that is 0."""
         return self.min_nodes or self.nodes
 
 
@@ -457,7 +457,7 @@ class Attempt(models.Model):
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
     number = models.PositiveSmallIntegerField()
     backend = models.CharField(max_length=32)
-    """Stored name of the cluster; see `clusters.cluster_named`."""
+    """Stored name of the cluster; see `clusters.resolve_cluster_name`."""
     granted_nodes = models.PositiveSmallIntegerField()
     """Number of nodes at the start; fewer than bought if the job is elastic and capacity was short."""
     claimed_at = models.DateTimeField()
@@ -501,6 +501,7 @@ class JobEvent(models.Model):
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="events")
     attempt = models.PositiveSmallIntegerField(null=True, blank=True)
+    """The attempt's number; None: the event is about the job as a whole."""
     kind = models.CharField(max_length=32)
     data = models.JSONField(default=dict, blank=True)
     actor = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
@@ -520,11 +521,12 @@ class MetricPoint(models.Model):
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="metrics")
     attempt = models.PositiveSmallIntegerField()
+    """The attempt's number."""
     name = models.CharField(max_length=100)
     step = models.BigIntegerField()
     """The reported step; many scripts restart the count in each epoch."""
     position = models.BigIntegerField(db_default=0)
-    """The position on the curve: the step, continued when the script restarts its count (`points.next_position`)."""
+    """The step without the restarts of the count, so that it only grows along the curve (`points.next_position`)."""
     epoch = models.FloatField(null=True, blank=True)
     value = models.FloatField()
     at = models.DateTimeField()
@@ -549,7 +551,7 @@ class ClusterStatus(models.Model):
     detail = models.TextField(blank=True)
     """The error if the cluster does not answer: one English sentence, for administrators."""
     drained_since = models.DateTimeField(_("drained since"), null=True, blank=True)
-    """Since when an administrator lets no run start on the cluster. Runs that have started continue."""
+    """When an administrator drained the cluster: no run starts there, started runs continue. None: not drained."""
     drain_reason = models.CharField(_("reason"), max_length=200, blank=True, default="", db_default="")
     """Why the cluster is drained; shown to customers whose jobs wait."""
 
@@ -575,8 +577,9 @@ class CapacitySnapshot(models.Model):
     drain_reason = models.CharField(max_length=200, blank=True, default="", db_default="")
     """Why the spec's cluster is drained; empty if it is not."""
     held_from = models.DateTimeField(null=True, blank=True)
+    """When the job `held_from_job` was queued."""
     held_from_job = models.BigIntegerField(null=True, blank=True)
-    """The job for which capacity is kept free. Jobs queued after `held_from`, its time, wait even if they fit."""
+    """Id of the job for which capacity is kept free: jobs behind it in the queue wait even if they fit. None: none."""
 
     class Meta:
         db_table = "jobs_room"  # the table's name in version 0.1, which must run on the same schema during an upgrade
@@ -612,7 +615,7 @@ class Sweep(models.Model):
     extends = models.ForeignKey(
         "self", models.PROTECT, null=True, blank=True, related_name="extensions", verbose_name=_("extends")
     )
-    """The first sweep of the search that this sweep extends; None if it is the first itself."""
+    """The first sweep of the same search, which this sweep extends; None if this one is the first."""
     product = models.ForeignKey(Product, models.PROTECT, related_name="+")
     name = models.CharField(_("name"), max_length=100)
     idempotency_key = models.CharField(max_length=255)
@@ -620,7 +623,7 @@ class Sweep(models.Model):
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.RUNNING)
     reason = models.CharField(_("reason"), max_length=12, choices=Reasons.choices, blank=True)
     waiting = models.TextField(_("waiting for"), blank=True)
-    """Why the last order of a trial was refused, such as the limit of open jobs; empty if it was not."""
+    """Why the last attempt to order a trial was refused, such as the limit of open jobs; empty if it succeeded."""
     created_at = models.DateTimeField(_("ordered"), auto_now_add=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 

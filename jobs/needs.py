@@ -1,6 +1,7 @@
-"""Find the open jobs that use an object of `storage`. `storage` calls this before it deletes or changes an object.
+"""Find the open jobs that use an object of `storage`. `storage` asks for them before it deletes or changes an object.
 
-No model is imported here, because the app registers `open_jobs` before models are loaded.
+`storage` must not import `jobs`, so the app registers `open_jobs` there. No model is imported here, because that is
+done before models are loaded.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ MAX_NAMED = 5
 
 def open_jobs(
     *,
-    reader: int | None,
-    versions: Collection[int],
-    models: Collection[int],
-    workspaces: Collection[int],
-    images: Collection[int],
-    secrets: Collection[int],
+    viewer_organization_id: int | None,
+    dataset_version_ids: Collection[int],
+    model_version_ids: Collection[int],
+    workspace_ids: Collection[int],
+    image_ids: Collection[int],
+    secret_ids: Collection[int],
 ) -> list[str]:
     """Return the name and latest end of up to MAX_NAMED open jobs that use any of the objects with these ids.
 
-    `reader` is the organization of the reader. Names of other organizations' jobs, which use shared datasets, are
-    hidden.
+    Names of other organizations' jobs, which use shared datasets, are hidden (`storage.in_use`).
     """
-    if not any((versions, models, workspaces, images, secrets)):
+    if not any((dataset_version_ids, model_version_ids, workspace_ids, image_ids, secret_ids)):
         return []
-    dataset_users = apps.get_model("jobs", "JobDataset").objects.filter(version__in=versions).values("job")
-    model_users = apps.get_model("jobs", "JobModel").objects.filter(version__in=models).values("job")
-    uses = Q(workspace__in=workspaces) | Q(image__in=images) | Q(pk__in=dataset_users) | Q(pk__in=model_users)
-    for secret in apps.get_model("storage", "Secret").objects.filter(pk__in=secrets):
+    dataset_users = apps.get_model("jobs", "JobDataset").objects.filter(version__in=dataset_version_ids).values("job")
+    model_users = apps.get_model("jobs", "JobModel").objects.filter(version__in=model_version_ids).values("job")
+    uses = Q(workspace__in=workspace_ids) | Q(image__in=image_ids) | Q(pk__in=dataset_users) | Q(pk__in=model_users)
+    for secret in apps.get_model("storage", "Secret").objects.filter(pk__in=secret_ids):
         uses |= Q(organization=secret.organization_id, secrets__contains=[secret.name])
     jobs = apps.get_model("jobs", "Job").objects.exclude(state__in=ENDED).filter(uses).order_by("pk")
     rows = jobs.select_related("order__quote", "order__product").prefetch_related("attempts")[:MAX_NAMED]
-    return [_description(job, is_own=job.organization_id == reader) for job in rows]
+    return [_description(job, is_own=job.organization_id == viewer_organization_id) for job in rows]
 
 
 def _description(job: Job, *, is_own: bool) -> str:
+    """Return a job's name and latest end for an error message. `is_own`: the reader may see its name."""
     name = f"#{job.pk} {job.name}" if is_own else _("A run of another organization")
     ends_at = _latest_end(job)
     if ends_at is None:

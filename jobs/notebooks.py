@@ -1,11 +1,11 @@
 """Notebooks: sessions of JupyterLab in a workspace, bought like a run and charged by time. They can be extended.
 
 A notebook is a job with one node that runs `runtime/launcher/notebook.py` instead of a script. It ends when it is
-stopped, when it was idle for the time chosen, or at its time limit. Its cluster says how to connect to JupyterLab;
-`console.serving.notebooks` forwards browsers to it.
+stopped, when it was idle for as long as its order says, or at its time limit. Its cluster says how to connect to
+JupyterLab; `console.serving.notebooks` forwards browsers to it.
 
-An extension raises the hold and the job's deadline in one transaction. Only then does `reconciliation` move the
-deadline of the run, and it repeats that. So no crash makes a notebook run beyond what is held.
+An extension raises the hold and the job's deadline in one transaction. Only after that does `reconciliation` move the
+deadline of the run, repeatedly, until the backend has it. So no crash lets a notebook run beyond what is held.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from runtime.backends.base import Tunnel
 from runtime.errors import RuntimeFault
 
 PRODUCT = "notebook"
-"""Name of the product that every notebook is an order of. Prices may name it."""
+"""Name of the product that every notebook orders. A price may be limited to it."""
 QUOTE_MARK = "notebook"
-"""Key that marks the stored purchase of a notebook's quote."""
+"""Key in the stored purchase of a quote that marks it as one of a notebook."""
 MIN_LEFT = timedelta(minutes=1)
 """How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
 some seconds later, and must not be ending by then."""
 
 
 def is_offered() -> bool:
-    """Return whether this installation has notebooks: they need host names of their own."""
+    """Whether this installation has notebooks: they need host names of their own (`settings.NOTEBOOK_URL`)."""
     return bool(settings.NOTEBOOK_URL)
 
 
@@ -99,16 +99,16 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
 
 
 def quote_extension(*, membership: Membership, job: Job, data: Mapping[str, Any]) -> Quote:
-    """Price more time for a running notebook, at the prices that it was bought at. `data` has `added_seconds`.
+    """Price more time for a running notebook, at the prices at which it was bought. `data` has `added_seconds`.
 
-    The quote is of the notebook's whole time. `place_notebook` buys it. Raises ServiceInactive, InvalidInput,
-    NotExtensible.
+    The quote prices the notebook's whole time, not only the added time. `place_notebook` buys it. Raises
+    ServiceInactive, InvalidInput, NotExtensible.
     """
     require_active(organization=membership.organization)
-    added = NotebookExtensionRequestSerializer(data=data).values()["added_seconds"]
+    added_seconds = NotebookExtensionRequestSerializer(data=data).values()["added_seconds"]
     _require_extensible(job)
-    seconds = job.deadline_seconds + added
-    if seconds > MAX_NOTEBOOK_SECONDS:
+    total_seconds = job.deadline_seconds + added_seconds
+    if total_seconds > MAX_NOTEBOOK_SECONDS:
         sentence = _("A notebook may run for at most %(most)d hours in all, and this one has %(hours)s already.")
         hours = {"most": MAX_NOTEBOOK_SECONDS // 3600, "hours": f"{job.deadline_seconds / 3600:.1f}"}
         raise InvalidInput(fields={"added_seconds": sentence % hours})
@@ -117,16 +117,16 @@ def quote_extension(*, membership: Membership, job: Job, data: Mapping[str, Any]
     return make_extension_quote(
         hold=hold,
         user=membership.user,
-        payload=job.order.quote.purchase | {"max_seconds": seconds, "ceiling_minor": None, EXTENSION_MARK: state},
-        deadline_seconds=seconds,
+        payload=job.order.quote.purchase | {"max_seconds": total_seconds, "ceiling_minor": None, EXTENSION_MARK: state},
+        deadline_seconds=total_seconds,
     )
 
 
 def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str = "") -> Order:
     """Buy a notebook's quote: hold its ceiling and queue its job. A repeated key returns the same order.
 
-    A quote of `quote_extension` extends its notebook instead. Raises as `orders.place_order`; InvalidInput if the quote
-    is not of a notebook; NotExtensible.
+    A quote from `quote_extension` extends its notebook instead. Raises what `orders.place_order` raises, InvalidInput
+    if the quote is not one of a notebook, and NotExtensible.
     """
     organization = membership.organization
     key = idempotency_key or f"quote:{quote.pk}"
@@ -144,22 +144,25 @@ def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str
         raise ChoiceUnavailable(fields=error.fields) from error
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
-        # Again, under the lock: a concurrent request may have placed the order meanwhile.
+        # Checked again under the lock, because a concurrent request may have placed the order meanwhile.
         if order := orders.existing_order(organization, quote, key):
             return order
         return orders.write_order(
             membership=membership,
             quote=quote,
             product=_product(),
-            key=key,
+            idempotency_key=key,
             quota=quota,
             versions=purchase.dataset_versions,
-            job=_job_columns(purchase) | {"image_digest": orders.pinned_digest(quote, purchase.image)},
+            columns=_job_columns(purchase) | {"image_digest": orders.pinned_digest(quote, purchase.image)},
         )
 
 
 def _place_extension(membership: Membership, quote: Quote, key: str) -> Order:
-    """Hold the added amount and move the notebook's deadline. A repeated key changes nothing."""
+    """Hold the added amount and move the notebook's deadline. A repeated key changes nothing.
+
+    `extends["deadline_seconds"]` is the notebook's deadline when the quote was made.
+    """
     organization, extends = membership.organization, quote.purchase[EXTENSION_MARK]
     order = notebook_for(organization, extends["job"]).order
     if _is_extended(order, quote, key):
@@ -169,7 +172,7 @@ def _place_extension(membership: Membership, quote: Quote, key: str) -> Order:
     with transaction.atomic():
         quotas.lock_quota(organization)
         job = Job.objects.select_for_update().get(pk=extends["job"])
-        # Again, under the lock: a concurrent request may have extended it meanwhile.
+        # Checked again under the lock, because a concurrent request may have bought the extension meanwhile.
         if _is_extended(order, quote, key):
             return order
         if job.deadline_seconds != extends["deadline_seconds"]:
@@ -190,9 +193,9 @@ def _place_extension(membership: Membership, quote: Quote, key: str) -> Order:
 
 
 def _is_extended(order: Order, quote: Quote, key: str) -> bool:
-    """Return whether this key bought this extension. Raises QuoteBought, IdempotencyConflict."""
-    bought = HoldExtension.objects.filter(Q(quote=quote) | Q(hold=order.hold_id, idempotency_key=key))
-    keys = {extension.quote_id: extension.idempotency_key for extension in bought}
+    """Whether this idempotency key already bought this extension. Raises QuoteBought, IdempotencyConflict."""
+    extensions = HoldExtension.objects.filter(Q(quote=quote) | Q(hold=order.hold_id, idempotency_key=key))
+    keys = {extension.quote_id: extension.idempotency_key for extension in extensions}
     if quote.pk in keys and keys[quote.pk] != key:
         raise QuoteBought
     if keys and quote.pk not in keys:
@@ -215,12 +218,12 @@ def _require_extensible(job: Job) -> None:
 
 def current_quote(job: Job) -> Quote:
     """Return the quote by which a job is charged: the order's, or that of a notebook's last extension."""
-    extended = job.order.hold.extensions.select_related("quote").last() if job.is_notebook else None
-    return extended.quote if extended else job.order.quote
+    extension = job.order.hold.extensions.select_related("quote").last() if job.is_notebook else None
+    return extension.quote if extension else job.order.quote
 
 
 def notebooks_for(organization: Organization) -> QuerySet[Job]:
-    """Return an organization's notebooks, newest first, with what `selectors.summary` reads."""
+    """Return an organization's notebooks, newest first, with the related rows that `selectors.summary` reads."""
     return selectors.jobs_for(organization).filter(builtin_script=NOTEBOOK_SCRIPT)
 
 
@@ -235,8 +238,8 @@ def notebook_for(organization: Organization, pk: int) -> Job:
 def socket_of(job: Job) -> Path | Tunnel | None:
     """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
-    The run's code can put anything in the place of a path: see `console.serving.notebooks`. A tunnel waits for a
-    JupyterLab that starts.
+    The run's code can put anything in the place of a path, so `console.serving.notebooks` checks what it opens. A
+    tunnel waits for a JupyterLab that starts.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:
@@ -280,7 +283,7 @@ def _job_columns(purchase: NotebookPurchase) -> dict[str, Any]:
 
 
 def _product() -> Product:
-    """Return the product of notebooks. It is inactive, so that it is on no list of trainings."""
+    """Return the product of notebooks, created if it is missing. It is inactive, so that no list shows it."""
     product, _created = Product.objects.get_or_create(
         name=PRODUCT,
         defaults={"title": gettext_noop("Notebook"), "is_active": False, "max_seconds": MAX_NOTEBOOK_SECONDS},

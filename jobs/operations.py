@@ -1,4 +1,7 @@
-"""Actions of administrators: drain and resume a cluster, move a run. `orders` stops a job."""
+"""Actions of operators, the administrators of the installation: drain and resume a cluster, move a job's run.
+
+`orders.stop_job_as_operator` stops a job.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from jobs import lifecycle
 from jobs.dispatch import dispatch
 from jobs.errors import AlreadyEnded
 from jobs.models import ClusterStatus, Job
-from jobs.orders import checked_reason
+from jobs.orders import normalize_reason
 from jobs.tasks import stop_job
 
 
 def drain(*, cluster_name: str, actor: User, why: str) -> None:
-    """Start no more runs on a cluster; started runs continue. Customers whose jobs wait read `why`.
+    """Start no more runs on a cluster; started runs continue. Customers whose jobs wait see the reason `why`.
 
     Safe to repeat. Raises InvalidInput (`why`).
     """
-    reason = checked_reason(why)
+    reason = normalize_reason(why)
     with transaction.atomic():
         status = ClusterStatus.objects.select_for_update().get(name=cluster_name)
         status.drained_since, status.drain_reason = status.drained_since or timezone.now(), reason
         status.save(update_fields=["drained_since", "drain_reason"])
         record(organization=None, actor=actor, action="cluster.drained", target=cluster_name, data={"why": reason})
-        send_on_commit(dispatch, cluster_name)  # it stores the reason with the waiting jobs
+        send_on_commit(dispatch, cluster_name)  # the pass stores the reason, so that pages of waiting jobs show it
 
 
 def resume(*, cluster_name: str, actor: User) -> None:
@@ -43,11 +46,11 @@ def resume(*, cluster_name: str, actor: User) -> None:
 
 
 def move_job(*, actor: User, job: Job, why: str) -> None:
-    """End the job's run, free of charge, and start another attempt, which resumes from its checkpoint.
+    """End the job's run, free of charge, and start another attempt, which resumes from the last checkpoint.
 
-    Safe to repeat. Raises InvalidInput (`why`), AlreadyEnded if no run is open.
+    Safe to repeat. Raises InvalidInput (`why`), and AlreadyEnded if the job has no run.
     """
-    reason = checked_reason(why)
+    reason = normalize_reason(why)
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
         if lifecycle.request_move(job=job, why=reason) is None:

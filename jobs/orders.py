@@ -1,4 +1,4 @@
-"""Quote a purchase, buy a quote, cancel a job, rerun a job.
+"""Price a purchase, buy its quote, cancel a job, rerun a job.
 
 An order, its hold and its job are written in one transaction, once per quote and per idempotency key.
 """
@@ -27,7 +27,7 @@ from console.core.enqueue import send_on_commit
 from console.core.errors import CustomerError, InvalidInput
 from console.observability import tracing
 from jobs import estimates, lifecycle, packages, quotas, reruns, snapshots
-from jobs.clusters import cluster_named
+from jobs.clusters import resolve_cluster_name
 from jobs.details import default_name
 from jobs.dispatch import dispatch
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuotaExceeded, QuoteBought
@@ -52,7 +52,7 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     """
     organization = membership.organization
     require_active(organization=organization)
-    is_exact = str(data.get("exact")).lower() in {"true", "1"}  # as the serializer reads it
+    is_exact = str(data.get("exact")).lower() in {"true", "1"}  # as `QuoteRequestSerializer` reads it
     original = None
     if is_exact:
         data, original = reruns.exact_purchase(organization=organization, data=data)
@@ -62,7 +62,7 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         organization=organization,
         user=membership.user,
         payload=purchase.to_json()
-        | {"rerun_of": _earlier_job(organization, data.get("rerun_of")), "exact": is_exact}
+        | {"rerun_of": _earlier_job_id(organization, data.get("rerun_of")), "exact": is_exact}
         | pinned_image(organization, purchase.image, digest),
         **pricing_inputs(purchase, estimates.estimate(purchase)),
     )
@@ -103,10 +103,10 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     """Buy a quote: hold its ceiling and queue its job. A repeated key returns the same order.
 
     Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, ChoiceUnavailable, QuotaExceeded,
-    InsufficientFunds, BudgetExceeded, InvalidInput (`quote` is of a sweep or a notebook).
+    InsufficientFunds, BudgetExceeded, and InvalidInput if the quote is one of a sweep or a notebook.
     """
     organization = membership.organization
-    key = idempotency_key or f"quote:{quote.pk}"  # requests without a key count as repeats if the quote is the same
+    key = idempotency_key or f"quote:{quote.pk}"  # without a key, a second request for the same quote is a repeat
     if order := existing_order(organization, quote, key):
         return order  # before the checks: a repeated request succeeds even if the quote has expired since
     require_active(organization=organization)
@@ -135,7 +135,7 @@ def cancel_job(*, membership: Membership, job: Job) -> Job:
 
 
 def cancel_jobs(*, membership: Membership, jobs: Iterable[Job]) -> int:
-    """Cancel several jobs, each on its own. Return how many were open."""
+    """Cancel several jobs, each in a transaction of its own. Return how many of them had not ended."""
     cancelled = 0
     for job in jobs:
         with suppress(AlreadyEnded):
@@ -154,10 +154,10 @@ def stop_job_as_operator(*, actor: User, job: Job, why: str) -> Job:
 
     Safe to repeat. Raises InvalidInput, AlreadyEnded.
     """
-    return _end_job(job, actor=None, requested_by=actor, action="job.stopped_by_operator", why=checked_reason(why))
+    return _end_job(job, actor=None, requested_by=actor, action="job.stopped_by_operator", why=normalize_reason(why))
 
 
-def checked_reason(text: str) -> str:
+def normalize_reason(text: str) -> str:
     """Return an administrator's reason on one line. Raises InvalidInput (`why`)."""
     why = " ".join(text.split())
     if not why or len(why) > MAX_REASON_LENGTH or not is_text(why):
@@ -166,7 +166,11 @@ def checked_reason(text: str) -> str:
 
 
 def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action: str, why: str = "") -> Job:
-    """End a job. The audit log names `requested_by`. The events name `actor`, which is None for an administrator."""
+    """End a job, unless it is already being ended.
+
+    The audit log names `requested_by`. The job's events, which customers see, name `actor`; None for an administrator
+    or a sweep.
+    """
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
         if job.is_ended:
@@ -181,7 +185,7 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
                 send_on_commit(stop_job, job.pk)
             else:
                 # The job was queued and has ended. The cluster may have kept capacity free for it.
-                send_on_commit(dispatch, cluster_named(job.node_spec.cluster))
+                send_on_commit(dispatch, resolve_cluster_name(job.node_spec.cluster))
     return job
 
 
@@ -191,13 +195,13 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
     It runs the script in the workspace and the latest versions of the datasets, unless `changes` has `exact`. Raises
     as `quote_order` and `place_order`.
     """
-    # Before `place_order`, which would refuse a repeated key: each call makes a new quote.
+    # Checked before `place_order`, which would refuse a repeated key, because each call makes a new quote.
     if existing := _existing_rerun(membership.organization, job, idempotency_key):
         return existing
-    # `quote_order` ignores the `dataset_versions` pinned in the old quote.
-    # Set always, because the old quote may be that of an exact rerun.
-    exact = {"rerun_of": job.pk, "exact": changes.get("exact", False)}
-    data = purchase_data(job.order.quote.purchase) | dict(changes) | exact
+    # The `dataset_versions` in the old quote have no effect: without `exact`, `quote_order` takes the latest versions.
+    # `exact` is always set, because the old quote may be that of an exact rerun.
+    rerun_fields = {"rerun_of": job.pk, "exact": changes.get("exact", False)}
+    data = purchase_data(job.order.quote.purchase) | dict(changes) | rerun_fields
     quote = quote_order(membership=membership, data=data)
     try:
         return place_order(membership=membership, quote=quote, idempotency_key=idempotency_key)
@@ -221,19 +225,22 @@ def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: 
             membership=membership,
             quote=quote,
             product=purchase.product,
-            key=key,
+            idempotency_key=key,
             quota=quota,
             versions=purchase.dataset_versions,
             requirements=purchase.requirements,
             models=purchase.model_versions,
-            job=job_columns(purchase, script)
+            columns=job_columns(purchase, script)
             | {"rerun_of_id": quote.purchase.get("rerun_of"), "image_digest": pinned_digest(quote, purchase.image)}
             | ({"script": original.script, "runs_snapshot": True} if original else {}),
         )
 
 
 def pinned_image(organization: Organization, image: Image, digest: str = "") -> dict[str, Any]:
-    """Return the payload of a quote that pins its image to `digest`, by default to the image's current digest."""
+    """Return the part of a quote's payload that pins its image to `digest`, by default to the image's current digest.
+
+    All attempts of the order then use the same image, even if the tag is moved in the registry.
+    """
     digest = digest or registries.current_digest(organization=organization, image=image)
     return {"pinned_image": {"reference": image.reference, "digest": digest}}
 
@@ -241,7 +248,7 @@ def pinned_image(organization: Organization, image: Image, digest: str = "") -> 
 def pinned_digest(quote: Quote, image: Image) -> str:
     """Return the digest that the image had when the quote was made; empty if that is unknown."""
     pinned = quote.purchase.get("pinned_image", {})
-    # The digest counts only for the same reference: the customer may have edited the image since.
+    # The customer may have edited the image since the quote. The digest is that of the old reference.
     return str(pinned["digest"]) if pinned.get("reference") == image.reference else ""
 
 
@@ -291,33 +298,33 @@ def write_order(
     membership: Membership,
     quote: Quote,
     product: Product,
-    key: str,
+    idempotency_key: str,
     quota: Quota,
     versions: Sequence[DatasetVersion],
-    job: Mapping[str, Any],
+    columns: Mapping[str, Any],
     requirements: Requirements | None = None,
     models: Sequence[ModelVersion] = (),
     parent: Hold | None = None,
 ) -> Order:
-    """Hold the quote's ceiling and queue a job with the columns `job`. The caller has locked `quota`.
+    """Hold the quote's ceiling and queue a job with these columns of `Job`. The caller has locked `quota`.
 
-    With `requirements`, the job waits until their packages are installed. With a `parent`, the ceiling is taken out of
-    that hold of a sweep.
+    With `requirements`, the job waits until their packages are installed. With `parent`, the hold of a sweep, the
+    ceiling is taken out of that hold instead of the wallet.
 
     Raises QuotaExceeded, ChoiceUnavailable, InsufficientFunds, BudgetExceeded; with a parent HoldUsedUp.
     """
     organization = membership.organization
-    cluster_name = cluster_named(job["node_spec"].cluster)
-    _require_choices(job["workspace"], versions, models)
-    if secret_store.missing(organization, job.get("secrets", ())):
+    cluster_name = resolve_cluster_name(columns["node_spec"].cluster)
+    _require_choices(columns["workspace"], versions, models)
+    if secret_store.missing(organization, columns.get("secrets", ())):
         raise ChoiceUnavailable
     _require_quota(organization, quota)
     packages_columns: dict[str, Any] = {}
     if requirements:
         layer = packages.require_layer(
             organization=organization,
-            image=job["image"],
-            digest=job.get("image_digest", ""),
+            image=columns["image"],
+            digest=columns.get("image_digest", ""),
             cluster_name=cluster_name,
             lines=requirements.lines,
         )
@@ -331,7 +338,11 @@ def write_order(
         quote=quote,
         reference=f"order:{quote.pk}",  # one hold per quote: `charges.hold` returns an existing one
         user=membership.user,
-        labels={"workspace": job["workspace"].name, "node_spec": job["node_spec"].name, "product": product.name},
+        labels={
+            "workspace": columns["workspace"].name,
+            "node_spec": columns["node_spec"].name,
+            "product": product.name,
+        },
         parent=parent,
     )
     order = Order.objects.create(
@@ -339,33 +350,32 @@ def write_order(
         quote=quote,
         hold=hold,
         product=product,
-        idempotency_key=key,
+        idempotency_key=idempotency_key,
         placed_by=membership.user,
     )
-    queued = Job.objects.create(
+    job = Job.objects.create(
         organization=organization,
         order=order,
         deadline_seconds=quote.deadline_seconds,
         queued_at=timezone.now(),
         traceparent=tracing.current_traceparent(),
         **packages_columns,
-        **job,
+        **columns,
     )
     JobDataset.objects.bulk_create(
-        JobDataset(job=queued, version=version, position=position) for position, version in enumerate(versions)
+        JobDataset(job=job, version=version, position=position) for position, version in enumerate(versions)
     )
     JobModel.objects.bulk_create(
-        JobModel(job=queued, version=version, position=position) for position, version in enumerate(models)
+        JobModel(job=job, version=version, position=position) for position, version in enumerate(models)
     )
-    lifecycle.record_event(
-        job=queued, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor}
-    )
-    record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{queued.pk}")
+    lifecycle.record_event(job=job, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
+    record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{job.pk}")
     send_on_commit(dispatch, cluster_name)
     return order
 
 
 def _require_quota(organization: Organization, quota: Quota) -> None:
+    """Raise QuotaExceeded if the organization has too many open jobs, or no storage left for results."""
     open_jobs = Job.objects.filter(organization=organization, state__in=OPEN).count()
     if open_jobs >= quota.max_open_jobs:
         raise QuotaExceeded(
@@ -380,7 +390,7 @@ def _require_quota(organization: Organization, quota: Quota) -> None:
 
 
 def held_minor(quote: Quote) -> int:
-    """Return how much of a quote's ceiling is held already: 0, except for a quote that extends a notebook."""
+    """Return how much of a quote's ceiling is already held, in minor units: 0 unless the quote extends a notebook."""
     return int(quote.purchase.get(EXTENSION_MARK, {}).get("held_minor", 0))
 
 
@@ -396,7 +406,10 @@ def refusal(quote: Quote, buyer: User | None) -> str:
 
 
 def storage_refusal(organization: Organization) -> str:
-    """Return why no run can store results; empty if at least 1 MiB is left, the unit of `RunSpec.storage_left_mib`."""
+    """Return why no run can store results; empty if at least 1 MiB of the storage quota is left.
+
+    A run's limit (`RunSpec.storage_left_mib`) is in MiB, so less than that is nothing.
+    """
     if storage_selectors.quota_left(organization) >> 20:
         return ""
     if Quota.objects.filter(organization=organization, stops_writes=True).exists():
@@ -411,7 +424,7 @@ def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], m
     the new job.
     """
     keys = [version.pk for version in versions]
-    existing = storage_selectors.keep_versions(keys) if keys else 0
+    existing = storage_selectors.lock_versions(keys) if keys else 0
     if existing < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
         raise ChoiceUnavailable
     model_keys = [version.pk for version in models]
@@ -424,9 +437,9 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    # By one query: with two, an order that is written between them would be found by key or by quote only.
-    bought = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
-    orders = {order.quote_id: order for order in bought.select_related("job")}
+    # One query finds both. An order that is written between two queries would be found by its key or its quote only.
+    matching_orders = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
+    orders = {order.quote_id: order for order in matching_orders.select_related("job")}
     if order := orders.get(quote.pk):
         if order.idempotency_key != key:
             raise QuoteBought
@@ -444,7 +457,7 @@ def _existing_rerun(organization: Organization, job: Job, key: str) -> Order | N
     return order
 
 
-def _earlier_job(organization: Organization, value: Any) -> int | None:
+def _earlier_job_id(organization: Organization, value: Any) -> int | None:
     """Return the id of the job that a purchase reruns; None if the organization has no such job."""
     if not isinstance(value, int):
         return None

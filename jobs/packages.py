@@ -1,7 +1,7 @@
 """Extra Python packages of runs: read a requirements file, install its packages once, release the jobs that wait.
 
 An order with requirements refers to a PackageLayer. While the layer is not installed, its jobs wait in the queue. The
-installation is a process of its own (`runtime.packages.builder`), or a run on a Kubernetes cluster
+packages are installed by a process of its own (`runtime.packages.builder`), or by a run on a Kubernetes cluster
 (`runtime.packages.cluster_builder`). Both survive a restart of the console, so `advance` only starts them and reads
 their results. Each step can be repeated.
 """
@@ -26,7 +26,7 @@ from billing.models import NodeSpec
 from console.accounts.models import Organization
 from console.core.errors import CustomerError, InvalidInput
 from jobs import lifecycle, locks
-from jobs.clusters import cluster, cluster_named, image_of, runs_root
+from jobs.clusters import cluster, image_of, resolve_cluster_name, runs_root
 from jobs.images import pull_secret
 from jobs.models import Job, PackageLayer
 from jobs.pubsub import publish_state
@@ -45,20 +45,21 @@ from storage.paths import split_path
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "requirements.txt"
+"""The file beside a script that `unchosen_file` looks for."""
 FIELD = "requirements"
-"""The field of a purchase that errors name."""
+"""The field of a purchase at which errors are reported."""
 MAX_INSTALLATIONS = 2
-"""Installations that run at once on this machine. Each may take two cores from runs."""
+"""Installations that run at once on this machine. Each may take two cores away from runs."""
 MAX_FAULTS = 3
 """Platform faults after which an installation counts as failed: a fourth try rarely cures a repeated fault."""
-UNUSED_FOR = timedelta(days=30)
+LAYER_RETENTION = timedelta(days=30)
 """How long a layer is kept after the last order that used it. A later order installs the packages again."""
 States = PackageLayer.States
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """A requirements file: its path in the workspace, and its requirements in their normal form."""
+    """A requirements file: its path in the workspace, and its normalized requirements, one per line."""
 
     path: str
     lines: tuple[str, ...]
@@ -82,15 +83,18 @@ def read_requirements(workspace: Workspace, path: str) -> Requirements:
 
 
 def requirements_of(job: Job) -> Requirements | None:
-    """Return the requirements of a job as they were at its order; None if it has none."""
+    """Return the requirements of a job as they were when it was ordered; None if it has none."""
     if job.packages is None:
         return None
     return Requirements(job.requirements_path, tuple(job.packages.requirements.splitlines()))
 
 
-def check(required: Requirements, *, image: Image | None, spec: NodeSpec | None) -> None:
-    """Check that the packages can be added to the image on the spec's cluster. Raises InvalidInput."""
-    config = _cluster_config(cluster_named(spec.cluster)) if spec is not None else None
+def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> None:
+    """Check that the packages can be added to the image on the spec's cluster. Raises InvalidInput.
+
+    `image` or `spec` is None if the customer's choice is invalid. Checks that need it are skipped.
+    """
+    config = _cluster_config(resolve_cluster_name(spec.cluster)) if spec is not None else None
     if config is not None and not cluster_builder.can_install(config):
         raise _invalid(
             _(
@@ -100,20 +104,20 @@ def check(required: Requirements, *, image: Image | None, spec: NodeSpec | None)
         )
     if image is None or config is not None:  # only the cluster knows what its images contain
         return
-    conflict = requirements.find_conflict(required.lines, layers.installed_versions(_image_folder(image)))
+    conflict = requirements.find_conflict(file.lines, layers.installed_versions(_image_folder(image)))
     if conflict is not None:
         sentence = _(
             "The image %(image)s contains %(name)s %(version)s, which can't be replaced. Remove or loosen "
             "“%(requirement)s”, or choose another image."
         )
-        values = {"image": image.name, "name": conflict.name, "version": conflict.installed}
+        values = {"image": image.name, "name": conflict.name, "version": conflict.installed_version}
         raise _invalid(sentence % {**values, "requirement": conflict.requirement})
 
 
 def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
-    """Return the path of the requirements file beside a purchase's script; "" if it is chosen, or there is none.
+    """Return the path of the requirements file beside the script of a purchase that uses no requirements file.
 
-    `purchase` is that of a quote.
+    Return "" if there is no such file, or the purchase uses one. `purchase` is that of a quote.
     """
     if purchase.get("requirements") or purchase.get("exact"):
         return ""
@@ -128,9 +132,9 @@ def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> st
 def require_layer(
     *, organization: Organization, image: Image, digest: str, cluster_name: str, lines: Sequence[str]
 ) -> PackageLayer:
-    """Return the layer with these requirements, to be installed if it is not. The caller has locked the quota.
+    """Return the layer with these requirements. If it is not installed, its state is PENDING, so that it will be.
 
-    `digest` is the image's on the order, if known.
+    `digest` is that of the image, "" if it is unknown. `lines` are the requirements. The caller has locked the quota.
     """
     now = timezone.now()
     values = {"image": image, "requirements": "\n".join(lines), "requested_at": now, "used_at": now}
@@ -156,7 +160,7 @@ def require_layer(
 
 
 def folder_of(job: Job) -> str:
-    """Return the folder of a job's packages; "" if it has none."""
+    """Return the path of the folder with a job's packages; "" if it has none."""
     return str(_on_disk(job.packages).packages) if job.packages else ""
 
 
@@ -171,21 +175,21 @@ def log_of(layer: PackageLayer) -> str:
 
 
 def advance() -> set[str]:
-    """Start and finish installations, and release their jobs; return the clusters on which jobs can start now.
+    """Start installations, store the results of ended ones, and release the jobs that waited for them.
 
-    Does nothing while another process does it.
+    Return the names of the clusters on which jobs can start now. Does nothing while another process calls it.
     """
-    with locks.packages_lock() as is_ours:
-        if not is_ours:
+    with locks.packages_lock() as has_lock:
+        if not has_lock:
             return set()
         waiting = []
         pending = PackageLayer.objects.filter(state=States.PENDING).select_related("image", "organization")
         for layer in pending.order_by("requested_at"):
-            if (ended := _take_result(layer)) is not None:
-                _save_result(layer, *ended)
+            if (result_and_log := _read_result(layer)) is not None:
+                _save_result(layer, *result_and_log)
             else:
                 waiting.append(layer)
-        # An organization has one installation at a time on each cluster, and one on this machine, whose name is "".
+        # An organization has one installation at a time on each cluster, and one on this machine (the cluster "").
         busy = {(layer.cluster, layer.organization_id) for layer in waiting if _is_working(layer)}
         for layer in waiting:
             slot = (layer.cluster, layer.organization_id)
@@ -197,8 +201,10 @@ def advance() -> set[str]:
 
 
 def remove_unused() -> None:
-    """Remove the layers that no order has used for UNUSED_FOR. Their rows stay, for the pages of their jobs."""
-    old = PackageLayer.objects.filter(used_at__lt=timezone.now() - UNUSED_FOR, state__in=[States.READY, States.FAILED])
+    """Remove the layers that no order has used for LAYER_RETENTION. Their rows stay, for the pages of their jobs."""
+    old = PackageLayer.objects.filter(
+        used_at__lt=timezone.now() - LAYER_RETENTION, state__in=[States.READY, States.FAILED]
+    )
     _remove(old.values_list("pk", flat=True))
 
 
@@ -236,8 +242,8 @@ def _start(layer: PackageLayer) -> None:
         logger.warning("The packages %s can't be installed on %s now: %s", layer.key, layer.cluster, error)
 
 
-def _take_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
-    """Return how the installation ended, and the end of its output; None if it has not ended or that is unknown now."""
+def _read_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
+    """Return how the installation ended, and the end of its output; None if it has not ended, or that is unknown."""
     on_disk = _on_disk(layer)
     if not layer.cluster:
         result = builder.result_of(on_disk)
@@ -251,7 +257,7 @@ def _take_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
 def _is_working(layer: PackageLayer) -> bool:
     """Whether an installation runs for this layer, or on this machine for any layer of the organization.
 
-    Also True for a cluster that does not answer, because one may run there.
+    Also True for a cluster that does not answer, because an installation may run there.
     """
     if not layer.cluster:
         return builder.is_working(_on_disk(layer))
@@ -262,13 +268,13 @@ def _is_working(layer: PackageLayer) -> bool:
 
 
 def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
-    """Store how an installation ended. After a platform fault it is repeated, at most MAX_FAULTS times in all."""
+    """Store how an installation ended. After a platform fault it is repeated; after MAX_FAULTS of them it failed."""
     layer.log = log
     if result.is_fault:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)
         layer.faults += 1
         if layer.faults < MAX_FAULTS:
-            builder.remove_result(_on_disk(layer))  # the next call starts again
+            builder.remove_result(_on_disk(layer))  # so that the next call of `advance` starts it again
         else:
             layer.state = States.FAILED
     else:
@@ -283,7 +289,7 @@ def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
 
 
 def _release_jobs() -> set[str]:
-    """Release jobs whose packages are installed, and return their clusters. End jobs whose packages failed."""
+    """Let jobs start whose packages are installed, and return their clusters. End jobs whose packages failed."""
     released = set()
     waiting = Job.objects.filter(awaits_packages=True, state=JobState.QUEUED)
     for job in waiting.exclude(packages__state=States.PENDING).select_related("packages", "node_spec"):
@@ -291,7 +297,7 @@ def _release_jobs() -> set[str]:
         if layer is not None and layer.state == States.READY:
             Job.objects.filter(pk=job.pk).update(awaits_packages=False)
             publish_state(job.pk)
-            released.add(cluster_named(job.node_spec.cluster))
+            released.add(resolve_cluster_name(job.node_spec.cluster))
         else:
             _end_job(job, layer.reason if layer else "")
     return released
@@ -310,9 +316,9 @@ def _end_job(job: Job, reason: str) -> None:
 
 
 def _make_room(layer: PackageLayer) -> bool:
-    """Make room for another layer of the organization, and return True; if there is none, fail this layer.
+    """Make room for another layer of the organization. Return False if that is impossible; the layer then fails.
 
-    Removes least recently used layers that no open job needs.
+    Layers that no open job needs are removed, the least recently used ones first.
     """
     limit = settings.PACKAGES_MAX_MIB << 20
     ready = PackageLayer.objects.filter(organization=layer.organization, state=States.READY)
@@ -329,22 +335,23 @@ def _make_room(layer: PackageLayer) -> bool:
     return True
 
 
-def _remove(keys: Iterable[int]) -> bool:
-    """Remove layers that no open job needs; return whether any was removed."""
+def _remove(layer_pks: Iterable[int]) -> bool:
+    """Remove those of the layers with these ids that no open job needs. Return whether any was removed."""
     has_removed = False
-    for key in keys:
+    for layer_pk in layer_pks:
         with transaction.atomic():
             # Orders lock the layer before they write their job, so no order can start to use it after this check.
-            layer = PackageLayer.objects.select_for_update(of=("self",)).get(pk=key)
+            layer = PackageLayer.objects.select_for_update(of=("self",)).get(pk=layer_pk)
             if Job.objects.filter(packages=layer).exclude(state__in=ENDED).exists():
                 continue
-            PackageLayer.objects.filter(pk=key).update(state=States.REMOVED, size_bytes=0)
+            PackageLayer.objects.filter(pk=layer_pk).update(state=States.REMOVED, size_bytes=0)
         _on_disk(layer).remove()
         has_removed = True
     return has_removed
 
 
 def _on_disk(layer: PackageLayer) -> Layer:
+    """Return the folder of a layer, on this machine or on the shared storage of its cluster."""
     root = settings.TRAINYARD_PACKAGES_ROOT
     if layer.cluster:
         root = cluster_builder.layers_root(runs_root(layer.cluster))
@@ -352,12 +359,13 @@ def _on_disk(layer: PackageLayer) -> Layer:
 
 
 def _cluster_config(name: str) -> ClusterConfig | None:
-    """Return the configuration of a Kubernetes cluster; None for others, whose packages this machine installs."""
+    """Return the configuration of a Kubernetes cluster; None for others, for which this machine installs packages."""
     config = settings.TRAINYARD_CLUSTERS.get(name)
     return config if isinstance(config, ClusterConfig) else None
 
 
 def _image_folder(image: Image) -> Path:
+    """Return the folder of a built-in image on this machine."""
     root: Path = settings.TRAINYARD_IMAGES_ROOT
     return root / image.name
 

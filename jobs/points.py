@@ -1,7 +1,8 @@
 """Order the points of a curve, thin them for a chart, and count the finished epochs of a run. Pure.
 
-Scripts count steps and epochs differently: many restart the step count in each epoch, some count epochs from 0, some
-report fractions of an epoch. The states are JSON, stored in the attempt's cursor, so that a later read continues.
+Scripts count steps and epochs differently: many restart the count of steps in each epoch, some count epochs from 0,
+some report fractions of an epoch. The states are stored as JSON in the attempt's cursor (`telemetry.ingest`), so that
+the next read continues from them.
 """
 
 from __future__ import annotations
@@ -17,29 +18,32 @@ class CurveState(TypedDict):
     offset: int
     """Added to a reported step to get the point's position."""
     first: int
-    """The step that the current count began with."""
+    """The first step since the script last restarted its count."""
     last: int
-    """The largest step of the current count."""
+    """The largest step since then."""
     gap: int
-    """The latest distance between two steps. A restarted count continues at this distance."""
+    """The latest distance between two steps. After a restart, the curve continues at this distance."""
     epoch: float | None
+    """The epoch of the last point that had one."""
 
 
 class EpochState(TypedDict):
     """The epochs that an attempt has reported."""
 
     first: float
+    """The smallest reported epoch."""
     last: float
+    """The largest reported epoch."""
     is_fraction: bool
-    """Whether the script reports how many epochs are done (2.37), not the number of the current one."""
+    """Whether the script reports how many epochs are done, such as 2.37, instead of the number of the current one."""
 
 
 def next_position(curve: CurveState | None, step: int, epoch: float | None) -> tuple[int, CurveState]:
     """Return the position of a curve's next point, and the curve's new state.
 
-    The position equals the reported step until the script restarts its count; then it continues after the last
-    position. So sorting by position sorts by epoch and step. A restart is a step that is not above the first step of
-    the count, or not above its largest step in a later epoch.
+    The position equals the reported step until the script restarts its count. Then it continues after the last
+    position, so that points sorted by position are sorted by epoch and step. The script has restarted its count if the
+    step is not above the first step of the count, or if it is in a later epoch and not above the largest step.
     """
     if curve is None:
         return step, {"offset": 0, "first": step, "last": step, "gap": 1, "epoch": epoch}
@@ -73,9 +77,9 @@ def report_epoch(state: EpochState | None, epoch: float) -> EpochState:
 
 
 def finished_epochs(state: EpochState | None) -> int:
-    """Return how many epochs are certainly finished: an epoch is finished when a later one was reported.
+    """Return how many epochs are certainly finished: those before the largest that was reported.
 
-    A script that never reports epoch 0 counts from 1.
+    A script that has not reported epoch 0 is assumed to count from 1.
     """
     if state is None:
         return 0
@@ -83,17 +87,17 @@ def finished_epochs(state: EpochState | None) -> int:
     return math.floor(state["last"]) - number_of_first_epoch
 
 
-def thinned(values: Sequence[float], limit: int) -> list[int]:
-    """Return the indexes of about `limit` values that show the same curve.
+def thinned_indexes(values: Sequence[float], limit: int) -> list[int]:
+    """Return the indexes of about `limit` values that show the same curve as all values.
 
-    Of each of `limit / 2` equal parts the lowest and the highest value remain, so that no peak is lost. The last value
-    remains too.
+    The values are divided into `limit / 2` equal parts. The lowest and the highest value of each part remain, so that
+    no peak is lost, and the last of all values.
     """
     if len(values) <= limit:
         return list(range(len(values)))
     size = math.ceil(len(values) / (limit // 2))
-    kept = {len(values) - 1}
+    kept_indexes = {len(values) - 1}
     for start in range(0, len(values), size):
         part = range(start, min(start + size, len(values)))
-        kept |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
-    return sorted(kept)
+        kept_indexes |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
+    return sorted(kept_indexes)

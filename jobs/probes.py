@@ -1,7 +1,7 @@
 """Free probes: run the customer's code for a minute on one node, so that the estimate of a first run is measured.
 
-A probe is an order like any other, with a price of 0. It cannot replace a paid run: it has one node, one minute, and
-the daily limits of the billing policy (per organization and per person).
+Customers know a probe as a free estimate. It is an order like any other, with a price of 0. It cannot replace a paid
+run: it has one node, one minute, and the daily limits of the billing policy (per organization and per person).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobs.purchase import parse
 PROBE_SECONDS = 60
 """Time limit of a probe: enough for the first epoch of a small training, too short for useful training."""
 IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
-"""Sources of an estimate (`Quote.basis`) that no measurement supports. A probe improves on them only."""
+"""Sources of estimates (`Quote.basis`) that no measurement supports. A probe can improve only these estimates."""
 
 
 def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
@@ -36,7 +36,7 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
     organization = membership.organization
     require_active(organization=organization)
     limits = {"nodes": 1, "min_nodes": 0, "max_seconds": PROBE_SECONDS, "ceiling_minor": None, "retries": 0}
-    # Pinned, because the page sends a quote's purchase: the probe must read the dataset versions of the quoted run.
+    # `is_pinned`, because pages send the purchase of a quote: the probe must read the same dataset versions.
     purchase = parse(organization=organization, data={**data, **limits}, is_pinned=True)
     script = orders.read_script(purchase)
     with transaction.atomic():
@@ -46,11 +46,11 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
         if not _is_eligible(organization):
             raise QuotaExceeded(
-                _("Free probes are available after your first payment. Top up the wallet, or buy the run.")
+                _("Free estimates are available after your first payment. Top up the wallet, or buy the run.")
             )
         if not left_today(organization, membership.user):
             sentence = _(
-                "The free probes of the last 24 hours are used up. The limit is %(most)d per "
+                "The free estimates of the last 24 hours are used up. The limit is %(most)d per "
                 "organization, and per person across all organizations. Buy the run, or try again later."
             )
             raise QuotaExceeded(sentence % {"most": policy().probes_per_day})
@@ -65,17 +65,17 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
             membership=membership,
             quote=quote,
             product=purchase.product,
-            key=idempotency_key or f"quote:{quote.pk}",
+            idempotency_key=idempotency_key or f"quote:{quote.pk}",
             quota=quota,
             versions=purchase.dataset_versions,
             requirements=purchase.requirements,
             models=purchase.model_versions,
-            job=orders.job_columns(purchase, script) | {"name": f"Probe of {_name(purchase.code_path)}"},
+            columns=orders.job_columns(purchase, script) | {"name": f"Probe of {_name(purchase.code_path)}"},
         )
 
 
 def left_today(organization: Organization, user: User | None) -> int:
-    """Return how many more probes both the organization and the user may order. The limit covers the last 24 hours."""
+    """Return how many more probes may be ordered, by the organization's and by the user's limit for 24 hours."""
     limit = policy().probes_per_day
     return free_runs.left_today(free_runs.PROBES, organization=organization, user=user, limit=limit)
 
@@ -95,5 +95,5 @@ def _is_eligible(organization: Organization) -> bool:
 
 
 def _name(path: str) -> str:
-    """Return the script's file name, short enough for `Job.name` (100 characters) with a prefix."""
+    """Return the script's file name, cut so that it fits in `Job.name` (100 characters) after a prefix."""
     return path.rsplit("/", 1)[-1][:80]

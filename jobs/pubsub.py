@@ -1,6 +1,6 @@
 """Redis channels, one per job: a message means that the job's rows have changed.
 
-Live views subscribe. Messages may be lost, so a view also reads the rows from time to time.
+Live views (`streams`) subscribe. Messages may be lost, so they also read the rows from time to time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 REPLY_SECONDS = 5.0
 """How long to wait for Redis to confirm a subscription. If it runs, it answers within milliseconds."""
 PREFIX = "job:"
+"""The names of all channels begin with this; the job's id follows."""
 
 
 def channel(job_pk: int) -> str:
@@ -28,7 +29,7 @@ def channel(job_pk: int) -> str:
 
 
 def publish_state(job_pk: int) -> None:
-    """Publish that a job changed, after the current transaction commits. If Redis does not answer, it is lost."""
+    """Publish that a job changed, after the current transaction commits. Without Redis the message is lost."""
     transaction.on_commit(lambda: _publish(job_pk))
 
 
@@ -40,7 +41,8 @@ class Subscriber:
         self._subscription = self._client.pubsub()  # type: ignore[no-untyped-call]  # redis types only a part of itself
         try:
             self._subscription.psubscribe(f"{PREFIX}*")
-            self._subscription.get_message(timeout=REPLY_SECONDS)  # confirmed, so no message is missed from here on
+            # Wait for the confirmation of the subscription. From then on no message is missed.
+            self._subscription.get_message(timeout=REPLY_SECONDS)
         except BaseException:
             self._close()
             raise
@@ -52,7 +54,7 @@ class Subscriber:
         self._close()
 
     def wait(self, seconds: float) -> set[int]:
-        """Wait until a job changes, at most `seconds`. Return the jobs that changed, or an empty set."""
+        """Wait until a job changes, at most `seconds`. Return the ids of the jobs that changed; empty if none did."""
         names = set()
         message = self._subscription.get_message(ignore_subscribe_messages=True, timeout=seconds)
         while message is not None:

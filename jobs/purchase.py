@@ -24,11 +24,11 @@ from rest_framework.serializers import ValidationError
 from billing.models import NodeSpec
 from console.accounts.models import Organization
 from jobs import checkpoints, images, packages
-from jobs.clusters import cluster, cluster_named, image_of, resources_of
+from jobs.clusters import cluster, image_of, resolve_cluster_name, resources_of
 from jobs.details import JobNameField, NotesField, TagsField
 from jobs.environment import EnvironmentField, SecretsField, check_references
 from jobs.fault_tolerance import FaultTolerance, FaultToleranceSerializer
-from jobs.fields import Chosen, EnumField, FormField, FormSerializer, NameField, WholeNumberField, is_text
+from jobs.fields import EnumField, FormField, FormSerializer, NameField, ValidValues, WholeNumberField, is_text
 from jobs.models import Job, Product
 from jobs.packages import Requirements
 from runtime.errors import InvalidSpec, RuntimeFault
@@ -41,40 +41,38 @@ MAX_ARGUMENTS_LENGTH = 8192
 """Characters of all arguments together, with one separator each. They become the command line of a process."""
 MAX_PATH_LENGTH = 1000
 """Characters of a script's path: the length of its column."""
-MAX_RATE_LENGTH = 32
+MAX_LR_LENGTH = 32
 """Characters of a learning rate: the length of its column."""
 MAX_DATASETS = 100
-"""Datasets of one run, and also models: each is a mount on every node."""
-MAX_VERSION_DIGITS = 10
-"""A version's number has fewer digits than this, so that it fits its 32-bit column."""
-MAX_NUMBERS_NAMED = 10
-"""Versions that an error names, newest first."""
+"""Datasets of one run, and also models. Each is a mount on every node, which takes time to set up."""
+MAX_VERSION_DIGITS = 9
+"""Digits of a version's number, so that it always fits its 32-bit column."""
+MAX_VERSIONS_LISTED = 10
+"""Existing versions that an error message lists, newest first, so that it stays readable."""
 MAX_BATCH_SIZE = 1_000_000
 """Largest batch size: above any real one, and within its 32-bit column."""
-MAX_KEY = 2**63
-"""Upper bound of a primary key (a 64-bit integer)."""
 MAX_CEILING_MINOR = 10**12
 """Largest ceiling: above any real order, and far within the 64-bit column."""
-MIN_SECONDS = 60
+MIN_TIME_LIMIT_SECONDS = 60
 """Shortest time limit on sale: start-up alone takes several seconds."""
-NOTEBOOK_SECONDS = 4 * 3600
+DEFAULT_NOTEBOOK_SECONDS = 4 * 3600
 """Default time limit of a notebook: half a working day."""
 EXTENSION_MARK = "extends"
-"""Key in the stored purchase of a quote that extends a notebook. Its value has the notebook's `job`, and the
-`deadline_seconds` and `held_minor` that it had when the quote was made."""
+"""Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
+and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
 """Longest time limit of a notebook: a week, as for a training."""
-IDLE_SECONDS = 30 * 60
+DEFAULT_IDLE_SECONDS = 30 * 60
 """Default time without activity after which a notebook ends: longer than a break, so that only forgotten ones end."""
 PROCESSES_PER_CPU = 4
-"""Maximum processes per CPU of a node. Code that waits for I/O gains from a few; more only compete for the CPU."""
+"""Maximum processes per CPU of a node. While some wait for I/O, others compute; still more only compete for the CPU."""
 EXPANDS_ARGUMENTS = "expands_arguments"
 """Key of a stored purchase whose arguments may refer to variables. Purchases of older versions lack it."""
 
 
 @dataclass(frozen=True)
-class DatasetChoice:
-    """A dataset or model as the customer chose it: its name and version number; None: the latest version."""
+class VersionChoice:
+    """A version of a dataset or model, as the customer chose it: its name and its number; None: the latest version."""
 
     name: str
     number: int | None = None
@@ -100,7 +98,7 @@ class Purchase:
     secrets: tuple[str, ...]
     arguments: tuple[str, ...]
     local_rank_argument: LocalRankArgument
-    datasets: tuple[DatasetChoice, ...]
+    datasets: tuple[VersionChoice, ...]
     dataset_versions: tuple[DatasetVersion, ...]
     epochs: int
     lr: str
@@ -118,7 +116,7 @@ class Purchase:
     notes: str = ""
     lr_scaling: LrScaling = LrScaling.NONE
     warmup_epochs: int = 0
-    models: tuple[DatasetChoice, ...] = ()
+    models: tuple[VersionChoice, ...] = ()
     model_versions: tuple[ModelVersion, ...] = ()
     from_checkpoint: Job | None = None
     """The job whose checkpoints the run starts from."""
@@ -167,12 +165,12 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run takes place (image, workspace, datasets, nodes), without a script. Checks need only this."""
+    """What a run needs besides a script: image, workspace, datasets and nodes. An image check needs only this."""
 
     framework: Framework
     image: Image
     workspace: Workspace
-    datasets: tuple[DatasetChoice, ...]
+    datasets: tuple[VersionChoice, ...]
     dataset_versions: tuple[DatasetVersion, ...]
     node_spec: NodeSpec
     nodes: int
@@ -214,7 +212,7 @@ class NotebookPurchase(Placement):
 
 def resolved_names(versions: Iterable[DatasetVersion]) -> list[str]:
     """Return the versions as `name@number`, as in requests for quotes."""
-    return [str(DatasetChoice(version.dataset.name, version.number)) for version in versions]
+    return [str(VersionChoice(version.dataset.name, version.number)) for version in versions]
 
 
 def parse(
@@ -222,8 +220,8 @@ def parse(
 ) -> Purchase:
     """Validate a purchase. Raises InvalidInput with a message for each invalid field.
 
-    `is_pinned`: use the versions in `dataset_versions` and `model_versions` instead of the latest ones. `original`: the
-    job that is repeated exactly; its stored script and requirements are used instead of those in the workspace.
+    `is_pinned`: use the versions with the ids in `dataset_versions` and `model_versions` instead of the latest ones.
+    `original`: the job that is repeated exactly; its stored script and requirements replace those in the workspace.
     """
     context = {"organization": organization, "is_pinned": is_pinned, "original": original}
     values = QuoteRequestSerializer(data=data, context=context).values()
@@ -233,9 +231,10 @@ def parse(
 
 
 def purchase_data(purchase: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a quote's purchase for `parse`.
+    """Return the stored purchase of a quote as data for `parse`.
 
-    Dollar signs are escaped in a purchase of an older version, which did not expand variables.
+    Older versions of the console did not expand variables in arguments, so the dollar signs in their purchases are
+    escaped.
     """
     if purchase.get(EXPANDS_ARGUMENTS) or "arguments" not in purchase:
         return dict(purchase)
@@ -243,7 +242,7 @@ def purchase_data(purchase: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_placement(*, organization: Organization, data: Mapping[str, Any]) -> Placement:
-    """Validate where to check an image. Raises InvalidInput with a message for each invalid field."""
+    """Validate the placement of an image check. Raises InvalidInput with a message for each invalid field."""
     return Placement(**CheckRequestSerializer(data=data, context={"organization": organization}).values())
 
 
@@ -257,16 +256,16 @@ def parse_notebook(*, organization: Organization, data: Mapping[str, Any], is_pi
     return NotebookPurchase(**values)
 
 
-def _workers_range(chosen: Chosen) -> tuple[int, int]:
-    """Return the default and the maximum of processes per node: one for each GPU, or a few per CPU."""
-    spec: NodeSpec | None = chosen.get("node_spec")
+def _workers_range(values: ValidValues) -> tuple[int, int]:
+    """Return the default and the maximum number of processes per node: one for each GPU, or a few per CPU."""
+    spec: NodeSpec | None = values.get("node_spec")
     if spec is None:
         return 1, 1000  # a loose limit, because the invalid node spec already has an error
     return (spec.gpus, spec.gpus) if spec.gpus else (1, max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)))
 
 
 class ArgumentsField(FormField, serializers.ListField):
-    """A list of arguments (API), or one line that is divided as a POSIX shell does it (forms)."""
+    """A list of arguments (API), or one line that is split as a POSIX shell splits it (forms)."""
 
     child = serializers.CharField()
 
@@ -289,15 +288,15 @@ class DatasetsField(FormField, serializers.ListField):
     """Datasets, each as `name` or `name@version`: a list (API), or separated by commas (forms)."""
 
     child = serializers.CharField()
-    no_list_error = gettext_lazy("The datasets must be a list of names.")
+    not_a_list_error = gettext_lazy("The datasets must be a list of names.")
     too_many_error = gettext_lazy("Choose at most %(most)d datasets.")
     repeated_error = gettext_lazy("Choose each dataset only once.")
 
-    def to_internal_value(self, data: Any) -> tuple[DatasetChoice, ...]:
+    def to_internal_value(self, data: Any) -> tuple[VersionChoice, ...]:
         """Return the choices. Raises ValidationError."""
         names = [name.strip() for name in data.split(",") if name.strip()] if isinstance(data, str) else data or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValidationError(self.no_list_error)
+            raise ValidationError(self.not_a_list_error)
         if len(names) > MAX_DATASETS:
             raise ValidationError(self.too_many_error % {"most": MAX_DATASETS})
         choices = tuple(self._choice(name) for name in names)
@@ -305,20 +304,20 @@ class DatasetsField(FormField, serializers.ListField):
             raise ValidationError(self.repeated_error)
         return choices
 
-    def _choice(self, text: str) -> DatasetChoice:
+    def _choice(self, text: str) -> VersionChoice:
         name, separator, number = text.partition("@")
         if not separator:
-            return DatasetChoice(name)
-        # The length is checked before `int`, which refuses very long numbers.
-        if not (number.isascii() and number.isdecimal() and len(number) < MAX_VERSION_DIGITS and int(number)):
+            return VersionChoice(name)
+        # The length is checked first, because `int` raises for numbers of more than 4,300 digits.
+        if not (number.isascii() and number.isdecimal() and len(number) <= MAX_VERSION_DIGITS and int(number)):
             raise ValidationError(_("Write a version as a number, for example digits@3."))
-        return DatasetChoice(name, int(number))
+        return VersionChoice(name, int(number))
 
 
 class ModelsField(DatasetsField):
     """Models, in the same form as datasets."""
 
-    no_list_error = gettext_lazy("The models must be a list of names.")
+    not_a_list_error = gettext_lazy("The models must be a list of names.")
     too_many_error = gettext_lazy("Choose at most %(most)d models.")
     repeated_error = gettext_lazy("Choose each model only once.")
 
@@ -332,7 +331,7 @@ class PinnedVersionsField(FormField, serializers.ListField):
         """Return the keys. Raises ValidationError."""
         keys = data if self.context.get("is_pinned") and data is not empty and data else []
         # `type` instead of isinstance, because true and false are instances of int.
-        if not isinstance(keys, list) or not all(type(key) is int and 0 < key < MAX_KEY for key in keys):
+        if not isinstance(keys, list) or not all(type(key) is int and 0 < key < selectors.KEY_END for key in keys):
             raise ValidationError(_("The versions must be a list of numbers."))
         return keys
 
@@ -347,14 +346,14 @@ class LearningRateField(FormField, serializers.CharField):
             rate = Decimal(text)
         except InvalidOperation:
             raise ValidationError(_("The learning rate must be a number, for example 0.01 or 1e-3.")) from None
-        # Compare as a float, because the script reads one: 1e-999 is 0 there, and 1e999 infinite.
-        if not rate.is_finite() or not 0 < float(rate) < math.inf or len(text) > MAX_RATE_LENGTH:
+        # Compared as a float, because that is what the script reads: 1e-999 becomes 0 there, and 1e999 infinite.
+        if not rate.is_finite() or not 0 < float(rate) < math.inf or len(text) > MAX_LR_LENGTH:
             raise ValidationError(_("The learning rate must be above 0."))
         return text
 
 
 class _PlacementSerializer(FormSerializer):
-    """The checks that purchases and image checks share. Its context has the `organization`."""
+    """Validates the fields that purchases and image checks share. Its context has the `organization`."""
 
     def validate_node_spec(self, name: str) -> NodeSpec:
         """Return the node spec on offer."""
@@ -366,7 +365,7 @@ class _PlacementSerializer(FormSerializer):
     def validate_image(self, name: str) -> Image:
         """Return the image, which must include the framework and run on the cluster of the node spec."""
         image = selectors.image_named(self.context["organization"], name)
-        framework, spec = self.chosen.get("framework"), self.chosen.get("node_spec")
+        framework, spec = self.valid_values.get("framework"), self.valid_values.get("node_spec")
         if framework and framework not in image.frameworks:
             raise ValidationError(
                 _("The image %(image)s does not include %(framework)s. Choose an image for this framework.")
@@ -380,23 +379,23 @@ class _PlacementSerializer(FormSerializer):
             if error.field == "gpus":
                 sentence = _("The image %(image)s cannot use GPUs. Choose nodes without GPUs, or another image.")
                 raise ValidationError(sentence % {"image": image.name}) from None
-            raise ValidationError(images.refusal(image, cluster_named(spec.cluster))) from None
+            raise ValidationError(images.refusal(image, resolve_cluster_name(spec.cluster))) from None
         except RuntimeFault:
-            pass  # the cluster does not answer; the dispatch checks again
+            pass  # the cluster does not answer; it checks the image again when the run is submitted
         return image
 
     def validate_workspace(self, name: str) -> Workspace:
         """Return the workspace."""
         return selectors.workspace_named(self.context["organization"], name)
 
-    def validate_datasets(self, choices: Sequence[DatasetChoice]) -> tuple[DatasetVersion, ...]:
+    def validate_datasets(self, choices: Sequence[VersionChoice]) -> tuple[DatasetVersion, ...]:
         """Return the chosen version of each dataset, by default the latest.
 
         A stored purchase also has the pinned versions, in the same order.
         """
-        pinned = self.chosen.get("dataset_versions", [])[: len(choices)]
-        # The versions become `dataset_versions`, the source of this field, so the choices are kept beside them.
-        self.chosen["datasets"] = tuple(choices)
+        pinned = self.valid_values.get("dataset_versions", [])[: len(choices)]
+        # The versions are stored under `dataset_versions`, this field's source. The choices are needed as well.
+        self.valid_values["datasets"] = tuple(choices)
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 
     def validate_nodes(self, nodes: int) -> int:
@@ -410,13 +409,13 @@ class _PlacementSerializer(FormSerializer):
                 )
                 % {"most": limit}
             )
-        spec = self.chosen.get("node_spec")
+        spec = self.valid_values.get("node_spec")
         if spec is None:
             return nodes
         try:
             most = cluster(spec.cluster).capacity().nodes_ever(resources_of(spec), spec.name)
         except RuntimeFault:
-            return nodes  # the cluster does not answer; the dispatch checks again
+            return nodes  # the cluster does not answer; the scheduler compares again with its capacity
         if not most:
             raise ValidationError(
                 _("No machine in this cluster is large enough for a node of %(spec)s. Choose another node spec.")
@@ -431,17 +430,17 @@ class _PlacementSerializer(FormSerializer):
 
     def validate_workers_per_node(self, workers: int | None) -> int:
         """Return the processes per node, or their default."""
-        return _workers_range(self.chosen)[0] if workers is None else workers
+        return _workers_range(self.valid_values)[0] if workers is None else workers
 
-    def _version(self, choice: DatasetChoice, pinned_key: int | None) -> DatasetVersion:
+    def _version(self, choice: VersionChoice, pinned_key: int | None) -> DatasetVersion:
         """Return the chosen version of a dataset: the pinned one, else the one with its number, else the latest."""
         dataset = sharing.dataset_named(self.context["organization"], choice.name)
         versions = selectors.versions_of(dataset)
-        chosen = versions.filter(number=choice.number) if choice.number else versions
-        version = chosen.filter(pk=pinned_key).first() if pinned_key else chosen.first()
+        matching = versions.filter(number=choice.number) if choice.number else versions
+        version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is not None:
             return version
-        if numbers := ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_NUMBERS_NAMED])):
+        if numbers := ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_VERSIONS_LISTED])):
             sentence = _("The dataset %(name)s does not have this version. Choose one of: %(numbers)s.")
             raise ValidationError(sentence % {"name": choice.name, "numbers": numbers})
         sentence = _("The dataset %(name)s has no published version yet. Upload its files first.")
@@ -451,7 +450,7 @@ class _PlacementSerializer(FormSerializer):
 class _PurchaseSerializer(_PlacementSerializer):
     """The fields of a purchase except those of fault tolerance."""
 
-    # If the product is invalid, loose limits replace its limits, because the purchase is refused anyway.
+    # If the product is invalid, the purchase is refused anyway. Loose limits then replace those of the product.
     product = NameField()
     framework = EnumField(
         Framework, error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")}
@@ -490,9 +489,11 @@ class _PurchaseSerializer(_PlacementSerializer):
         default=list, source="model_versions", help_text="Each as `name` for the latest version, or `name@2`."
     )
     from_checkpoint = WholeNumberField(
-        most=MAX_KEY - 1, default=None, help_text="Number of an ended job: its checkpoints are copied to the new job."
+        most=selectors.KEY_END - 1,
+        default=None,
+        help_text="Number of an ended job: its checkpoints are copied to the new job.",
     )
-    epochs = WholeNumberField(most=lambda chosen: chosen["product"].max_epochs if "product" in chosen else 10**6)
+    epochs = WholeNumberField(most=lambda values: values["product"].max_epochs if "product" in values else 10**6)
     lr = LearningRateField(help_text="A number above 0, for example 0.01 or 1e-3.")
     lr_scaling = EnumField(
         LrScaling,
@@ -501,20 +502,20 @@ class _PurchaseSerializer(_PlacementSerializer):
     )
     warmup_epochs = WholeNumberField(
         least=0,
-        most=lambda chosen: chosen.get("epochs", 10**6),
+        most=lambda values: values.get("epochs", 10**6),
         default=0,
         help_text="The code gets this as `LR_WARMUP_EPOCHS`, and raises the learning rate itself.",
     )
     batch_size = WholeNumberField(most=MAX_BATCH_SIZE, help_text="Per process.")
-    nodes = WholeNumberField(most=lambda chosen: chosen["product"].max_nodes if "product" in chosen else 1000)
+    nodes = WholeNumberField(most=lambda values: values["product"].max_nodes if "product" in values else 1000)
     workers_per_node = WholeNumberField(
-        most=lambda chosen: _workers_range(chosen)[1],
+        most=lambda values: _workers_range(values)[1],
         default=None,
         help_text="Default: one for each GPU, or one on a node without GPUs.",
     )
     max_seconds = WholeNumberField(
-        least=MIN_SECONDS,
-        most=lambda chosen: chosen["product"].max_seconds if "product" in chosen else 10**9,
+        least=MIN_TIME_LIMIT_SECONDS,
+        most=lambda values: values["product"].max_seconds if "product" in values else 10**9,
         default=None,
         help_text="The run ends after this time.",
     )
@@ -539,31 +540,31 @@ class _PurchaseSerializer(_PlacementSerializer):
             sentence = _("There is no secret %(name)s. Create it first, or choose another one.")
             raise ValidationError(sentence % {"name": missing[0][:100]})
         for name in names:
-            if name in self.chosen.get("environment", {}):
+            if name in self.valid_values.get("environment", {}):
                 sentence = _("%(name)s is also an environment variable. Remove it there, or do not choose the secret.")
                 raise ValidationError(sentence % {"name": name})
         return tuple(names)
 
     def validate_arguments(self, arguments: list[str]) -> tuple[str, ...]:
         """Check the variables that the arguments refer to, and return an immutable value for `Purchase`."""
-        if "environment" in self.chosen and "secrets" in self.chosen:
-            check_references(arguments, own=self.chosen["environment"], secrets=self.chosen["secrets"])
+        if "environment" in self.valid_values and "secrets" in self.valid_values:
+            check_references(arguments, own=self.valid_values["environment"], secrets=self.valid_values["secrets"])
         return tuple(arguments)
 
-    def validate_models(self, choices: Sequence[DatasetChoice]) -> tuple[ModelVersion, ...]:
+    def validate_models(self, choices: Sequence[VersionChoice]) -> tuple[ModelVersion, ...]:
         """Return the chosen version of each model, by default the latest, as `validate_datasets` does."""
-        pinned = self.chosen.get("model_versions", [])[: len(choices)]
-        self.chosen["models"] = tuple(choices)
+        pinned = self.valid_values.get("model_versions", [])[: len(choices)]
+        self.valid_values["models"] = tuple(choices)
         return tuple(self._model_version(choice, key) for choice, key in zip_longest(choices, pinned))
 
-    def _model_version(self, choice: DatasetChoice, pinned_key: int | None) -> ModelVersion:
+    def _model_version(self, choice: VersionChoice, pinned_key: int | None) -> ModelVersion:
         """Return the chosen version of a model, as `_version` does for a dataset."""
         model = selectors.model_named(self.context["organization"], choice.name)
         versions = selectors.model_versions_of(model).select_related("model")
-        chosen = versions.filter(number=choice.number) if choice.number else versions
-        version = chosen.filter(pk=pinned_key).first() if pinned_key else chosen.first()
+        matching = versions.filter(number=choice.number) if choice.number else versions
+        version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is None:
-            numbers = ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_NUMBERS_NAMED]))
+            numbers = ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_VERSIONS_LISTED]))
             sentence = _("The model %(name)s does not have this version. Choose one of: %(numbers)s.")
             raise ValidationError(sentence % {"name": choice.name, "numbers": numbers})
         return version
@@ -572,7 +573,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         """Return the job to start from."""
         if pk is None:
             return None
-        spec: NodeSpec | None = self.chosen.get("node_spec")
+        spec: NodeSpec | None = self.valid_values.get("node_spec")
         organization: Organization = self.context["organization"]
         return checkpoints.find_source(organization=organization, pk=pk, cluster_name=spec.cluster if spec else "")
 
@@ -582,21 +583,21 @@ class _PurchaseSerializer(_PlacementSerializer):
 
     def validate_requirements(self, path: str) -> Requirements | None:
         """Return the requirements, whose packages the run's cluster must be able to install."""
-        workspace = self.chosen.get("workspace")
+        workspace = self.valid_values.get("workspace")
         if not path or workspace is None:
             return None
         original = self.context.get("original")
-        required = packages.requirements_of(original) if original else packages.read_requirements(workspace, path)
-        if required is None:
+        file = packages.requirements_of(original) if original else packages.read_requirements(workspace, path)
+        if file is None:
             return None
-        packages.check(required, image=self.chosen.get("image"), spec=self.chosen.get("node_spec"))
-        return required
+        packages.check(file, image=self.valid_values.get("image"), spec=self.valid_values.get("node_spec"))
+        return file
 
     def validate_code_path(self, path: str) -> str:
         """Return the normalized path of a script in the workspace."""
         if len(path) > MAX_PATH_LENGTH:
             raise ValidationError(_("The path is too long. Use shorter names or fewer folders."))
-        workspace = self.chosen.get("workspace")
+        workspace = self.valid_values.get("workspace")
         if workspace is None or self.context.get("original"):
             return path
         return mounts.check_script(workspace=workspace, code_path=path)
@@ -619,10 +620,10 @@ class _AnyFrameworkSerializer(_PlacementSerializer):
     def validate_image(self, name: str) -> Image:
         """Also set the default framework."""
         image = super().validate_image(name)
-        if self.chosen.get("framework", "invalid") is None:  # None: not chosen; missing: chosen, but invalid
+        if self.valid_values.get("framework", "invalid") is None:  # None: left out; a missing key: invalid
             if not image.frameworks:
                 raise ValidationError(_("Choose one of these frameworks: %(known)s.") % {"known": ", ".join(Framework)})
-            self.chosen["framework"] = Framework(image.frameworks[0])
+            self.valid_values["framework"] = Framework(image.frameworks[0])
         return image
 
 
@@ -646,15 +647,15 @@ class NotebookQuoteRequestSerializer(_AnyFrameworkSerializer):
     nodes = WholeNumberField(most=1)
     workers_per_node = WholeNumberField(most=1)
     idle_seconds = WholeNumberField(
-        least=MIN_SECONDS,
+        least=MIN_TIME_LIMIT_SECONDS,
         most=MAX_NOTEBOOK_SECONDS,
-        default=IDLE_SECONDS,
+        default=DEFAULT_IDLE_SECONDS,
         help_text="The notebook ends after this time without activity.",
     )
     max_seconds = WholeNumberField(
-        least=MIN_SECONDS,
+        least=MIN_TIME_LIMIT_SECONDS,
         most=MAX_NOTEBOOK_SECONDS,
-        default=NOTEBOOK_SECONDS,
+        default=DEFAULT_NOTEBOOK_SECONDS,
         help_text="The notebook ends after this time.",
     )
     ceiling_minor = WholeNumberField(
@@ -667,7 +668,7 @@ class NotebookExtensionRequestSerializer(FormSerializer):
     """More time for a running notebook."""
 
     added_seconds = WholeNumberField(
-        least=MIN_SECONDS,
+        least=MIN_TIME_LIMIT_SECONDS,
         most=MAX_NOTEBOOK_SECONDS,
         help_text="How much longer the notebook may run. A notebook may run for at most a week in all.",
     )
@@ -690,7 +691,7 @@ class CheckRequestSerializer(_AnyFrameworkSerializer):
         default=list, source="dataset_versions", help_text="Each as `name` for the latest version, or `name@3`."
     )
     nodes = WholeNumberField(most=1000)
-    workers_per_node = WholeNumberField(most=lambda chosen: _workers_range(chosen)[1], default=None)
+    workers_per_node = WholeNumberField(most=lambda values: _workers_range(values)[1], default=None)
 
     def validate_workspace(self, name: str) -> Workspace:
         """Return the workspace, or the organization's first one."""

@@ -1,4 +1,4 @@
-"""Find an organization's objects by a few characters, for the command palette: jobs, datasets, models, workspaces."""
+"""Find jobs, datasets, models and workspaces of an organization by a part of their names, for the command palette."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from jobs.models import Job
 from storage import selectors as storage
 
 MAX_PER_KIND = 5
+"""Objects of each kind that are returned: the palette shows all of them without scrolling."""
 MAX_QUERY_LENGTH = 100
+"""Characters of a query. No name is longer."""
 MAX_NUMBER_DIGITS = 15
 """Digits of a job's number: more than any job has, and within the 64-bit column."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """An object that matches the query. `id` is a job's number, or the name of another object, as in URLs."""
+    """An object that matches the query. `id` is what URLs contain: a job's number, or the name of another object."""
 
     kind: str
     """`job`, `dataset`, `model` or `workspace`."""
     id: str
     title: str
     detail: str = ""
-    """The state of a job, the beginning of another object's description."""
+    """The state of a job, or the beginning of another object's description."""
 
 
 def search(organization: Organization, query: str) -> list[Hit]:
@@ -38,9 +40,9 @@ def search(organization: Organization, query: str) -> list[Hit]:
         return []
     return [
         *_jobs(organization, query),
-        *_named("dataset", storage.datasets_for(organization), query),
-        *_named("model", storage.models_for(organization), query),
-        *_named("workspace", storage.workspaces_for(organization), query),
+        *_find_by_name("dataset", storage.datasets_for(organization), query),
+        *_find_by_name("model", storage.models_for(organization), query),
+        *_find_by_name("workspace", storage.workspaces_for(organization), query),
     ]
 
 
@@ -58,6 +60,7 @@ def _jobs(organization: Organization, query: str) -> list[Hit]:
     ]
 
 
-def _named(kind: str, objects: QuerySet[Model], query: str) -> list[Hit]:
+def _find_by_name(kind: str, objects: QuerySet[Model], query: str) -> list[Hit]:
+    """Return the objects whose name contains the query, sorted by name."""
     rows = objects.filter(name__icontains=query).order_by("name").values_list("name", "description")[:MAX_PER_KIND]
     return [Hit(kind, name, name, description[:80]) for name, description in rows]

@@ -1,4 +1,4 @@
-"""Quotas of an organization: the nodes that it may run at once, and those that it runs."""
+"""An organization's quota of nodes that run at once, and the nodes that it runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jobs.states import ACTIVE
 def lock_quota(organization: Organization) -> Quota:
     """Return the organization's quota, locked until the transaction ends.
 
-    Orders and claims of one organization take this lock first. So two orders cannot buy the same quote, and two claims
-    cannot take the last nodes of the quota.
+    Orders and claims of an organization take this lock first. So two requests cannot buy the same quote, and two claims
+    cannot both take the last nodes of the quota.
     """
     return Quota.objects.select_for_update().get(organization=organization)
 
 
 def running_nodes(organization: Organization | None = None) -> dict[int, int]:
-    """Return the nodes granted to open attempts on all clusters, by organization id; None: of all organizations."""
+    """Return how many nodes run on all clusters, by organization id. `organization` None: for all organizations."""
     attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).order_by()
     if organization is not None:
         attempts = attempts.filter(job__organization=organization)
@@ -27,5 +27,5 @@ def running_nodes(organization: Organization | None = None) -> dict[int, int]:
 
 
 def free_nodes(job: Job, running: dict[int, int]) -> int:
-    """Return how many more nodes the job's organization may run, given its `running` nodes."""
+    """Return how many more nodes the job's organization may run. `running` comes from `running_nodes`."""
     return job.organization.quota.max_running_nodes - running.get(job.organization_id, 0)

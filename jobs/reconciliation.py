@@ -1,8 +1,8 @@
 """Update jobs to the state that their clusters report, and repair missed changes.
 
-The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds. It asks for the
-status of every open run, makes a scheduling pass, and stops or deletes runs that have no open attempt. So a lost task,
-a dead worker or an outage of Redis delays a job by one such interval at most.
+The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds: it asks for the
+status of every open run, makes a scheduling pass, stops runs of ended attempts, and deletes runs without an attempt.
+So a lost task, a dead worker or an outage of Redis delays a job by one such interval at most.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django.db.models import Q, QuerySet
 from console.core.enqueue import send_on_commit
 from console.observability import context
 from jobs import circuit_breaker, clusters, lifecycle, locks, results, run_specs, telemetry
-from jobs.clusters import cluster, cluster_named, cluster_names
+from jobs.clusters import cluster, cluster_names, resolve_cluster_name
 from jobs.dispatch import dispatch, dispatch_queue, log_fields, stop_run
 from jobs.models import Attempt
 from jobs.states import ACTIVE, EndReason, JobState
@@ -30,8 +30,8 @@ from runtime.specs import Failure, FailureCode, RunPhase, RunStatus
 logger = logging.getLogger(__name__)
 
 RECONCILE_SECONDS = 20.0
-"""A reconciliation asks for no further status after this time, so that a slow cluster cannot keep a worker process busy
-for minutes. Jobs are read in random order, so that each is read in one of the next reconciliations."""
+"""After this time a reconciliation asks for no further status, so that a slow cluster cannot keep a worker process busy
+for minutes. The jobs are read in random order, so that all are read in the course of some reconciliations."""
 
 
 def follow(*, run_name: str) -> None:
@@ -44,8 +44,8 @@ def follow(*, run_name: str) -> None:
 def reconcile(cluster_name: str = "") -> None:
     """Reconcile one cluster, or all of them. Skip a cluster that another process reconciles."""
     for name in [cluster_name] if cluster_name else clusters.clusters_to_reconcile():
-        with locks.reconciliation_lock(name) as is_ours:
-            if is_ours:
+        with locks.reconciliation_lock(name) as has_lock:
+            if has_lock:
                 _reconcile_cluster(name)
 
 
@@ -95,17 +95,17 @@ def _reconcile(attempt: Attempt, *, reads_output: bool = False) -> None:
     if must_stop and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
         stop_run(attempt.backend, attempt.run_name)
     elif attempt.job.is_notebook and status.phase is RunPhase.RUNNING:
-        _extend(attempt)
+        _update_deadline(attempt)
     if status.phase is RunPhase.ENDED:
-        # Before the end is observed, because the progress of an ended job no longer changes.
+        # Read before `_observe` ends the job, because the progress of an ended job no longer changes.
         telemetry.ingest_all(attempt=attempt)
     elif reads_output:
         telemetry.ingest(attempt=attempt)
     _observe(attempt, status)
 
 
-def _extend(attempt: Attempt) -> None:
-    """Give the run the deadline of its job, which is later once the notebook was extended. Safe to repeat."""
+def _update_deadline(attempt: Attempt) -> None:
+    """Give the run of a notebook its job's deadline, which is later if the notebook was extended. Safe to repeat."""
     backend = cluster(attempt.backend)
     if backend.extends_runs:
         with contextlib.suppress(BackendUnavailable, RunNotFound):  # the next reconciliation tries again
@@ -113,15 +113,16 @@ def _extend(attempt: Attempt) -> None:
 
 
 def _observe(attempt: Attempt, status: RunStatus) -> None:
+    """Update the attempt and its job. If the attempt has ended, request a scheduling pass and count its files."""
     with transaction.atomic():
         job = lifecycle.observe(attempt=attempt, status=status)
         if job.is_ended or job.state == JobState.QUEUED:
-            send_on_commit(dispatch, cluster_named(attempt.backend))
+            send_on_commit(dispatch, resolve_cluster_name(attempt.backend))
             send_on_commit(results.count_storage, job.pk)
 
 
 def _end_vanished(attempt: Attempt) -> None:
-    """End an attempt whose run the backend does not have, unless the dispatcher has not submitted it yet."""
+    """End an attempt whose run the cluster does not have, unless the dispatcher has yet to submit it."""
     job = attempt.job
     if attempt.submitted_at is None and job.state == JobState.STARTING:
         return
@@ -130,20 +131,20 @@ def _end_vanished(attempt: Attempt) -> None:
         reason = EndReason.NODE_LOST
         failure = Failure("The cluster no longer knows this run.", FailureCode.VANISHED)
     else:
-        # A started run vanished at an unknown time while it was being stopped, so it is free as a platform fault.
+        # Nobody knows when a run vanished that had started and was being stopped. It is free, as a platform fault.
         reason = EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED
     with transaction.atomic():
         lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure)
-        send_on_commit(dispatch, cluster_named(attempt.backend))
+        send_on_commit(dispatch, resolve_cluster_name(attempt.backend))
 
 
 def _open_attempts() -> QuerySet[Attempt]:
-    """Return attempts that a cluster may be running."""
+    """Return the attempts whose runs a cluster may have."""
     return Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE).select_related("job")
 
 
 def _open_attempt(run_name: str) -> Attempt | None:
-    """Return the open attempt with this run name; None for other names, such as those of other installations."""
+    """Return the open attempt with this run name; None for other names: installations may share a cluster."""
     parts = run_name.split("-")
     if len(parts) != 3 or parts[0] != "job" or not (parts[1].isdecimal() and parts[2].isdecimal()):
         return None
@@ -153,15 +154,15 @@ def _open_attempt(run_name: str) -> Attempt | None:
 # --- One cluster ------------------------------------------------------------------------------------------------------
 
 
-def _reconcile_cluster(name: str) -> None:
+def _reconcile_cluster(cluster_name: str) -> None:
     """Update the jobs of a cluster, make a scheduling pass, clean up its runs, and report its capacity."""
     started = time.monotonic()
     with contextlib.suppress(BackendUnavailable):
-        circuit_breaker.close_if_reachable(name, cluster(name))
-    attempts = Attempt.objects.filter(clusters.on_cluster(name), finished_at=None, job__state__in=ACTIVE)
+        circuit_breaker.close_if_reachable(cluster_name, cluster(cluster_name))
+    attempts = Attempt.objects.filter(clusters.on_cluster(cluster_name), finished_at=None, job__state__in=ACTIVE)
     jobs = list(attempts.values_list("job", "job__state"))
     random.shuffle(jobs)
-    # Cancelled jobs first, because their machines become free for others when they end.
+    # Jobs that are being cancelled come first, because their machines become free for others when they end.
     for pk, _state in sorted(jobs, key=lambda each: each[1] != JobState.STOPPING):
         try:
             reconcile_job(job_pk=pk)
@@ -169,65 +170,65 @@ def _reconcile_cluster(name: str) -> None:
             # An error with one job must not stop the reconciliation of the others.
             logger.exception("Job %s could not be reconciled; the next reconciliation tries again.", pk)
         if time.monotonic() - started > RECONCILE_SECONDS:
-            logger.warning("The cluster %s answers slowly; the next reconciliation continues.", name)
+            logger.warning("The cluster %s answers slowly; the next reconciliation continues.", cluster_name)
             break
-    dispatch_queue(name)
-    _stop_unwanted_runs(name)
-    clusters.report_capacity(name)
+    dispatch_queue(cluster_name)
+    _stop_unwanted_runs(cluster_name)
+    clusters.report_capacity(cluster_name)
 
 
-def _stop_unwanted_runs(name: str) -> None:
-    """Stop live runs of ended attempts, and delete runs without an attempt. Store whether the cluster answers."""
+def _stop_unwanted_runs(cluster_name: str) -> None:
+    """Stop runs of ended attempts, and delete runs without an attempt. Store whether the cluster answered."""
     try:
-        for run_name, attempt in _runs_on(name, live=True):
+        for run_name, attempt in _runs_on(cluster_name, live=True):
             if attempt is None:
-                _delete_unknown(name, run_name)
+                _delete_unknown(cluster_name, run_name)
             elif attempt.finished_at:
-                stop_run(name, run_name)
+                stop_run(cluster_name, run_name)
     except BackendUnavailable as error:
-        clusters.record_status(name=name, answers=False, detail=str(error))
+        clusters.record_status(name=cluster_name, answers=False, detail=str(error))
     else:
-        clusters.record_status(name=name, answers=True)
+        clusters.record_status(name=cluster_name, answers=True)
 
 
-def _clean_up_runs(name: str) -> None:
+def _clean_up_runs(cluster_name: str) -> None:
     """Delete runs that are expired or unknown, and measure runs whose files are not counted yet."""
-    runs = _runs_on(name, live=False)
+    runs = _runs_on(cluster_name, live=False)
     for run_name, attempt in runs:
         if attempt is None:
-            _delete_unknown(name, run_name)
+            _delete_unknown(cluster_name, run_name)
         elif attempt.finished_at and results.is_expired(attempt.job) and not results.is_needed(attempt.job):
             results.delete_run(attempt)
-    # A run that was never submitted is on no cluster, but checkpoints may have been copied for it.
-    never_submitted = Attempt.objects.filter(clusters.on_cluster(name), submitted_at=None).exclude(finished_at=None)
-    results.delete_unused_copies(
-        never_submitted.filter(job__checkpoints_copied_at__isnull=False).select_related("job__organization")
-    )
+    # The loop above does not see attempts that were never submitted, but checkpoints may have been copied for them.
+    ended_attempts = Attempt.objects.filter(clusters.on_cluster(cluster_name), finished_at__isnull=False)
+    unsubmitted_with_copies = ended_attempts.filter(submitted_at=None, job__checkpoints_copied_at__isnull=False)
+    results.delete_unused_copies(unsubmitted_with_copies.select_related("job__organization"))
     results.measure_uncounted([attempt for _name, attempt in runs if attempt])
 
 
-def _runs_on(name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
-    """Return the runs that a cluster has, each with its attempt; None if no attempt on this cluster has its name.
+def _runs_on(cluster_name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
+    """Return the names of a cluster's runs, each with its attempt; None if no attempt on this cluster has that name.
 
-    Left out are runs whose attempt names a cluster that the settings no longer have. That may be this cluster's old
-    name, so the run must not be deleted as unknown.
+    `live`: only runs that have not ended. A run is left out if its attempt names a cluster that the settings no longer
+    have: that may be an old name of this cluster, so the run must not be deleted as unknown.
     """
-    names = [run_name for run_name in cluster(name).names(live=live) if run_name.startswith("job-")]
+    names = [run_name for run_name in cluster(cluster_name).names(live=live) if run_name.startswith("job-")]
     attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}
-    clusters_by_run = {run_name: cluster_named(attempt.backend) for run_name, attempt in attempts.items()}
+    clusters_by_run = {run_name: resolve_cluster_name(attempt.backend) for run_name, attempt in attempts.items()}
     return [
-        (run_name, attempts[run_name] if clusters_by_run.get(run_name) == name else None)
+        (run_name, attempts[run_name] if clusters_by_run.get(run_name) == cluster_name else None)
         for run_name in names
-        if clusters_by_run.get(run_name, name) in {name, *cluster_names()}
+        if clusters_by_run.get(run_name, cluster_name) in {cluster_name, *cluster_names()}
     ]
 
 
 def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:
-    """Return all attempts of the jobs that these run names mention."""
+    """Return all attempts of the jobs whose ids are in these run names (`job-<id>-<number>`)."""
     job_ids = {int(part[1]) for each in run_names if len(part := each.split("-")) == 3 and part[1].isdecimal()}
     return Attempt.objects.filter(job_id__in=job_ids).select_related("job")
 
 
-def _delete_unknown(name: str, run_name: str) -> None:
-    logger.warning("The cluster %s has a run %s without an attempt; deleting it.", name, run_name)
-    cluster(name).delete(run_name)
+def _delete_unknown(cluster_name: str, run_name: str) -> None:
+    """Delete a run that no attempt explains, such as one of a database that was restored from a backup."""
+    logger.warning("The cluster %s has a run %s without an attempt; deleting it.", cluster_name, run_name)
+    cluster(cluster_name).delete(run_name)

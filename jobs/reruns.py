@@ -1,7 +1,7 @@
 """Rerun a job exactly as it was ordered, or with the latest script, datasets, image and prices; compare the two.
 
-An exact rerun runs a copy of the job's script. `snapshots.restore` writes it beside the script in the workspace, so it
-finds modules and files there, on every cluster. Those other files are not stored: it uses them as they are now.
+An exact rerun runs a copy of the job's script. `snapshots.restore` writes the copy beside the script in the workspace,
+so that it finds the modules and files there. No copies of those are stored, so they are used as they are now.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from billing import pricing
+from billing.amounts import money
 from billing.errors import NotPriced
-from billing.messages import money
 from billing.models import PriceBook, Quote
 from billing.pricebooks import current_book, price_rows
 from billing.pricing import PriceKind
@@ -23,7 +23,7 @@ from console.accounts.models import Organization
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from jobs import packages, run_specs, snapshots
 from jobs.models import Job, ScriptSnapshot
-from jobs.purchase import MAX_KEY, QuoteRequestSerializer, purchase_data
+from jobs.purchase import QuoteRequestSerializer, purchase_data
 from jobs.snapshots import ScriptState
 from storage import selectors as storage
 from storage import sharing
@@ -34,17 +34,17 @@ CHANGEABLE = (
     "node_spec", "nodes", "workers_per_node", "max_seconds", "ceiling_minor", "name", "tags", "notes",
     "retries", "retry_backoff_seconds", "on_hang", "min_nodes", "collective_timeout_seconds", "stall_check_seconds",
 )  # fmt: skip
-"""Fields that may change in an exact rerun: where it runs, for how long, and what happens after a fault."""
+"""Fields that may change in an exact rerun: where and how long it runs, its labels, and what happens after a fault."""
 EMPTY: tuple[Any, ...] = (None, "", [], {})
-"""Values of a field that was left out."""
+"""Values that mean that a field was left out."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The script, image and datasets of a job at its order, and their changes since.
+    """The script, image and datasets of a job when it was ordered, and what has changed since.
 
-    `text` is the script's text; None if it is not stored. `diff` compares it with the workspace now. `changes` are
-    sentences.
+    `sha256`, `size_bytes` and `text` are those of the script; None or empty if it is not stored. `diff` compares its
+    text with the workspace now. `changes` are sentences.
     """
 
     sha256: str
@@ -59,14 +59,14 @@ class Configuration:
 
 def configuration(job: Job) -> Configuration:
     """Return script, image and datasets of the job's order, and compare them with those that a rerun would use now."""
-    now = snapshots.script_now(job)
-    state = snapshots.state_of(job, now)
+    current = snapshots.current_script(job)
+    state = snapshots.state_of(job, current)
     return Configuration(
         sha256=job.script.sha256 if job.script else "",
         size_bytes=job.script.size_bytes if job.script else None,
         text=snapshots.text_of(job),
         script_state=state,
-        diff=snapshots.diff(job, now) if state is ScriptState.CHANGED else [],
+        diff=snapshots.diff(job, current) if state is ScriptState.CHANGED else [],
         image_identity=job.image_identity,
         versions=run_specs.mounted_versions(job),
         changes=_changes(job, state),
@@ -74,8 +74,8 @@ def configuration(job: Job) -> Configuration:
 
 
 def changes(job: Job) -> list[str]:
-    """Return a sentence for each difference of a rerun with the latest script, datasets, image and prices."""
-    return _changes(job, snapshots.state_of(job, snapshots.script_now(job)))
+    """Return a sentence for each difference between the job and a rerun with the latest versions and prices."""
+    return _changes(job, snapshots.state_of(job, snapshots.current_script(job)))
 
 
 def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tuple[dict[str, Any], Job]:
@@ -87,23 +87,23 @@ def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tu
     jobs = Job.objects.filter(organization=organization, builtin_script="").select_related(
         "order__quote", "workspace", "packages"
     )
-    job = jobs.filter(pk=pk).first() if type(pk) is int and 0 < pk < MAX_KEY else None
+    job = jobs.filter(pk=pk).first() if type(pk) is int and 0 < pk < storage.KEY_END else None
     if job is None:
         raise InvalidInput(fields={"rerun_of": _("Choose a training of your organization to run again.")})
     _require_repeatable(job)
     original = purchase_data(job.order.quote.purchase)
-    fixed = [name for name in map(str, QuoteRequestSerializer().fields) if name not in {*CHANGEABLE, "exact"}]
+    unchangeable = [name for name in map(str, QuoteRequestSerializer().fields) if name not in {*CHANGEABLE, "exact"}]
     sentence = _("An exact rerun keeps this as it was. Leave it out, or run again with the latest.")
-    refused = [name for name in fixed if data.get(name) not in EMPTY and data[name] != original.get(name)]
+    refused = [name for name in unchangeable if data.get(name) not in EMPTY and data[name] != original.get(name)]
     if refused:
         raise InvalidInput(fields=dict.fromkeys(refused, sentence))
-    changed = {name: data[name] for name in CHANGEABLE if name in data}
-    details = {name: original.get(name) for name in ("name", "tags", "notes") if data.get(name) in EMPTY}
-    return {**original, **changed, **details, "rerun_of": pk}, job
+    new_values = {name: data[name] for name in CHANGEABLE if name in data}
+    kept_details = {name: original.get(name) for name in ("name", "tags", "notes") if data.get(name) in EMPTY}
+    return {**original, **new_values, **kept_details, "rerun_of": pk}, job
 
 
 def exact_original(quote: Quote) -> Job | None:
-    """Return the job that a quote repeats exactly, with its script; None for any other quote."""
+    """Return the job that a quote repeats exactly, with its script; None for a quote of another kind."""
     if not quote.purchase.get("exact"):
         return None
     jobs = Job.objects.select_related("script", "packages")
@@ -143,13 +143,14 @@ def _requirements_change(job: Job) -> str:
     if ordered is None:
         return ""
     try:
-        now = packages.read_requirements(job.workspace, ordered.path)
+        current = packages.read_requirements(job.workspace, ordered.path)
     except CustomerError:
         return _("The requirements file %(path)s can't be read.") % {"path": ordered.path}
-    return "" if now == ordered else _("The requirements file %(path)s has changed.") % {"path": ordered.path}
+    return "" if current == ordered else _("The requirements file %(path)s has changed.") % {"path": ordered.path}
 
 
 def _dataset_change(job: Job, version: DatasetVersion) -> str:
+    """Return how the dataset that a rerun would read differs from the one that the job read; empty if it does not."""
     name = version.dataset.name
     try:
         latest = storage.latest_version(sharing.dataset_named(job.organization, name))
@@ -166,6 +167,7 @@ def _dataset_change(job: Job, version: DatasetVersion) -> str:
 
 
 def _model_change(version: ModelVersion) -> str:
+    """Return how the model that a rerun would read differs from the one that the job read; empty if it does not."""
     latest = storage.model_versions_of(version.model).first() if version.model.deleted_at is None else None
     values = {"name": version.model.name, "old": version.number, "new": latest.number if latest else 0}
     if latest is None:
@@ -183,6 +185,7 @@ def _image_change(job: Job) -> str:
 
 
 def _price_change(job: Job) -> str:
+    """Return the price of a node-hour now if it differs from that of the job; empty if it is the same or unknown."""
     quote = job.order.quote
     try:
         book = current_book(currency=quote.currency)

@@ -22,17 +22,17 @@ from runtime.errors import RuntimeFault
 CHUNK_BYTES = 1024 * 1024
 """Bytes of samples that one call to the cluster reads."""
 MAX_BYTES = 16 * CHUNK_BYTES
-"""Bytes of samples read per node: about those of a day."""
+"""Bytes of samples that are read per node: about those of a day."""
 MAX_SAMPLES = 1200
-"""Samples parsed per node. If there are more, every nth is used, because charts show far fewer points."""
+"""Samples parsed per node. Of more samples only every nth is parsed, because charts show far fewer points."""
 POINTS_SHOWN = 240
-"""Points per chart: about one per two pixels."""
+"""Points per chart: about one for every two pixels."""
 RECENT_SECONDS = 60
-"""Time range of current figures and of slow ranks: long enough to average over several steps."""
+"""The period that counts as recent: current usage and slow ranks are means over it. It covers several steps."""
 SLOW_RATIO = 1.3
 """A rank whose steps take this much longer than those of the median rank is slow. Smaller differences are noise."""
 MAX_RUNS_COMPARED = 20
-"""Latest one-node runs among which a run with the same data is searched."""
+"""How many of the latest one-node runs are searched for one with the same data."""
 GPU_SERIES = {"gpu": "utilization", "gpu_memory": "memory"}
 """Series that average over a node's GPUs, and the keys of a GPU's sample that they show."""
 SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
@@ -41,7 +41,7 @@ SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
 
 @dataclass
 class NodeUse:
-    """One node over time. Each of `series` is as long as `at` (Unix seconds); None marks missing values.
+    """The usage of one node over time. Each of `series` has a value for each of `at` (Unix seconds); None if missing.
 
     `recent_cpu` is the mean of the last RECENT_SECONDS, in cores: about the sum of its ranks' `cpu`.
     """
@@ -54,9 +54,11 @@ class NodeUse:
 
 @dataclass
 class RankUse:
-    """One rank: its recent usage, and its steps over the attempt and recently. Bytes, cores, seconds.
+    """The usage and the steps of one rank. Recent values are those of the last RECENT_SECONDS.
 
-    `cpu` is the recent mean, where samples without the rank count as zero. `memory` is the recent maximum.
+    `cpu` is the recent mean in cores, where samples without the rank count as zero. `memory` is the recent maximum in
+    bytes. `steps` and `step_seconds` are sums over the attempt; `comm_seconds` is the part of `step_seconds` that the
+    rank waited for others, None if unknown.
     """
 
     rank: int
@@ -93,18 +95,18 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Scaling efficiency: 1.0 means `nodes` times the throughput of one node. `job` is the run on one node."""
+    """Scaling efficiency: 1.0 means `nodes` times the throughput of the one-node run with the id `job_id`."""
 
     value: float
     nodes: int
-    job: int
+    job_id: int
     by: str
     """`steps` or `epochs`."""
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Resource usage of one attempt."""
+    """Resource usage of the attempt with the number `attempt`; None if the job has no such attempt."""
 
     attempt: int | None
     nodes: list[NodeUse]
@@ -116,31 +118,32 @@ class Telemetry:
 def telemetry(job: Job, attempt_number: int | None = None) -> Telemetry:
     """Return the resource usage of an attempt (default: the latest)."""
     attempts = list(job.attempts.all())
-    chosen = [each for each in attempts if attempt_number in {None, each.number}]
-    if not chosen:
+    attempt = next((each for each in reversed(attempts) if attempt_number in {None, each.number}), None)
+    if attempt is None:
         return Telemetry(None, [], [], [], None)
-    nodes, ranks = _read(chosen[-1])
-    return Telemetry(chosen[-1].number, nodes, ranks, stragglers(ranks), _efficiency(job, chosen[-1], ranks))
+    nodes, ranks = _read(attempt)
+    return Telemetry(attempt.number, nodes, ranks, stragglers(ranks), _efficiency(job, attempt, ranks))
 
 
 def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
-    """Return the slow ranks."""
-    measured = [
+    """Return the ranks whose recent compute time per step exceeds that of the median rank by SLOW_RATIO."""
+    step_times = [
         (each, each.recent_compute_seconds / each.recent_steps)
         for each in ranks
         if each.recent_compute_seconds is not None and each.recent_steps > 0
     ]
-    if len(measured) < 2:
+    if len(step_times) < 2:
         return []
-    median = statistics.median_low([seconds for _rank, seconds in measured])
+    median = statistics.median_low([seconds for _rank, seconds in step_times])
     return [
         Straggler(each.rank, each.node, seconds / median)
-        for each, seconds in measured
+        for each, seconds in step_times
         if median > 0 and seconds > SLOW_RATIO * median
     ]
 
 
 def _read(attempt: Attempt) -> tuple[list[NodeUse], list[RankUse]]:
+    """Return the usage of an attempt's nodes and ranks, in order of their numbers."""
     nodes: list[NodeUse] = []
     ranks: dict[int, RankUse] = {}
     for node in range(attempt.granted_nodes):
@@ -165,12 +168,13 @@ def _read_samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
     except RuntimeFault:
         return []
     stride = math.ceil(len(lines) / MAX_SAMPLES) if lines else 1
-    recent = max(0, len(lines) - RECENT_SECONDS)  # at most one sample a second
-    selected = [*lines[:recent:stride], *lines[recent:]]
-    return [sample for sample in map(_parse, selected) if sample is not None]
+    recent_from = max(0, len(lines) - RECENT_SECONDS)  # launchers write at most one sample a second
+    lines_to_parse = [*lines[:recent_from:stride], *lines[recent_from:]]
+    return [sample for sample in map(_parse, lines_to_parse) if sample is not None]
 
 
 def _parse(line: str) -> dict[str, Any] | None:
+    """Return a sample; None if the line is not one. Only `at` is checked, the time in Unix seconds."""
     try:
         sample = json.loads(line)
     except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
@@ -179,7 +183,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def _node_use(node: int, samples: list[dict[str, Any]]) -> NodeUse:
-    """Return a node's series, with at most POINTS_SHOWN points that are means of successive samples."""
+    """Return a node's series. Each of at most POINTS_SHOWN points is the mean of some successive samples."""
     since = _recent_since(samples)
     recent_cpu = _mean(sample.get("cpu") for sample in samples if float(sample["at"]) > since)
     size = math.ceil(len(samples) / POINTS_SHOWN)
@@ -230,24 +234,27 @@ def _recent_since(samples: list[dict[str, Any]]) -> float:
 
 
 def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency | None:
-    """Compare with the latest completed run of the same code and data on one node of the spec."""
+    """Compare the attempt with the latest completed run of the same code and data on one node of the spec.
+
+    Return None if there is no such run, or neither steps nor epochs can be compared.
+    """
     nodes = attempt.granted_nodes
-    if nodes < 2 or (single := _one_node_run(job)) is None:
+    if nodes < 2 or (one_node_job := _one_node_run(job)) is None:
         return None
-    baseline = single.attempts.filter(reason="completed").last()
+    baseline = one_node_job.attempts.filter(reason="completed").last()
     if baseline is None:
         return None
     rate = _samples_per_second(job, nodes, ranks)
-    base_rate = _samples_per_second(single, 1, _read(baseline)[1]) if rate else None
+    base_rate = _samples_per_second(one_node_job, 1, _read(baseline)[1]) if rate else None
     if rate and base_rate:
-        return Efficiency(rate / (nodes * base_rate), nodes, single.pk, "steps")
-    rate, base_rate = _epochs_per_second(job, attempt), _epochs_per_second(single, baseline)
-    return Efficiency(rate / (nodes * base_rate), nodes, single.pk, "epochs") if rate and base_rate else None
+        return Efficiency(rate / (nodes * base_rate), nodes, one_node_job.pk, "steps")
+    rate, base_rate = _epochs_per_second(job, attempt), _epochs_per_second(one_node_job, baseline)
+    return Efficiency(rate / (nodes * base_rate), nodes, one_node_job.pk, "epochs") if rate and base_rate else None
 
 
 def _one_node_run(job: Job) -> Job | None:
     """Return the latest completed run of the same code and data on one node of the spec, if any."""
-    similar = Job.objects.filter(
+    one_node_jobs = Job.objects.filter(
         organization=job.organization_id,
         code_key=job.code_key,
         node_spec=job.node_spec_id,
@@ -256,7 +263,7 @@ def _one_node_run(job: Job) -> Job | None:
         state=JobState.SUCCEEDED,
     ).order_by("-id")[:MAX_RUNS_COMPARED]
     versions = _dataset_versions(job)
-    candidates = similar.prefetch_related("job_datasets")
+    candidates = one_node_jobs.prefetch_related("job_datasets")
     return next((each for each in candidates if _dataset_versions(each) == versions), None)
 
 
@@ -271,6 +278,7 @@ def _samples_per_second(job: Job, nodes: int, ranks: list[RankUse]) -> float | N
 
 
 def _epochs_per_second(job: Job, attempt: Attempt) -> float | None:
+    """Return the epochs per second of a completed attempt; None for any other."""
     if attempt.reason != "completed" or attempt.started_at is None or attempt.finished_at is None:
         return None
     seconds = (attempt.finished_at - attempt.started_at) / timedelta(seconds=1)
@@ -278,6 +286,7 @@ def _epochs_per_second(job: Job, attempt: Attempt) -> float | None:
 
 
 def _parts(sample: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the objects in a list of a sample, such as its `ranks`. Invalid ones are left out."""
     parts = sample.get(name)
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 

@@ -1,7 +1,7 @@
 """The files that runs write on their clusters: logs, results, checkpoints and outputs.
 
-They count against the storage quota from the end of each attempt until they are deleted: at the time that `kept_until`
-returns, or earlier by the customer.
+They count against the storage quota from the end of each attempt until they are deleted. `reconciliation` deletes them
+at their `deletion_time`, and the customer may delete them earlier.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from storage import catalog, quota, trees
 from storage.errors import InUse
 from storage.models import Allocation
 
-KEEP_RUNS = timedelta(days=30)
-"""How long logs and results of an ended job are kept unless the customer chooses another time (`Job.keep_until`).
-Customers read this figure before they buy."""
-KEEP_AT_LEAST = timedelta(days=1)
-"""Minimum time that they are kept after the end of the job, so that there is time to read its log."""
-MEASURE_PAUSE = timedelta(minutes=1)
+DEFAULT_RETENTION = timedelta(days=30)
+"""How long the files of an ended job are kept, unless the customer chooses another time (`Job.keep_until`). Customers
+read this figure before they buy. A month is enough to evaluate a training and to start another one from it."""
+MIN_RETENTION = timedelta(days=1)
+"""How long the files are kept at least, even if `Job.keep_until` is earlier, so that there is time to read the log."""
+MIN_MEASURE_INTERVAL = timedelta(minutes=1)
 """Minimum interval between measurements of a workspace that other open jobs use, because each walks all its files."""
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class ClusterUnavailable(JobsError):
 
 
 def checkpoint_key(job_pk: int) -> str:
-    """Return the key of the checkpoints and outputs, which all attempts at a job share."""
+    """Return the key by which backends know a job's checkpoints and outputs, which all its attempts share."""
     return f"job-{job_pk}"
 
 
@@ -56,29 +56,29 @@ def allocation_key(job_pk: int) -> str:
     return f"job:{job_pk}"
 
 
-def kept_until(job: Job) -> datetime | None:
-    """Return until when a job's files are kept; None for a job that has not ended, because its end decides."""
+def deletion_time(job: Job) -> datetime | None:
+    """Return when a job's files are deleted; None for a job that has not ended, because the time depends on its end."""
     if job.finished_at is None:
         return None
     if job.keep_until is None:
-        return job.finished_at + KEEP_RUNS
-    return max(job.keep_until, job.finished_at + KEEP_AT_LEAST)
+        return job.finished_at + DEFAULT_RETENTION
+    return max(job.keep_until, job.finished_at + MIN_RETENTION)
 
 
 def is_expired(job: Job) -> bool:
-    """Whether the retention of the job's files is over."""
-    end = kept_until(job)
-    return end is not None and end <= timezone.now()
+    """Whether the job's files should be deleted by now."""
+    deletion_at = deletion_time(job)
+    return deletion_at is not None and deletion_at <= timezone.now()
 
 
 @shared_task
 def count_storage(job_pk: int) -> None:
-    """Measure the files of an attempt that has just ended, and its workspace."""
+    """Measure the files of a job and of its workspace. Sent whenever an attempt of the job has ended."""
     job = Job.objects.select_related("workspace", "organization").get(pk=job_pk)
     measure(job)
     measured_at = job.workspace.measured_at
-    is_fresh = measured_at is not None and timezone.now() - measured_at < MEASURE_PAUSE
-    # While other jobs use the workspace, a fresh measurement is enough: the last job that ends measures again.
+    is_fresh = measured_at is not None and timezone.now() - measured_at < MIN_MEASURE_INTERVAL
+    # While other jobs use the workspace, a fresh measurement is enough: the last one to end measures it anyway.
     if not (is_fresh and Job.objects.filter(workspace=job.workspace_id).exclude(state__in=ENDED).exists()):
         catalog.measure_workspace(workspace=job.workspace)
 
@@ -89,7 +89,7 @@ def measure(job: Job) -> None:
     attempts = list(job.attempts.exclude(finished_at=None))
     for attempt in attempts:
         total += _run_usage(attempt)
-    # Without run files and copied checkpoints, the files were deleted or never existed.
+    # Without files of attempts or copied checkpoints there are no outputs: they were deleted, or no attempt ran.
     if total.entry_count or (attempts and job.checkpoints_copied_at):
         total += _shared_usage(attempts[-1])
     job.refresh_from_db(fields=["finished_at", "keep_until"])  # they may have changed while the files were measured
@@ -98,19 +98,19 @@ def measure(job: Job) -> None:
         key=allocation_key(job.pk),
         label=f"#{job.pk} {job.name}",
         usage=total,
-        kept_until=kept_until(job),
+        kept_until=deletion_time(job),
     )
 
 
 def discard_count(job_pk: int) -> None:
-    """Stop counting the files of a job."""
+    """Stop counting the files of a job against the storage quota."""
     Allocation.objects.filter(key=allocation_key(job_pk)).delete()
 
 
 def is_needed(job: Job) -> bool:
-    """Whether an open job still has to copy the job's checkpoints."""
-    waiting = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
-    return waiting.exclude(state__in=ENDED).exists()
+    """Whether another job, which is open, still has to copy the job's checkpoints."""
+    dependents = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
+    return dependents.exclude(state__in=ENDED).exists()
 
 
 def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
@@ -125,13 +125,13 @@ def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
 
 
 def measure_uncounted(attempts: list[Attempt]) -> None:
-    """Measure ended attempts that `count_storage` missed, and jobs that ended after their last attempt was measured."""
-    ended = {attempt.job_id for attempt in attempts if attempt.finished_at}
-    keys = [allocation_key(pk) for pk in ended]
-    counted = dict(Allocation.objects.filter(key__in=keys).values_list("key", "kept_until"))
-    for job in Job.objects.filter(pk__in=ended).select_related("organization").iterator():
+    """Measure jobs that `count_storage` missed: those not counted at all, and ended ones without a deletion time."""
+    job_ids = {attempt.job_id for attempt in attempts if attempt.finished_at}
+    keys = [allocation_key(pk) for pk in job_ids]
+    kept_until_by_key = dict(Allocation.objects.filter(key__in=keys).values_list("key", "kept_until"))
+    for job in Job.objects.filter(pk__in=job_ids).select_related("organization").iterator():
         key = allocation_key(job.pk)
-        if key not in counted or (job.is_ended and counted[key] is None):
+        if key not in kept_until_by_key or (job.is_ended and kept_until_by_key[key] is None):
             measure(job)
 
 
@@ -160,6 +160,7 @@ def remove(*, job: Job, user: User | None) -> None:
 
 
 def _run_usage(attempt: Attempt) -> trees.Usage:
+    """Return the usage of an attempt's own files: its logs and results."""
     try:
         return _usage_of(cluster(attempt.backend).run_folder(attempt.run_name))
     except RuntimeFault:
@@ -176,6 +177,7 @@ def _shared_usage(attempt: Attempt) -> trees.Usage:
 
 
 def _usage_of(folder: Path) -> trees.Usage:
+    """Return the usage of a folder; nothing if the console cannot read it."""
     try:
         return trees.measure(root=folder).usage
     except CustomerError:  # the console has no access to it, for example on a cluster without shared storage

@@ -14,7 +14,7 @@ FIELDS = (
     "id", "name", "tags", "code_path", "state", "epochs", "epoch", "progress", "nodes", "deadline_seconds",
     "queued_at", "started_at", "builtin_script", "image__name",
 )  # fmt: skip
-"""The columns of a job that a row needs."""
+"""The columns of a job that `row` reads."""
 
 
 def listed(organization: Organization) -> QuerySet[Job]:
@@ -28,7 +28,7 @@ def listed(organization: Organization) -> QuerySet[Job]:
             placed_by=F("order__placed_by__email"),
             currency=F("order__quote__currency"),
             ceiling_minor=F("order__hold__amount_minor"),
-            was_probe=free_runs.PROBES,
+            is_probe=free_runs.PROBES,
             p50_seconds=F("order__quote__basis__p50_seconds"),
         )
         .select_related("image")
@@ -41,7 +41,7 @@ def row(job: Any) -> dict[str, Any]:
     """Return the context of one row; `job` comes from `listed`."""
     return {
         "job": job,
-        "title": free_runs.title(job, is_probe=job.was_probe),
+        "title": free_runs.title(job, is_probe=job.is_probe),
         "progress": selectors.progress(job, p50_seconds=float(job.p50_seconds or 0)),
         "cost_minor": job.metered_minor,
     }

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.emails import deliver
 from console.accounts.models import Membership, User
 from console.notifications import services as notifications
@@ -20,8 +20,9 @@ from jobs.messages import end_sentence, failure_sentence, sweep_end_sentence
 from jobs.models import Job, Trial
 
 KINDS = ("job.succeeded", "job.failed", "job.cancelled", "sweep.ended")
+"""Kinds of notifications that are mailed by this module."""
 MAX_MAIL_DELAY = timedelta(days=1)
-"""An end is not mailed later than this, because after a long outage of mail old mails are of no use."""
+"""After this time an end is no longer mailed: after a long outage of the mail server, old mails are of no use."""
 
 
 def send_due() -> int:
@@ -34,8 +35,9 @@ def send_due() -> int:
 
 
 def _recipients(notification: Notification) -> list[User]:
+    """Return the member who ordered the run or sweep, if the member wants the mail; else nobody."""
     user = notification.user
-    # No mail for each trial of a sweep: one mail about the sweep's end is enough.
+    # The end of a trial is not mailed, because one mail about the end of its sweep is enough.
     is_trial = Trial.objects.filter(job=notification.data.get("job")).exists()
     if user is None or not user.is_active or is_trial:
         return []
@@ -44,6 +46,7 @@ def _recipients(notification: Notification) -> list[User]:
 
 
 def _mail(notification: Notification) -> tuple[str, str]:
+    """Return the subject and the text of the mail."""
     return _sweep_mail(notification) if notification.kind == "sweep.ended" else _job_mail(notification)
 
 

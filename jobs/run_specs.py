@@ -19,13 +19,14 @@ from storage import selectors as storage_selectors
 from storage.errors import SecretUnreadable
 from storage.models import DatasetVersion, ModelVersion
 
-WORKSPACE_TARGET = "/workspace"
-DATASETS_TARGET = "/datasets"
-MODELS_TARGET = "/models"
-"""Paths of the mounts in a run, which scripts get as WORKSPACE, DATASETS_PATH and MODELS_PATH."""
+WORKSPACE_PATH = "/workspace"
+DATASETS_PATH = "/datasets"
+MODELS_PATH = "/models"
+"""Where a run finds its workspace, datasets and models: the paths of the mounts, which scripts get as the environment
+variables WORKSPACE, DATASETS_PATH and MODELS_PATH."""
 HANG_SECONDS = 120
-"""How long a run may show no sign of progress before it counts as hung. Longer than the pauses of ordinary training
-(an evaluation, a checkpoint); the launcher's own detector may be certain sooner."""
+"""How long a run may show no sign of progress before it counts as hung. It is longer than the pauses of ordinary
+training, such as an evaluation or a checkpoint. The launcher's hang detector may decide sooner, if every rank waits."""
 
 
 def mounted_versions(job: Job) -> list[DatasetVersion]:
@@ -42,9 +43,10 @@ def mounted_models(job: Job) -> list[ModelVersion]:
 
 
 def run_spec(attempt: Attempt) -> RunSpec:
-    """Return the attempt's spec. Every call returns the same, so that a repeated submission adopts the run.
+    """Return the attempt's spec without what only its start needs: see `launch_spec`.
 
-    Only the deadline of a running notebook changes, when it is extended.
+    Every call returns the same spec, so that a repeated submission adopts the run. Only the deadline of a running
+    notebook changes, when the notebook is extended.
     """
     job, nodes = attempt.job, attempt.granted_nodes
     versions, models = mounted_versions(job), mounted_models(job)
@@ -74,13 +76,13 @@ def run_spec(attempt: Attempt) -> RunSpec:
             workspace=job.workspace,
             dataset_versions=versions,
             model_versions=models,
-            workspace_target=WORKSPACE_TARGET,
-            datasets_target=DATASETS_TARGET,
-            models_target=MODELS_TARGET,
+            workspace_target=WORKSPACE_PATH,
+            datasets_target=DATASETS_PATH,
+            models_target=MODELS_PATH,
         ),
-        workspace_target=WORKSPACE_TARGET,
-        datasets_target=DATASETS_TARGET,
-        models_target=MODELS_TARGET,
+        workspace_target=WORKSPACE_PATH,
+        datasets_target=DATASETS_PATH,
+        models_target=MODELS_PATH,
         restart_count=attempt.number - 1,
         grace_seconds=min(GRACE_SECONDS, deadline // 4),
         checkpoint_key=results.checkpoint_key(job.pk),
@@ -123,10 +125,13 @@ def _secrets(job: Job) -> dict[str, str]:
 
 
 def deadline_seconds(attempt: Attempt) -> int:
-    """Return the attempt's deadline: the job's, less the time of earlier attempts; longer on fewer nodes."""
+    """Return how many seconds the attempt may run: the job's deadline less the time of earlier attempts.
+
+    On fewer nodes than ordered it may run longer.
+    """
     job = attempt.job
     if attempt.number == 1 and attempt.granted_nodes == job.nodes:
         return job.deadline_seconds
-    earlier = job.attempts.filter(number__lt=attempt.number)
+    earlier_attempts = job.attempts.filter(number__lt=attempt.number)
     longest = lifecycle.longest_seconds(job)
-    return max(1, usage.left_seconds(job, earlier, nodes=attempt.granted_nodes, longest_seconds=longest))
+    return max(1, usage.left_seconds(job, earlier_attempts, nodes=attempt.granted_nodes, longest_seconds=longest))

@@ -1,7 +1,8 @@
 """The queue of a cluster: choose the job that starts next, and store why the others wait.
 
-The cost of a pass depends on what it starts, not on the length of the queue: a job that cannot start is never loaded.
-Why a job waits is stored once per node spec (`CapacitySnapshot`); `waiting` reads it.
+The cost of a pass depends on the number of jobs that it starts, not on the length of the queue: a job that cannot start
+is never loaded. The capacity is stored once per node spec (`CapacitySnapshot`), and `waiting` derives from it why a job
+waits.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from django.utils import timezone
 from billing.models import NodeSpec
 from console.accounts.models import Quota
 from jobs import quotas
-from jobs.clusters import cluster_named, resources_of
+from jobs.clusters import resolve_cluster_name, resources_of
 from jobs.models import LEAST_NODES, Attempt, CapacitySnapshot, Job
 from jobs.states import JobState
 from runtime.specs import Capacity, Resources
 
 BACKFILL_LIMIT = timedelta(minutes=10)
-"""How long smaller jobs may start ahead of an older job that does not fit yet. After that, free capacity is kept for
-the older job; without a limit, a steady stream of small jobs would delay it for ever."""
+"""How long smaller jobs may start ahead of an older job that does not fit yet (backfill). After that, free capacity is
+kept for the older job. Without a limit, a steady stream of small jobs would delay it for ever."""
 MIN_PAGE, MAX_PAGE = 8, 100
-"""Bounds of the number of jobs loaded at once. A page has as many jobs as there are free nodes, because no more can
-start. The minimum saves queries when jobs of a page are over their quota; the maximum bounds memory."""
+"""Bounds of the number of jobs that one query loads. A page has as many jobs as there are free nodes, because no more
+can start. The minimum saves queries if jobs of a page exceed their quota; the maximum limits memory."""
 Position = tuple[datetime, int]
 """A place in the queue: when the job was queued, and its id."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The capacity for a node spec during a pass; the fields are columns of `CapacitySnapshot`."""
+    """The capacity for a node spec after a pass. The fields are columns of `CapacitySnapshot`, and described there."""
 
     free: int
     most: int
@@ -46,34 +47,35 @@ class Snapshot:
 
 
 def waiting_specs(cluster_name: str) -> list[NodeSpec]:
-    """Return the cluster's node specs for which at least one job waits that is ready to start."""
-    ready = Job.objects.filter(_is_ready(timezone.now()), node_spec=OuterRef("pk"), state=JobState.QUEUED)
+    """Return the node specs of a cluster for which a job waits that is ready to start."""
+    ready = Job.objects.filter(_ready_filter(timezone.now()), node_spec=OuterRef("pk"), state=JobState.QUEUED)
     specs = NodeSpec.objects.filter(Exists(ready)).select_related("capacity_snapshot")
-    return [spec for spec in specs if cluster_named(spec.cluster) == cluster_name]
+    return [spec for spec in specs if resolve_cluster_name(spec.cluster) == cluster_name]
 
 
 class SchedulingPass:
-    """One pass over a cluster's queue, given its capacity. The caller starts jobs and reports each one here."""
+    """One pass over a cluster's queue, given its capacity. It yields jobs, which the caller starts and reports."""
 
     def __init__(self, specs: Sequence[NodeSpec], capacity: Capacity, reserved: Iterable[Attempt] = ()) -> None:
-        """`reserved` are claimed attempts that the cluster does not have yet, and whose nodes stay free for them."""
+        """`reserved`: claimed attempts that the cluster does not have yet. Capacity for them is not given to others."""
         self._specs = {spec.pk: spec for spec in specs}
         self._now = timezone.now()
-        self._running = quotas.running_nodes()
+        self._running = quotas.running_nodes()  # nodes by organization id
         limits = Quota.objects.filter(organization__in=self._running)
         self._node_limits = dict(limits.values_list("organization_id", "max_running_nodes"))
-        self._held_from: Position | None = None
+        self._held_from: Position | None = None  # of the job for which capacity is kept free
         self._reserved = list(reserved)
         self.update_capacity(capacity)
 
     def update_capacity(self, capacity: Capacity) -> None:
-        """Replace the capacity of this pass by what the cluster has now."""
+        """Replace the capacity of this pass by that which the cluster has now, less the reserved attempts."""
         for attempt in self._reserved:
             spec = attempt.job.node_spec
             capacity = capacity_without(capacity, resources_of(spec), attempt.granted_nodes, spec.name)
         self._set_capacity(capacity)
 
     def _set_capacity(self, capacity: Capacity) -> None:
+        """Set the capacity, and derive from it how many nodes of each spec can start."""
         self._capacity = capacity
         self._free = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
 
@@ -82,29 +84,30 @@ class SchedulingPass:
         self._running[job.organization_id] = self._running.get(job.organization_id, 0) + nodes
         self._set_capacity(capacity_without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
 
-    def startable(self) -> Iterator[tuple[Job, int]]:
+    def startable_jobs(self) -> Iterator[tuple[Job, int]]:
         """Yield each job that can start now, oldest first, and the number of nodes for it.
 
-        Between two jobs the caller reports the first one with `allocate`.
+        Before it takes the next job, the caller calls `allocate`, or `update_capacity` if the job could not start.
         """
         last: Position | None = None
         is_last = False
         while not is_last and (page := self._page(last)):
-            # A short page is the last one. A job that fits only later starts in a later pass: each order and each
-            # end of a run requests a pass.
+            # Only the last page is smaller than MIN_PAGE. Jobs that fit only later start in a later pass, which each
+            # order and each end of a run requests.
             is_last = len(page) < MIN_PAGE
-            overdue = self._first_overdue(last)
+            overdue = self._first_overdue_position(last)
             for job in page:
                 last = (job.queued_at, job.pk)
                 if overdue and overdue < last:
                     self._held_from = overdue
                     return
-                quota, free = self._free_in_quota(job), self._free[job.node_spec_id]
-                if quota < job.least_nodes:
+                free_in_quota, free = self._free_in_quota(job), self._free[job.node_spec_id]
+                if free_in_quota < job.least_nodes:
                     continue
                 if free >= job.least_nodes:
-                    yield job, min(job.nodes, quota, free)
-                elif self._now - job.queued_at > BACKFILL_LIMIT:  # jobs of this pass have taken its nodes
+                    yield job, min(job.nodes, free_in_quota, free)
+                elif self._now - job.queued_at > BACKFILL_LIMIT:
+                    # It fitted when the page was loaded, but jobs of this pass have taken the nodes.
                     self._held_from = last
                     return
 
@@ -124,22 +127,26 @@ class SchedulingPass:
         _store({pk: asdict(snapshot) for pk, snapshot in snapshots.items()}, self._specs.values())
 
     def _queued(self, after: Position | None = None) -> QuerySet[Job]:
-        jobs = Job.objects.filter(_is_ready(timezone.now()), state=JobState.QUEUED, node_spec__in=self._specs)
+        """Return the ready jobs of this pass in the queue's order, with `least`: the nodes that each needs to start."""
+        jobs = Job.objects.filter(_ready_filter(timezone.now()), state=JobState.QUEUED, node_spec__in=self._specs)
         if after:
             jobs = jobs.filter(Q(queued_at__gt=after[0]) | Q(queued_at=after[0], pk__gt=after[1]))
         return jobs.alias(least=LEAST_NODES).order_by("queued_at", "pk")
 
     def _page(self, after: Position | None) -> list[Job]:
-        """Return the next jobs that fit the free capacity, without organizations known to be over their quota."""
+        """Return the next jobs that fit the free capacity and the quotas that this pass has read so far."""
         fits = [Q(node_spec=pk, least__lte=free) for pk, free in self._free.items() if free]
         if not fits:
             return []
-        jobs = self._queued(after).filter(reduce(or_, fits)).exclude(self._over_quota())
+        jobs = self._queued(after).filter(reduce(or_, fits)).exclude(self._over_quota_filter())
         size = min(MAX_PAGE, max(MIN_PAGE, sum(self._free.values())))
         return list(jobs.select_related("node_spec", "image", "workspace", "organization__quota")[:size])
 
-    def _first_overdue(self, after: Position | None) -> Position | None:
-        """Return the first job that has waited past BACKFILL_LIMIT for capacity, though its quota has room."""
+    def _first_overdue_position(self, after: Position | None) -> Position | None:
+        """Return the position of the first job that has waited for capacity for longer than BACKFILL_LIMIT.
+
+        Jobs for which the quota has no room do not count, nor do jobs that even the empty cluster could not run.
+        """
         too_large = [
             Q(node_spec=pk, least__gt=free, least__lte=most)
             for pk, free in self._free.items()
@@ -147,10 +154,10 @@ class SchedulingPass:
         ]
         if not too_large:
             return None
-        large = reduce(or_, too_large)
+        is_too_large = reduce(or_, too_large)
         while True:
-            overdue = self._queued(after).filter(large, queued_at__lt=self._now - BACKFILL_LIMIT)
-            jobs = list(overdue.exclude(self._over_quota()).select_related("organization__quota")[:MIN_PAGE])
+            overdue = self._queued(after).filter(is_too_large, queued_at__lt=self._now - BACKFILL_LIMIT)
+            jobs = list(overdue.exclude(self._over_quota_filter()).select_related("organization__quota")[:MIN_PAGE])
             for job in jobs:
                 after = job.queued_at, job.pk
                 if self._free_in_quota(job) >= job.least_nodes:
@@ -158,20 +165,21 @@ class SchedulingPass:
             if len(jobs) < MIN_PAGE:
                 return None
 
-    def _max_nodes(self, spec: int) -> int:
+    def _max_nodes(self, spec_pk: int) -> int:
         """Return how many nodes of the spec the cluster could run if it were empty."""
-        return self._capacity.nodes_ever(resources_of(self._specs[spec]), self._specs[spec].name)
+        return self._capacity.nodes_ever(resources_of(self._specs[spec_pk]), self._specs[spec_pk].name)
 
     def _free_in_quota(self, job: Job) -> int:
+        """Return how many more nodes the job's organization may run, and remember its limit for the next pages."""
         self._node_limits[job.organization_id] = job.organization.quota.max_running_nodes
         return quotas.free_nodes(job, self._running)
 
-    def _over_quota(self) -> Q:
-        """Return the filter for jobs that do not fit the quota of an organization seen so far in this pass."""
+    def _over_quota_filter(self) -> Q:
+        """Return the filter for jobs that do not fit their organization's quota, if this pass has read that quota."""
         free = {pk: limit - self._running.get(pk, 0) for pk, limit in self._node_limits.items()}
-        full = [pk for pk, nodes in free.items() if nodes <= 0]
-        partly = (Q(organization=pk, least__gt=nodes) for pk, nodes in free.items() if nodes > 0)
-        return reduce(or_, partly, Q(organization__in=full))
+        used_up = [pk for pk, nodes in free.items() if nodes <= 0]
+        too_large = (Q(organization=pk, least__gt=nodes) for pk, nodes in free.items() if nodes > 0)
+        return reduce(or_, too_large, Q(organization__in=used_up))
 
 
 def save_unavailable(specs: Sequence[NodeSpec]) -> None:
@@ -185,33 +193,39 @@ def save_drained(specs: Sequence[NodeSpec], reason: str) -> None:
 
 
 def capacity_without(capacity: Capacity, resources: Resources, nodes: int, kind: str = "") -> Capacity:
-    """Return the capacity left after `nodes` nodes with `resources` start, placed machine by machine."""
+    """Return the capacity that is left after `nodes` nodes with `resources` start, placed machine by machine.
+
+    `kind` is the name of the node spec, which may be restricted to some machines.
+    """
     machines = []
     for machine in capacity.machines:
-        placed = min(nodes, replace(capacity, machines=(machine,), elastic=False).nodes_now(resources, kind))
-        nodes -= placed
+        placed_nodes = min(nodes, replace(capacity, machines=(machine,), elastic=False).nodes_now(resources, kind))
+        nodes -= placed_nodes
         free = machine.free
-        if placed:
+        if placed_nodes:
             free = replace(
                 free,
-                cpus=round(free.cpus - resources.cpus * placed, 6),
-                memory_mib=free.memory_mib - resources.memory_mib * placed,
-                gpus=free.gpus - resources.gpus * placed,
+                cpus=round(free.cpus - resources.cpus * placed_nodes, 6),  # fractions of cores are inexact as floats
+                memory_mib=free.memory_mib - resources.memory_mib * placed_nodes,
+                gpus=free.gpus - resources.gpus * placed_nodes,
             )
         machines.append(replace(machine, free=free))
     return replace(capacity, machines=tuple(machines))
 
 
-def _is_ready(now: datetime) -> Q:
+def _ready_filter(now: datetime) -> Q:
     """Return the filter for jobs whose wait before a retry is over, and whose packages are installed."""
     return Q(awaits_packages=False) & (Q(not_before=None) | Q(not_before__lte=now))
 
 
-def _store(values_of: Mapping[int, Mapping[str, object]], specs: Iterable[NodeSpec]) -> None:
-    """Write the snapshots of specs that come from `waiting_specs`, which loads the stored snapshot of each."""
+def _store(values_by_spec: Mapping[int, Mapping[str, object]], specs: Iterable[NodeSpec]) -> None:
+    """Write columns of the specs' snapshots, by the id of the spec. Unchanged rows are not written.
+
+    `specs` come from `waiting_specs`, which has loaded the stored snapshots.
+    """
     for spec in specs:
         stored: CapacitySnapshot | None = getattr(spec, "capacity_snapshot", None)
-        values = values_of[spec.pk]
+        values = values_by_spec[spec.pk]
         if stored is not None and all(getattr(stored, name) == value for name, value in values.items()):
             continue
         if stored is None or not CapacitySnapshot.objects.filter(pk=stored.pk).update(**values):

@@ -1,7 +1,7 @@
-"""Find the variables and datasets that a script reads, and warn before the purchase about datasets not chosen.
+"""Find the variables and datasets that a script reads, and warn before the purchase about those it does not include.
 
 The script is searched with patterns instead of parsed, because hostile input could exhaust the recursion of Python's
-parser. Names that code assembles at run time are not found, so these are warnings and never errors.
+parser. Names that code assembles at run time are not found. The results are therefore warnings, and never errors.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from runtime import environment
 from storage import files, selectors, sharing
 
 MAX_WARNINGS = 5
-"""Warnings shown. With more, the patterns have probably misread the script."""
+"""Warnings that are shown. If there are more, the patterns have probably misread the script."""
 COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 VARIABLE = re.compile(r"\bDATASETS(_PATH)?\b")
 QUOTED_NAME = re.compile(r"""(?<=["'/])[a-z0-9][a-z0-9_-]{0,62}(?=["'/])""")
-"""Whole strings, or whole path components, that could be the name of a dataset."""
+"""Matches whole strings and whole parts of paths that could be the name of a dataset."""
 JOINED_NAME = re.compile(
     r"""DATASETS_PATH (?: \}?/ | ["'] (?:\s*,\s*["'][^"'\n]{0,200}["'])? \s*[\])]{1,4}\s*"""
     r"""(?: [,/+]\s*f?["']/? | \}/ ) ) ([a-z0-9][a-z0-9_-]{0,62})\b""",
     re.VERBOSE,
 )
-"""A name directly after the variable: with os.path.join, `/`, `+`, in an f-string, or in shell syntax."""
+"""Matches a name directly after the variable, joined to it by os.path.join, `/`, `+`, an f-string, or shell syntax."""
 QUOTED_VARIABLE = re.compile(r"""["']([A-Z][A-Z0-9_]+)["']""")
-"""A string that has the form of a variable's name."""
+"""Matches a string that has the form of an environment variable's name."""
 
 
 @dataclass(frozen=True)
 class DatasetUse:
-    """The datasets of a script: whether it uses any, names that are certainly datasets, and strings that could be."""
+    """The datasets of a script: whether it uses any, names that are surely datasets, and strings that could be."""
 
     uses_datasets: bool = False
-    named: frozenset[str] = frozenset()
+    certain: frozenset[str] = frozenset()
     possible: frozenset[str] = frozenset()
 
 
@@ -49,7 +49,7 @@ def read_script(text: str) -> DatasetUse:
     if not VARIABLE.search(code):
         return DatasetUse()
     return DatasetUse(
-        uses_datasets=True, named=frozenset(JOINED_NAME.findall(code)), possible=frozenset(QUOTED_NAME.findall(code))
+        uses_datasets=True, certain=frozenset(JOINED_NAME.findall(code)), possible=frozenset(QUOTED_NAME.findall(code))
     )
 
 
@@ -66,7 +66,7 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
     if purchase.get("exact"):
         return []  # an exact rerun reads the datasets of its original
     script = str(purchase.get("code_path", ""))
-    chosen = {str(dataset).partition("@")[0] for dataset in purchase.get("datasets") or ()}
+    ordered = {str(dataset).partition("@")[0] for dataset in purchase.get("datasets") or ()}
     try:
         workspace = selectors.workspace_named(organization, str(purchase.get("workspace", "")))
         use = read_script(files.read_text(root=selectors.workspace_folder(workspace), path=script))
@@ -74,14 +74,14 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
         return []
     if not use.uses_datasets:
         return []
-    existing = set(sharing.usable_datasets(organization).values_list("name", flat=True))
-    not_chosen = (use.named | use.possible & existing) - chosen
-    # The script gets the names from elsewhere, for example from its arguments.
-    if not not_chosen and not chosen and not use.named:
+    existing_names = set(sharing.usable_datasets(organization).values_list("name", flat=True))
+    missing_names = (use.certain | use.possible & existing_names) - ordered
+    # The script may get the names from elsewhere, for example from its arguments.
+    if not missing_names and not ordered and not use.certain:
         return [_("%(script)s uses datasets, but none is chosen.") % {"script": script}]
-    missing = _("%(script)s reads the dataset %(name)s, which is not chosen.")
-    unknown = _("%(script)s reads the dataset %(name)s, which your organization does not have. Upload it first.")
+    not_chosen = _("%(script)s reads the dataset %(name)s, which is not chosen.")
+    not_existing = _("%(script)s reads the dataset %(name)s, which your organization does not have. Upload it first.")
     return [
-        (missing if name in existing else unknown) % {"script": script, "name": name}
-        for name in sorted(not_chosen)[:MAX_WARNINGS]
+        (not_chosen if name in existing_names else not_existing) % {"script": script, "name": name}
+        for name in sorted(missing_names)[:MAX_WARNINGS]
     ]

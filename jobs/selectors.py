@@ -1,6 +1,6 @@
 """Read jobs for pages and API: lists of jobs, and a job's events, curves, nodes, output and environment.
 
-If a cluster does not answer, its output, samples, stacks and capacity are empty, so that pages work without it.
+While a cluster does not answer, output, samples and stacks of its runs are empty, so that pages work without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jobs.messages import (
     end_sentence,
     event_sentence,
     failure_sentence,
-    joined,
+    join_sentences,
     retry_sentence,
     starting_sentence,
     straggler_sentence,
@@ -43,17 +43,18 @@ from runtime.specs import Capacity, LogChunk
 from storage.models import Allocation
 
 LOG_BYTES = 65536
-"""Bytes of a log in one response, unless the request names another number."""
+"""Bytes of a log in one response, unless the request names another number: several hundred lines."""
 SEARCH_STEP_BYTES = 1 << 20
-"""Bytes of a log that a search holds in memory."""
+"""Bytes of a log that a search reads at a time and holds in memory."""
 SEARCH_BYTES = 64 << 20
-"""Bytes that one request searches. A longer log needs several requests."""
+"""Bytes of a log that one request searches: all of the largest log on shared storage. A longer log, which a cluster
+without shared storage may have, needs several requests."""
 MAX_CHARACTER_BYTES = 4
 """Bytes of the longest UTF-8 character, which may be cut off at the end of a chunk."""
 ERRORS = (
     "Traceback (most recent call last)", "Error: ", "Exception: ", "FATAL", "CRITICAL", "Segmentation fault",
 )  # fmt: skip
-"""Texts that mark an error in a log, from Python, its logging, and other programs."""
+"""Texts that mark an error in a log: from Python's tracebacks, from loggers, and from crashed programs."""
 POINTS_SHOWN = 1000
 """Points per curve in one response. Longer curves are thinned evenly; a chart has fewer pixels than this."""
 
@@ -66,10 +67,10 @@ def products() -> QuerySet[Product]:
 def jobs_for(organization: Organization) -> QuerySet[Job]:
     """Return an organization's jobs, newest first, with their related rows.
 
-    Queued jobs also have `ahead` (queued jobs before it on its cluster, of any organization) and `running_nodes` (nodes
-    that the organization runs). Both are 0 for other jobs.
+    A queued job also has `ahead`, the number of queued jobs before it on its cluster, of any organization, and
+    `running_nodes`, the number of nodes that its organization runs. Both are 0 for other jobs.
     """
-    # All rows have the same state, so grouping by the state gives a subquery with one row, the count.
+    # A subquery must return one row. All its jobs have the same state, so grouping by the state gives one: the count.
     queued_before = (
         Job.objects.filter(state=JobState.QUEUED)
         .filter(Q(queued_at__lt=OuterRef("queued_at")) | Q(queued_at=OuterRef("queued_at"), pk__lt=OuterRef("pk")))
@@ -101,7 +102,7 @@ def job_for(organization: Organization, pk: int) -> Job:
     """Return a job of the organization. Raises NotFound."""
     job = _jobs_with_relations(organization).filter(pk=pk).first()
     if job is not None and job.state == JobState.QUEUED:
-        # Only a queued job needs the annotations of `jobs_for`, which are a third of the cost of that query.
+        # Only a queued job needs the annotations of `jobs_for`. They make up a third of the cost of that query.
         job = jobs_for(organization).filter(pk=pk).first()
     if job is None:
         raise NotFound
@@ -119,13 +120,13 @@ def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
 
 def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
     """Return the latest ended trainings whose files are still kept, newest first."""
-    kept = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")[:limit]
-    jobs = Job.objects.filter(organization=organization, pk__in=[row.job_pk for row in kept])
+    allocations = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")
+    jobs = Job.objects.filter(organization=organization, pk__in=[row.job_pk for row in allocations[:limit]])
     return jobs.filter(state__in=ENDED, builtin_script="").order_by("-pk")
 
 
 def job_row(organization: Organization, pk: int) -> Job:
-    """Return a job without related objects, which is enough to read its output. Raises NotFound."""
+    """Return a job without its related objects except the organization: enough to read its output. Raises NotFound."""
     job = Job.objects.filter(organization=organization, pk=pk).first()
     if job is None:
         raise NotFound
@@ -134,7 +135,7 @@ def job_row(organization: Organization, pk: int) -> Job:
 
 
 def refresh_job(job: Job) -> Job:
-    """Read the columns of a job from `job_for` again, and reuse its related objects. Raises NotFound."""
+    """Return a job from `job_for` with its columns read again and its related objects reused. Raises NotFound."""
     fresh = (
         Job.objects.filter(pk=job.pk)
         .annotate(
@@ -145,7 +146,7 @@ def refresh_job(job: Job) -> Job:
     )
     snapshot = waiting.snapshot_of(job)
     if fresh is None or fresh.state == JobState.QUEUED or (snapshot is None and fresh.cluster_answers is not None):
-        # The wait of a queued job depends on other jobs. A first snapshot is a new related object.
+        # A queued job needs its annotations, which depend on other jobs. A first snapshot is a new related object.
         return job_for(job.organization, job.pk)
     fresh.organization, fresh.order = job.organization, job.order
     fresh.node_spec, fresh.image, fresh.workspace = job.node_spec, job.image, job.workspace
@@ -161,7 +162,7 @@ def attempts_of(job: Job) -> list[Attempt]:
 
 
 def open_jobs(organization: Organization) -> QuerySet[Job]:
-    """Return the jobs that have not ended."""
+    """Return the organization's jobs that have not ended, as `jobs_for` does."""
     return jobs_for(organization).filter(state__in=OPEN)
 
 
@@ -177,12 +178,12 @@ class OpenTotals:
 
 def open_totals(organization: Organization) -> OpenTotals:
     """Return how many jobs run and wait, and how many nodes the running jobs bought."""
-    counted = Job.objects.filter(organization=organization, state__in=OPEN).aggregate(
+    totals = Job.objects.filter(organization=organization, state__in=OPEN).aggregate(
         running=Count("pk", filter=Q(state__in=ACTIVE)),
         running_nodes=Coalesce(Sum("nodes", filter=Q(state__in=ACTIVE)), 0),
         waiting=Count("pk", filter=Q(state=JobState.QUEUED)),
     )
-    return OpenTotals(**counted)
+    return OpenTotals(**totals)
 
 
 def waiting_for(job: Job) -> str:
@@ -206,17 +207,20 @@ def waiting_for(job: Job) -> str:
     )
     if job.waiting_code in waiting.RETRY_CODES and reason.code != job.waiting_code:
         # A retry that waits for something else, such as capacity, has both sentences.
-        return joined(retry_sentence(job.waiting_data), sentence)
+        return join_sentences(retry_sentence(job.waiting_data), sentence)
     return sentence
 
 
 def cost_minor(job: Job) -> int:
-    """Return the job's cost so far, or its final cost."""
+    """Return the job's cost so far in minor units; its final cost if it has ended."""
     return job.order.hold.metered_minor
 
 
 def progress(job: Job, *, p50_seconds: float) -> dict[str, Any]:
-    """Return a job's progress: `fraction` 0..1, epochs, and the estimated seconds left (None if unknown)."""
+    """Return a job's progress: `fraction` 0..1, epochs, and the estimated seconds left (None if unknown).
+
+    `p50_seconds` is the time that the job's quote estimated.
+    """
     return {
         "fraction": round(job.progress, 4),
         "epoch": job.epoch,
@@ -233,7 +237,7 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "name": job.name,
         "tags": job.tags,
         "notes": job.notes,
-        "keep_until": results.kept_until(job) or job.keep_until,
+        "keep_until": results.deletion_time(job) or job.keep_until,  # before its end, only the customer's wish is known
         "state": job.state,
         "reason": job.reason,
         "detail": _detail(job, attempts),
@@ -309,9 +313,9 @@ def events(job: Job) -> list[EventRow]:
 
 
 def metrics(job: Job, after: int = 0) -> tuple[dict[str, list[list[float]]], int]:
-    """Return the curves by name, from points with an id above `after`, and the last id.
+    """Return the curves by name, from points with an id above `after`, and the id of the last point.
 
-    A curve is a list of [step, value], sorted by step. Where the script restarts its count, the steps continue
+    A curve is a list of [step, value], sorted by step. If the script restarts its count of steps, the steps continue
     (`MetricPoint.position`).
     """
     curves: dict[str, list[list[float]]] = {}
@@ -330,14 +334,14 @@ def nodes(job: Job) -> list[dict[str, Any]]:
 
 
 def environment(job: Job, rank: int = 0) -> dict[str, str]:
-    """Return a rank's variables: those of the environment contract, and the order's own without its secrets.
+    """Return a rank's environment variables: those of the contract and those of the order, but not its secrets.
 
     Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
     attempt = _latest_attempt(job)
     number = attempt.number if attempt else 1
-    # An unsaved attempt, so that a job shows its environment before it has run.
+    # The attempt is not saved: it stands for the next one, so that a job shows its environment before it has run.
     spec = run_spec(Attempt(job=job, number=number, granted_nodes=job.nodes))
     return dict(sorted({**cluster(job.node_spec.cluster).environment(spec, rank), **job.environment}.items()))
 
@@ -351,29 +355,32 @@ def log(
     job: Job,
     rank: int,
     offset: int,
-    attempt: int | None = None,
+    attempt_number: int | None = None,
     *,
     limit: int = LOG_BYTES,
     at_line: bool = False,
     with_times: bool = False,
 ) -> LogChunk:
-    """Return up to `limit` bytes of a rank's output from byte `offset`; a negative one counts from the end.
+    """Return up to `limit` bytes of a rank's output from byte `offset`; a negative offset counts from the end.
 
-    Empty before the run. `attempt` is a number; None: the latest. `at_line`: leave out an incomplete line at the
-    beginning. `with_times`: add the times of the lines. Raises NotFound for an unknown rank.
+    The chunk is empty before the run. `attempt_number` None: the latest attempt. `at_line`: leave out an incomplete
+    line at the beginning. `with_times`: add the times of the lines. Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
-    chosen = _attempt_numbered(job, attempt)
-    return _read_log(job, chosen, rank, offset, limit, at_line=at_line, with_times=with_times)
+    attempt = _attempt_numbered(job, attempt_number)
+    return _read_log(job, attempt, rank, offset, limit, at_line=at_line, with_times=with_times)
 
 
 def logs_of_ranks(
-    job: Job, offsets: Mapping[int, int], attempt: int | None = None, *, with_times: bool = False
+    job: Job, offsets: Mapping[int, int], attempt_number: int | None = None, *, with_times: bool = False
 ) -> dict[int, LogChunk]:
-    """Return a chunk of the output of several ranks, each from its own offset as in `log`, beginning with a line."""
-    chosen = _attempt_numbered(job, attempt)
+    """Return a chunk of the output of each rank in `offsets`, from its offset as in `log`.
+
+    A chunk whose offset counts from the end begins with a whole line.
+    """
+    attempt = _attempt_numbered(job, attempt_number)
     return {
-        rank: _read_log(job, chosen, rank, offset, LOG_BYTES, at_line=offset < 0, with_times=with_times)
+        rank: _read_log(job, attempt, rank, offset, LOG_BYTES, at_line=offset < 0, with_times=with_times)
         for rank, offset in offsets.items()
     }
 
@@ -382,8 +389,8 @@ def logs_of_ranks(
 class LogMatch:
     """Where a search of a log ended.
 
-    `offset` is the byte where the match begins, None without one. `next_offset` is where a further search begins;
-    `eof`: all of the log was searched.
+    `offset` is the byte where the match begins; None if there is no match. A further search begins at `next_offset`.
+    `eof`: the log was searched up to its end.
     """
 
     offset: int | None
@@ -391,49 +398,49 @@ class LogMatch:
     eof: bool
 
 
-def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt: int | None = None) -> LogMatch:
-    """Return where `query` first occurs in a rank's output from byte `offset` on, in any case of letters.
+def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number: int | None = None) -> LogMatch:
+    """Return where `query` first occurs in a rank's output from byte `offset` on, regardless of upper and lower case.
 
-    An empty query finds the first error: a traceback, or a line that names an error. At most SEARCH_BYTES are read.
-    Bytes before a match that are not UTF-8 make its offset a little larger. Raises NotFound for an unknown rank.
+    An empty query finds the first of ERRORS. At most SEARCH_BYTES are read. The match's offset is too large by some
+    bytes if there are bytes before it that are not UTF-8. Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
-    chosen = _attempt_numbered(job, attempt)
+    attempt = _attempt_numbered(job, attempt_number)
     texts = (query,) if query else ERRORS
     overlap_bytes = max(len(text.encode("utf-8", "replace")) for text in texts)
     position, end = offset, offset + SEARCH_BYTES
     while position < end:
-        chunk = _read_log(job, chosen, rank, position, SEARCH_STEP_BYTES)
+        chunk = _read_log(job, attempt, rank, position, SEARCH_STEP_BYTES)
         match = _find_first(chunk.text, texts, any_case=bool(query))
         if match is not None:
             character, length_bytes = match
             match_offset = chunk.offset + len(chunk.text[:character].encode("utf-8", "replace"))
             return LogMatch(match_offset, match_offset + max(1, length_bytes), eof=False)
-        # A shorter chunk is the last one. A chunk may lack the bytes of a character that was cut off.
+        # A chunk that is not full is the last one. A full one may lack the bytes of a character at its end.
         if chunk.next_offset - chunk.offset < SEARCH_STEP_BYTES - MAX_CHARACTER_BYTES:
             return LogMatch(None, chunk.next_offset, eof=True)
-        # A match may begin in this chunk and end in the next one.
+        # Read the end of this chunk again, because a match may begin there and end in the next chunk.
         position = chunk.next_offset - overlap_bytes
     return LogMatch(None, position, eof=False)
 
 
-def _find_first(text: str, wanted: Sequence[str], *, any_case: bool) -> tuple[int, int] | None:
-    """Return the index of the first of several texts, and its length in bytes; None if there is none.
+def _find_first(text: str, texts: Sequence[str], *, any_case: bool) -> tuple[int, int] | None:
+    """Return the index of the first match of any of `texts`, and its length in bytes; None if there is no match.
 
-    Plain searches are many times as fast as a regular expression.
+    `str.find` is used, because it is many times as fast as a regular expression.
     """
     if any_case:
         lower = text.lower()
         if len(lower) != len(text):  # a few letters become two in lower case, so the indexes would differ
-            match = re.search(re.escape(wanted[0]), text, re.IGNORECASE)
+            match = re.search(re.escape(texts[0]), text, re.IGNORECASE)  # a search in any case has one text: the query
             return (match.start(), len(match[0].encode("utf-8", "replace"))) if match else None
-        text, wanted = lower, [each.lower() for each in wanted]
-    matches = [(index, len(each.encode("utf-8", "replace"))) for each in wanted if (index := text.find(each)) >= 0]
+        text, texts = lower, [each.lower() for each in texts]
+    matches = [(index, len(each.encode("utf-8", "replace"))) for each in texts if (index := text.find(each)) >= 0]
     return min(matches, default=None)
 
 
 def _attempt_numbered(job: Job, number: int | None) -> Attempt | None:
-    """Return an attempt by its number (None: the latest); None if there is none."""
+    """Return the job's attempt with this number, by default the latest; None if the job has no such attempt."""
     return job.attempts.filter(number=number).first() if number else job.attempts.last()
 
 
@@ -460,15 +467,15 @@ def _read_log(
         return empty_chunk
 
 
-def telemetry(job: Job, attempt: int | None = None) -> dict[str, Any]:
-    """Return the resource usage of an attempt (default: the latest) as the API shows it, with sentences about it."""
-    usage_of = resource_usage.telemetry(job, attempt)
-    sentences = [straggler_sentence(each) for each in usage_of.stragglers]
-    if usage_of.efficiency:
-        sentences.append(efficiency_sentence(usage_of.efficiency))
+def telemetry(job: Job, attempt_number: int | None = None) -> dict[str, Any]:
+    """Return the resource usage of an attempt, by default the latest, as the API shows it, with sentences about it."""
+    attempt_usage = resource_usage.telemetry(job, attempt_number)
+    sentences = [straggler_sentence(each) for each in attempt_usage.stragglers]
+    if efficiency := attempt_usage.efficiency:
+        sentences.append(efficiency_sentence(efficiency))
     return {
-        "attempt": usage_of.attempt,
-        "nodes": [vars(node) for node in usage_of.nodes],
+        "attempt": attempt_usage.attempt,
+        "nodes": [vars(node) for node in attempt_usage.nodes],
         "ranks": [
             {
                 "rank": each.rank,
@@ -478,40 +485,41 @@ def telemetry(job: Job, attempt: int | None = None) -> dict[str, Any]:
                 "steps": round(each.steps),
                 "seconds_per_step": each.seconds_per_step,
                 "comm_share": each.comm_share,
-                "is_slow": each.rank in {slow.rank for slow in usage_of.stragglers},
+                "is_slow": each.rank in {slow.rank for slow in attempt_usage.stragglers},
             }
-            for each in usage_of.ranks
+            for each in attempt_usage.ranks
         ],
-        "efficiency": vars(usage_of.efficiency) if usage_of.efficiency else None,
+        "efficiency": efficiency
+        and {"value": efficiency.value, "nodes": efficiency.nodes, "job": efficiency.job_id, "by": efficiency.by},
         "sentences": sentences,
     }
 
 
-def stacks(job: Job, attempt: int | None = None) -> list[dict[str, Any]]:
-    """Return the stack of each rank of a hung attempt (default: the latest); empty if it did not hang."""
-    chosen = job.attempts.filter(number=attempt).first() if attempt else job.attempts.last()
-    if chosen is None:
+def stacks(job: Job, attempt_number: int | None = None) -> list[dict[str, Any]]:
+    """Return the stack of each rank of a hung attempt, by default the latest; empty if it did not hang."""
+    attempt = _attempt_numbered(job, attempt_number)
+    if attempt is None:
         return []
     try:
-        stacks_of = cluster(chosen.backend).stacks(chosen.run_name)
+        stack_texts = cluster(attempt.backend).stacks(attempt.run_name)
     except RuntimeFault:
         return []
     return [
-        {"rank": rank, "node": rank // job.workers_per_node, "text": text} for rank, text in sorted(stacks_of.items())
+        {"rank": rank, "node": rank // job.workers_per_node, "text": text} for rank, text in sorted(stack_texts.items())
     ]
 
 
-def capacity_now(name: str = "") -> Capacity | None:
-    """Return a cluster's capacity; None if it does not answer."""
+def capacity_now(cluster_name: str = "") -> Capacity | None:
+    """Return a cluster's capacity, by default that of the first cluster; None if the cluster does not answer."""
     try:
-        # The stored status first, because a call to a cluster that does not answer would keep the page waiting.
-        return cluster(name).capacity() if clusters.does_answer(name) else None
+        # The stored status is read first, because a call to a cluster that does not answer keeps the page waiting.
+        return cluster(cluster_name).capacity() if clusters.does_answer(cluster_name) else None
     except RuntimeFault:
         return None
 
 
 def capacities_now() -> dict[str, Capacity]:
-    """Return the capacity of every cluster that answers."""
+    """Return the capacity of every cluster that answers, by its name."""
     capacities = {name: capacity_now(name) for name in cluster_names()}
     return {name: capacity for name, capacity in capacities.items() if capacity}
 
@@ -523,6 +531,7 @@ def _latest_attempt(job: Job) -> Attempt | None:
 
 
 def _require_rank(job: Job, rank: int) -> None:
+    """Raise NotFound if the job has no such rank."""
     if not 0 <= rank < job.nodes * job.workers_per_node:
         raise NotFound(_("Choose a rank from 0 to %(last)d.") % {"last": job.nodes * job.workers_per_node - 1})
 
@@ -530,7 +539,7 @@ def _require_rank(job: Job, rank: int) -> None:
 def _detail(job: Job, attempts: Sequence[Attempt]) -> str:
     """Return the first cause of the job's failure in the reader's language; empty if it did not fail."""
     if not attempts:
-        return job.detail  # the installer's message, because the packages could not be installed
+        return job.detail  # a job without an attempt failed because of its packages: the installer's message
     failure = attempts[-1].failure if job.detail else None
     return failure_sentence(failure) if failure else ""
 
@@ -560,7 +569,7 @@ def _attempt(job: Job, attempt: Attempt) -> dict[str, Any]:
 
 
 def _eta_seconds(job: Job, p50_seconds: float) -> int | None:
-    """Estimate the seconds left from the finished epochs, else from the quote's estimate; a notebook has its limit.
+    """Estimate the seconds left: from the finished epochs, else from the quote's estimate; for a notebook its deadline.
 
     None if the job is not running, or has run longer than the estimate or the deadline.
     """

@@ -420,7 +420,9 @@ class DiagnosisSerializer(serializers.Serializer[Any]):
     node = serializers.IntegerField(allow_null=True)
     is_billed = serializers.BooleanField(help_text="Whether the customer pays for the time used.")
     folder = serializers.CharField(help_text="The nearest existing folder of a missing file; may be empty.")
-    similar = serializers.ListField(child=serializers.CharField(), help_text="Names in `folder`, most similar first.")
+    similar = serializers.ListField(
+        source="suggestions", child=serializers.CharField(), help_text="Names in `folder`, most similar first."
+    )
     fix = serializers.SerializerMethodField()
 
     @extend_schema_field(FixSerializer)
@@ -502,7 +504,7 @@ class CurveSerializer(serializers.Serializer[Any]):
 class CurvesSerializer(serializers.Serializer[Any]):
     """The curves of a job."""
 
-    job = serializers.IntegerField()
+    job = serializers.IntegerField(source="job_id")
     currency = serializers.CharField()
     is_free = serializers.BooleanField(help_text="Whether the job's node time costs nothing.")
     last = serializers.IntegerField(help_text="Pass it as `after` to get the points since then.")

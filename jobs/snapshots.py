@@ -1,8 +1,9 @@
 """Snapshots of a job's order: the script's bytes and the identity of the image.
 
-Arguments and dataset versions are columns of the job. A script is stored once per organization and content. The
-snapshot lets a customer see what changed since, and run the same script again (`reruns`). A job whose script was
-changed while it waited runs the snapshot: it runs what was ordered, and a model's lineage names what trained it.
+Other parts of an order, such as arguments and dataset versions, are columns of the job. A script is stored once per
+organization and content. The snapshot lets a customer see what has changed since the order, and run the same script
+again (`reruns`). If the script was changed while the job waited, the job runs the snapshot. So it runs what was
+ordered, and the lineage of a model names the script that trained it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from storage.diffs import DiffLine, line_diff
 from storage.models import Image, Workspace
 
 HASH_LIMIT = 64 * 1024**2
-"""Largest script that is hashed, in bytes: it is read while the customer waits. Larger scripts have no snapshot."""
+"""Largest script that is hashed, in bytes, because the customer waits meanwhile. Larger scripts have no snapshot."""
 COPY_STEM_LENGTH = 200
-"""Bytes of a script's name in the name of its copy. With the hash, that stays within the 255 bytes of a file name."""
+"""Bytes of a script's name that the name of its copy contains. With the hash, the name stays below 255 bytes, which is
+the limit of Linux."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class ScriptState(enum.StrEnum):
 
 
 def read_script(workspace: Workspace, path: str) -> Script | None:
-    """Return the script at a path of a workspace; None if it is larger than HASH_LIMIT. Raises as `files.read`."""
+    """Return the script at a path of a workspace; None if it is larger than HASH_LIMIT. Raises as `files.read` does."""
     file = files.read(root=selectors.workspace_folder(workspace), path=path)
     with file.stream:
         if file.size > HASH_LIMIT:
@@ -66,7 +68,10 @@ def read_script(workspace: Workspace, path: str) -> Script | None:
 
 
 def store(organization_pk: int, script: Script | None) -> ScriptSnapshot | None:
-    """Return the row of a script; None if there is no script. Call it in the transaction that writes the job."""
+    """Return the row of a script, created if it is new; None if there is no script.
+
+    Call it in the transaction that writes the job.
+    """
     if script is None:
         return None
     row, _created = ScriptSnapshot.objects.get_or_create(
@@ -94,7 +99,7 @@ def text_of(job: Job) -> str | None:
     return None if content is None else bytes(content).decode(errors="replace")
 
 
-def script_now(job: Job) -> Script | None:
+def current_script(job: Job) -> Script | None:
     """Return the script that is in the job's workspace now; None if it cannot be read."""
     try:
         return read_script(job.workspace, job.code_path)
@@ -102,21 +107,21 @@ def script_now(job: Job) -> Script | None:
         return None
 
 
-def state_of(job: Job, now: Script | None) -> ScriptState:
-    """Compare the snapshot with the script `now`."""
+def state_of(job: Job, current: Script | None) -> ScriptState:
+    """Compare the snapshot with the script in the workspace, as `current_script` returns it."""
     if job.script is None:
         return ScriptState.UNKNOWN
-    if now is None:
+    if current is None:
         return ScriptState.MISSING
-    return ScriptState.UNCHANGED if now.sha256 == job.script.sha256 else ScriptState.CHANGED
+    return ScriptState.UNCHANGED if current.sha256 == job.script.sha256 else ScriptState.CHANGED
 
 
-def diff(job: Job, now: Script | None) -> list[DiffLine]:
-    """Return the lines that differ from the snapshot to the script `now`; empty if either has no text."""
+def diff(job: Job, current: Script | None) -> list[DiffLine]:
+    """Return the diff from the snapshot to the script in the workspace; empty if the text of either is unknown."""
     old = text_of(job)
-    if old is None or now is None or now.content is None:
+    if old is None or current is None or current.content is None:
         return []
-    return line_diff(old=old, new=now.content.decode(errors="replace"))
+    return line_diff(old=old, new=current.content.decode(errors="replace"))
 
 
 # --- Running a snapshot -----------------------------------------------------------------------------------------------
@@ -132,15 +137,15 @@ def script_path(job: Job) -> str:
 
 
 def restore(job: Job) -> None:
-    """Make the job run the script that was ordered, even if the file in the workspace was changed or deleted since.
+    """Ensure that the job runs the script that was ordered, even if the file in the workspace was changed or deleted.
 
     Writes the copy of the snapshot beside the job's script, unless an unchanged copy exists. Called before each
-    attempt, because customers and their code can change both files. Raises InvalidSpec.
+    attempt, because customers and their code can change both files at any time. Raises InvalidSpec.
     """
     if job.script is None or job.script.content is None:
         return
     if not job.runs_snapshot:
-        if state_of(job, script_now(job)) is ScriptState.UNCHANGED:
+        if state_of(job, current_script(job)) is ScriptState.UNCHANGED:
             return
         _run_snapshot(job)
     path = script_path(job)

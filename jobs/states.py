@@ -22,7 +22,7 @@ class JobState(enum.StrEnum):
 
 
 class EndReason(enum.StrEnum):
-    """Why an attempt, and with it possibly the job, ended."""
+    """Why an attempt ended, or the job as a whole."""
 
     COMPLETED = "completed"
     CODE_FAILED = "code_failed"
@@ -58,11 +58,12 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
+"""The states that may follow each state."""
 
 ENDED: frozenset[JobState] = frozenset(state for state, following in TRANSITIONS.items() if not following)
 """Final states."""
 OPEN: frozenset[JobState] = frozenset(JobState) - ENDED
-"""All other states. Filter by these instead of excluding ENDED, because an index on the state then helps."""
+"""All other states. Queries filter by these: an index on the state is of no use to a query that excludes ENDED."""
 ACTIVE: frozenset[JobState] = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 """States in which a cluster may have a run of the job."""
 
@@ -79,6 +80,7 @@ END_STATE: dict[EndReason, JobState] = {
     EndReason.PLATFORM_ERROR: JobState.FAILED,
     EndReason.PACKAGES_FAILED: JobState.FAILED,
 }
+"""The final state of a job by the reason of its end."""
 
 BILLED: frozenset[EndReason] = frozenset(
     {
@@ -91,13 +93,14 @@ BILLED: frozenset[EndReason] = frozenset(
         EndReason.TIME_LIMIT,
     }
 )
-"""Reasons for which the customer pays the time used; for a hang, up to the last sign of progress. Others are free."""
+"""Reasons after which the customer pays for the time used, after a hang up to the last sign of progress. The run is
+free for all other reasons."""
 
 PLATFORM_FAULTS: frozenset[EndReason] = frozenset(EndReason) - BILLED - {EndReason.PACKAGES_FAILED}
-"""Platform faults: free, and retried for free."""
+"""Reasons that the platform is responsible for. The attempt is free, and is retried for free."""
 
 CODE_FAILURES: frozenset[EndReason] = frozenset({EndReason.CODE_FAILED, EndReason.OUT_OF_MEMORY, EndReason.HUNG})
-"""Failures of the code that may be transient; retried as often as the order says."""
+"""Failures of the code that may be transient. They are retried as often as the order says; each attempt is billed."""
 
 
 class OnHang(enum.StrEnum):

@@ -25,7 +25,7 @@ from jobs import images, job_files, results, selectors
 from jobs.models import Job
 from runtime.images.contents import Contents
 from storage import folder_archives, registries
-from storage import images as catalogue
+from storage import images as image_store
 from storage import selectors as storage
 from storage.api import page_of
 from storage.converters import FILE
@@ -124,7 +124,7 @@ class ImagesView(TenantView):
         warning = _check_registry(self, form.validated_data)
         with transaction.atomic():
             values = _store_credentials(self, form.validated_data)
-            image = catalogue.create_image(organization=self.organization, user=self.membership.user, **values)
+            image = image_store.create_image(organization=self.organization, user=self.membership.user, **values)
         return Response(ImageSerializer(image, context={"warning": warning}).data, status=201)
 
 
@@ -148,16 +148,17 @@ class ImageView(TenantView):
         warning = _check_registry(self, form.validated_data)
         with transaction.atomic():
             values = _store_credentials(self, form.validated_data)
-            image = catalogue.update_image(image=image, user=self.membership.user, **values)
+            image = image_store.update_image(image=image, user=self.membership.user, **values)
         return Response(ImageSerializer(image, context={"warning": warning}).data)
 
     @extend_schema(operation_id="images_delete", responses={204: None})
     def delete(self, _request: Request, name: str) -> Response:
         """Delete an image of your own. Jobs that have ended keep its name."""
-        catalogue.delete_image(image=self._own_image(name), user=self.membership.user)
+        image_store.delete_image(image=self._own_image(name), user=self.membership.user)
         return Response(status=204)
 
     def _own_image(self, name: str) -> Image:
+        """Return an image of the organization. Raises NotFound also for built-in ones, which cannot change."""
         image = storage.image_named(self.organization, name)
         if image.is_builtin:
             raise NotFound
@@ -262,8 +263,8 @@ class JobFilesView(TenantView):
         query.is_valid(raise_exception=True)
         values = query.validated_data
         page = job_files.list_files(job, values["path"], limit=values["limit"], after=values["after"])
-        following = page.next and replace_query_param(request.build_absolute_uri(), "after", page.next)
-        return Response({"results": JobEntrySerializer(page.entries, many=True).data, "next": following})
+        next_url = page.next and replace_query_param(request.build_absolute_uri(), "after", page.next)
+        return Response({"results": JobEntrySerializer(page.entries, many=True).data, "next": next_url})
 
 
 class JobFileView(TenantView):
@@ -304,7 +305,7 @@ class JobArchiveView(TenantView):
 
 
 def archive_of(request: HttpRequest | Request, job: Job, path: str) -> HttpResponseBase:
-    """Return a file or folder of a job as a .tar.gz that is made while it is sent. Raises as `job_files.read` does."""
+    """Return a file or folder of a job as a .tar.gz that is built while it is sent. Raises as `job_files.read` does."""
     sources = job_files.archive_sources(job, path)
     name = "-".join(["job", str(job.pk), *path.strip("/").split("/")[-1:]]).rstrip("-")
     return download_archive(request, folder_archives.pack(sources), name=f"{name}.tar.gz")
@@ -327,7 +328,10 @@ def _store_credentials(view: TenantView, values: dict[str, Any]) -> dict[str, An
 
 
 def _check_registry(view: TenantView, values: dict[str, Any]) -> str:
-    """Check that the registry has the image; return a warning if that is not possible. Raises InvalidInput."""
+    """Check that the registry has the image. Return a warning if the registry does not answer, else an empty string.
+
+    Raises InvalidInput.
+    """
     request = {name: values[name] for name in ("reference", "username", "password")}
     return str(registries.check_image(organization=view.organization, **request).warning)
 

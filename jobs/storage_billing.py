@@ -1,7 +1,8 @@
 """Bill the storage of each organization once a day, and act when it stays unpaid.
 
-A mail announces unpaid storage at once. After `STOP_WRITES_AFTER` nothing more can be written. After `DELETE_AFTER` the
-files of the oldest ended job are kept only for `expiry.NOTICE`, one job a day. A payment ends these measures.
+Members get a mail as soon as storage is unpaid. After `STOP_WRITES_AFTER` nothing more can be written. After
+`DELETE_AFTER` the files of jobs are deleted, those of the oldest ended job first, one job a day, each announced
+`expiry.NOTICE` before. A payment ends these measures.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def charge_all() -> None:
     """Charge today's storage to every wallet, and collect amounts that are still due. Safe to repeat."""
     today = installation_time().date()
     charged_today = StorageDay.objects.filter(day=today).values("account")
-    # The closure of an organization collects the amount that is due for its storage.
+    # The closure of an organization itself collects the amount that is due for storage.
     is_closed = Q(organization__closure__ends_at__lte=timezone.now())
     wallets = Account.objects.filter(kind=Account.Kinds.WALLET).exclude(is_closed)
     currencies = wallets.order_by().values_list("currency", flat=True).distinct()
@@ -57,7 +58,7 @@ def charge_all() -> None:
 
 
 def _enforce(account: Account) -> None:
-    """Stop or allow writes, and expire old files, by how long storage has been unpaid."""
+    """Stop or allow writes, and shorten the retention of old files, depending on how long storage has been unpaid."""
     balance = StorageBalance.objects.filter(account=account).first()
     since = balance.unpaid_since if balance else None
     unpaid_for = timezone.now() - since if since else timedelta(0)
@@ -68,15 +69,18 @@ def _enforce(account: Account) -> None:
 
 
 def _expire_oldest(organization: Organization) -> None:
-    """Shorten the retention of the oldest ended job's files to NOTICE, once a day. `expiry.announce` sends the mail."""
-    end = timezone.now() + expiry.NOTICE
+    """Let the files of the oldest ended job be deleted after `expiry.NOTICE`, for one job a day.
+
+    `expiry.announce` sends the mail about it.
+    """
+    deletion_at = timezone.now() + expiry.NOTICE
     runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
-    if runs.filter(kept_until__gt=end - timedelta(days=1), kept_until__lte=end).exists():
-        return  # another job was chosen within the last day
-    pks = [allocation.job_pk for allocation in runs.filter(kept_until__gt=end)]
+    if runs.filter(kept_until__gt=deletion_at - timedelta(days=1), kept_until__lte=deletion_at).exists():
+        return  # the files of a job were already announced within the last day
+    pks = [allocation.job_pk for allocation in runs.filter(kept_until__gt=deletion_at)]
     oldest = Job.objects.filter(pk__in=pks, finished_at__isnull=False).order_by("finished_at", "pk").first()
     if oldest is None:
         return
     with transaction.atomic():
-        Job.objects.filter(pk=oldest.pk).update(keep_until=end, deletion_notice=None)
-        runs.filter(key=results.allocation_key(oldest.pk)).update(kept_until=end)
+        Job.objects.filter(pk=oldest.pk).update(keep_until=deletion_at, deletion_notice=None)
+        runs.filter(key=results.allocation_key(oldest.pk)).update(kept_until=deletion_at)

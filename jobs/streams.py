@@ -1,7 +1,8 @@
-"""Live views of a job as server-sent events: its state and curves, and the output of one rank.
+"""Live views of a job as server-sent events: its state and curves, and the output of its ranks.
 
-Changed rows are announced in Redis, new output by the clusters themselves (`Backend.changes`). One thread follows each
-source for all streams of this process. A stream holds no thread and no database connection between two events.
+Redis announces changed rows (`pubsub`), and each cluster announces new output (`Backend.changes`). One thread follows
+each of these sources for all streams of this process. A stream holds no thread and no database connection while it
+waits for the next event.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ from runtime.specs import LogChunk
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-"""How often a stream reads the output if no change is announced: a cluster may be unable to announce any."""
+"""How often a stream reads the output even if no change is announced, because some clusters cannot announce changes."""
 ROW_POLL_SECONDS = 15.0
-"""How often a stream reads the rows if no change is announced.
+"""How often a stream reads the rows even if no change is announced.
 
-A message is lost only if its sender does not reach Redis and this process does: without Redis, and when it is back,
-every stream reads. A read takes about 5 ms of CPU time; every 5 seconds, 500 streams would use half a core for them.
+That is rarely needed: a message is lost only if its sender does not reach Redis while this process does. When this
+process cannot reach Redis, and when it can again, every stream reads anyway. A read takes about 5 ms of CPU time, so
+500 streams that read every 5 seconds would use half a core.
 """
 RECONNECT_SECONDS = 1.0
 """Pause before reconnecting to Redis: short enough for a live view, long enough to cost nothing."""
 HEARTBEAT_SECONDS = 1.0
 """How often a source thread checks whether the process still has streams. Without streams it ends."""
 MAX_RANKS = 64
-"""Ranks whose output one stream shows together: more than anyone can read, and each is a file to read."""
+"""Ranks whose output one stream shows together: more than anyone can follow. Each costs the reading of a file."""
 BEFORE_THE_RUN = frozenset({JobState.QUEUED, JobState.STARTING})
 """States in which a job has no curves, unless an earlier attempt has run."""
 
 Changes = Iterator[set[int] | None]
-"""Yields the ids of jobs that changed. None: any job may have changed, because messages were missed."""
+"""Yields sets of ids of jobs that changed. None means that any job may have changed, because messages were missed."""
 
 
 class ChangeBroadcaster:
@@ -59,12 +61,12 @@ class ChangeBroadcaster:
         self._sources = sources
         self._follow = follow
         self._lock = threading.Lock()
-        # By job id. The loop is kept because an asyncio.Event may be set only on the thread of its loop.
+        # By job id. The event loop is kept too, because an asyncio.Event may be set only on the thread of its loop.
         self._subscribers: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._threads: dict[str, threading.Thread] = {}
 
     @contextlib.contextmanager
-    def subscribed(self, job_pk: int) -> Iterator[asyncio.Event]:
+    def subscription(self, job_pk: int) -> Iterator[asyncio.Event]:
         """Yield an event that is set whenever the job changed or may have changed."""
         subscriber = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
@@ -86,15 +88,15 @@ class ChangeBroadcaster:
     def _broadcast(self, source: str) -> None:
         """Follow one source, on a thread of its own, until the process has no more streams."""
         try:
-            for changed in self._follow(source):
+            for job_pks in self._follow(source):
                 with self._lock:
                     if not self._subscribers:
-                        # Under the lock: a stream that subscribes next starts another thread.
+                        # The lock ensures that a stream that subscribes now starts another thread.
                         del self._threads[source]
                         return
-                    self._notify(self._subscribers if changed is None else changed)
+                    self._notify(self._subscribers if job_pks is None else job_pks)
         except Exception:
-            # Open streams poll meanwhile. The next stream that subscribes starts another thread.
+            # Open streams then read only every POLL_SECONDS. The next one that subscribes starts another thread.
             logger.exception("The changes of %s can't be followed.", source)
             with self._lock:
                 del self._threads[source]
@@ -107,7 +109,7 @@ class ChangeBroadcaster:
 
 
 def _output_changes(cluster_name: str) -> Changes:
-    """Yield the jobs whose runs have changed; runs are named `job-<id>-<attempt>`, and other names are skipped."""
+    """Yield the jobs whose runs have changed, from the runs' names `job-<id>-<attempt>`. Other names are skipped."""
     for names in cluster(cluster_name).changes():
         numbers = (name.split("-")[1:2] for name in names)
         yield {int(number[0]) for number in numbers if number and number[0].isdecimal()}
@@ -129,7 +131,7 @@ def _row_changes(_source: str) -> Changes:
 OUTPUT_CHANGES = ChangeBroadcaster(cluster_names, _output_changes)
 """Announces jobs whose runs wrote output or changed their status, on any cluster."""
 ROW_CHANGES = ChangeBroadcaster(lambda: ["redis"], _row_changes)
-"""Announces jobs whose rows changed. The name of its only source names the thread."""
+"""Announces jobs whose rows changed. Its only source is called `redis`, which names the thread."""
 
 
 async def job_events(job: Job) -> AsyncIterator[Event]:
@@ -139,9 +141,9 @@ async def job_events(job: Job) -> AsyncIterator[Event]:
     """
     # The first read loads all related objects; later reads refresh the columns that change.
     last_point, last_state, refresh = 0, None, _load
-    with ROW_CHANGES.subscribed(job.pk) as changed:
+    with ROW_CHANGES.subscription(job.pk) as change:
         while True:
-            changed.clear()  # before the read: a change during the read sets it again
+            change.clear()  # cleared before the read, so that a change during the read sets it again
             view = await query_in_thread(_view, refresh, job, last_point)
             job, last_point, refresh = view.job, view.last_point, selectors.refresh_job
             if view.curves:
@@ -151,22 +153,22 @@ async def job_events(job: Job) -> AsyncIterator[Event]:
                 last_state = view.state
             if view.state["finished_at"] is not None:
                 return
-            await _wait(changed, ROW_POLL_SECONDS)
+            await _wait(change, ROW_POLL_SECONDS)
 
 
 async def log_events(
-    job: Job, rank: int, offset: int, attempt: int | None, *, with_times: bool = False
+    job: Job, rank: int, offset: int, attempt_number: int | None, *, with_times: bool = False
 ) -> AsyncIterator[Event]:
     """Yield `log` (as LogSerializer) from byte `offset` until the end of the rank's output.
 
-    A negative `offset` counts from the end; the text then begins with a whole line. `attempt` is a number; None: the
-    latest.
+    A negative `offset` counts from the end; the text then begins with a whole line. `attempt_number` None: the latest
+    attempt.
     """
-    with OUTPUT_CHANGES.subscribed(job.pk) as changed:
+    with OUTPUT_CHANGES.subscription(job.pk) as change:
         while True:
-            changed.clear()
+            change.clear()
             chunk = await query_in_thread(
-                selectors.log, job, rank, offset, attempt, at_line=offset < 0, with_times=with_times
+                selectors.log, job, rank, offset, attempt_number, at_line=offset < 0, with_times=with_times
             )
             if chunk.text or chunk.eof:
                 yield Event("log", log_data(chunk), id=str(chunk.next_offset))
@@ -174,22 +176,25 @@ async def log_events(
             if chunk.eof:
                 return
             if not chunk.text:
-                await _wait(changed, POLL_SECONDS)
-                # Where the cluster has no output, `selectors.log` takes `eof` from the job's state.
+                await _wait(change, POLL_SECONDS)
+                # If the cluster has no output, `selectors.log` takes `eof` from the job's state, which may have changed
+                # since.
                 job = await query_in_thread(selectors.job_row, job.organization, job.pk)
 
 
-async def all_log_events(job: Job, tail: int, attempt: int | None, *, with_times: bool = False) -> AsyncIterator[Event]:
+async def all_log_events(
+    job: Job, tail: int, attempt_number: int | None, *, with_times: bool = False
+) -> AsyncIterator[Event]:
     """Yield `log` (as LogSerializer, with its `rank`) of all ranks as output arrives, from their last `tail` bytes on.
 
-    A run with more than MAX_RANKS ranks shows only the first. `attempt` is a number; None: the latest.
+    Of more than MAX_RANKS ranks only the first are shown. `attempt_number` None: the latest attempt.
     """
     ranks = min(MAX_RANKS, job.nodes * job.workers_per_node)
     offsets = dict.fromkeys(range(ranks), -max(1, tail))
-    with OUTPUT_CHANGES.subscribed(job.pk) as changed:
+    with OUTPUT_CHANGES.subscription(job.pk) as change:
         while True:
-            changed.clear()
-            chunks = await query_in_thread(selectors.logs_of_ranks, job, offsets, attempt, with_times=with_times)
+            change.clear()
+            chunks = await query_in_thread(selectors.logs_of_ranks, job, offsets, attempt_number, with_times=with_times)
             for rank, chunk in chunks.items():
                 if chunk.text or chunk.eof:
                     yield Event("log", {"rank": rank, **log_data(chunk)})
@@ -199,7 +204,7 @@ async def all_log_events(job: Job, tail: int, attempt: int | None, *, with_times
             if not offsets:
                 return
             if not any(chunk.text for chunk in chunks.values()):
-                await _wait(changed, POLL_SECONDS)
+                await _wait(change, POLL_SECONDS)
                 job = await query_in_thread(selectors.job_row, job.organization, job.pk)
 
 
@@ -215,15 +220,15 @@ def log_data(chunk: LogChunk) -> dict[str, Any]:
     }
 
 
-async def _wait(changed: asyncio.Event, seconds: float) -> None:
-    """Wait for a change, at most about so long.
+async def _wait(change: asyncio.Event, seconds: float) -> None:
+    """Wait for a change, at most `seconds` give or take a half.
 
-    The time varies by a half: hundreds of streams that were opened together, after a restart say, would otherwise read
-    together each time, and the output of runs would wait for them.
+    The time is random, because hundreds of streams may have been opened at once, for example after a restart. Without
+    it they would all read at the same moments, and delay the output of runs.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds * random.uniform(0.5, 1.5)):  # noqa: S311 - spreads the streams' reads
-            await changed.wait()
+            await change.wait()
 
 
 @dataclass(frozen=True)
@@ -240,11 +245,12 @@ class _JobView:
 
 
 def _load(job: Job) -> Job:
+    """Return the job with all related objects that a view needs."""
     return selectors.job_for(job.organization, job.pk)
 
 
 def _view(refresh: Callable[[Job], Job], job: Job, last_point: int) -> _JobView:
-    """Read the job with `refresh`, and its points above the id `last_point`."""
+    """Read the job with `refresh`, and its points with ids above `last_point`."""
     job = refresh(job)
     state = selectors.summary(job, selectors.attempts_of(job))
     if job.state in BEFORE_THE_RUN and not any(attempt["started_at"] for attempt in state["attempts"]):

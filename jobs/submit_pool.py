@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def logging_errors(step: Callable[..., Result], job_pk: int, *arguments: object) -> Result | None:
-    """Return the step's result; log any error and return None, so that one job never stops the queue."""
+    """Return the result of `step(*arguments)`; log any error and return None, so that one job never stops the queue."""
     try:
         return step(*arguments)
     except Exception:
@@ -28,17 +28,17 @@ def logging_errors(step: Callable[..., Result], job_pk: int, *arguments: object)
 
 
 class SubmitPool:
-    """Up to `max_concurrent` threads that call `submit`, which returns whether the cluster has the attempt.
+    """Up to `max_concurrent` threads that call `submit`, which returns False if the submission failed.
 
-    Attempts are submitted in the order in which they were added, each once. Leaving the block waits for all of them.
-    With a `max_concurrent` of 1 there are no threads: `add` submits.
+    Attempts are submitted in the order in which they were added, each once. The end of the `with` block waits for all
+    of them. If `max_concurrent` is 1 there are no threads: `add` submits the attempt itself.
     """
 
     def __init__(self, submit: Callable[[Attempt], bool], *, max_concurrent: int) -> None:
         self._submit = submit
         self._max_concurrent = max_concurrent
-        self._added: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        self._queue: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._condition = threading.Condition()
         self._pending = 0
         self._has_failed = False
         self._threads: list[threading.Thread] = []
@@ -48,43 +48,47 @@ class SubmitPool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for _thread in self._threads:
-            self._added.put(None)
+            self._queue.put(None)
         for thread in self._threads:
             thread.join()
 
     def add(self, attempt: Attempt) -> bool:
-        """Submit the attempt as soon as a thread is free. If an earlier attempt failed, drain and return False."""
+        """Submit the attempt as soon as a thread is free. Return False if it or an earlier attempt failed.
+
+        After an earlier failure, also wait until nothing is pending.
+        """
         if self._max_concurrent == 1:
             return self._try_submit(attempt)
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending < self._max_concurrent)
+        with self._condition:
+            self._condition.wait_for(lambda: self._pending < self._max_concurrent)
             self._pending += 1
             pending, has_failed = self._pending, self._has_failed
         if pending > len(self._threads):
-            # A new thread starts with an empty context; logs and spans need that of this thread.
+            # A new thread has an empty context. Logs and spans of the submissions need the context of this thread.
             run = contextvars.copy_context().run
-            self._threads.append(threading.Thread(target=run, args=(self._work,), name="submit", daemon=True))
+            self._threads.append(threading.Thread(target=run, args=(self._run_thread,), name="submit", daemon=True))
             self._threads[-1].start()
-        self._added.put(attempt)
+        self._queue.put(attempt)
         return self.drain() if has_failed else True
 
     def drain(self) -> bool:
-        """Wait until nothing is pending. Return whether every attempt since the last drain was submitted."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._pending)
+        """Wait until nothing is pending. Return whether no submission has failed since the last drain."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._pending)
             has_failed, self._has_failed = self._has_failed, False
         return not has_failed
 
     def _try_submit(self, attempt: Attempt) -> bool:
         return bool(logging_errors(self._submit, attempt.job_id, attempt))
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
+        """Submit attempts from the queue until it yields None."""
         try:
-            while (attempt := self._added.get()) is not None:
+            while (attempt := self._queue.get()) is not None:
                 is_submitted = self._try_submit(attempt)
-                with self._changed:
+                with self._condition:
                     self._has_failed |= not is_submitted
                     self._pending -= 1
-                    self._changed.notify_all()
+                    self._condition.notify_all()
         finally:
             connections.close_all()

@@ -95,7 +95,7 @@ class TrialSerializer(serializers.Serializer[Any]):
     """A trial."""
 
     number = serializers.IntegerField(help_text="From 0.")
-    job = serializers.IntegerField()
+    job = serializers.IntegerField(source="job_id")
     state = serializers.ChoiceField(choices=Job.States.choices, help_text="The state of the job.")
     outcome = serializers.ChoiceField(
         choices=Trial.Outcomes.choices, allow_blank=True, help_text="Empty while the job is open."

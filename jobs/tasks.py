@@ -1,6 +1,6 @@
-"""The Celery tasks that Celery beat sends periodically, and `stop_job` and `extend_job`.
+"""Celery tasks: those that Celery beat sends periodically, and `stop_job` and `extend_job`, which requests send.
 
-`dispatch.dispatch` starts jobs.
+The task that starts jobs is `dispatch.dispatch`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def reconcile(cluster_name: str = "") -> None:
 
 @shared_task
 def forget_runs() -> None:
-    """Delete the files of ended runs after the retention time."""
+    """Delete the files of ended runs that are no longer kept, and runs that belong to no job."""
     reconciliation.delete_old_runs()
 
 
@@ -44,7 +44,7 @@ def install_packages() -> None:
 
 @shared_task
 def remove_unused_packages() -> None:
-    """Remove installed packages that no order has used for `packages.UNUSED_FOR`."""
+    """Remove installed packages that no order has used for `packages.LAYER_RETENTION`."""
     packages.remove_unused()
 
 
@@ -75,5 +75,5 @@ def stop_job(job_pk: int) -> None:
 
 @shared_task
 def extend_job(job_pk: int) -> None:
-    """Move the deadline of the run of a job that was extended."""
+    """Pass the new deadline of an extended job to the backend of its run."""
     reconciliation.reconcile_job(job_pk=job_pk)

@@ -22,41 +22,42 @@ from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from jobs.clusters import cluster
+from jobs.event_files import Scalar, open_regular, read_scalars
 from jobs.models import Attempt, Job, MetricPoint
 from jobs.points import finished_epochs, next_position, report_epoch
 from jobs.pubsub import publish_state
-from jobs.tensorboard import Scalar, open_regular, read_scalars
 from runtime.errors import RuntimeFault
 
 logger = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 1024 * 1024
-"""Bytes of each source per read, so that one run delays others little. The next read continues after them."""
+"""Bytes of each source that one read takes, so that one run delays others little. The next read continues there."""
 MAX_POINTS = 50_000
-"""Points stored per job. At this limit, every second point of each curve is deleted, and later only every second one is
-stored. So curves keep their full length. Pages show a thousand points per curve."""
-DELETED_AT_ONCE = 5000
-"""Points that one statement deletes, so that statements stay short."""
+"""Points stored per job. At this limit every second point of each curve is deleted, and from then on only every second
+point is stored. So curves keep their full length. Pages show only a thousand points per curve."""
+DELETE_BATCH_SIZE = 5000
+"""Points that one SQL statement deletes, because each is a parameter of the statement."""
 MAX_CURVES = 50
 """Curves stored per job. Customers' code chooses the names and could create any number."""
 MAX_STEP = 2**53
 """Largest step or epoch: the largest whole number that a float represents exactly."""
 MAX_POSITION = 2**62
-"""Largest position on a curve, within the column's 64 bits. Only code that restarts huge step counts reaches it."""
+"""Largest position on a curve, within the column's 64 bits. Only code that restarts huge counts of steps reaches it."""
 READ_DELAY_SECONDS = 2.0
-"""Assumed maximum time between a line of output and its read. The lines of one read are spread evenly over it."""
+"""Assumed maximum time between the writing of a line and its read. The lines of one read are given times that are
+spread evenly over this time, or over the time since the last read if that is shorter."""
 MAX_LINE_LENGTH = 2000
 """Characters of an output line that are searched for metrics; lines with metrics are short."""
 MAX_FINAL_READS = 80
 """Maximum reads of an ended run's output. 80 reads of 1 MiB cover the largest log, 64 MiB."""
 MAX_FOLDER_NAME_LENGTH = 40
 """Characters of a folder in a curve's name. The other 60 of its 100 characters are for the separator and the tag."""
-NAME = re.compile(r"\w[\w ./:-]{0,99}")
-"""Valid names of curves: up to 100 characters, the length of the column. Points with other names are ignored."""
-RESERVED = frozenset({"epoch", "epochs", "step", "steps", "time", "timestamp", "rank", "at"})
+CURVE_NAME = re.compile(r"\w[\w ./:-]{0,99}")
+"""Valid names of curves: up to 100 characters, the length of their column. Points with other names are ignored."""
+RESERVED_KEYS = frozenset({"epoch", "epochs", "step", "steps", "time", "timestamp", "rank", "at"})
 """Keys of a METRICS_FILE record that are not curves."""
 
-# A sequence that colours text in a terminal. It is removed, because its `m` would join the word after it.
+# A sequence that colors text in a terminal. It is removed, because its last letter `m` would join the word after it.
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,32}m")
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 # `Epoch 3/10`, `epoch: 3`, `Epoch [3 of 10]`
@@ -89,8 +90,11 @@ class Point:
     at: datetime
 
 
-class Reading:
-    """Collects the points of one read, and updates the state of curves and epochs in the attempt's cursor."""
+class PointCollector:
+    """Collects the points of one read, and updates the state of curves and epochs in the attempt's cursor.
+
+    The keys of `cursor` are those that `ingest` lists.
+    """
 
     def __init__(self, cursor: dict[str, Any]) -> None:
         self.points: list[Point] = []
@@ -98,12 +102,12 @@ class Reading:
 
     @property
     def is_full(self) -> bool:
-        """Whether this read has as many points as a job may store. Further points would not be stored."""
+        """Whether there are as many points as a job may store, so that further points would not be stored."""
         return len(self.points) >= MAX_POINTS
 
     def add(self, name: str, step: int, value: float, epoch: float | None, at: datetime) -> None:
-        """Add a point at its position. Ignore invalid names, too large steps, and curves beyond MAX_CURVES."""
-        if not NAME.fullmatch(name) or abs(step) >= MAX_STEP or self.is_full:
+        """Add a point at its position. Ignore one with an invalid name, step or position, or of too many curves."""
+        if not CURVE_NAME.fullmatch(name) or abs(step) >= MAX_STEP or self.is_full:
             return
         curves = self._cursor.setdefault("curves", {})
         if name not in curves and len(curves) >= MAX_CURVES:
@@ -120,16 +124,16 @@ class Reading:
 
     @property
     def kept_every(self) -> int:
-        """Return n if only every nth point of a curve is stored; 1: all are."""
+        """Return n if only every nth point of a curve is stored; 1 if all are."""
         return int(self._cursor.get("kept_every", 1))
 
     def keep_fewer(self) -> None:
-        """Store only half of this read's points and of later points."""
+        """Drop every second point of this read, and from now on of each curve."""
         self._cursor["kept_every"] = 2 * self.kept_every
         self.points = [point for point in self.points if point.number % self.kept_every == 0]
 
     def report_epoch(self, epoch: float, at: datetime) -> None:
-        """Record a reported epoch. If it shows that another epoch is finished, record the time too."""
+        """Store a reported epoch in the cursor, and its time if it shows that another epoch is finished."""
         if not 0 <= epoch < MAX_STEP:
             return
         before = self._cursor.get("epochs")
@@ -144,7 +148,7 @@ class Reading:
 
 
 def ingest(*, attempt: Attempt) -> bool:
-    """Read an attempt's new output, and advance its cursor. Return whether anything was new.
+    """Read an attempt's new output, and advance its cursor. Return whether there was new output.
 
     Safe to repeat and to run concurrently: files are read without a lock, and the result is stored only if no other
     process has moved the cursor meanwhile.
@@ -161,30 +165,31 @@ def ingest(*, attempt: Attempt) -> bool:
         folder = cluster(attempt.backend).run_folder(attempt.run_name)
     except RuntimeFault:
         return False
-    before = attempt.cursor
-    cursor = copy.deepcopy(before)
-    reading = Reading(cursor)
-    # A script may report one curve in several sources. Each curve is read from the first source that has it.
-    _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, reading)
-    in_metrics_file = _add_names(cursor, "in_metrics_file", reading)
-    _read_tensorboard(folder / "run" / "tensorboard", cursor, reading, skipped=in_metrics_file)
-    in_files = _add_names(cursor, "named", reading)
-    _read_log(attempt, cursor, reading, skipped=in_files)
-    if cursor == before:
+    old_cursor = attempt.cursor
+    cursor = copy.deepcopy(old_cursor)
+    collector = PointCollector(cursor)
+    # A script may report the same curve in several sources. It is then read only from the first that has it.
+    _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, collector)
+    in_metrics_file = _add_names(cursor, "in_metrics_file", collector)
+    _read_tensorboard(folder / "run" / "tensorboard", cursor, collector, skipped=in_metrics_file)
+    in_files = _add_names(cursor, "named", collector)
+    _read_log(attempt, cursor, collector, skipped=in_files)
+    if cursor == old_cursor:
         return False
     # Compare-and-set: the update changes the row only if its cursor is still the one that this read began with.
-    unchanged = Attempt.objects.filter(pk=attempt.pk, cursor=before)
-    if not reading.points and before.get("epochs") == cursor.get("epochs"):
-        is_stored = bool(unchanged.update(cursor=cursor))  # no lock, because the job's rows do not change
+    rows_with_old_cursor = Attempt.objects.filter(pk=attempt.pk, cursor=old_cursor)
+    if not collector.points and old_cursor.get("epochs") == cursor.get("epochs"):
+        # Without a lock, because points and progress do not change.
+        is_stored = bool(rows_with_old_cursor.update(cursor=cursor))
     else:
         with transaction.atomic():
             # Lock the job before the attempt, as `lifecycle` does.
             job = Job.objects.select_for_update().get(pk=attempt.job_id)
-            is_stored = bool(unchanged.update(cursor=cursor))
+            is_stored = bool(rows_with_old_cursor.update(cursor=cursor))
             if is_stored:
-                _store(job, attempt, reading)
-                # `_store` has halved the points: store that in the cursor too.
-                if cursor.get("kept_every") != before.get("kept_every"):
+                _store(job, attempt, collector)
+                # If `_store` has halved the points, it has changed `cursor` after the update above.
+                if cursor.get("kept_every") != old_cursor.get("kept_every"):
                     Attempt.objects.filter(pk=attempt.pk).update(cursor=cursor)
                 publish_state(job.pk)
     # If another process was faster, continue from its cursor.
@@ -192,17 +197,17 @@ def ingest(*, attempt: Attempt) -> bool:
     return True
 
 
-def _add_names(cursor: dict[str, Any], key: str, reading: Reading) -> frozenset[str]:
-    """Add the names of this read's curves to `cursor[key]`. Return the names of this and of all earlier reads."""
-    earlier = cursor.get(key, [])
-    names = sorted({point.name for point in reading.points}.union(earlier))[:MAX_CURVES]
-    if names != earlier:
+def _add_names(cursor: dict[str, Any], key: str, collector: PointCollector) -> frozenset[str]:
+    """Add the names of the collected curves to `cursor[key]`. Return the names there, including earlier reads."""
+    earlier_names = cursor.get(key, [])
+    names = sorted({point.name for point in collector.points}.union(earlier_names))[:MAX_CURVES]
+    if names != earlier_names:
         cursor[key] = names
     return frozenset(names)
 
 
 def ingest_all(*, attempt: Attempt) -> None:
-    """Read the rest of an ended attempt's output. Errors are only logged, because the run must be settled anyway."""
+    """Read the rest of an ended attempt's output. Errors are logged and do not stop the settlement that follows."""
     try:
         for _read in range(MAX_FINAL_READS):
             if not ingest(attempt=attempt):
@@ -212,7 +217,7 @@ def ingest_all(*, attempt: Attempt) -> None:
 
 
 def epoch_finished_at(job: Job) -> datetime | None:
-    """Return when the job's latest attempt last reported another finished epoch; None if it reported none."""
+    """Return when the last finished epoch of the job's latest attempt ended; None if the attempt reported none."""
     cursor = Attempt.objects.filter(job=job).values_list("cursor", flat=True).last() or {}
     stamp = cursor.get("epoch_finished_at")
     return datetime.fromtimestamp(stamp, UTC) if stamp else None
@@ -231,18 +236,18 @@ def parse_line(line: str) -> tuple[float | None, int | None, dict[str, float]]:
     for match in VALUE_LINE.finditer(line):
         value = float(match[2]) / (100 if match[3] else 1)
         if math.isfinite(value):
-            values.setdefault(_canonical_name(match[1]), value)  # of two spellings of a curve, the first counts
+            values.setdefault(_canonical_name(match[1]), value)  # if the line has two spellings of a name, the first
     return None if epoch_number is None else float(epoch_number), step_number, values
 
 
 def _bounded(match: re.Match[str] | None) -> int | None:
-    """Return the matched whole number; None if it is missing or above MAX_STEP."""
+    """Return the whole number that was matched; None without a match, or if the number is above MAX_STEP."""
     number = int(match[1]) if match else None
     return number if number is not None and number < MAX_STEP else None
 
 
-def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading, *, skipped: frozenset[str]) -> None:
-    """Read new lines of rank 0's output, without the curves in `skipped`."""
+def _read_log(attempt: Attempt, cursor: dict[str, Any], collector: PointCollector, *, skipped: frozenset[str]) -> None:
+    """Read new lines of rank 0's output. Curves in `skipped` are ignored, because another source has them."""
     try:
         chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MAX_READ_BYTES)
     except RuntimeFault:
@@ -255,42 +260,42 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], reading: Reading, *, ski
     if chunk.eof:
         lines.append(incomplete)
     elif incomplete:
-        # The next read may continue this line. Keep the part that is searched; PostgreSQL cannot store NUL in JSON.
+        # The next read may continue this line. Only the part that is searched is kept. PostgreSQL's JSON has no NUL.
         cursor["line_begun"] = incomplete.replace("\0", " ")[:MAX_LINE_LENGTH]
     now = timezone.now()
-    waited = max(0.0, min(READ_DELAY_SECONDS, now.timestamp() - float(cursor.get("log_read_at", 0))))
+    interval_seconds = max(0.0, min(READ_DELAY_SECONDS, now.timestamp() - float(cursor.get("log_read_at", 0))))
     cursor["log_read_at"] = now.timestamp()
     for number, line in enumerate(lines, 1):
-        if reading.is_full:
-            return  # the cursor is already after these lines, so no later read finds them
-        at = now - timedelta(seconds=waited * (1 - number / len(lines)))
+        if collector.is_full:
+            return  # the remaining lines are dropped: the cursor is already after them
+        at = now - timedelta(seconds=interval_seconds * (1 - number / len(lines)))
         epoch, step, values = parse_line(line[:MAX_LINE_LENGTH])
         if epoch is not None:
             cursor["epoch"] = epoch  # applies to later lines too, which may report values without an epoch
-            reading.report_epoch(epoch, at)
+            collector.report_epoch(epoch, at)
         values = {name: value for name, value in values.items() if name not in skipped}
         if values:
             cursor["line"] = int(cursor.get("line", 0)) + 1
         for name, value in values.items():
-            reading.add(name, cursor["line"] if step is None else step, value, cursor.get("epoch"), at)
+            collector.add(name, cursor["line"] if step is None else step, value, cursor.get("epoch"), at)
 
 
-def _read_metrics_file(path: Path, cursor: dict[str, Any], reading: Reading) -> None:
+def _read_metrics_file(path: Path, cursor: dict[str, Any], collector: PointCollector) -> None:
     """Read new complete lines of METRICS_FILE."""
     offset = int(cursor.get("metrics", 0))
     data = _read_regular(path, offset)
-    complete = data.rfind(b"\n") + 1  # bytes up to the end of the last complete line
-    if complete == 0 and len(data) < MAX_READ_BYTES:
+    complete_bytes = data.rfind(b"\n") + 1  # up to the end of the last complete line
+    if complete_bytes == 0 and len(data) < MAX_READ_BYTES:
         return
     # A line longer than MAX_READ_BYTES is no valid record, so this part of it is skipped.
-    cursor["metrics"] = offset + (complete or len(data))
-    for line in data[:complete].splitlines():
-        if reading.is_full:
+    cursor["metrics"] = offset + (complete_bytes or len(data))
+    for line in data[:complete_bytes].splitlines():
+        if collector.is_full:
             return
-        _read_record(line, cursor, reading)
+        _read_record(line, cursor, collector)
 
 
-def _read_record(line: bytes, cursor: dict[str, Any], reading: Reading) -> None:
+def _read_record(line: bytes, cursor: dict[str, Any], collector: PointCollector) -> None:
     """Read a line of METRICS_FILE. Invalid lines and values that are not numbers are ignored."""
     try:
         record = json.loads(line)
@@ -306,22 +311,26 @@ def _read_record(line: bytes, cursor: dict[str, Any], reading: Reading) -> None:
     }
     epoch = numbers.get("epoch")
     cursor["record"] = int(cursor.get("record", 0)) + 1
-    step = numbers.get("step", float(cursor["record"]))  # without a step, the number of the record
+    step = numbers.get("step", float(cursor["record"]))  # a record without a step counts as one step
     stamp = numbers.get("time", numbers.get("timestamp", 0.0))
-    at = _moment(stamp)
+    at = _reported_time(stamp)
     if epoch is not None:
-        reading.report_epoch(epoch, at)
+        collector.report_epoch(epoch, at)
     for name, value in numbers.items():
-        if name not in RESERVED:
-            reading.add(name, int(step), value, epoch, at)
+        if name not in RESERVED_KEYS:
+            collector.add(name, int(step), value, epoch, at)
 
 
-def _read_tensorboard(folder: Path, cursor: dict[str, Any], reading: Reading, *, skipped: frozenset[str]) -> None:
+def _read_tensorboard(
+    folder: Path, cursor: dict[str, Any], collector: PointCollector, *, skipped: frozenset[str]
+) -> None:
+    """Read new scalars of TensorBoard's event files. Curves in `skipped` are ignored, because METRICS_FILE has them."""
     for scalar in read_scalars(folder, cursor.setdefault("tensorboard", {}), MAX_READ_BYTES):
         name = _curve_name(scalar)
         if name not in skipped and math.isfinite(scalar.value):
-            reading.add(name, scalar.step, scalar.value, None, _moment(scalar.wall_time))
-    if not cursor["tensorboard"]:  # without event files the cursor must stay equal, so that `ingest` writes nothing
+            collector.add(name, scalar.step, scalar.value, None, _reported_time(scalar.wall_time))
+    if not cursor["tensorboard"]:
+        # Without event files the key must not stay, because `ingest` writes to the database if the cursor has changed.
         del cursor["tensorboard"]
 
 
@@ -331,20 +340,20 @@ def _curve_name(scalar: Scalar) -> str:
     return f"{folder}/{scalar.tag}" if folder else scalar.tag
 
 
-def _moment(stamp: float) -> datetime:
+def _reported_time(stamp: float) -> datetime:
     """Convert a reported time (Unix seconds). Return the current time instead if it is 0 or in the future."""
     now = timezone.now()
     return datetime.fromtimestamp(stamp, UTC) if 0 < stamp <= now.timestamp() else now
 
 
-def _store(job: Job, attempt: Attempt, reading: Reading) -> None:
+def _store(job: Job, attempt: Attempt, collector: PointCollector) -> None:
     """Store the points within the job's limits, and its progress. The caller has locked the job."""
     points = MetricPoint.objects.filter(job=job)
-    stored = _make_room(job, reading) if reading.points else 0
-    names = set(points.values_list("name", flat=True).distinct()) if reading.points else set()
+    stored_points = _make_room(job, collector) if collector.points else 0
+    names = set(points.values_list("name", flat=True).distinct()) if collector.points else set()
     rows = []
-    # Attempts share the job's curves and points, but `Reading` limits those of one attempt.
-    for point in reading.points[: max(0, MAX_POINTS - stored)]:
+    # The limits of points and curves are those of the job. `PointCollector` knows only those of one attempt.
+    for point in collector.points[: max(0, MAX_POINTS - stored_points)]:
         if point.name not in names and len(names) >= MAX_CURVES:
             continue
         names.add(point.name)
@@ -361,27 +370,27 @@ def _store(job: Job, attempt: Attempt, reading: Reading) -> None:
             )
         )
     MetricPoint.objects.bulk_create(rows, batch_size=1000)
-    epoch = min(reading.finished_epochs, job.epochs)  # a script may run more epochs than were ordered
+    epoch = min(collector.finished_epochs, job.epochs)  # a script may run more epochs than were ordered
     # A retry that starts anew does not reduce the progress.
     if epoch > job.epoch and not job.is_ended:
         Job.objects.filter(pk=job.pk, epoch__lt=epoch).update(epoch=epoch, progress=epoch / job.epochs)
 
 
-def _make_room(job: Job, reading: Reading) -> int:
-    """Delete every second point of each curve until the read's points fit. Return how many points are stored."""
-    stored = MetricPoint.objects.filter(job=job).count()
-    while stored + len(reading.points) > MAX_POINTS:
-        reading.keep_fewer()
+def _make_room(job: Job, collector: PointCollector) -> int:
+    """Delete every second point of each curve until the collected points fit. Return how many points are stored."""
+    stored_points = MetricPoint.objects.filter(job=job).count()
+    while stored_points + len(collector.points) > MAX_POINTS:
+        collector.keep_fewer()
         numbered = MetricPoint.objects.filter(job=job).annotate(
             number=Window(RowNumber(), partition_by=[F("attempt"), F("name")], order_by=F("pk").asc())
         )
         surplus = [pk for pk, number in numbered.values_list("pk", "number") if number % 2 == 0]
         if not surplus:  # each curve has one point only
             break
-        for start in range(0, len(surplus), DELETED_AT_ONCE):
-            MetricPoint.objects.filter(pk__in=surplus[start : start + DELETED_AT_ONCE]).delete()
-        stored -= len(surplus)
-    return stored
+        for start in range(0, len(surplus), DELETE_BATCH_SIZE):
+            MetricPoint.objects.filter(pk__in=surplus[start : start + DELETE_BATCH_SIZE]).delete()
+        stored_points -= len(surplus)
+    return stored_points
 
 
 def _canonical_name(name: str) -> str:

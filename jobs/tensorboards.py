@@ -9,7 +9,7 @@ from pathlib import Path
 from django.conf import settings
 
 from console.accounts.models import Membership
-from jobs.clusters import cluster, cluster_named
+from jobs.clusters import cluster, resolve_cluster_name
 from jobs.errors import LogsUnreachable, NoLogs, ToolsUnavailable, TooManyTools
 from jobs.models import Attempt, Job
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -18,31 +18,31 @@ from runtime.tools import control
 from runtime.tools.control import LogFolder, Session, SessionRequest
 
 PATH = "/tools/"
-"""The path of all tools; each session is below it, under its key."""
+"""The beginning of the URL paths of all tools. The key of a session follows."""
 MAX_JOBS = 20
-"""Jobs that one TensorBoard shows; each attempt is a mount of its sandbox."""
-_MAX_NAME = 60
-"""Characters of a job's name in the list of runs in TensorBoard."""
+"""Jobs that one TensorBoard shows, because each attempt is a mount of its sandbox."""
+_MAX_NAME_LENGTH = 60
+"""Characters of a job's name in TensorBoard's list of runs, which is narrow."""
 
 
 def root() -> Path:
-    """Return the folder of the process that owns the tools."""
+    """Return the folder in which the process that owns the tools has its socket and its sessions."""
     folder: Path = settings.EMBEDDED.socket_dir
     return folder
 
 
 def url_path(key: str) -> str:
-    """Return the path of a session, without a slash at its end."""
+    """Return the URL path of a session, without a slash at its end."""
     return f"{PATH}{key}"
 
 
 def is_available() -> bool:
-    """Return whether the process that starts TensorBoard runs."""
+    """Whether the process that starts TensorBoard (`manage.py run_tools`) runs."""
     return control.has_owner(root())
 
 
 def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
-    """Return the path of a TensorBoard with the logs of these jobs of the organization.
+    """Start a TensorBoard with the logs of these jobs of the organization, and return its URL path.
 
     Only the member can open it. Raises NoLogs, LogsUnreachable, TooManyTools, ToolsUnavailable.
     """
@@ -74,22 +74,25 @@ def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
 def find_session(*, membership: Membership, key: str) -> Session | None:
     """Return the session with this key; None if it does not exist or is another member's."""
     session = control.find(root(), key)
-    if session is None or (session.organization, session.user) != (membership.organization_id, membership.user_id):
-        return None
-    return session
+    owner_ids = (membership.organization_id, membership.user_id)
+    is_own = session is not None and (session.organization_id, session.user_id) == owner_ids
+    return session if is_own else None
 
 
 def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
-    """Return an attempt's TENSORBOARD_LOGDIR; None if the console does not see its storage. Raises RuntimeFault."""
+    """Return an attempt's TENSORBOARD_LOGDIR; None if the console cannot read its cluster's storage.
+
+    `is_only`: the job has no other attempt, so the name need not contain the attempt's number. Raises RuntimeFault.
+    """
     backend = cluster(attempt.backend)
     if not backend.shares_storage:
         return None
-    name = f"{job.pk}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', job.name)[:_MAX_NAME]}".strip("-_.")
+    name = f"{job.pk}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', job.name)[:_MAX_NAME_LENGTH]}".strip("-_.")
     if not is_only:
         name += f"-attempt-{attempt.number}"
     run_folder = backend.run_folder(attempt.run_name)
-    # The folder that is mounted into the sandbox must be one that the run's code cannot replace by a link. In a sandbox
-    # that is `run`, which is a mount there. A pod mounts the run's folder, so the code could replace `run` in it.
-    if isinstance(settings.TRAINYARD_CLUSTERS.get(cluster_named(attempt.backend)), ClusterConfig):
+    # TensorBoard's sandbox may only mount a folder that the run's code cannot replace by a link. If the run is in a
+    # sandbox, that is `run`, because it is a mount there. A pod mounts the run's folder, so code could replace `run`.
+    if isinstance(settings.TRAINYARD_CLUSTERS.get(resolve_cluster_name(attempt.backend)), ClusterConfig):
         return LogFolder(name, str(run_folder), "run/tensorboard")
     return LogFolder(name, str(run_folder / "run"), "tensorboard")

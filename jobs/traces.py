@@ -1,7 +1,7 @@
 """Export an ended attempt as OpenTelemetry spans: its wait, its start, its run and each rank.
 
-The times come from the rows, and so from the backend's clock. The run's span has the id that TRACEPARENT gives to the
-ranks, so that spans of the customer's code become its children.
+The times are those of the rows, which come from the backend's clock. The run's span has the id that the ranks find in
+TRACEPARENT, so that spans of the customer's code become its children.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.models import Attempt
 from jobs.states import BILLED, EndReason
 
 MAX_RANKS = 1024
-"""Ranks with a span of their own: half of the 2,048 spans that the span exporter queues, for all runs."""
+"""Ranks that get a span. The span exporter queues 2,048 spans for all runs, so one run takes at most half of them."""
 
 
 def traceparent_of(attempt: Attempt) -> str:
@@ -45,6 +45,7 @@ def export_on_commit(attempt: Attempt) -> None:
 def spans(attempt: Attempt) -> list[FinishedSpan]:
     """Return the run's span and its children: the wait, the start and each rank."""
     job, parent = attempt.job, traceparent_of(attempt)
+    # Times are in Unix seconds. An attempt that never started has no run, so its start lasted until its end.
     finished = _seconds(attempt.finished_at or attempt.claimed_at)
     queued, claimed = _queued_at(attempt), _seconds(attempt.claimed_at)
     started = _seconds(attempt.started_at) if attempt.started_at else finished
@@ -79,21 +80,21 @@ def _ranks(attempt: Attempt, finished: float) -> list[tuple[str, float, float, d
     for node in attempt.nodes:
         if node.get("started_at") is None:
             continue
-        for local in range(workers):
-            rank = node["node"] * workers + local
+        for local_rank in range(workers):
+            rank = node["node"] * workers + local_rank
             error = str(failure.get("code", "")) if failure.get("rank") == rank else ""
             attributes = {
                 "trainyard.rank": rank,
                 "trainyard.node": node["node"],
                 "trainyard.address": node.get("address", ""),
             }
-            ended = node.get("finished_at") or finished
-            ranks.append((f"rank {rank}", node["started_at"], ended, attributes, error))
+            node_finished = node.get("finished_at") or finished
+            ranks.append((f"rank {rank}", node["started_at"], node_finished, attributes, error))
     return ranks[:MAX_RANKS]
 
 
 def _queued_at(attempt: Attempt) -> float:
-    """Return when the attempt's wait began: when the job was queued or the previous attempt ended."""
+    """Return when the attempt's wait began, in Unix seconds: when the job was queued or the previous attempt ended."""
     previous = attempt.job.attempts.filter(number__lt=attempt.number, finished_at__isnull=False).last()
     return _seconds(previous.finished_at if previous and previous.finished_at else attempt.job.queued_at)
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 from jobs.models import CapacitySnapshot, Job
 
 RETRY_CODES = frozenset({"retry", "backoff"})
-"""Codes of jobs that wait for another attempt."""
+"""Waiting codes of jobs that wait for another attempt after a failed one."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ def waiting_reason(job: Job) -> Reason:
     if job.awaits_packages:
         return Reason("packages")
     snapshot = snapshot_of(job)
-    stored = Reason(job.waiting_code, job.waiting_data)
+    own_reason = Reason(job.waiting_code, job.waiting_data)
     if snapshot is None or (job.not_before and job.not_before > timezone.now()):
-        return stored
+        return own_reason
     running: int = job.running_nodes  # type: ignore[attr-defined]  # an annotation of `jobs_for`
     limit = job.organization.quota.max_running_nodes
     if not snapshot.answers:
@@ -44,17 +44,17 @@ def waiting_reason(job: Job) -> Reason:
     elif snapshot.held_from and (snapshot.held_from, snapshot.held_from_job) < (job.queued_at, job.pk):
         reason = Reason("reserved")
     else:
-        reason = stored
+        reason = own_reason
     return reason
 
 
 def cluster_answers(job: Job) -> bool:
-    """Whether the cluster of a job from `selectors.jobs_for` answered the last call."""
+    """Whether the job's cluster answered when its capacity was last needed. `job` comes from `selectors.jobs_for`."""
     snapshot = snapshot_of(job)
     return snapshot is None or snapshot.answers
 
 
 def snapshot_of(job: Job) -> CapacitySnapshot | None:
-    """Return the last snapshot for the job's node spec; None before the first pass."""
+    """Return the last snapshot for the job's node spec; None before the first scheduling pass."""
     snapshot: CapacitySnapshot | None = getattr(job.node_spec, "capacity_snapshot", None)
     return snapshot

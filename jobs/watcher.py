@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 READ_INTERVAL_SECONDS = 0.25
 """Minimum interval between two reads of one run's output, so that a run that writes without pause is not read at every
-write. Its end is read at once."""
-KEEP_READ_TIMES_SECONDS = 60.0
-"""How long the time of a run's last read is kept. Any value above READ_INTERVAL_SECONDS works."""
+write. The end of a run is read at once."""
+READ_TIME_RETENTION_SECONDS = 60.0
+"""How long the time of a run's last read stays in memory. Any value above READ_INTERVAL_SECONDS works."""
 RECONNECT_PAUSES = (1, 2, 5, 10, 30)
-"""Seconds before reconnecting to a cluster, after each failure in a row. The last one repeats."""
+"""Seconds before reconnecting to a cluster after the first, second, … failure in a row. The last one repeats."""
 STABLE_SECONDS = 60.0
-"""After a connection of this length, earlier failures no longer count."""
+"""After a connection that lasted this long, earlier failures no longer count."""
 STOP_SECONDS = 3.0
-"""How long to wait for each thread at shutdown. They are daemons, and can be ended at any time."""
+"""How long to wait for each thread at shutdown. After that, threads end with the process, which loses nothing."""
 
 
 def follow_all(stop: threading.Event) -> None:
@@ -73,7 +73,7 @@ class ClusterFollower:
             failures += 1
 
     def follow_once(self) -> None:
-        """Follow until the connection breaks or the watcher stops. Raises the cluster's errors."""
+        """Follow the cluster until the connection breaks or the watcher stops. Raises the cluster's errors."""
         for gap in cluster(self.name).isolation_gaps():
             logger.warning("Isolation: %s (cluster %s)", gap, self.name)
         for changed in cluster(self.name).changes():
@@ -83,7 +83,7 @@ class ClusterFollower:
             self._process(changed)
 
     def _process(self, changed: set[str]) -> None:
-        """Read the changed runs that are due; keep the others for a later change or heartbeat."""
+        """Read the changed runs that are due. The others are read after a later change or heartbeat of the cluster."""
         self._unread |= changed
         now = time.monotonic()
         due = {name for name in self._unread if self._is_due(name, now)}
@@ -92,16 +92,19 @@ class ClusterFollower:
             self._read_at[name] = now
             self._read(name)
         self._read_at = {
-            name: at for name, at in self._read_at.items() if now - at < KEEP_READ_TIMES_SECONDS or name in self._unread
+            name: at
+            for name, at in self._read_at.items()
+            if now - at < READ_TIME_RETENTION_SECONDS or name in self._unread
         }
 
     def _is_due(self, name: str, now: float) -> bool:
+        """Whether a run has not been read for READ_INTERVAL_SECONDS, or has ended."""
         if now - self._read_at.get(name, 0.0) >= READ_INTERVAL_SECONDS:
             return True
         try:
             return cluster(self.name).describe(name).phase is RunPhase.ENDED
         except RuntimeFault:
-            return True  # `follow` handles the error
+            return True  # `reconciliation.follow` handles the error
 
     def _read(self, name: str) -> None:
         """Update one run's job. An error is logged, and the next reconciliation tries again."""

@@ -1,7 +1,7 @@
-"""Which environment variables an order may set itself. Pure.
+"""Decide which environment variables an order may set itself. Pure.
 
 The platform sets the variables of the environment contract and those of the frameworks. Their names are taken from the
-code that sets them, so a new variable is reserved without a change here.
+code that sets them, so a new variable of the platform is reserved without a change here.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from runtime.launcher.topology import Plan, common_environment
 from runtime.specs import Controller, Framework
 
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
-"""A variable's name that every shell accepts, of at most 100 characters."""
+"""Valid names of variables: those that every shell accepts, of at most 100 characters."""
 MAX_VARIABLES = 100
-"""Variables that one order may set: more than any script needs, and few enough for a form."""
+"""Maximum number of variables that one order may set: more than any script needs, and few enough for a form."""
 MAX_BYTES = 32 * 1024
-"""Bytes of all names and values of an order's variables. They are part of one message to each launcher, at most 1 MiB.
-"""
+"""Maximum size of all names and values of an order's variables. They are part of one message to each launcher, which
+has at most 1 MiB."""
 MAX_SECRETS = 10
-"""Secrets that one order may use. With `MAX_SECRET_BYTES` each, they fit into the same message."""
+"""Maximum number of secrets that one order may use. With `MAX_SECRET_BYTES` each, they fit into the same message."""
 MAX_SECRET_BYTES = 8 * 1024
-"""Bytes of a secret: more than keys and certificates have."""
+"""Maximum size of a secret: more than keys and certificates have."""
 OVERRIDABLE = frozenset(
     {
         *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
@@ -45,7 +45,7 @@ _RESERVED_PREFIXES = (
     # Variables that mpirun sets for its processes.
     *("OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_"),
 )
-# Plans whose ranks' variables are listed below. Only the variables' names matter, so the values are placeholders.
+# The variables of the ranks of these plans are listed below. Only their names matter, so the values are placeholders.
 _PLAN = Plan(
     run_id="run",
     node=0,
@@ -76,7 +76,7 @@ _LARGEST_PLAN = _PLAN._replace(
     interface="lo", min_nodes=1, collective_timeout_seconds=1, stall_check_seconds=1, traceparent="-"
 )
 CONTRACT = frozenset(common_environment(_PLAN, 0)) - OVERRIDABLE
-"""The variables of the environment contract that every rank has. Arguments may refer to them."""
+"""Names of the variables of the environment contract that every rank has. Arguments may refer to them."""
 _SET_BY_PLATFORM = frozenset(
     name
     for framework in Framework

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class RuntimeFault(Exception):
-    """Root of every error of this package. Programs use `code`; the text is for people."""
+    """The base class of this package's errors. Programs use `code`; the text is for people."""
 
     code = "runtime_error"
 
 
 class InvalidSpec(RuntimeFault):
-    """The run can never start with this RunSpec. `field` names the part at fault."""
+    """The run can never start with this RunSpec. `field` names the field at fault."""
 
     code = "invalid_spec"
 

@@ -21,7 +21,7 @@ room for a suffix."""
 PACKAGES_TARGET = "/opt/trainyard/site-packages"
 """Where a run sees the packages that were installed in addition to the image's."""
 UNLIMITED_NODES = 10_000
-"""The number of nodes that fits a cluster which adds machines on demand; more than anybody buys at once."""
+"""How many nodes count as fitting on a cluster that adds machines on demand: more than anybody buys at once."""
 
 
 class Framework(enum.StrEnum):
@@ -99,7 +99,7 @@ class Image:
     """The image that a run uses. Exactly one of `builtin` and `reference` is set.
 
     `builtin` names an image that this installation builds; the local backend keeps it as a virtual environment.
-    `reference` is a registry reference, for backends that pull images. `digest` pins it: the image is pulled by this
+    `reference` is a registry reference, for backends that pull images. If `digest` is set, the image is pulled by this
     digest in place of the reference's tag.
     """
 
@@ -121,7 +121,8 @@ class PullSecret:
 class RunSpec:
     """The specification of a run, which is one attempt of one job.
 
-    The environment contract fixes where mounts appear: the workspace at `workspace_target`, each dataset at
+    The environment contract (docs/environment.md) fixes where mounts appear: the workspace at `workspace_target`, each
+    dataset at
     `datasets_target/<name>`, each model at `models_target/<name>`. `script` is relative to the workspace.
     `deadline_seconds` counts from the moment all nodes run. The backend sends SIGTERM `grace_seconds` before the
     deadline and SIGKILL at the deadline, so no run is charged beyond it.
@@ -165,7 +166,7 @@ class RunSpec:
     collective_timeout_seconds: int = 0
     """How long a collective may wait for a peer; 0: the framework's default."""
     stall_check_seconds: int = 0
-    """After how long Horovod warns of ranks that have not joined a collective; 0: Horovod's default."""
+    """After how many seconds Horovod warns of ranks that have not joined a collective; 0: Horovod's default."""
     hang_seconds: int = 120
     """A run without any sign of progress for this long counts as hung; 0: never. The launcher may detect a hang sooner.
     """
@@ -178,11 +179,12 @@ class RunSpec:
     traceparent: str = ""
     """The run's W3C trace context, passed to its ranks as TRACEPARENT; empty: not traced."""
     node_kind: str = ""
-    """The name of the purchased node type. A cluster may reserve machines for it, by labels and taints."""
+    """The node kind: the name of the purchased node spec. A cluster may reserve machines for it."""
     organization_nodes: int = 0
     """Nodes that the organization may run at once, where the cluster enforces such a quota; 0: no quota."""
     packages: str = ""
-    """A folder of further Python packages, as the console sees it; empty: none. Mounted read-only."""
+    """A folder of Python packages in addition to the image's, as the console sees it; empty: none. Mounted read-only.
+    """
     storage_left_mib: int | None = None
     """The unused part of the organization's storage quota, in MiB; None: no quota."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -191,7 +193,7 @@ class RunSpec:
     """Replace references to variables in `arguments`: see `runtime.launcher.variables`."""
     pull_secret: PullSecret | None = field(default=None, repr=False)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
-    """Further variables for the ranks. Their values are never stored, and are masked in all stored output."""
+    """Further variables for the ranks. Their values are never stored, and all stored output shows `***` instead."""
 
     @property
     def world_size(self) -> int:
@@ -228,7 +230,7 @@ class RunPhase(enum.StrEnum):
     RUNNING = "running"
     """Every node runs the customer's code, or has already ended."""
     STOPPING = "stopping"
-    """SIGTERM was sent and the grace period is running."""
+    """SIGTERM was sent, and the grace period has not passed yet."""
     ENDED = "ended"
     """No process of the run remains; `outcome` is set."""
 
@@ -304,9 +306,9 @@ class WaitingCode(enum.StrEnum):
     STARTING = "starting"
     """Nodes are starting. `nodes`: how many are not ready; `step`: place, image, volume or container."""
     GPUS = "gpus"
-    """`wanted` GPUs per node, of `gpu_type` ("": any), for `nodes` nodes; `free`, or None where not known."""
+    """`nodes` nodes need `wanted` GPUs each, of `gpu_type` ("": any); `free`: how many are free, None if not known."""
     CPUS = "cpus"
-    """`wanted` CPUs per node, for `nodes` nodes; `free` on the machine with the most, or None where not known."""
+    """`nodes` nodes need `wanted` CPUs each; `free`: how many the machine with the most has, None if not known."""
     MEMORY = "memory"
     """The same data as for CPUS, in MiB."""
     TOO_LARGE = "too_large"
@@ -348,9 +350,9 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first cause of a run that did not complete.
+    """The first cause of the end of a run that did not complete.
 
-    `rank` is the global rank, or None for a fault of the node. For a process, one of `exit_code` and `signal` is set.
+    `rank` is the global rank, or None for a fault of the node. If a process failed, `exit_code` or `signal` is set.
     `message` is an English sentence for logs; `code` and `data` (plain numbers and names, such as `limit_mib`) let the
     console describe the failure. `last_lines` is the end of that rank's output.
     """
@@ -380,9 +382,9 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class Span:
-    """A period in which the number of nodes did not change.
+    """A period in which the number of nodes did not change. Times are Unix seconds.
 
-    Times are Unix seconds; the last period of a live run is open.
+    `finished_at` is None for the last period of a live run.
     """
 
     nodes: int
@@ -416,7 +418,7 @@ class RunStatus:
     waiting_for: str = ""
     """While STARTING, an English sentence that says why the run has not started; else empty."""
     waiting_code: str = ""
-    """A WaitingCode with the reason for the console; empty where the backend has only `waiting_for`."""
+    """A WaitingCode, from which the console writes a sentence; empty if the backend knows only `waiting_for`."""
     waiting_data: dict[str, Any] = field(default_factory=dict)
 
 
@@ -430,18 +432,18 @@ class NodeCapacity:
     closed_to: frozenset[str] = frozenset()
     """Node kinds that are never placed on this machine; "" stands for all kinds that are not in `Capacity.kinds`."""
     gpus_only: bool = False
-    """Nodes without a GPU are never placed on this machine."""
+    """Whether only nodes with GPUs are placed on this machine."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The cluster's machines. A node kind is the name of a purchased node type (`RunSpec.node_kind`)."""
+    """The cluster's machines. A node kind is the name of a node spec (`RunSpec.node_kind`)."""
 
     machines: tuple[NodeCapacity, ...]
     kinds: frozenset[str] = frozenset()
     """Node kinds with a label or taint of their own in the cluster; nodes of all other kinds are placed alike."""
     elastic: bool = False
-    """The cluster adds machines on demand, so every request fits eventually."""
+    """Whether the cluster adds machines on demand, so that every request fits eventually."""
 
     def nodes_now(self, resources: Resources, kind: str = "") -> int:
         """Return how many nodes with these resources could start now."""
@@ -466,7 +468,7 @@ def _count_fitting(available: Resources, required: Resources) -> int:
     """Return how many times `required` fits into `available`. A required GPU type of "" means any."""
     if required.gpus and required.gpu_type not in {"", available.gpu_type}:
         return 0
-    # 1e-9: a sum of floats such as 0.1 + 0.2 may be a little off.
+    # 1e-9 is added because binary floats are not exact: 0.3 / 0.1 is a little less than 3.
     counts = [int((available.cpus + 1e-9) / required.cpus), available.memory_mib // required.memory_mib]
     if required.gpus:
         counts.append(available.gpus // required.gpus)
@@ -480,8 +482,9 @@ class LogChunk:
     Offsets are bytes in the stored file. `text` begins at `offset` and ends at a UTF-8 boundary; invalid bytes appear
     as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
 
-    `times` has (line of `text`, Unix seconds), in order: when that line and those up to the next entry began, to about
-    0.1 s. Lines before the first entry have no known time. None: the times were not asked for.
+    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. The lines from that
+    one to the next pair's began at that time, to about 0.1 s. Lines before the first pair have no known time. None: the
+    caller did not ask for times.
     """
 
     text: str

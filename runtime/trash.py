@@ -16,23 +16,24 @@ from pathlib import Path
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags for opening a folder that hostile code may replace by a link."""
 _MAX_PASSES = 3
-"""How often one folder is listed at most. Some file systems leave entries out of a listing while others are removed."""
+"""How often one folder is listed at most. Some file systems leave entries out of a listing while other entries are
+removed, so a second listing may find more."""
 
 
 class Trash:
-    """A folder for trees to be removed, on the same disk as they are. It is created when first needed."""
+    """A folder for trees that are to be removed. It must be on their disk, and is created when first needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def move_in(self, folder: Path) -> None:
-        """Move a folder into the trash; nothing happens if there is none."""
+        """Move a folder into the trash; do nothing if the folder does not exist."""
         self._folder.mkdir(exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             folder.rename(self._folder / uuid.uuid4().hex)
 
     def empty(self) -> None:
-        """Remove everything in the trash, except a tree that another process is removing or that cannot be removed."""
+        """Remove everything in the trash, except trees that another process is removing or that cannot be removed."""
         try:
             folders = list(self._folder.iterdir())
         except OSError:
@@ -65,7 +66,7 @@ def remove_tree(folder: Path) -> None:
                 finally:
                     os.close(folder_fd)
                 os.rmdir(name, dir_fd=top_fd)
-        _empty(top_fd, top_fd)  # files and links that replaced a folder meanwhile
+        _empty(top_fd, top_fd)  # files and links that have replaced a folder meanwhile
         folder.rmdir()
     except OSError:
         return  # a part cannot be removed

@@ -1,1 +1,1 @@
-"""Images, datasets and workspaces: the files that runs read and write. Never imports `billing`."""
+"""Images, datasets, models and workspaces: the files that runs read and write. It never imports `billing`."""

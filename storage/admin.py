@@ -1,4 +1,4 @@
-"""Admin pages of storage: the image catalogue can be edited; datasets, models and workspaces are read-only.
+"""Admin pages of storage. Images can be edited; datasets, models and workspaces are read-only.
 
 No page shows a customer's secret or changes a customer's files.
 """
@@ -31,7 +31,7 @@ from storage.models import (
 
 @admin.register(Image)
 class ImageAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """The image catalogue."""
+    """Built-in images, and those of organizations."""
 
     list_display = ("name", "title", "organization", "frameworks", "reference", "is_active")
     list_filter = ("is_active",)
@@ -40,7 +40,7 @@ class ImageAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     raw_id_fields = ("organization",)
 
     def view_on_site(self, _image: Image) -> str:
-        """Return the console's page of images, which can check an image on the cluster."""
+        """Return the URL of the console's page of images, where an image can be checked on a cluster."""
         return reverse("image_list")
 
 
@@ -55,7 +55,7 @@ class DatasetAdmin(ReadOnlyAdmin):
     actions = ("make_public", "withdraw")
 
     def has_publish_permission(self, request: HttpRequest) -> bool:
-        """Return whether the administrator may change datasets; the forms stay read-only."""
+        """Return whether the administrator may use the two actions. The forms are read-only for everybody."""
         return bool(request.user.has_perm("storage.change_dataset"))
 
     @admin.action(description=_("Let every organization read the selected datasets"), permissions=["publish"])

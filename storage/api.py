@@ -1,4 +1,4 @@
-"""API of datasets, workspaces and their files. Request and response bodies are streamed."""
+"""API of datasets, workspaces and their files. Bodies with files are streamed, so they may have any size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from storage.workspace_sources import start_workspace
 
 BINARY = {"application/octet-stream": OpenApiTypes.BINARY}
 DEFAULT_PAGE = 1000
-"""Entries of one page of a listing, unless the client asks for another number. Ten times as many take half a second."""
+"""How many entries a page of a listing has, unless the client asks for another number. A page of 10,000 takes half a
+second."""
 READ_AND_WRITE: dict[str, Capability] = {
     "GET": Capability.VIEW,
     "POST": Capability.STORE,
@@ -346,7 +347,7 @@ class FileView(_StorageView):
             workspace=workspace,
             path=path,
             stream=body_of(request, limit_bytes=settings.MAX_FILE_BYTES),
-            expected=_expected_versions(request),
+            expected_versions=_expected_versions(request),
         )
         response = Response({"path": path, "size": written.size}, status=201 if written.created else 200)
         response["ETag"] = quote_etag(written.version)
@@ -375,15 +376,16 @@ def _expected_versions(request: Request) -> list[str] | None:
 
 
 def _listing(request: Request, workspace: Workspace, path: str) -> Response:
+    """Return the page of a folder's entries that the request asks for."""
     query = ListingQuery(data=request.query_params)
     query.is_valid(raise_exception=True)
     listing = files.list_folder(root=selectors.workspace_folder(workspace), path=path, **query.validated_data)
-    following = {"limit": query.validated_data["limit"], "after": listing.next}
+    next_query = {"limit": query.validated_data["limit"], "after": listing.next}
     data = {
         "path": path.strip("/"),
         "entries": listing.entries,
         "truncated": listing.truncated,
-        "next": request.build_absolute_uri(f"?{urlencode(following)}") if listing.next else None,
+        "next": request.build_absolute_uri(f"?{urlencode(next_query)}") if listing.next else None,
     }
     return Response(ListingSerializer(data).data)
 

@@ -5,7 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class StorageConfig(AppConfig):
-    """Sets the app's name."""
+    """Images, datasets, models and workspaces."""
 
     name = "storage"
     verbose_name = _("Storage")

@@ -1,7 +1,8 @@
-"""Read .tar, .tar.gz and .zip archives from untrusted users as a stream of checked entries.
+"""Read .tar, .tar.gz and .zip archives from untrusted users as a sequence of checked entries.
 
-A crafted archive makes the standard library's readers fill the memory with headers, seek without end, or raise almost
-any exception. Here every read is limited. An entry is only a checked path, a type and a stream of bytes.
+A crafted archive can make the readers of Python's standard library fill the memory with headers, seek without end, or
+raise almost any exception. Therefore this module limits every read. An entry has only a checked path, a kind and a
+stream of bytes.
 """
 
 from __future__ import annotations
@@ -25,20 +26,23 @@ from storage.files import Readable
 from storage.paths import split_path
 
 READ_LIMIT = 1024**2
-"""The most bytes that one read returns, because `tarfile` reads long names and extended headers into memory."""
+"""How many bytes one read may return. `tarfile` reads a whole name or extended header into memory; real ones have at
+most a few KiB."""
 HEADERS_PER_ENTRY = 4096
-"""Average bytes of headers and padding per tar entry: a header, a long name and its block, with reserve."""
+"""How many bytes of headers and padding a tar entry may have on average. A header, a long name with its own header, and
+padding need 2.5 KiB at most for usual names."""
 ZIP_DIRECTORY_LIMIT = 32 * 1024**2
-"""Bytes of the largest central directory of a zip: about 400,000 files. `zipfile` needs ten times as much memory."""
-# Bytes of records that the zip format defines. The comment's length is a 16-bit field.
+"""The largest central directory of a zip, in bytes: about 400,000 files. `zipfile` needs ten times as much memory."""
+# Sizes in bytes of records in the zip format. The length of a comment is a field of 16 bits.
 ZIP_END_BYTES = 22
 ZIP_COMMENT_LIMIT = 65535
 ZIP64_LOCATOR_BYTES = 20
 ZIP64_END_BYTES = 56
 PADDING_LIMIT = 16 * 1024**2
-"""Bytes that may follow the end of a tar: tar programs pad to their record size, 10 KiB by default."""
+"""How many bytes may follow the end of a tar. Programs pad to their record size, 10 KiB by default; users can choose
+more."""
 TAR_BLOCK = 512
-"""Bytes of a tar header, and the unit that content is padded to."""
+"""The size of a tar header in bytes. Content is padded to a multiple of it."""
 MALFORMED_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -51,10 +55,10 @@ MALFORMED_ERRORS = (
     LookupError,
     ArithmeticError,
 )
-"""The exceptions that the standard library raises for malformed archives: documented, or found by fuzzing."""
+"""The exceptions that the standard library raises for malformed archives. Some are documented; fuzzing found others."""
 
 
-class Format(enum.StrEnum):
+class ArchiveFormat(enum.StrEnum):
     """The supported formats. `detect_format` recognizes them by their first bytes, not by file names."""
 
     TAR = "tar"
@@ -63,19 +67,19 @@ class Format(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The most that an archive may unpack to: bytes of content, and entries (files, links and folders)."""
+class ArchiveLimits:
+    """How many bytes of content, and how many entries (files, links and folders), an archive may have unpacked."""
 
     max_bytes: int
     max_entries: int
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One checked entry.
+class ArchiveEntry:
+    """One entry. `parts` is its checked path. `content` is None for folders and links.
 
-    `link` is a symbolic link's target as the archive gives it, unchecked. `hardlink_to` is a checked path, which should
-    be an earlier entry. `content` is None for folders and links.
+    `link` is the target of a symbolic link as the archive has it, unchecked. `hardlink_to` is the checked path to which
+    a hard link leads; the archive should have a file with this path before.
     """
 
     parts: tuple[str, ...]
@@ -86,36 +90,36 @@ class Entry:
     hardlink_to: tuple[str, ...] | None = None
 
 
-def detect_format(*, stream: BinaryIO) -> Format:
-    """Return an archive's format by its first bytes. Leaves `stream` at its start. Raises BadArchive."""
+def detect_format(*, stream: BinaryIO) -> ArchiveFormat:
+    """Return an archive's format by its first bytes, and set `stream` to its start. Raises BadArchive."""
     stream.seek(0)
     start = stream.read(TAR_BLOCK)
     stream.seek(0)
     if start.startswith(b"\x1f\x8b"):
-        return Format.TAR_GZ
-    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):  # the second: a zip without entries
-        return Format.ZIP
+        return ArchiveFormat.TAR_GZ
+    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):  # a zip begins with an entry, or if it is empty with its end
+        return ArchiveFormat.ZIP
     try:
         tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
     except MALFORMED_ERRORS:
         raise BadArchive from None
-    return Format.TAR
+    return ArchiveFormat.TAR
 
 
-def read_entries(*, stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry]:
-    """Yield the archive's entries in order. Read each one's content before requesting the next.
+def read_entries(*, stream: BinaryIO, kind: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
+    """Yield the archive's entries in order. The caller must read the content of each before it requests the next.
 
     Raises BadArchive, TooLarge, UnsafePath, and any of MALFORMED_ERRORS.
     """
-    return _zip_entries(stream, limits) if kind is Format.ZIP else _tar_entries(stream, kind, limits)
+    return _zip_entries(stream, limits) if kind is ArchiveFormat.ZIP else _tar_entries(stream, kind, limits)
 
 
 def split_entry_name(name: str) -> tuple[str, ...]:
-    """Split an entry's name into components. Raises UnsafePath."""
+    """Split an entry's name into its components. Raises UnsafePath."""
     try:
         return split_path(name)
     except UnsafePath:
-        display_name = name.encode(errors="replace").decode(errors="replace")[:200]  # for the message: valid and short
+        display_name = name.encode(errors="replace").decode(errors="replace")[:200]  # valid UTF-8 for the message
         sentence = _("The name %(name)s in this archive points outside it, is too long or is not UTF-8. Rename it.")
         raise UnsafePath(sentence % {"name": display_name}) from None
 
@@ -124,17 +128,17 @@ def split_entry_name(name: str) -> tuple[str, ...]:
 
 
 class _ForwardReader:
-    """The file object that `tarfile` reads. It only moves forward, and limits each read and all reads together."""
+    """The file object that `tarfile` reads. It only moves forward. It limits each read, and the sum of all reads."""
 
     def __init__(self, stream: Readable, limit: int) -> None:
-        self.ended = False
-        """Whether the last read was a block of zeros, which ends a tar. A truncated tar lacks it."""
+        self.is_at_end_block = False
+        """Whether the last read was a block of zeros, which ends a tar. In a truncated tar it is missing."""
         self._stream = stream
         self._limit = limit
         self._position = 0
 
     def read(self, size: int) -> bytes:
-        """Return exactly `size` bytes, fewer at the end. Raises BadArchive, TooLarge."""
+        """Return exactly `size` bytes, or fewer at the end. Raises BadArchive above READ_LIMIT, TooLarge."""
         if not 0 <= size <= READ_LIMIT:
             raise BadArchive
         chunks, remaining = [], size
@@ -145,7 +149,7 @@ class _ForwardReader:
         self._position += len(data)
         if self._position > self._limit:
             raise TooLarge
-        self.ended = len(data) == TAR_BLOCK and not any(data)
+        self.is_at_end_block = len(data) == TAR_BLOCK and not any(data)
         return data
 
     def tell(self) -> int:
@@ -153,7 +157,7 @@ class _ForwardReader:
         return self._position
 
     def finish(self) -> None:
-        """Read the padding after the end. Only then has gzip read its checksum and verified it."""
+        """Read the padding after the end, so that gzip reads its checksum and verifies it. Raises BadArchive."""
         end = self._position + PADDING_LIMIT
         while self.read(READ_LIMIT):
             if self._position > end:
@@ -167,49 +171,50 @@ class _ForwardReader:
             pass
 
 
-def _tar_entries(stream: BinaryIO, kind: Format, limits: Limits) -> Iterator[Entry]:
-    """Yield a tar's entries. Each entry's content is read before the next header, because the reader moves forward."""
-    content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is Format.TAR_GZ else stream
+def _tar_entries(stream: BinaryIO, kind: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
+    """Yield the entries of a tar. Their content must be read in order, because the reader only moves forward."""
+    content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is ArchiveFormat.TAR_GZ else stream
     reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + READ_LIMIT)
     archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
-    declared = 0
+    declared_bytes = 0
     while member := archive.next():
-        archive.members = []  # type: ignore[attr-defined]  # else it keeps every header in memory
-        # Refuse early by the declared sizes; the writer enforces the limit on the real ones. A header can declare a
+        archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all headers in memory
+        # The declared sizes serve to refuse an archive early; the writer limits the real ones. A header can declare a
         # negative size.
-        declared += member.size
-        if member.size < 0 or declared > limits.max_bytes:
+        declared_bytes += member.size
+        if member.size < 0 or declared_bytes > limits.max_bytes:
             raise TooLarge
         yield _tar_entry(archive, member)
-    if not reader.ended:  # tarfile takes a truncated archive for a complete one
+    if not reader.is_at_end_block:  # tarfile accepts a truncated archive
         raise BadArchive(_("The archive is incomplete. Upload it again."))
     reader.finish()
 
 
-def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> ArchiveEntry:
+    """Return the entry of a tar's member. Raises UnsafePath, BadArchive for devices, pipes and sparse files."""
     parts = split_entry_name(member.name)
     if member.isdir():
-        return Entry(parts, is_folder=True)
+        return ArchiveEntry(parts, is_folder=True)
     if member.issym():
-        return Entry(parts, link=member.linkname)
+        return ArchiveEntry(parts, link=member.linkname)
     if member.islnk():
-        return Entry(parts, hardlink_to=split_entry_name(member.linkname))
+        return ArchiveEntry(parts, hardlink_to=split_entry_name(member.linkname))
     if not member.isreg() or member.issparse():
         raise BadArchive(
             _("%(name)s in this archive is not a regular file, folder or link. Remove it.") % {"name": "/".join(parts)}
         )
-    return Entry(parts, is_executable=bool(member.mode & 0o100), content=archive.extractfile(member))
+    return ArchiveEntry(parts, is_executable=bool(member.mode & 0o100), content=archive.extractfile(member))
 
 
 # --- zip --------------------------------------------------------------------------------------------------------------
 
 
-def _zip_entries(stream: BinaryIO, limits: Limits) -> Iterator[Entry]:
+def _zip_entries(stream: BinaryIO, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
     if _zip_directory_bytes(stream) > ZIP_DIRECTORY_LIMIT:
         raise TooLarge(_("This .zip has too many files for the format. Upload a .tar.gz instead."))
     with zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
-        # Refuse early by the declared sizes; the writer enforces the limit on the real ones.
+        # The declared sizes serve to refuse an archive early; the writer limits the real ones.
         if sum(member.file_size for member in members) > limits.max_bytes:
             raise TooLarge
         for member in members:
@@ -217,9 +222,10 @@ def _zip_entries(stream: BinaryIO, limits: Limits) -> Iterator[Entry]:
 
 
 def _zip_directory_bytes(stream: BinaryIO) -> int:
-    """Return the declared size of a zip's central directory, which `zipfile` would read into memory as a whole.
+    """Return the size that a zip declares for its central directory, which `zipfile` reads into memory as a whole.
 
-    A large zip also has a zip64 end record. If both records give a size, the larger one counts.
+    The size is in the end record, and in a large zip also in the zip64 end record before it. If both have a size, the
+    larger one counts.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - ZIP_END_BYTES - ZIP_COMMENT_LIMIT - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES))
@@ -231,27 +237,28 @@ def _zip_directory_bytes(stream: BinaryIO) -> int:
     zip64_end = end - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES
     if zip64_end >= 0 and tail[zip64_end : zip64_end + 4] == b"PK\x06\x06":
         (zip64_length,) = struct.unpack_from("<Q", tail, zip64_end + 40)  # the same field
-        # 0xFFFFFFFF means: see the zip64 record.
+        # 0xFFFFFFFF in the end record means that the size is in the zip64 end record.
         length = max(zip64_length, 0 if length == 0xFFFFFFFF else length)
     return int(length)
 
 
-def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Entry]:
+def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[ArchiveEntry]:
+    """Yield the entry of a zip's member. A generator, so that the content is closed when the caller has read it."""
     parts = split_entry_name(member.filename)
     mode = member.external_attr >> 16  # the Unix mode; 0 if the archive has none
     if member.is_dir():
-        yield Entry(parts, is_folder=True)
+        yield ArchiveEntry(parts, is_folder=True)
         return
-    if member.flag_bits & 0x1:  # encrypted
+    if member.flag_bits & 0x1:  # the flag of an encrypted file
         raise BadArchive(_("This .zip is password-protected. Upload one without a password."))
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise BadArchive(_("This .zip uses an unsupported compression method. Use Deflate or upload a .tar.gz."))
     with archive.open(member) as content:
         if modes.S_ISLNK(mode):
             target = content.read(READ_LIMIT).decode()  # a zip stores a link's target as its content
-            yield Entry(parts, link=target)
+            yield ArchiveEntry(parts, link=target)
         elif modes.S_IFMT(mode) in {0, modes.S_IFREG}:
-            yield Entry(parts, is_executable=bool(mode & 0o100), content=content)
+            yield ArchiveEntry(parts, is_executable=bool(mode & 0o100), content=content)
         else:
             raise BadArchive(
                 _("%(name)s in this archive is not a regular file, folder or link. Remove it.")

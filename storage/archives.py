@@ -1,8 +1,8 @@
-"""Unpack archives from untrusted users into a folder that only the console can see yet.
+"""Unpack archives from untrusted users into a folder to which only the console has access.
 
-An archive can attack by several entries together: links that lead outside only in combination, one name twice, a file
-used as a folder. It can also have too many bytes, entries, links or folders. The limits here count what is written,
-and trust no size that the archive declares.
+Several entries of an archive can attack together: by links that only in combination lead out of the folder, by a name
+that occurs twice, or by a file that is also used as a folder. An archive can also have too many bytes, entries, links
+or folders. The limits here apply to what is written, and not to the sizes that the archive declares.
 """
 
 from __future__ import annotations
@@ -17,27 +17,33 @@ from typing import BinaryIO
 
 from django.utils.translation import gettext_lazy as _
 
-from storage.archive_readers import MALFORMED_ERRORS, Entry, Format, Limits, detect_format, read_entries
+from storage.archive_readers import (
+    MALFORMED_ERRORS,
+    ArchiveEntry,
+    ArchiveFormat,
+    ArchiveLimits,
+    detect_format,
+    read_entries,
+)
 from storage.errors import BadArchive, FileMissing, TooLarge, UnsafePath, WrongKind
-from storage.files import CREATE_FILE, FILE_MODE, Meter, Metered, copy
+from storage.files import CREATE_FILE, FILE_MODE, Meter, MeteredStream, copy
 from storage.paths import OPEN_FOLDER, PATH_LIMIT, lstat_or_none, open_folder, open_subfolder, translate_os_errors
 
 DEPTH_LIMIT = 64
-"""How deep folders may nest; real datasets are far flatter. This also bounds the work of `_stays_inside`, which copies
-the path at every step."""
+"""How deep folders may be nested; in real datasets it is far less. It also limits the work of `_stays_inside`, which
+copies the path at every step."""
 LINK_FOLLOW_LIMIT = 40
-"""How many links Linux follows to resolve one path (MAXSYMLINKS); more fail with ELOOP."""
+"""How many links Linux follows to resolve one path (MAXSYMLINKS), before it fails with ELOOP."""
 LINK_COUNT_LIMIT = 50_000
-"""Symbolic links in one archive. They are held in memory until the end, because they are created last."""
+"""How many symbolic links an archive may have. All are held in memory, because they are created at the end."""
 LINK_STEP_LIMIT = 2_000_000
-"""Path components that the check of all links together may visit: a few seconds of work.
-
-One link can visit 80,000 components (40 targets of 2,000 each, `a/a/…`), and an archive can have 50,000 links."""
+"""How many path components the check of all links of an archive may visit, which takes a few seconds. Without a limit,
+each of 50,000 links could make it visit 80,000 components (40 targets with 2,000 components, `a/a/...`)."""
 
 
 @dataclass(frozen=True)
-class Unpacked:
-    """Totals of an unpacked archive: bytes of content, files (with links) and entries (with the target folder)."""
+class UnpackResult:
+    """The totals of an unpacked archive. Files include links; entries include folders, also the target folder."""
 
     size_bytes: int
     file_count: int
@@ -45,75 +51,77 @@ class Unpacked:
 
 
 def unpack_archive(
-    *, stream: BinaryIO, target: Path, limits: Limits, meter: Meter | None = None, kind: Format | None = None
-) -> Unpacked:
-    """Unpack `stream`, a seekable file, into `target`, an empty folder. Overwrites nothing.
+    *,
+    stream: BinaryIO,
+    target: Path,
+    limits: ArchiveLimits,
+    meter: Meter | None = None,
+    kind: ArchiveFormat | None = None,
+) -> UnpackResult:
+    """Unpack `stream`, a seekable file, into `target`, an empty folder.
 
-    Keeps content, names, relative links that stay inside, and whether a file is executable. Drops owner, times and
-    setuid. `meter` counts each entry and each chunk of content before it is written. Raises BadArchive, TooLarge,
-    UnsafePath, StorageFull. After an error the caller removes `target`.
+    Keep names, content, whether a file is executable, and links that stay inside the folder. Drop owners, times and
+    setuid bits. `meter` counts each entry and each chunk of content before it is written. Raises BadArchive, TooLarge,
+    UnsafePath, StorageFull; the caller must then remove `target`.
     """
     kind = kind or detect_format(stream=stream)
     with _translate_malformed(), translate_os_errors(), _Writer(target, limits, meter) as writer:
         for entry in read_entries(stream=stream, kind=kind, limits=limits):
             writer.add(entry)
         writer.create_links()
-        return Unpacked(writer.size, writer.files, writer.entries + 1)  # 1: the target folder
+        return UnpackResult(writer.size, writer.files, writer.entries + 1)  # one more for the target folder
 
 
 @contextmanager
 def _translate_malformed() -> Iterator[None]:
     """Raise BadArchive in place of the errors that a malformed archive causes."""
+    # FileMissing is raised for a hard link into a missing folder, WrongKind for a file that is used as a folder.
     try:
         yield
-    except (
-        *MALFORMED_ERRORS,
-        FileMissing,
-        WrongKind,
-    ) as error:  # FileMissing: a hard link into a missing folder; WrongKind: a file used as a folder
+    except (*MALFORMED_ERRORS, FileMissing, WrongKind) as error:
         raise BadArchive from error
 
 
 class _Writer:
     """Writes entries into the target folder, within the limits."""
 
-    def __init__(self, folder: Path, limits: Limits, meter: Meter | None) -> None:
+    def __init__(self, folder: Path, limits: ArchiveLimits, meter: Meter | None) -> None:
         self.size = 0
         self.files = 0
         self.entries = 0
         """Files, links and folders that were created, without the target folder."""
         self._entries_read = 0
-        """Entries read so far. An entry for an existing folder creates nothing but takes time, so it counts."""
+        """How many entries were read. Those for existing folders create nothing, but take time, so they are limited."""
         self._meter = meter
         self._folder = folder
         self._limits = limits
         self._links: dict[tuple[str, ...], str] = {}
-        """Target of each symbolic link, as the archive gives it, by the link's path."""
+        """The target of each symbolic link, as the archive has it, by the link's path."""
         self._steps_left = LINK_STEP_LIMIT
-        # The folder of the last entry stays open, because the next entry is usually in it too.
+        # The folder of the last entry stays open, because the next entry is usually in the same folder.
         self._open_parts: tuple[str, ...] = ()
-        self._open_handle = os.open(folder, OPEN_FOLDER)
+        self._open_fd = os.open(folder, OPEN_FOLDER)
 
     def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        os.close(self._open_handle)
+        os.close(self._open_fd)
 
-    def add(self, entry: Entry) -> None:
-        """Write one entry. Symbolic links are only remembered: until `create_links`, no path can lead through one."""
+    def add(self, entry: ArchiveEntry) -> None:
+        """Write one entry. A symbolic link is only stored until `create_links`, so that no path leads through one."""
         self._entries_read += 1
         self._require_within_limit(self._entries_read)
         if entry.is_folder:
             self._enter(entry.parts)  # counts the folders that it creates
             return
         self._count()
-        # An entry without parts is `.`, the target folder. Links are created last, so the disk lacks their names.
+        # Without parts it is `.`, the target folder. A stored link is not on the disk yet, so its name is checked here.
         if not entry.parts or entry.parts in self._links:
             raise _duplicate_error(entry.parts)
         self.files += 1
         if entry.link is not None:
-            self._remember_link(entry.parts, entry.link)
+            self._store_link(entry.parts, entry.link)
         elif entry.hardlink_to is not None:
             self._add_hard_link(entry.parts, entry.hardlink_to)
         else:
@@ -126,22 +134,23 @@ class _Writer:
                 raise UnsafePath(_unsafe_link_message(parts))
             try:
                 os.symlink(link, parts[-1], dir_fd=self._enter(parts[:-1]))
-            except FileExistsError:  # a folder took the name after `add`
+            except FileExistsError:  # a folder with this name was created after `add`
                 raise _duplicate_error(parts) from None
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: ArchiveEntry) -> None:
+        """Write a regular file."""
         parent = self._enter(entry.parts[:-1])
         mode = FILE_MODE | 0o111 if entry.is_executable else FILE_MODE
         try:
-            handle = os.open(entry.parts[-1], CREATE_FILE, mode, dir_fd=parent)
+            file_fd = os.open(entry.parts[-1], CREATE_FILE, mode, dir_fd=parent)
         except FileExistsError:
             raise _duplicate_error(entry.parts) from None
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(file_fd, "wb") as file:
             if entry.content is not None:
-                content = Metered(entry.content, self._meter) if self._meter else entry.content
+                content = MeteredStream(entry.content, self._meter) if self._meter else entry.content
                 self.size += copy(stream=content, target=file, limit_bytes=self._limits.max_bytes - self.size)
 
-    def _remember_link(self, parts: tuple[str, ...], link: str) -> None:
+    def _store_link(self, parts: tuple[str, ...], link: str) -> None:
         if not link or len(link) > PATH_LIMIT:
             raise BadArchive
         if len(self._links) == LINK_COUNT_LIMIT:
@@ -149,8 +158,8 @@ class _Writer:
         self._links[parts] = link
 
     def _add_hard_link(self, parts: tuple[str, ...], hardlink_to: tuple[str, ...]) -> None:
-        """Create a hard link to a regular file of the archive that is already written."""
-        # Not `_enter`, which would create a missing folder.
+        """Create a hard link to a regular file that an earlier entry has written."""
+        # Not `_enter`, because it would create a missing folder.
         with open_folder(root=self._folder, parts=hardlink_to[:-1]) as source:
             status = lstat_or_none(source, hardlink_to[-1]) if hardlink_to else None
             if status is None or not modes.S_ISREG(status.st_mode):
@@ -162,28 +171,28 @@ class _Writer:
                 raise _duplicate_error(parts) from None
 
     def _enter(self, parts: tuple[str, ...]) -> int:
-        """Return the handle of a folder inside the target; create missing folders. Valid until the next call."""
+        """Return the descriptor of a folder inside the target, open until the next call. Create missing folders."""
         if parts == self._open_parts:
-            return self._open_handle
+            return self._open_fd
         if len(parts) > DEPTH_LIMIT:
             raise BadArchive(_("The archive nests folders more than 64 levels deep. Use fewer levels."))
-        handle = os.open(self._folder, OPEN_FOLDER)
+        folder_fd = os.open(self._folder, OPEN_FOLDER)
         for part in parts:
             try:
-                child = self._open_subfolder(handle, part)
+                child_fd = self._open_subfolder(folder_fd, part)
             finally:
-                os.close(handle)
-            handle = child
-        os.close(self._open_handle)
-        self._open_parts, self._open_handle = parts, handle
-        return handle
+                os.close(folder_fd)
+            folder_fd = child_fd
+        os.close(self._open_fd)
+        self._open_parts, self._open_fd = parts, folder_fd
+        return folder_fd
 
-    def _open_subfolder(self, handle: int, part: str) -> int:
+    def _open_subfolder(self, folder_fd: int, part: str) -> int:
         """Open a subfolder. If it is missing, count it against the limits and create it."""
         with suppress(FileNotFoundError):
-            return open_subfolder(handle, part, create=False)
+            return open_subfolder(folder_fd, part, create=False)
         self._count()
-        return open_subfolder(handle, part, create=True)
+        return open_subfolder(folder_fd, part, create=True)
 
     def _count(self) -> None:
         """Count an entry that is about to be created. Raises TooLarge."""
@@ -197,28 +206,28 @@ class _Writer:
             raise TooLarge(_("The archive has more files than allowed. Upload fewer files."))
 
     def _stays_inside(self, parts: tuple[str, ...]) -> bool:
-        """Return whether resolving a link stays inside the target. Follows the archive's other links, as Linux does.
+        """Return whether the link at `parts` stays inside the target when Linux resolves it.
 
-        A link that exceeds a limit counts as outside, because it is not known where it leads.
+        On the way it may lead through other links of the archive. A link that exceeds a limit counts as leading out.
         """
-        # `position` is the folder reached so far. `remaining` is a stack: its last component is resolved next.
+        # `position` is the folder reached so far. `remaining` has the components to resolve, the next one at the end.
         position, remaining = list(parts[:-1]), self._links[parts].split("/")[::-1]
         followed = 1
         inside = not self._links[parts].startswith("/")
         while remaining and inside:
             part = remaining.pop()
             if part == "..":
-                inside = bool(position)  # already at the target folder: `..` leaves it
+                inside = bool(position)  # in the target folder itself, `..` leads out
                 position = position[:-1]
             elif part not in {"", "."}:
                 link = self._links.get((*position, part))
-                if link is None:  # a file, a folder, or missing: it leads nowhere else
+                if link is None:  # a file, a folder, or a missing entry
                     position.append(part)
                 else:
                     inside = not link.startswith("/")
                     remaining.extend(link.split("/")[::-1])
                     followed += 1
-            self._steps_left -= 1  # one budget for all links of the archive
+            self._steps_left -= 1
             inside = inside and self._steps_left > 0 and followed <= LINK_FOLLOW_LIMIT and len(position) <= DEPTH_LIMIT
         return inside
 

@@ -1,13 +1,15 @@
-"""Store a file that several dataset versions of one organization share once.
+"""Store a file only once if several dataset versions of an organization contain it.
 
-Each published file has a second name, by its SHA-256, in the organization's folder of blobs. A file of the same content
-and executability that is published later becomes a hard link to it. Organizations share no blobs, so none can find out
-what another one stores. Shared files are never written to: the console never changes published files, and runs see them
-through read-only mounts. A file counts against the quota in each version, so that deleting one version does not
-change what another one counts.
+Each published file gets a second name in the organization's folder of blobs, made of its SHA-256 and of whether it is
+executable. A file that is published later with the same content becomes a hard link to this blob. Nobody writes to it:
+the console never changes published files, and runs see them through read-only mounts. Organizations share no blobs,
+because then one could find out what another stores.
 
-A blob with one link left is in no version; garbage collection removes it. Nothing depends on a blob: if one is missing,
-the next publication stores the file again. That also holds after a restore, because backups leave hidden folders out.
+A file counts against the quota in each version, so deleting one version does not change the usage of another.
+
+A blob with only one link belongs to no version any more, and garbage collection removes it. Blobs only save space: if
+one is missing, the next publication stores the file again. So it is after a restore, since backups leave out hidden
+folders.
 """
 
 from __future__ import annotations
@@ -21,35 +23,36 @@ from contextlib import suppress
 from pathlib import Path
 
 FOLDER = ".blobs"
-"""The folder of all blobs in the storage root, one subfolder per organization."""
-_UNLINKABLE = frozenset({errno.EMLINK, errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EACCES})
-"""Errors of a file system that cannot link the file, or has too many links to it. The file then stays as it is."""
+"""The folder of all blobs in the storage root. Each organization has a subfolder."""
+_CANNOT_LINK_ERRNOS = frozenset({errno.EMLINK, errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EACCES})
+"""Errors of `link` if the file system has no hard links, or allows no more links to the file. The file stays as it is.
+"""
 
 
-def folder_of(root: Path, organization_pk: int) -> Path:
+def folder_of(root: Path, organization_id: int) -> Path:
     """Return the folder of an organization's blobs."""
-    return root / FOLDER / str(organization_pk)
+    return root / FOLDER / str(organization_id)
 
 
 def deduplicate(*, blobs: Path, folder: int, name: bytes, sha256: str) -> None:
-    """Replace the regular file `name` of the open folder by a link to the blob of its content, or make it the blob.
+    """Replace the regular file `name` in the open folder by a link to the blob with its content.
 
-    The folder is on the disk of the blobs, and no other process changes it. A rename replaces the file, so a crash
-    never loses it.
+    If there is no such blob, the file becomes it. The folder must be on the disk of the blobs, and no other process may
+    change it. The link replaces the file by a rename, so that a crash cannot lose the file.
     """
     status = os.lstat(name, dir_fd=folder)
-    if not status.st_size:  # nothing to save, and there may be many
+    if not status.st_size:  # an empty file needs no space, and there may be more of them than a file can have links
         return
     blob = blobs / sha256[:2] / (sha256 + ("x" if status.st_mode & 0o100 else ""))
     with suppress(FileNotFoundError):
         existing = blob.lstat()
         if (existing.st_dev, existing.st_ino) == (status.st_dev, status.st_ino) or existing.st_size != status.st_size:
-            return  # it is the blob already, or the blob is damaged
+            return  # the file is this blob already, or the blob is damaged
         temporary = secrets.token_hex(16).encode()
         try:
             os.link(blob, temporary, dst_dir_fd=folder, follow_symlinks=False)
         except OSError as error:
-            if error.errno in _UNLINKABLE:
+            if error.errno in _CANNOT_LINK_ERRNOS:
                 return
             raise
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -58,13 +61,16 @@ def deduplicate(*, blobs: Path, folder: int, name: bytes, sha256: str) -> None:
     try:
         os.link(name, blob, src_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        # EEXIST: another publication was first. Then the file is stored twice until both versions are gone.
-        if error.errno not in _UNLINKABLE | {errno.EEXIST}:
+        # EEXIST means that another publication made the same blob just before. Then the file is stored twice.
+        if error.errno not in _CANNOT_LINK_ERRNOS | {errno.EEXIST}:
             raise
 
 
 def unused(root: Path) -> Iterator[Path]:
-    """Yield the blobs that no version has. If a version links one meanwhile, removing the blob does it no harm."""
+    """Yield the paths of the blobs that no version contains.
+
+    If a version links one before it is removed, the version keeps the file, because only the blob's name is removed.
+    """
     top = root / FOLDER
     if not top.exists():
         return

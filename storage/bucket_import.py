@@ -1,17 +1,15 @@
 """Import a dataset version from an S3-compatible bucket: one object, or all objects below a prefix.
 
-The server connects to an address that a customer chooses. So it reaches only endpoints of `S3_IMPORT_ENDPOINTS`, at
-public addresses unless the operator allows others, and follows no redirects. The credentials are secrets of the
-organization.
+Customers choose the server, so only endpoints of S3_IMPORT_ENDPOINTS are allowed, only public addresses unless the
+operator allows others, and no redirects are followed. The credentials are secrets of the organization.
 
-First, a list of the objects is stored. The objects are received in its order; those below a prefix become one tar. So
-each attempt makes the same bytes, and can continue at any byte. An object that has changed since it was listed ends the
-import.
+An import first stores a list of the objects, and then receives them in the order of the list. Several objects become
+one tar file. Because of the list, each attempt would write the same bytes, so an attempt can continue at any byte. An
+import fails if an object has changed since it was listed.
 """
 
 from __future__ import annotations
 
-import errno
 import http.client
 import json
 import logging
@@ -38,6 +36,7 @@ from storage.errors import TooLarge
 from storage.files import CHUNK_BYTES
 from storage.import_progress import (
     BUCKET_REFUSED,
+    DISK_FULL_ERRNOS,
     MAX_DELAY_SECONDS,
     MAX_FAILURES,
     NO_OBJECTS,
@@ -53,21 +52,21 @@ from storage.quota import Reservation
 
 SCHEME = "s3://"
 DEFAULT_REGION = "us-east-1"
-"""The region that servers other than AWS expect."""
+"""The region for a signature unless the endpoint names one. Most servers other than AWS expect it."""
 MAX_KEY_BYTES = 1024
-"""S3's limit."""
+"""The length of the longest key that S3 allows."""
 TAR_NAME = "files.tar"
-"""Name of the archive of the objects below a prefix."""
+"""The name of the tar file of the objects below a prefix. Its suffix makes `imports` unpack it."""
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
-"""Two blocks of zeros end a tar."""
+"""The end of a tar file: two blocks of zeros."""
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([^\0]*))?\Z")
-_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""An address `s3://bucket/key`, in which the key may be missing. Buckets have 3 to 63 characters, as in S3."""
 
 log = logging.getLogger(__name__)
 
 
-class Source(NamedTuple):
-    """Where to import from. The credentials are the names of two secrets, both empty for a public bucket."""
+class BucketSource(NamedTuple):
+    """Where to import from: an endpoint, and the names of the secrets with the credentials (both empty if public)."""
 
     endpoint: str
     access_key_id_secret: str
@@ -78,7 +77,7 @@ class Source(NamedTuple):
 
 
 def allowed_endpoints() -> dict[str, str]:
-    """Return the region of each endpoint that the operator allows, by its origin."""
+    """Return the region of each endpoint in S3_IMPORT_ENDPOINTS, by the endpoint's origin."""
     regions = {}
     for entry in settings.S3_IMPORT_ENDPOINTS:
         parts = urlsplit(entry)
@@ -87,10 +86,10 @@ def allowed_endpoints() -> dict[str, str]:
     return regions
 
 
-def check_source(organization: Organization, url: str, source: Source) -> Source:
-    """Check an address, and return the source to store. Without an endpoint, the only allowed one is taken.
+def check_source(organization: Organization, url: str, source: BucketSource) -> BucketSource:
+    """Check `url` and `source`; return the source to store. Raises InvalidInput.
 
-    Raises InvalidInput.
+    If the source has no endpoint and the operator allows only one, the result has this one.
     """
     allowed = allowed_endpoints()
     match = _ADDRESS.match(url)
@@ -107,7 +106,7 @@ def check_source(organization: Organization, url: str, source: Source) -> Source
         "secret_access_key_secret": source.secret_access_key_secret,
     }
     if any(names.values()):
-        # Both secrets are needed: if only one is named, the empty name counts as unknown.
+        # If only one of the two secrets is named, the empty name of the other is reported as unknown.
         unknown = secret_store.missing(organization, list(names.values()))
         if errors := {
             field: _("There is no such secret. Create it under Secrets.")
@@ -122,19 +121,19 @@ def check_source(organization: Organization, url: str, source: Source) -> Source
 def _bucket_and_key(row: DatasetImport) -> tuple[s3.Bucket, str]:
     """Return the bucket with its credentials, and the key or prefix. Raises ImportFailed, SecretUnreadable."""
     match, region = _ADDRESS.match(row.url), allowed_endpoints().get(row.endpoint)
-    if match is None or region is None:  # the operator has changed the list
+    if match is None or region is None:  # the operator has removed the endpoint since the import was started
         raise ImportFailed(NOT_ALLOWED)
-    key_id, key = "", ""
+    access_key_id, secret_access_key = "", ""
     if row.access_key_id_secret:
         names = [row.access_key_id_secret, row.secret_access_key_secret]
         values = secret_store.values_of(row.dataset.organization, names)
-        key_id, key = (values[name].strip() for name in names)
+        access_key_id, secret_access_key = (values[name].strip() for name in names)
     bucket = s3.Bucket(
         endpoint=row.endpoint,
         name=match[1],
         region=region,
-        access_key_id=key_id,
-        secret_access_key=key,
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
         allows_private=settings.S3_IMPORT_PRIVATE_ADDRESSES,
     )
     return bucket, match[2] or ""
@@ -144,22 +143,22 @@ def _bucket_and_key(row: DatasetImport) -> tuple[s3.Bucket, str]:
 
 
 def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation: Reservation) -> str:
-    """Append what `file` lacks of the object or the tar, and return the name of the object or archive.
+    """Append to `file` what it lacks of the object or tar file; return the file name for it.
 
-    `listing` is the path of the list of objects. The first attempt writes it, later ones read it. Raises ImportFailed,
-    TooLarge, SecretUnreadable, OSError for a full disk.
+    `listing` is the path of the list of objects, which the first attempt writes. Raises ImportFailed, TooLarge,
+    SecretUnreadable, OSError for a full disk.
     """
     bucket, key = _bucket_and_key(row)
     if not listing.exists():
-        file.truncate(0)  # without the list, it is unknown which objects its bytes belong to
+        file.truncate(0)  # a new list may have other objects than those whose bytes are in the file
     offset, failures = file.seek(0, os.SEEK_END), 0
     reservation.count(size_bytes=offset, entries=1)
     while True:
-        before = offset
+        start = offset
         try:
             if not listing.exists():
                 _store_listing(row, bucket, key, listing, reservation)
-            with listing.open() as lines, s3.connected(bucket) as connection:
+            with listing.open() as lines, s3.connect(bucket) as connection:
                 for chunk in _content(bucket, connection, lines, offset):
                     reservation.count(size_bytes=len(chunk))
                     file.write(chunk)
@@ -174,25 +173,25 @@ def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation
         except ssl.SSLCertVerificationError:
             raise ImportFailed(UNREACHABLE) from None
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
+            if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()
-        failures = 0 if offset > before else failures + 1
+        failures = 0 if offset > start else failures + 1
         if failures >= MAX_FAILURES:
             raise ImportFailed(UNREACHABLE)
-        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # no event signals that the server is back
+        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # no event tells that the server is back
 
 
 def _name_of(key: str, listing: Path) -> str:
-    """Return the name of the file that was received."""
+    """Return the file name for what was received: the last part of the object's key, or TAR_NAME."""
     with listing.open() as lines:
         (name, *_object) = json.loads(next(lines))
     return key.rpartition("/")[2] if name is None else TAR_NAME
 
 
 def _require_temporary(error: s3.S3Error) -> None:
-    """Raise ImportFailed unless another attempt may succeed."""
+    """Raise ImportFailed if the bucket's error is permanent, so that another attempt would fail too."""
     if error.status == http.client.TOO_MANY_REQUESTS or error.status >= http.client.INTERNAL_SERVER_ERROR:
         return
     if error.code == "NoSuchBucket":
@@ -204,7 +203,7 @@ def _require_temporary(error: s3.S3Error) -> None:
 
 
 def _store_listing(row: DatasetImport, bucket: s3.Bucket, key: str, path: Path, reservation: Reservation) -> None:
-    """Write the list of objects to `path`, a line for each with its name in the tar, and store the size to receive."""
+    """Write the list of objects to `path`, and store the size of the import. Raises TooLarge, ImportFailed, S3Error."""
     temporary = path.with_name(f"{path.name}.new")
     try:
         with temporary.open("w") as lines:
@@ -219,7 +218,10 @@ def _store_listing(row: DatasetImport, bucket: s3.Bucket, key: str, path: Path, 
 
 
 def _write_listing(objects: Iterable[tuple[str | None, s3.Object]], lines: TextIO, reservation: Reservation) -> int:
-    """Write a line for each object and return the size to receive. Raises ImportFailed if there are none, TooLarge."""
+    """Write a line for each object: a JSON list of its name in the tar file, and its key, size and ETag.
+
+    Return the size in bytes of the object or tar file. Raises ImportFailed if there are no objects, TooLarge.
+    """
     size, count, name = 0, 0, None
     for name, item in objects:
         line = json.dumps([name, *item]) + "\n"
@@ -235,33 +237,37 @@ def _write_listing(objects: Iterable[tuple[str | None, s3.Object]], lines: TextI
 
 
 def _objects(row: DatasetImport, bucket: s3.Bucket, key: str) -> Iterator[tuple[str | None, s3.Object]]:
-    """Yield (None, object) for the object with this key, else (path below the key, object) for each object below it."""
+    """Yield the objects to import, each with its name in the tar file.
+
+    If there is an object with this key, it is the only one, and its name is None, because there is no tar file. Else
+    yield all objects below the key.
+    """
     if key and not key.endswith("/"):
         if item := s3.find_object(bucket, key):
             yield None, item
             return
         key += "/"
     for page in s3.list_objects(bucket, key):
-        report(row, 0)  # raises if the import takes too long or was cancelled
-        # Keys that end in a slash are not files: programs store them to show empty folders.
+        report(row, 0)  # raises ImportFailed if the import takes too long, or the dataset was deleted
+        # Objects whose key ends in a slash are no files: programs create them to show empty folders.
         yield from ((item.key.removeprefix(key), item) for item in page if not item.key.endswith("/"))
 
 
 def _content(
     bucket: s3.Bucket, connection: http.client.HTTPConnection, lines: Iterator[str], offset: int
 ) -> Iterator[bytes]:
-    """Yield the bytes from `offset` on: of the only object, or of the tar of all objects."""
+    """Yield the bytes from `offset` on: of the only object, or of the tar file of all objects in the list."""
     position, name = 0, None
     for line in lines:
         name, *values = json.loads(line)
         item = s3.Object(*values)
-        head, tail = _tar_frame(name, item.size)
-        end = position + len(head) + item.size + len(tail)
+        header, padding = _tar_frame(name, item.size)
+        end = position + len(header) + item.size + len(padding)
         if end > offset:
-            start = max(0, offset - position)
-            yield head[start:]
-            yield from _bytes_of(bucket, connection, item, max(0, start - len(head)))
-            yield tail[max(0, start - len(head) - item.size) :]
+            skipped_bytes = max(0, offset - position)
+            yield header[skipped_bytes:]
+            yield from _bytes_of(bucket, connection, item, max(0, skipped_bytes - len(header)))
+            yield padding[max(0, skipped_bytes - len(header) - item.size) :]
         position = end
     if name is not None:
         yield TAR_END[max(0, offset - position) :]
@@ -270,11 +276,11 @@ def _content(
 def _bytes_of(
     bucket: s3.Bucket, connection: http.client.HTTPConnection, item: s3.Object, offset: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of an object from `offset` on."""
+    """Yield the bytes of an object from `offset` on. Raises S3Error, OSError, HTTPException."""
     if offset >= item.size:
         return
     with s3.open_object(bucket, item, offset=offset, connection=connection) as response:
-        # `read` would wait for a whole chunk, which a slow server could delay for hours.
+        # Not `read`, which waits for a whole chunk: a slow server could delay it for hours.
         while chunk := response.read1(CHUNK_BYTES):
             offset += len(chunk)
             yield chunk
@@ -283,9 +289,9 @@ def _bytes_of(
 
 
 def _tar_frame(name: str | None, size: int) -> tuple[bytes, bytes]:
-    """Return the tar header and the padding of an object; both are empty for a single object, which has no name.
+    """Return the tar header before an object and the padding after it; both are empty for a single object (no name).
 
-    They depend on name and size alone, so that a tar can be continued.
+    They depend only on name and size, so that another attempt can continue the tar file.
     """
     if name is None:
         return b"", b""

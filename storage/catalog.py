@@ -1,8 +1,8 @@
-"""Create datasets, dataset versions, workspaces and files: database rows and bytes together.
+"""Create and change datasets, dataset versions, workspaces and their files: database rows and bytes together.
 
-Bytes are written first and moved into place by one rename, then the row is written. A deletion begins with the row. So
-a crash leaves bytes without a row, for garbage collection, and never a row without bytes. Callers have checked that the
-user may do this.
+A creation first writes the bytes, then moves them into place by one rename, and writes the row last. A deletion changes
+the row first (`storage.retention`). So a crash may leave bytes without a row, which garbage collection removes, but
+never a row without bytes. Callers must have checked that the user may do this.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.models import Organization, User
 from console.accounts.services import record
 from console.core.errors import CustomerError, InvalidInput, NotFound, Text
-from storage import blobs, files, manifests, selectors, trees
-from storage.archive_readers import Limits
-from storage.archives import Unpacked, unpack_archive
+from storage import blobs, files, manifests, quota, selectors, trees
+from storage.archive_readers import ArchiveLimits
+from storage.archives import UnpackResult, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
-from storage.files import Meter, Metered, Readable, WriteResult
+from storage.files import Meter, MeteredStream, Readable, WriteResult
 from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Workspace
 from storage.paths import translate_os_errors
-from storage.quota import Reservation, lock_room, require_room_for
+from storage.quota import Reservation, require_room_for
 from storage.tree_copy import copy_tree
 from storage.trees import Usage
 
 FIRST_WORKSPACE = "main"
+"""The name of the workspace that every organization gets."""
 README = """# Your workspace
 
 Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put the script to train with here, name
 it when you start a training, and it runs in its own folder. Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
 Fill = Callable[[Path, Meter], Usage]
-"""A function that writes the first files of a workspace into an empty folder. It counts each byte and entry on the
-meter before writing it, and returns the usage. Only the usage includes the folder itself."""
+"""A function that writes the first files of a workspace into an empty folder. It counts each byte and entry with the
+meter before it writes them. It returns the usage, which unlike the meter's count includes the folder itself."""
 DESCRIPTION_LIMIT = 2000
-"""Characters of a description; the message in `validate_texts` names the number."""
+"""The length of a description in characters. The message in `validate_texts` names it too."""
 
 
 # --- Datasets ---------------------------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def create_dataset(*, organization: Organization, user: User | None, name: str, 
     """Create a dataset without a version. Raises InvalidInput, NameTaken, TooMany."""
     validate_texts(name, description)
     with translate_name_conflict(), transaction.atomic():
-        lock_room(organization)
+        quota.lock(organization)
         require_room_for(organization, "datasets")
         dataset = Dataset.objects.create(organization=organization, name=name, description=description, created_by=user)
         record(organization=organization, actor=user, action="dataset.created", target=name)
@@ -76,7 +77,7 @@ def publish_version(*, dataset: Dataset, user: User | None, stream: Readable) ->
         translate_os_errors(),
         (folder / "archive").open("xb+") as spool,
     ):
-        metered = Metered(stream, reservation)
+        metered = MeteredStream(stream, reservation)
         files.copy(stream=metered, target=spool, limit_bytes=settings.MAX_UPLOAD_BYTES, digest=digest)
         return publish_archive(
             dataset=dataset, user=user, archive=spool, sha256=digest.hexdigest(), reservation=reservation
@@ -92,21 +93,21 @@ def publish_archive(
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
 ) -> DatasetVersion:
-    """Publish an archive that is on the disk as the dataset's next version. Raises as `publish_version`.
+    """Publish the open archive file `archive` as the dataset's next version. Raises as `publish_version`.
 
-    `reservation` counts what is unpacked. `on_published` runs in the transaction that writes the version's row.
+    `reservation` counts the unpacked files. `on_published` runs in the transaction that writes the version's row.
     """
     with scratch_folder() as folder:
         unpack_path = folder / "files"
         unpack_path.mkdir()
         reservation.count(entries=1)
-        limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
-        unpacked = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
+        unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         return _publish(
             dataset,
             user=user,
             unpack_path=unpack_path,
-            unpacked=unpacked,
+            unpack_result=unpack_result,
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -123,9 +124,10 @@ def publish_file(
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
 ) -> DatasetVersion:
-    """Publish one file that is on the disk, as `name`, as the dataset's next version. Raises as `publish_version`.
+    """Publish a copy of the open file `file` as the dataset's next version, in which its name is `name`.
 
-    `reservation` counts the copy. `on_published` runs in the transaction that writes the version's row.
+    `reservation` counts the copy. `on_published` runs in the transaction that writes the version's row. Raises as
+    `publish_version`.
     """
     with scratch_folder() as folder, translate_os_errors():
         copy_path = folder / "files"
@@ -133,12 +135,13 @@ def publish_file(
         reservation.count(entries=2)  # the folder and the file
         file.seek(0)
         with (copy_path / name).open("xb") as target:
-            size = files.copy(stream=Metered(file, reservation), target=target, limit_bytes=settings.MAX_UPLOAD_BYTES)
+            metered = MeteredStream(file, reservation)
+            size = files.copy(stream=metered, target=target, limit_bytes=settings.MAX_UPLOAD_BYTES)
         return _publish(
             dataset,
             user=user,
             unpack_path=copy_path,
-            unpacked=Unpacked(size, file_count=1, entry_count=2),
+            unpack_result=UnpackResult(size, file_count=1, entry_count=2),
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -146,22 +149,24 @@ def publish_file(
 
 
 def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) -> DatasetVersion:
-    """Publish a copy of the file or folder at `path` below `root` as the dataset's next version, without links.
+    """Publish a copy of the file or folder at `path` below `root` as the dataset's next version. Links are left out.
 
     Raises BadArchive, NotFound if the dataset was deleted meanwhile, and as `tree_copy.copy_tree`.
     """
     with Reservation(dataset.organization, label=dataset.name) as reservation, scratch_folder() as folder:
         copy_path = folder / "files"
         copy_path.mkdir()
-        copied = copy_tree(
+        copy_result = copy_tree(
             root=root, path=path, target=copy_path, meter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
         )
         return _publish(
             dataset,
             user=user,
             unpack_path=copy_path,
-            unpacked=Unpacked(copied.usage.size_bytes, copied.file_count, copied.usage.entry_count),
-            sha256=copied.sha256,
+            unpack_result=UnpackResult(
+                copy_result.usage.size_bytes, copy_result.file_count, copy_result.usage.entry_count
+            ),
+            sha256=copy_result.sha256,
             reservation=reservation,
         )
 
@@ -171,13 +176,17 @@ def _publish(
     *,
     user: User | None,
     unpack_path: Path,
-    unpacked: Unpacked,
+    unpack_result: UnpackResult,
     sha256: str,
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
 ) -> DatasetVersion:
-    """Make the unpacked folder the next version."""
-    if not unpacked.file_count:
+    """Move the folder `unpack_path` into place as the dataset's next version; return the version.
+
+    Also write its manifest and deduplicate its files. Raises BadArchive if there are no files, and NotFound if the
+    dataset was deleted meanwhile.
+    """
+    if not unpack_result.file_count:
         raise BadArchive(_("There are no files to publish. Add at least one."))
     new_manifest = manifests.path_of(unpack_path)
     deduplicate = partial(_deduplicate, blobs.folder_of(root(), dataset.organization_id))
@@ -197,9 +206,9 @@ def _publish(
                 dataset=dataset,
                 number=last + 1,
                 folder=version_folder.name,
-                size_bytes=unpacked.size_bytes,
-                file_count=unpacked.file_count,
-                entry_count=unpacked.entry_count,
+                size_bytes=unpack_result.size_bytes,
+                file_count=unpack_result.file_count,
+                entry_count=unpack_result.entry_count,
                 sha256=sha256,
                 created_by=user,
             )
@@ -215,7 +224,9 @@ def _publish(
             if on_published:
                 on_published(version)
             reservation.release()
-    except CustomerError:  # after any other error the row may exist; garbage collection finds out
+    except CustomerError:
+        # The row was not written. After another error, such as a lost connection, it may have been: then the files
+        # stay, and garbage collection decides.
         trees.remove_tree(folder=version_folder, scratch=scratch())
         manifest.unlink(missing_ok=True)
         raise
@@ -238,9 +249,10 @@ def create_workspace(
     fill: Fill | None = None,
     on_created: Callable[[Workspace], None] | None = None,
 ) -> Workspace:
-    """Create a workspace with what `fill` writes into its folder, else empty.
+    """Create a workspace with the files that `fill` writes; without `fill` it is empty.
 
-    `on_created` is called in the same transaction. Raises InvalidInput, NameTaken, TooLarge, TooMany, and as both.
+    `on_created` is called in the transaction that writes the row. Raises InvalidInput, NameTaken, TooLarge, TooMany,
+    and what `fill` and `on_created` raise.
     """
     validate_texts(name, description)
     with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
@@ -252,7 +264,7 @@ def create_workspace(
         finished.rename(folder)
         try:
             with translate_name_conflict(), transaction.atomic():
-                lock_room(organization)
+                quota.lock(organization)
                 require_room_for(organization, "workspaces")
                 workspace = Workspace.objects.create(
                     organization=organization,
@@ -274,7 +286,7 @@ def create_workspace(
 
 
 def ensure_first_workspace(*, organization: Organization, user: User | None) -> Workspace:
-    """Return the workspace `main`; create it with a short README if it is missing. Safe to repeat and to run twice."""
+    """Return the workspace `main`; create it with a short README if it is missing. Safe to run concurrently."""
     with suppress(NotFound):
         return selectors.workspace_named(organization, FIRST_WORKSPACE)
     try:
@@ -287,11 +299,12 @@ def ensure_first_workspace(*, organization: Organization, user: User | None) -> 
 
 
 def write_file(
-    *, workspace: Workspace, path: str, stream: Readable, expected: Collection[str] | None = None
+    *, workspace: Workspace, path: str, stream: Readable, expected_versions: Collection[str] | None = None
 ) -> WriteResult:
-    """Create or replace a file of the workspace. Raises TooLarge and as `files.write`, which explains `expected`.
+    """Create or replace a file of the workspace. Raises TooLarge and as `files.write`.
 
-    A small file can be replaced even if the quota is used up, so that the editor can save a shorter text.
+    `files.write` explains `expected_versions`. A small file can be replaced even if the quota is used up, so that the
+    editor can save a shorter text.
     """
     root = selectors.workspace_folder(workspace)
     spare_bytes = 0
@@ -301,34 +314,35 @@ def write_file(
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=new_entries)
         limit = settings.MAX_FILE_BYTES
-        metered = Metered(stream, reservation)
-        written = files.write(
+        metered = MeteredStream(stream, reservation)
+        result = files.write(
             root=root, path=path, stream=metered, scratch=scratch(), limit_bytes=limit,
-            expected=expected, lock=None if expected is None else _locked(workspace),
+            expected_versions=expected_versions, lock=None if expected_versions is None else _row_lock(workspace),
         )  # fmt: skip
-        add_usage(workspace, Usage(written.size - written.replaced_bytes, new_entries), reservation)
-    return written
+        add_usage(workspace, Usage(result.size - result.replaced_bytes, new_entries), reservation)
+    return result
 
 
 def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Callable[[], None]) -> None:
     """Move the complete file `source` into the workspace. Raises TooLarge and as `files.place`.
 
-    `on_placed` runs in the transaction that counts the file, and releases the quota that the caller reserved for it.
+    The caller has reserved quota for the file. `on_placed` must release it; it is called in the transaction that counts
+    the file in the workspace.
     """
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
         new_entries = files.missing_entries(root=root, path=path)
-        reservation.count(entries=max(0, new_entries - 1))  # the caller has reserved the file itself
-        written = files.place(root=root, path=path, source=source)
-        add_usage(workspace, Usage(written.size - written.replaced_bytes, new_entries), reservation, on_placed)
+        reservation.count(entries=max(0, new_entries - 1))  # only new folders: the caller has reserved the file
+        result = files.place(root=root, path=path, source=source)
+        add_usage(workspace, Usage(result.size - result.replaced_bytes, new_entries), reservation, on_placed)
 
 
 def unpack_into_workspace(
     *, workspace: Workspace, path: str, archive: BinaryIO, on_unpacked: Callable[[], None]
 ) -> None:
-    """Unpack an archive that is on the disk into a folder of the workspace. Files of the same names are replaced.
+    """Unpack the open archive file `archive` into a folder of the workspace. Files with the same names are replaced.
 
-    `on_unpacked` runs in the transaction that counts the files. Raises as `publish_version` and `files.merge`.
+    `on_unpacked` is called in the transaction that counts the files. Raises as `publish_version` and `files.merge`.
     """
     root = selectors.workspace_folder(workspace)
     with (
@@ -339,13 +353,13 @@ def unpack_into_workspace(
         unpack_path.mkdir()
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=new_entries)
-        limits = Limits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
-        unpacked = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
-        replaced = files.merge(root=root, path=path, source=unpack_path)
-        # Less 1: the folder that the archive was unpacked into is counted by `unpacked`, but not moved.
+        limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
+        unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        replaced_usage = files.merge(root=root, path=path, source=unpack_path)
+        # `- 1`, because `unpack_result` counts also the temporary folder, which was not moved.
         added = Usage(
-            unpacked.size_bytes - replaced.size_bytes,
-            new_entries + unpacked.entry_count - 1 - replaced.entry_count,
+            unpack_result.size_bytes - replaced_usage.size_bytes,
+            new_entries + unpack_result.entry_count - 1 - replaced_usage.entry_count,
         )
         add_usage(workspace, added, reservation, on_unpacked)
 
@@ -365,7 +379,7 @@ def move_file(*, workspace: Workspace, source: str, target: str) -> None:
     """Rename a file or folder of the workspace. Raises TooLarge and as `files.move`."""
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
-        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)  # only folders: the moved entry exists
+        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)  # only new folders: the entry exists
         reservation.count(entries=new_entries)
         files.move(root=root, source=source, target=target)
         add_usage(workspace, Usage(0, new_entries), reservation)
@@ -373,14 +387,15 @@ def move_file(*, workspace: Workspace, source: str, target: str) -> None:
 
 def delete_file(*, workspace: Workspace, path: str) -> None:
     """Remove a file or folder of the workspace for good. Raises as `files.delete`."""
-    freed = files.delete(root=selectors.workspace_folder(workspace), path=path, scratch=scratch())
-    add_usage(workspace, Usage(-freed.size_bytes, -freed.entry_count))
+    removed_usage = files.delete(root=selectors.workspace_folder(workspace), path=path, scratch=scratch())
+    add_usage(workspace, Usage(-removed_usage.size_bytes, -removed_usage.entry_count))
 
 
 def measure_workspace(*, workspace: Workspace) -> Usage:
-    """Measure the workspace, which runs write to without the console, and return its new usage.
+    """Measure the workspace, because runs write to it without the console; store and return its usage.
 
-    Code that moves folders meanwhile can hide some of them. The stored usage then does not decrease.
+    Code that moves folders during the measurement can hide some. The measurement is then incomplete, and the stored
+    usage does not decrease.
     """
     measurement = trees.measure(root=selectors.workspace_folder(workspace))
     rows = Workspace.objects.filter(pk=workspace.pk)
@@ -399,11 +414,11 @@ def add_usage(
     reservation: Reservation | None = None,
     on_added: Callable[[], None] | None = None,
 ) -> None:
-    """Add to the workspace's stored usage, release the reservation and call `on_added`, in one transaction."""
+    """In one transaction, add to the workspace's stored usage, release the reservation and call `on_added`."""
     with transaction.atomic():
         if on_added:
             on_added()
-        # At least an empty workspace: the stored usage can be too low, because runs write without the console.
+        # Not below the usage of an empty workspace: files that a run wrote are subtracted, but were never added.
         Workspace.objects.filter(pk=workspace.pk).update(
             size_bytes=Greatest(F("size_bytes") + added.size_bytes, 0),
             entry_count=Greatest(F("entry_count") + added.entry_count, 1),
@@ -421,23 +436,26 @@ def root() -> Path:
 
 
 def scratch() -> Path:
-    """Return the folder for unfinished writes, on the same disk as the finished ones."""
+    """Return the folder for unfinished writes. It is in the storage root, so that one rename finishes a write."""
     return top_folder("scratch")
 
 
 def top_folder(name: str) -> Path:
-    """Return a folder at the top of the storage root; create it if it is missing."""
+    """Return the folder `name` in the storage root; create it if it is missing."""
     folder = root() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
-def move_into_place(finished: Path, *, area: str) -> Path:
-    """Move a finished scratch folder to `area`, read-only and under a random name; return its new path."""
+def move_into_place(finished_folder: Path, *, area: str) -> Path:
+    """Move a finished folder from `scratch` to the top folder `area`, and return its new path.
+
+    It gets a random name, and becomes read-only.
+    """
     target = top_folder(area) / secrets.token_hex(16)
-    trees.make_read_only(folder=finished)
-    finished.chmod(0o755)  # a folder must be writable to be moved
-    finished.rename(target)
+    trees.make_read_only(folder=finished_folder)
+    finished_folder.chmod(0o755)  # a folder can be moved only if it is writable
+    finished_folder.rename(target)
     target.chmod(0o555)
     return target
 
@@ -454,15 +472,15 @@ def scratch_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(workspace: Workspace) -> Iterator[None]:
-    """Lock the workspace's row, so that of two writes that expect the same version only the first succeeds."""
+def _row_lock(workspace: Workspace) -> Iterator[None]:
+    """Lock the workspace's row for the block, so that of two writes that expect the same version only one succeeds."""
     with transaction.atomic():
         Workspace.objects.select_for_update().get(pk=workspace.pk)
         yield
 
 
 def validate_texts(name: str | None, description: str, errors: dict[str, Text] | None = None) -> None:
-    """Validate a name and a description. Raises InvalidInput with all errors, also the caller's own in `errors`."""
+    """Validate a name, unless it is None, and a description. Raises InvalidInput, also with the caller's `errors`."""
     errors = dict(errors or {})
     if name is not None and not NAME_PATTERN.match(name):
         errors["name"] = NAME_VALIDATOR.message
@@ -474,7 +492,7 @@ def validate_texts(name: str | None, description: str, errors: dict[str, Text] |
 
 @contextmanager
 def translate_name_conflict() -> Iterator[None]:
-    """Translate a violated uniqueness constraint to NameTaken."""
+    """Raise NameTaken in place of an IntegrityError, by which the database refuses a name that exists."""
     try:
         yield
     except IntegrityError:

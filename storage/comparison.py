@@ -1,4 +1,4 @@
-"""Compare files that a customer has elsewhere with those of a workspace, by their SHA-256."""
+"""Compare files that a client has with those of a workspace, by their SHA-256, so that it sends only what differs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from storage.errors import FileMissing, Unreadable, UnsafePath, WrongKind
 from storage.paths import split_path
 
 MAX_FILES = 1000
-"""Files of one comparison: a client with more asks several times."""
+"""How many files one request may compare. A client with more sends several requests."""
 MAX_HASHED_BYTES = 2 * 1024**3
-"""Bytes that one comparison reads, a second or two. Files beyond it count as different, so the client sends them."""
+"""How many bytes one request hashes, which takes a second or two. Further files count as different, so that the client
+sends them."""
 
 
 @dataclass(frozen=True)
 class ClientFile:
-    """A file as the client has it: path below the workspace's folder, size in bytes, SHA-256 in hexadecimal."""
+    """A file of the client: its path below the workspace's folder, size in bytes, and SHA-256 in hexadecimal."""
 
     path: str
     size: int
@@ -28,23 +29,23 @@ class ClientFile:
 
 
 def differing(*, root: Path, client_files: Sequence[ClientFile]) -> list[str]:
-    """Return the paths whose file is missing below `root` or has other bytes. Raises UnsafePath."""
-    bytes_left, different = MAX_HASHED_BYTES, []
-    for each in client_files:
-        split_path(each.path)  # raises UnsafePath
+    """Return the paths of the files that are missing below `root` or differ there. Raises UnsafePath."""
+    bytes_left, paths = MAX_HASHED_BYTES, []
+    for client_file in client_files:
+        split_path(client_file.path)  # raises UnsafePath for a path that leads out of the workspace
         try:
-            file = files.read(root=root, path=each.path)
-        except (FileMissing, Unreadable, UnsafePath, WrongKind):  # UnsafePath: a link
-            different.append(each.path)
+            file = files.read(root=root, path=client_file.path)
+        except (FileMissing, Unreadable, UnsafePath, WrongKind):  # here UnsafePath means that there is a link
+            paths.append(client_file.path)
             continue
         with closing(file):
-            if file.size != each.size or each.size > bytes_left:
-                different.append(each.path)
+            if file.size != client_file.size or client_file.size > bytes_left:
+                paths.append(client_file.path)
                 continue
-            bytes_left -= each.size
+            bytes_left -= client_file.size
             digest = hashlib.sha256()
             for chunk in file:
                 digest.update(chunk)
-        if digest.hexdigest() != each.sha256:
-            different.append(each.path)
-    return different
+        if digest.hexdigest() != client_file.sha256:
+            paths.append(client_file.path)
+    return paths

@@ -1,7 +1,7 @@
-"""URL converter for file paths in a workspace.
+"""A URL converter for the paths of files in a workspace.
 
-A file name can contain any character. Django's own `path` converter does not match line breaks, so such a file could
-not be listed, opened or deleted.
+A file name can contain any character. Django's own converter `path` does not match line breaks, so a file with one
+could not be opened or deleted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from django.urls import register_converter
 from django.urls.converters import StringConverter
 
 FILE = "<file:path>"
-"""Route part that captures a file's path below its workspace's root."""
+"""The part of a route that matches a file's path in its workspace."""
 
 
 class FilePath(StringConverter):

@@ -1,4 +1,4 @@
-"""Copy files, folders and workspaces within an organization's quota. Links, pipes and devices are left out."""
+"""Copy files and folders within a workspace, and copy workspaces. Links, pipes and devices are left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from storage.tree_copy import copy_tree
 from storage.trees import Usage
 
 MAX_COPY_BYTES = 4 * 1024**3
-"""The most that one request copies: about ten seconds of a worker."""
+"""How much one request copies at most, which takes about ten seconds and holds a thread that serves pages. The message
+in `_LimitedMeter` names it too."""
 
 
 @dataclass
@@ -26,12 +27,12 @@ class _LimitedMeter:
     """A meter that also refuses more than MAX_COPY_BYTES."""
 
     meter: Meter
-    counted: int = 0
+    counted_bytes: int = 0
 
     def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
         """Count what is about to be written. Raises TooLarge."""
-        self.counted += size_bytes
-        if self.counted > MAX_COPY_BYTES:
+        self.counted_bytes += size_bytes
+        if self.counted_bytes > MAX_COPY_BYTES:
             raise TooLarge(_("A copy may have at most 4 GiB. Copy a smaller folder, or write the copy in a run."))
         self.meter.count(size_bytes=size_bytes, entries=entries)
 
@@ -52,24 +53,25 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
         unfinished = scratch / "files"
         unfinished.mkdir(mode=0o755)
         reservation.count(entries=new_entries - 1)
-        copied = copy_tree(
+        copy_result = copy_tree(
             root=root,
             path=source,
             target=unfinished,
             meter=_LimitedMeter(reservation),
             max_entries=settings.MAX_ARCHIVE_FILES,
         )
-        if is_file and copied.usage.entry_count != 2:  # a folder replaced the file meanwhile
+        # A copied file has two entries, itself and the folder `unfinished`. More show that a folder has replaced it.
+        if is_file and copy_result.usage.entry_count != 2:
             raise SourceChanged
         finished = next(unfinished.iterdir()) if is_file else unfinished
         files.move_in(source=finished, root=root, path=target)
-        # `copied.usage` includes the folder `unfinished`, which is not moved for a file.
-        added = Usage(0, new_entries - 1) + copied.usage + Usage(0, -1 if is_file else 0)
+        # `copy_result.usage` includes the folder `unfinished`. It was moved if a folder was copied, but not for a file.
+        added = Usage(0, new_entries - 1) + copy_result.usage + Usage(0, -1 if is_file else 0)
         catalog.add_usage(workspace, added, reservation)
-    return copied.skipped_count
+    return copy_result.skipped_count
 
 
-def copy_of(workspace: Workspace) -> catalog.Fill:
+def copy_fill(workspace: Workspace) -> catalog.Fill:
     """Return a function that fills a new workspace with a copy of this one."""
 
     def fill(folder: Path, meter: Meter) -> Usage:

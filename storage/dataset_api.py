@@ -1,4 +1,4 @@
-"""API of the files of a dataset's versions."""
+"""API of the files of dataset versions, and of imports of datasets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from storage.models import DatasetImport, DatasetVersion
 from storage.paths import Kind
 
 LISTED_IMPORTS = 20
-"""Imports that one answer lists."""
+"""How many imports are listed; a client is interested in the latest."""
 VERSION = OpenApiParameter("version", OpenApiTypes.INT, description="Default: the latest.")
 
 
@@ -47,7 +47,7 @@ class DatasetEntriesSerializer(serializers.Serializer[Any]):
 
 
 class _VersionView(TenantView):
-    """Base of the views in this module."""
+    """Base of the views of a dataset version."""
 
     capabilities = {"GET": Capability.VIEW}
 
@@ -158,6 +158,7 @@ class DatasetImportsView(TenantView):
 
 
 def _next_url(request: Request, after: str | None) -> str | None:
+    """Return the URL of the next page, which begins after the cursor `after`; None if there is none."""
     if after is None:
         return None
     query = request.query_params.copy()

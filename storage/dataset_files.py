@@ -1,4 +1,4 @@
-"""The files of a dataset version: list them with their hashes, open one, show one."""
+"""Read the files of a dataset version: list them with their hashes, open one, show the README."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from storage.models import DatasetVersion
 from storage.paths import Kind
 
 PAGE_SIZE = 1000
-"""Entries of a folder that one page lists. Longer tables are slow in browsers."""
+"""How many entries of a folder one page lists. Browsers are slow with longer tables."""
 README_NAMES = ("README.md", "README.txt", "README", "readme.md", "readme.txt")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A file or folder. `path` is relative to the version; `sha256` is empty for a folder or without a manifest."""
+    """A file or folder. `path` is relative to the version's folder.
+
+    `sha256` is empty for a folder, and for all files if the version has no manifest.
+    """
 
     path: str
     kind: Kind
@@ -35,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Page:
-    """One page of a folder. `next` is the `after` of the page that follows, None on the last page."""
+    """One page of a folder's entries. `next` is the cursor (`after`) for the next page; None on the last page."""
 
     rows: tuple[Row, ...]
     next: str | None
@@ -47,7 +50,7 @@ def list_page(*, version: DatasetVersion, path: str, after: str = "") -> Page:
     page = files.list_folder(
         root=folder, path=path, limit=PAGE_SIZE, after=after, folders_first=True, is_listed=_is_listed
     )
-    with manifests.opened(folder) as manifest:
+    with manifests.open_manifest(folder) as manifest:
         rows = []
         for entry in page.entries:
             entry_path = posixpath.join(path, entry.name)
@@ -57,7 +60,7 @@ def list_page(*, version: DatasetVersion, path: str, after: str = "") -> Page:
 
 
 def _is_listed(entry: os.DirEntry[str]) -> bool:
-    """Leave links out: they lead to files of the version that are listed themselves."""
+    """Return whether an entry is listed. Links are not, because they lead to files of the version that are listed."""
     return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
 
 
@@ -67,13 +70,13 @@ def read(*, version: DatasetVersion, path: str) -> files.OpenFile:
 
 
 def sha256(*, version: DatasetVersion, path: str) -> str:
-    """Return the hash of a file; empty if the version has no manifest."""
-    with manifests.opened(selectors.version_folder(version)) as manifest:
+    """Return the SHA-256 of a file; empty if the version has no manifest."""
+    with manifests.open_manifest(selectors.version_folder(version)) as manifest:
         return manifest.sha256(path)
 
 
 def readme(*, version: DatasetVersion, folder: str = "") -> str:
-    """Return the text of a folder's README, cut to the length that previews show; empty if there is none."""
+    """Return the text of a folder's README, at most `previews.TEXT_BYTES` of it; empty if there is none."""
     for name in README_NAMES:
         path = posixpath.join(folder, name)
         try:

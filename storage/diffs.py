@@ -7,14 +7,18 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 CONTEXT_LINES = 3
-"""Unchanged lines that are shown around a change, as `diff -u` does."""
+"""How many unchanged lines are shown before and after a change; `diff -u` shows as many."""
 MATCH_LIMIT = 2000
-"""Lines that `difflib` compares, whose time grows with their square. Longer differences are shown as one change."""
+"""How many lines `difflib` compares, whose time grows with the square of their number. A longer part that differs is
+shown as one change."""
 
 
 @dataclass(frozen=True)
 class DiffLine:
-    """A line of a diff. `sign` is `+` for a new line, `-` for an old one, a space for both, `@` for a gap."""
+    """A line of a diff. `sign` is `+` for an added line, `-` for a removed one, a space for an unchanged one.
+
+    A line with `@` stands for unchanged lines that are left out.
+    """
 
     sign: str
     text: str
@@ -24,30 +28,34 @@ def line_diff(*, old: str, new: str) -> list[DiffLine]:
     """Return the lines that differ, with unchanged lines around them; an empty list if the texts are equal."""
     if old == new:
         return []
-    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    start = max(0, _common(before, after) - CONTEXT_LINES)
-    end = max(0, _common(before[start:][::-1], after[start:][::-1]) - CONTEXT_LINES)
-    before, after = before[start : len(before) - end], after[start : len(after) - end]
-    if max(len(before), len(after)) > MATCH_LIMIT:
-        return [*_gap(start), *_lines("-", before), *_lines("+", after), *_gap(end)]
+    old_lines, new_lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    # Leave out the equal lines at the beginning and at the end, which are usually most, before `difflib` compares.
+    skipped_at_start = max(0, _common_count(old_lines, new_lines) - CONTEXT_LINES)
+    old_lines, new_lines = old_lines[skipped_at_start:], new_lines[skipped_at_start:]
+    skipped_at_end = max(0, _common_count(old_lines[::-1], new_lines[::-1]) - CONTEXT_LINES)
+    old_lines, new_lines = old_lines[: len(old_lines) - skipped_at_end], new_lines[: len(new_lines) - skipped_at_end]
+    if max(len(old_lines), len(new_lines)) > MATCH_LIMIT:
+        changed = [*_lines("-", old_lines), *_lines("+", new_lines)]
+        return [*_gap(skipped_at_start), *changed, *_gap(skipped_at_end)]
     lines: list[DiffLine] = []
-    for group in SequenceMatcher(None, before, after).get_grouped_opcodes(CONTEXT_LINES):
-        lines += _gap(start + group[0][1])
+    for group in SequenceMatcher(None, old_lines, new_lines).get_grouped_opcodes(CONTEXT_LINES):
+        lines += _gap(skipped_at_start + group[0][1])
         for tag, old_start, old_end, new_start, new_end in group:
             if tag == "equal":
-                lines += _lines(" ", before[old_start:old_end])
+                lines += _lines(" ", old_lines[old_start:old_end])
             else:
-                lines += _lines("-", before[old_start:old_end]) + _lines("+", after[new_start:new_end])
-    return [*lines, *_gap(end)]
+                lines += _lines("-", old_lines[old_start:old_end]) + _lines("+", new_lines[new_start:new_end])
+    return [*lines, *_gap(skipped_at_end)]
 
 
-def _common(first: list[str], second: list[str]) -> int:
-    """Return how many lines both begin with."""
+def _common_count(first: list[str], second: list[str]) -> int:
+    """Return how many lines at the beginning of both are equal."""
     return sum(1 for _pair in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def _gap(skipped: int) -> list[DiffLine]:
-    return [DiffLine("@", "")] if skipped else []
+def _gap(skipped_lines: int) -> list[DiffLine]:
+    """Return the line that stands for skipped lines, if there are any."""
+    return [DiffLine("@", "")] if skipped_lines else []
 
 
 def _lines(sign: str, lines: list[str]) -> list[DiffLine]:

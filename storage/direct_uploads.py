@@ -1,10 +1,12 @@
-"""Direct uploads: a client sends the parts of a large upload to the operator's bucket, and the server fetches them.
+"""Direct uploads: a client sends the parts of a large upload to the operator's S3 bucket, and a worker fetches them.
 
-The server creates the multipart upload, signs a URL for each part, checks and joins the parts, and then fetches the
-object as if its bytes had arrived by tus: the same rows, quota, hash and result (`uploads`). Clients get signed URLs
-for parts and nothing else. They never name an object: its key is made of the upload's own random key.
+The server creates a multipart upload in the bucket, signs a URL for each part, and checks and joins the parts. Then a
+worker fetches the joined object. From there on it is like an upload by tus, with the same rows, quota and results
+(`uploads`). A client can only use the signed URLs of its parts. It cannot choose the object's key, which contains the
+upload's random key.
 
-The bucket, below its prefix, belongs to this installation alone. `collect` removes what no open upload needs.
+Only this installation may write below the prefix in the bucket, because `collect` removes every object there that no
+unfinished upload needs.
 """
 
 from __future__ import annotations
@@ -31,23 +33,24 @@ from storage.errors import BucketUnavailable, UploadEnded
 from storage.models import Upload
 
 PART_BYTES = 16 * 1024**2
-"""Size of a part, unless an upload would have too many parts. A lost connection costs little; S3's minimum is 5 MiB."""
+"""The size of a part, unless an upload would have too many parts. S3's minimum is 5 MiB. When a connection is lost, at
+most one part must be sent again."""
 MAX_URLS = 100
-"""URLs of one answer."""
+"""How many URLs one request can ask for. Signing takes CPU time, and clients need a few at a time."""
 URL_SECONDS = 900
-"""How long the URL of a part can be used to begin sending it. A client asks for a few at a time."""
+"""How long a signed URL is valid: time enough to begin to send a few parts over a slow connection."""
 PAGE_FROM_BYTES = 64 * 1024**2
-"""Size from which the pages upload directly. Smaller uploads need fewer requests by tus."""
+"""The size from which the console's pages use direct uploads. For smaller files tus needs fewer requests."""
 FOLDER = "trainyard-uploads"
-"""First folder of all keys, so that `collect` removes nothing else from a bucket that has other uses too."""
-FAILURES = (s3.S3Error, connections.ForbiddenAddress, OSError, http.client.HTTPException)
-"""Exceptions that a request to the bucket can raise."""
+"""The first folder in all keys. Because of it `collect` removes nothing else from a bucket with other contents."""
+BUCKET_ERRORS = (s3.S3Error, connections.ForbiddenAddress, OSError, http.client.HTTPException)
+"""The exceptions that a request to the bucket can raise."""
 
 log = logging.getLogger(__name__)
 
 
 class PartUrl(NamedTuple):
-    """The signed URL of a part, and how many bytes must be sent there."""
+    """The signed URL of a part, and how many bytes the client must send there."""
 
     number: int
     url: str
@@ -63,7 +66,7 @@ def is_offered() -> bool:
 
 
 def page_from_bytes() -> int | None:
-    """Return the size from which the pages upload directly, None if they never do."""
+    """Return the size in bytes from which the pages use direct uploads; None if they never do."""
     return PAGE_FROM_BYTES if is_offered() else None
 
 
@@ -74,12 +77,12 @@ def _bucket() -> s3.Bucket:
         region=settings.UPLOAD_BUCKET_REGION,
         access_key_id=settings.UPLOAD_BUCKET_ACCESS_KEY_ID,
         secret_access_key=settings.UPLOAD_BUCKET_SECRET_ACCESS_KEY,
-        allows_private=True,  # the operator named it
+        allows_private=True,  # the operator has chosen this server, not a customer
     )
 
 
 def _prefix() -> str:
-    """Return the common beginning of the keys of this installation's objects. No other object has it."""
+    """Return the prefix of the keys of all objects of this installation: that of UPLOAD_BUCKET, and FOLDER."""
     prefix = settings.UPLOAD_BUCKET.partition("/")[2].strip("/")
     return f"{prefix}/{FOLDER}/" if prefix else f"{FOLDER}/"
 
@@ -100,7 +103,7 @@ def create(*, organization: Organization, user: User | None, new: uploads.NewUpl
     upload = uploads.create(organization=organization, user=user, new=new)
     try:
         upload.multipart_id = s3.create_multipart(_bucket(), _object_key(upload))
-    except FAILURES as error:
+    except BUCKET_ERRORS as error:
         uploads.terminate(upload)
         raise _unavailable(error) from error
     _update(upload, multipart_id=upload.multipart_id)
@@ -118,7 +121,7 @@ def part_count(upload: Upload) -> int:
 
 
 def part_urls(upload: Upload, numbers: Collection[int]) -> list[PartUrl]:
-    """Return URLs for parts, numbered from 1. Raises InvalidInput, UploadEnded."""
+    """Return signed URLs for the parts with these numbers, which begin at 1. Raises InvalidInput, UploadEnded."""
     _require_receiving(upload)
     if len(numbers) > MAX_URLS or any(not 1 <= number <= part_count(upload) for number in numbers):
         sentence = _("Name at most %(most)d parts, each between 1 and %(last)d.")
@@ -141,12 +144,12 @@ def received_parts(upload: Upload) -> list[int]:
     _require_receiving(upload)
     try:
         return [part.number for part in _complete_parts(upload)]
-    except FAILURES as error:
+    except BUCKET_ERRORS as error:
         raise _unavailable(error) from error
 
 
 def complete(upload: Upload) -> None:
-    """Join the parts, and let a worker fetch and use the bytes. Safe to repeat.
+    """Join the parts in the bucket, and have a worker fetch and finish the upload. Safe to repeat.
 
     Raises InvalidInput if parts are missing, UploadEnded, BucketUnavailable.
     """
@@ -162,7 +165,7 @@ def complete(upload: Upload) -> None:
                 values = {"count": len(missing), "number": missing[0]}
                 raise InvalidInput(fields={"parts": sentence % values})
             s3.complete_multipart(bucket, key, upload.multipart_id, [parts[number] for number in sorted(parts)])
-    except FAILURES as error:
+    except BUCKET_ERRORS as error:
         raise _unavailable(error) from error
     _update(upload, is_in_bucket=True)
     send(fetch_uploads)
@@ -175,11 +178,12 @@ def terminate(upload: Upload) -> None:
         try:
             s3.abort_multipart(_bucket(), _object_key(upload), upload.multipart_id)
             s3.delete_object(_bucket(), _object_key(upload))
-        except FAILURES:
+        except BUCKET_ERRORS:
             log.exception("The parts of upload %s could not be removed; garbage collection will", upload.pk)
 
 
 def _size_of_part(upload: Upload, number: int) -> int:
+    """Return the size of a part in bytes; the last one may be smaller."""
     return min(part_size(upload), upload.size_bytes - (number - 1) * part_size(upload))
 
 
@@ -191,12 +195,13 @@ def _complete_parts(upload: Upload) -> list[s3.Part]:
 
 
 def _is_joined(upload: Upload) -> bool:
-    """Return whether an interrupted call has joined the parts."""
+    """Return whether the parts were joined already, by a call that was interrupted afterwards."""
     item = s3.find_object(_bucket(), _object_key(upload))
     return item is not None and item.size == upload.size_bytes
 
 
 def _require_receiving(upload: Upload) -> None:
+    """Raise InvalidInput if it is no direct upload, UploadEnded if it takes no more parts."""
     if not upload.multipart_id:
         raise InvalidInput(_("This is no direct upload. Continue it by tus."))
     if upload.is_in_bucket or upload.state != Upload.States.RECEIVING:
@@ -204,7 +209,7 @@ def _require_receiving(upload: Upload) -> None:
 
 
 def _update(upload: Upload, **values: object) -> None:
-    """Change an open upload and postpone its expiry, since it is in use. Raises UploadEnded."""
+    """Change an unfinished upload, and postpone its expiry because it is in use. Raises UploadEnded."""
     expires_at = timezone.now() + uploads.KEPT_AFTER_LAST_BYTES
     rows = Upload.objects.filter(pk=upload.pk, state__in=uploads.OPEN_STATES)
     if not rows.update(**values, expires_at=expires_at):
@@ -213,6 +218,7 @@ def _update(upload: Upload, **values: object) -> None:
 
 
 def _unavailable(error: Exception) -> BucketUnavailable:
+    """Log an error of the bucket for the operator, and return the error for the customer."""
     log.error("The bucket for direct uploads refused a request or was not reached: %r", error)
     return BucketUnavailable()
 
@@ -220,29 +226,29 @@ def _unavailable(error: Exception) -> BucketUnavailable:
 # --- Fetch ------------------------------------------------------------------------------------------------------------
 
 
-def waiting() -> QuerySet[Upload]:
-    """Return the uploads whose bytes are in the bucket and have not been used, oldest first."""
+def uploads_to_fetch() -> QuerySet[Upload]:
+    """Return the unfinished uploads whose bytes are all in the bucket, oldest first."""
     rows = Upload.objects.filter(is_in_bucket=True, state__in=uploads.OPEN_STATES)
     return rows.select_related("organization", "created_by").order_by("pk")
 
 
 @shared_task
 def fetch_uploads() -> None:
-    """Fetch what waits in the bucket, one upload after the other, unless another process does."""
-    with _slot() as is_free:
-        tried: set[int] = set()
-        while is_free and (upload := waiting().exclude(pk__in=tried).first()):
-            tried.add(upload.pk)
+    """Fetch `uploads_to_fetch` one after the other, unless another process does so."""
+    with _fetch_lock() as is_locked:
+        tried_ids: set[int] = set()
+        while is_locked and (upload := uploads_to_fetch().exclude(pk__in=tried_ids).first()):
+            tried_ids.add(upload.pk)
             try:
                 fetch(upload)
-            except CustomerError as error:  # stored with the upload, unless it is tried again
+            except CustomerError as error:  # `uploads.finish` has stored it with the upload, or will try again
                 log.info("Upload %s was not used: %s", upload.pk, error.code)
-            except FAILURES:
+            except BUCKET_ERRORS:
                 log.exception("Upload %s can't be fetched from the bucket now", upload.pk)
 
 
 def fetch(upload: Upload) -> None:
-    """Fetch an upload's bytes from the bucket, from where an earlier call ended, and use them. Safe to repeat."""
+    """Fetch an upload's bytes from the bucket, and finish it. Safe to repeat: continue where an earlier call ended."""
     bucket, key = _bucket(), _object_key(upload)
     offset = uploads.offset_of(upload)
     if offset < upload.size_bytes:
@@ -257,14 +263,14 @@ def fetch(upload: Upload) -> None:
     try:
         uploads.finish(upload)
     finally:
-        if not waiting().filter(pk=upload.pk).exists():
+        if not uploads_to_fetch().filter(pk=upload.pk).exists():
             s3.delete_object(bucket, key)
 
 
 @contextmanager
-def _slot() -> Iterator[bool]:
-    """Hold the lock of the one process that fetches. Yield False if another process has it."""
-    with (uploads.folder() / uploads.FETCH_SLOT).open("ab") as file:
+def _fetch_lock() -> Iterator[bool]:
+    """Hold the lock of the process that fetches; yield False if another process holds it."""
+    with (uploads.folder() / uploads.FETCH_LOCK_FILE).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -277,14 +283,14 @@ def _slot() -> Iterator[bool]:
 
 
 def collect() -> None:
-    """Remove objects and parts that no open upload needs: of expired uploads, or left by a crash. Safe to repeat."""
+    """Remove objects and parts that no unfinished upload needs (garbage collection). Safe to repeat."""
     if not is_offered():
         return
     bucket, prefix = _bucket(), _prefix()
     try:
         multiparts = list(s3.list_multiparts(bucket, prefix))
         keys = [item.key for page in s3.list_objects(bucket, prefix) for item in page]
-        # Read after the listing: an upload's row is written before its first part, so no new upload is missed.
+        # Read the rows after listing the bucket: each object's row was written before the object.
         rows = Upload.objects.filter(state__in=uploads.OPEN_STATES).only("organization_id", "key")
         needed = {_object_key(upload) for upload in rows}
         for key, multipart_id in multiparts:
@@ -293,5 +299,5 @@ def collect() -> None:
         for key in keys:
             if key not in needed:
                 s3.delete_object(bucket, key)
-    except FAILURES:
+    except BUCKET_ERRORS:
         log.exception("The bucket for direct uploads can't be cleaned up now")

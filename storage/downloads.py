@@ -1,6 +1,7 @@
 """Send files and folders of customers as responses, whole or in part, in constant memory.
 
-Browsers must neither run nor guess the type of what customers' code wrote, so everything is an attachment of bytes.
+Customers' code decides the content, and browsers must not execute it on the console's origin. So files are sent as
+attachments with a neutral media type. Only pictures of known types are shown in pages.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from storage.files import OpenFile
 from storage.previews import image_type
 
 _MAGIC_BYTES = 16
-"""How many of a picture's first bytes tell its type."""
+"""How many bytes at the start of a picture are enough to tell its type."""
 _CONTROL_CHARACTERS = dict.fromkeys((*range(32), 127), "_")
+"""Replacements for characters that a header must not contain, for `str.translate`."""
 _RANGE = re.compile(r"bytes[ \t]*=[ \t]*(\d{0,1000})-(\d{0,1000})[ \t]*", re.ASCII | re.IGNORECASE)
-"""One range of bytes. Several at once and other units are answered with the whole file, as RFC 9110 allows."""
+"""The header Range with one range of bytes. For several ranges, and for other units, the response is the whole file, as
+RFC 9110 allows. Python refuses to convert numbers with more than 4,300 digits; 1,000 are enough."""
 
 
 class _Unsatisfiable(Exception):
-    """A range has no byte of the file."""
+    """The requested range contains no byte of the file."""
 
 
 def download(request: HttpRequest | Request, file: OpenFile, *, name: str) -> HttpResponseBase:
     """Return an open file as an attachment, or the range of it that the request asks for (RFC 9110, section 14).
 
-    Closes the file when it is sent.
+    The response closes the file when it has been sent.
     """
     etag = quote_etag(file.version)
     try:
@@ -39,9 +42,9 @@ def download(request: HttpRequest | Request, file: OpenFile, *, name: str) -> Ht
     except _Unsatisfiable:
         file.close()
         message = _("The file has %(size)d bytes. Request a range within them.") % {"size": file.size}
-        answer = JsonResponse({"code": "range_not_satisfiable", "message": message}, status=416)
-        answer["Content-Range"] = f"bytes */{file.size}"
-        return answer
+        error_response = JsonResponse({"code": "range_not_satisfiable", "message": message}, status=416)
+        error_response["Content-Range"] = f"bytes */{file.size}"
+        return error_response
     first, size = section or (0, file.size)
     response = _attachment(request, file.section(first, size), name=name, content_type="application/octet-stream")
     response["Content-Length"] = str(size)
@@ -56,14 +59,14 @@ def download(request: HttpRequest | Request, file: OpenFile, *, name: str) -> Ht
 def download_archive(
     request: HttpRequest | Request, chunks: Iterable[bytes], *, name: str, content_type: str = "application/gzip"
 ) -> HttpResponseBase:
-    """Return the chunks of an archive, which are made while they are sent, as an attachment."""
+    """Return an archive as an attachment. Its chunks are made while they are sent, so its size is not known before."""
     return _attachment(request, chunks, name=name, content_type=content_type)
 
 
 def show_image(request: HttpRequest | Request, file: OpenFile) -> HttpResponseBase:
-    """Return a picture for a page, with the media type of its first bytes. Closes the file when it is sent.
+    """Return a picture, which a page shows. Raises NotFound if the file is no picture of a known type.
 
-    Raises NotFound for anything else.
+    The response closes the file when it has been sent.
     """
     media_type = image_type(file.stream.read(_MAGIC_BYTES))
     if not media_type:
@@ -78,6 +81,7 @@ def show_image(request: HttpRequest | Request, file: OpenFile) -> HttpResponseBa
 def _attachment(
     request: HttpRequest | Request, content: Iterable[bytes], *, name: str, content_type: str
 ) -> StreamingHttpResponse:
+    """Return a streaming response with the headers that keep browsers from executing the content."""
     response = StreamingHttpResponse(content, content_type=content_type)
     if request.method == "HEAD":
         response.streaming_content = ()
@@ -96,7 +100,7 @@ def _requested_range(request: HttpRequest | Request, file: OpenFile, etag: str) 
     Raises _Unsatisfiable.
     """
     match = _RANGE.fullmatch(request.headers.get("Range", "")) if request.method == "GET" else None
-    # A client that has a part of another version needs the whole file.
+    # If-Range tells which version of the file the client has a part of. If it is another, it needs the whole file.
     if match is None or request.headers.get("If-Range", etag) != etag:
         return None
     first, last = match.groups()

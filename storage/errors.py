@@ -1,4 +1,4 @@
-"""Errors of storage: one root class, a stable code each."""
+"""Errors of storage that customers see. Programs rely on their codes, which therefore never change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StorageError(CustomerError):
 
 
 class UnsafePath(StorageError):
-    """A path leaves its folder by `..`, as an absolute path, or by a link."""
+    """A path leads out of its folder: by `..`, because it is absolute, or through a link."""
 
     code = "unsafe_path"
     message = _("This path leaves its folder. Use a path inside it, without '..' or links.")
@@ -28,14 +28,14 @@ class FileMissing(StorageError):
 
 
 class NameTaken(StorageError):
-    """An object of this name exists."""
+    """An object with this name exists already."""
 
     code = "name_taken"
     message = _("This name is taken. Choose another one.")
 
 
 class BadArchive(StorageError):
-    """An archive cannot be unpacked, or not safely."""
+    """An archive cannot be unpacked, or has entries that are not allowed."""
 
     code = "bad_archive"
     message = _("This archive can't be read. Send a .tar, .tar.gz or .zip file.")
@@ -63,7 +63,7 @@ class StorageFull(StorageError):
 
 
 class WrongKind(StorageError):
-    """There is a folder where a file is needed or vice versa, or a pipe, socket or device."""
+    """The path leads to a folder where a file is needed or vice versa, or to a pipe, socket or device."""
 
     code = "wrong_kind"
     message = _("This path is of the wrong type. Check whether a file or a folder is needed.")
@@ -91,7 +91,7 @@ class NotAScript(FileMissing):
 
 
 class UploadBroken(StorageError):
-    """The request body ended before its Content-Length, or its end cannot be determined."""
+    """The connection broke before the end of the request's body."""
 
     code = "upload_broken"
     message = _("The upload was interrupted. Nothing was saved. Upload it again.")
@@ -112,7 +112,7 @@ class NotText(StorageError):
 
 
 class FileChanged(StorageError):
-    """The file is not the version that the caller read, or it exists although it should not."""
+    """The file has changed since the caller read it, or it exists although the caller expects none."""
 
     code = "file_changed"
     message = _("Someone else changed this file meanwhile. Nothing was saved. Load it again and repeat your change.")
@@ -133,14 +133,14 @@ class InUse(StorageError):
 
 
 class OffsetConflict(StorageError):
-    """Bytes were sent for another offset than the upload has."""
+    """The offset in the request is not the upload's current offset."""
 
     code = "offset_conflict"
     message = _("The upload has another offset. Read its offset and continue from there.")
 
 
 class ChecksumMismatch(StorageError):
-    """The bytes of a request don't have the checksum that was sent with them."""
+    """The bytes in the request do not match the checksum that was sent with them."""
 
     code = "checksum_mismatch"
     message = _("The bytes don't match their checksum and were dropped. Send them again.")
@@ -161,7 +161,7 @@ class BucketUnavailable(StorageError):
 
 
 class SecretUnreadable(StorageError):
-    """No key decrypts a stored secret any more, because the installation's key has changed."""
+    """A stored secret can no longer be decrypted, because the installation's SECRET_KEY has changed."""
 
     code = "secret_unreadable"
     message = _("A secret can't be decrypted any more. Set its value again.")

@@ -1,7 +1,10 @@
 """Files of a workspace: list, read, write, move, delete.
 
-Customers' code can leave anything in a workspace: links, pipes, devices, names that are not UTF-8, files that change
-while they are read. Every path is opened through `paths`. A write replaces the whole file, or changes nothing.
+Customers' code can put anything into a workspace: links, pipes, devices, names that are not UTF-8, files that change
+while they are read. Therefore every path is opened by `storage.paths`. A write replaces the whole file or nothing.
+
+In this package, `root` is the folder of a workspace or version, and `path` is relative to it. A parameter `folder` that
+is an int is the descriptor of an open folder.
 """
 
 from __future__ import annotations
@@ -36,17 +39,17 @@ from storage.paths import (
 from storage.trees import Usage, remove_folder, size_of
 
 CHUNK_BYTES = 1024**2
-"""How much of a file is in memory at once."""
+"""How much of a file is read into memory at once."""
 TEXT_LIMIT = 1024**2
-"""The largest file that the editor in the browser opens, in bytes; larger ones make it slow."""
+"""The size in bytes of the largest file that can be edited in the browser, whose editor is slow with larger ones."""
 LIST_LIMIT = 10_000
-"""Entries that one listing returns: a page of them still renders in a second."""
+"""How many entries one listing returns at most. A page with this many still renders in a second."""
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Without O_NONBLOCK, opening a pipe would wait for a writer."""
+"""Flags to open a file for reading. Without O_NONBLOCK, opening a pipe would wait for a writer."""
 CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-"""O_EXCL: an existing file is never overwritten."""
+"""Flags to create a file. With O_EXCL, an existing file is never overwritten."""
 FILE_MODE = 0o644
-"""Mode of a new file. A file that is replaced keeps its mode."""
+"""The mode of a new file. A file that is replaced keeps its mode."""
 
 
 class Readable(Protocol):
@@ -58,14 +61,14 @@ class Readable(Protocol):
 
 
 class Meter(Protocol):
-    """Counts bytes and entries against a limit, before they are written. `quota.Reservation` is one."""
+    """Counts bytes and entries against a limit before they are written. `quota.Reservation` implements it."""
 
     def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
         """Count what is about to be written. Raises TooLarge if it exceeds the limit."""
         ...
 
 
-class Metered:
+class MeteredStream:
     """A stream whose bytes are counted by a Meter as they are read."""
 
     def __init__(self, stream: Readable, meter: Meter) -> None:
@@ -89,9 +92,10 @@ class Digest(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a folder. `size` is in bytes, 0 unless it is a file. In names, U+FFFD replaces invalid UTF-8.
+    """One entry of a folder. `size` is in bytes, and 0 unless the entry is a file.
 
-    `version` changes with each write: it names the inode, its modification time and its size.
+    `name` has U+FFFD in place of invalid UTF-8. `version` changes with each write, because it contains the number of
+    the inode, its modification time and its size.
     """
 
     name: str
@@ -103,7 +107,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """One page of a folder. `next` is the `after` of the page that follows, None on the last page."""
+    """One page of a folder's entries. `next` is the cursor (`after`) for the next page; None on the last page."""
 
     entries: tuple[Entry, ...]
     next: str | None = None
@@ -116,7 +120,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class TextFile:
-    """The text of a file, and the version that it was read from."""
+    """The text of a file, and the version of the file from which it was read."""
 
     text: str
     version: str
@@ -124,7 +128,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """The result of a write: whether the file is new, its size, the size of the file that it replaced, its version."""
+    """The result of a write: whether the file is new, its size, the size of the replaced file, and its version."""
 
     created: bool
     size: int
@@ -142,14 +146,14 @@ class OpenFile:
     version: str
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield its bytes in chunks, at most `size` in all: `size` is sent as Content-Length, and a run may append."""
+        """Yield its bytes in chunks, at most `size` in all, even if a run appends: `size` is the Content-Length."""
         remaining = self.size
         while remaining and (chunk := self.stream.read(min(remaining, CHUNK_BYTES))):
             remaining -= len(chunk)
             yield chunk
 
     def section(self, start: int, size: int) -> OpenFile:
-        """Return the `size` bytes from `start` on as an open file. It reads from the same stream as this one."""
+        """Return the `size` bytes from `start` on as an open file. Both read from the same stream, so use only one."""
         self.stream.seek(start)
         return replace(self, size=size)
 
@@ -159,7 +163,10 @@ class OpenFile:
 
 
 def stat(*, root: Path, path: str) -> Entry:
-    """Return the entry at `path`. Raises FileMissing, UnsafePath (also if a component before the last is a link)."""
+    """Return the entry at `path`. A link is not followed, and one before the last component raises UnsafePath.
+
+    Raises FileMissing, UnsafePath, WrongKind.
+    """
     parts = split_path(path)
     if not parts:
         with open_folder(root=root, parts=()) as folder:
@@ -177,30 +184,33 @@ def list_folder(
     folders_first: bool = False,
     is_listed: Callable[[os.DirEntry[str]], bool] | None = None,
 ) -> Listing:
-    """Return one page of a folder: at most `limit` entries by name, from the one that follows the cursor `after`.
+    """Return one page of a folder: at most `limit` entries, sorted by name, from the cursor `after` on.
 
-    Entries that appear or disappear between two pages move no other entry to another page. Entries for which
-    `is_listed` is false are left out. Raises FileMissing, UnsafePath, WrongKind, InvalidInput.
+    A cursor names an entry, not a position. So if entries are created or deleted between two pages, no other entry is
+    missed or repeated. Entries for which `is_listed` returns False are left out. Raises FileMissing, UnsafePath,
+    WrongKind, InvalidInput.
     """
     start = _parse_cursor(after) if after else None
-    with open_folder(root=root, parts=split_path(path)) as folder, os.scandir(folder) as scanned:
-        listed = scanned if is_listed is None else filter(is_listed, scanned)
-        # Folders first means rank 0 for folders and 1 for the rest; without it every rank is 0.
-        keys = ((int(folders_first and not _is_folder(entry)), entry.name) for entry in listed)
-        # Only `limit` names are held in memory, however large the folder is. One more shows that there are more.
-        chosen = heapq.nsmallest(limit + 1, (key for key in keys if start is None or key > start))
-        entries = [entry_of(name, status) for _rank, name in chosen[:limit] if (status := lstat_or_none(folder, name))]
-    return Listing(tuple(entries), _cursor(chosen[limit - 1]) if len(chosen) > limit else None)
+    with open_folder(root=root, parts=split_path(path)) as folder, os.scandir(folder) as all_entries:
+        listed_entries = all_entries if is_listed is None else filter(is_listed, all_entries)
+        # The sort key is (rank, name). With `folders_first`, the rank is 0 for folders and 1 for the rest, else 0.
+        keys = ((int(folders_first and not _is_folder(entry)), entry.name) for entry in listed_entries)
+        # `nsmallest` keeps only this many keys in memory. One more than `limit` shows that there is another page.
+        page_keys = heapq.nsmallest(limit + 1, (key for key in keys if start is None or key > start))
+        names = [name for _rank, name in page_keys[:limit]]
+        entries = [entry_of(name, status) for name in names if (status := lstat_or_none(folder, name))]
+    return Listing(tuple(entries), _cursor(page_keys[limit - 1]) if len(page_keys) > limit else None)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # without d_type, this reads the status of an entry that may be removed meanwhile
+    # Some file systems do not store the kind of an entry in the folder. Then `is_dir` calls stat, which may fail.
+    with suppress(OSError):
         return entry.is_dir(follow_symlinks=False)
     return False
 
 
 def _cursor(key: tuple[int, str]) -> str:
-    """Return the cursor after an entry. Its name may be no valid UTF-8, so the cursor holds its bytes."""
+    """Return the cursor after the entry with this sort key. It has the name in Base64, as it may be invalid UTF-8."""
     return f"{key[0]}{base64.urlsafe_b64encode(os.fsencode(key[1])).decode()}"
 
 
@@ -208,7 +218,7 @@ def _parse_cursor(cursor: str) -> tuple[int, str]:
     try:
         rank = ("0", "1").index(cursor[0])
         return rank, os.fsdecode(base64.b64decode(cursor[1:], altchars=b"-_", validate=True))
-    except ValueError:  # binascii.Error is one
+    except ValueError:  # `binascii.Error` is a subclass
         raise InvalidInput(fields={"after": _("This is not a cursor. Use the one of the page before.")}) from None
 
 
@@ -222,22 +232,22 @@ def read(*, root: Path, path: str) -> OpenFile:
 
 
 def read_entry(*, folder: int, name: str) -> OpenFile:
-    """Open a regular file of an open folder, as `read` does. Call it in the block of `open_folder`."""
-    # Check before opening, because opening a device can have effects. Check again after opening, because a run may
+    """Open a regular file in an open folder. Raises as `read`, if called in the block of `open_folder`."""
+    # Check before opening, because opening a device can have side effects. Check again after opening, because a run may
     # have replaced the file in between.
     _require_file(os.lstat(name, dir_fd=folder))
-    handle = os.open(name, OPEN_FILE, dir_fd=folder)
+    file_fd = os.open(name, OPEN_FILE, dir_fd=folder)
     try:
-        status = os.fstat(handle)
+        status = os.fstat(file_fd)
         _require_file(status)
     except StorageError:
-        os.close(handle)
+        os.close(file_fd)
         raise
-    return OpenFile(os.fdopen(handle, "rb"), status.st_size, _to_datetime(status.st_mtime), _version(status))
+    return OpenFile(os.fdopen(file_fd, "rb"), status.st_size, _to_datetime(status.st_mtime), _version(status))
 
 
 def read_text(*, root: Path, path: str, limit_bytes: int = TEXT_LIMIT) -> str:
-    """Return a text file unchanged, with its line ends. Raises NotText, also if it exceeds `limit_bytes`."""
+    """Return the text of a UTF-8 file with its line ends. Raises NotText, also if it is larger than `limit_bytes`."""
     return read_versioned_text(root=root, path=path, limit_bytes=limit_bytes).text
 
 
@@ -263,34 +273,36 @@ def write(
     stream: Readable,
     scratch: Path,
     limit_bytes: int,
-    expected: Collection[str] | None = None,
+    expected_versions: Collection[str] | None = None,
     lock: AbstractContextManager[object] | None = None,
 ) -> WriteResult:
     """Create or replace a file, and create the folders above it.
 
-    The bytes go to a temporary file in `scratch`, and one rename moves it to `path`. `scratch` is a folder on the same
-    disk that only the console writes to. A link at `path` is replaced, not followed. A replaced file's mode is kept.
-    `expected` has the versions that may be replaced: `*` is any, and without one the file must not exist. `lock` is
-    held from the comparison to the rename. Raises TooLarge if there are more than `limit_bytes`, FileChanged,
-    UnsafePath, WrongKind, StorageFull.
+    The bytes are written to a temporary file in `scratch`, which is then renamed to `path`. `scratch` must be on the
+    same disk, and only the console may write to it. A link at `path` is replaced, not followed. A file that is replaced
+    keeps its mode.
+
+    `expected_versions` has the versions of the file that may be replaced; `*` means any. If it is empty, there must be
+    no file. If it is None, nothing is compared. `lock` is held from the comparison to the rename. Raises FileChanged
+    for another version, TooLarge above `limit_bytes`, UnsafePath, WrongKind, StorageFull.
     """
     parts = split_path(path)
     if not parts:
         raise WrongKind(_FOLDER_HERE)
-    # If a folder is in the way, or the file changed, fail before the upload is received.
+    # Fail before the body is received if there is a folder or another version. `place` checks this again.
     try:
         status = stat(root=root, path=path)
         _require_not_folder(status.kind)
-        _require_expected(expected, status.version)
+        _require_expected_version(expected_versions, status.version)
     except FileMissing:
-        _require_expected(expected, None)
+        _require_expected_version(expected_versions, None)
     temporary = scratch / secrets.token_hex(16)
     try:
         with translate_os_errors(), os.fdopen(os.open(temporary, CREATE_FILE, 0o600), "wb") as file:
             copy(stream=stream, target=file, limit_bytes=limit_bytes)
             file.flush()
             os.fsync(file.fileno())
-        return place(root=root, path=path, source=temporary, expected=expected, lock=lock)
+        return place(root=root, path=path, source=temporary, expected_versions=expected_versions, lock=lock)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -300,62 +312,62 @@ def place(
     root: Path,
     path: str,
     source: Path,
-    expected: Collection[str] | None = None,
+    expected_versions: Collection[str] | None = None,
     lock: AbstractContextManager[object] | None = None,
 ) -> WriteResult:
-    """Move the complete file `source` to `path`, and create the folders above it. Raises as `write`.
+    """Rename the complete file `source` to `path`, and create the folders above it. Raises as `write`.
 
-    `source` is on the same disk and only the console writes to it. It is not copied. `write` explains the rest.
+    `source` must be on the same disk, and only the console may write to it. `write` explains the other parameters.
     """
     parts = split_path(path)
     if not parts:
         raise WrongKind(_FOLDER_HERE)
     with open_folder(root=root, parts=parts[:-1], create=True) as folder, lock or nullcontext():
         replaced = lstat_or_none(folder, parts[-1])
-        _require_expected(expected, _version(replaced) if replaced else None)
+        _require_expected_version(expected_versions, _version(replaced) if replaced else None)
         was_file = bool(replaced and modes.S_ISREG(replaced.st_mode))
-        # The mask drops setuid, setgid and sticky.
+        # 0o777, because the bits setuid, setgid and sticky are not kept.
         source.chmod(replaced.st_mode & 0o777 if replaced and was_file else FILE_MODE)
         size = source.stat().st_size
         os.rename(source, parts[-1], dst_dir_fd=folder)
         version = _version(os.lstat(parts[-1], dir_fd=folder))
-        os.fsync(folder)  # makes the rename durable
+        os.fsync(folder)  # so that the rename survives a crash of the machine
     return WriteResult(replaced is None, size, replaced.st_size if replaced and was_file else 0, version)
 
 
 def merge(*, root: Path, path: str, source: Path) -> Usage:
-    """Move everything in the folder `source` into the folder `path`; return the usage of what it replaced.
+    """Move everything in the folder `source` into the folder `path`; return the usage of the replaced entries.
 
-    Files and links of the same names are replaced; folders of the same names are merged. Missing folders are created.
-    `source` is on the same disk and only the console writes to it. Raises UnsafePath, and WrongKind if a folder is
-    where a file should be or vice versa; this is checked before anything is moved.
+    Files and links with the same names are replaced, folders with the same names are merged, and missing folders are
+    created. `source` must be on the same disk, and only the console may write to it. Raises UnsafePath, or WrongKind if
+    a folder is where a file should be or vice versa; this is checked before anything is moved.
     """
     top = split_path(path)
-    for below, names, _handle in _walk(source):
-        with suppress(FileMissing), open_folder(root=root, parts=(*top, *below)) as folder:
+    for parts, names, _source_fd in _walk(source):
+        with suppress(FileMissing), open_folder(root=root, parts=(*top, *parts)) as folder:
             for name in names:
                 if status := lstat_or_none(folder, name):
                     _require_not_folder(kind_of(status.st_mode))
     replaced = Usage()
-    for below, names, handle in _walk(source):
-        with open_folder(root=root, parts=(*top, *below), create=True) as folder:
+    for parts, names, source_fd in _walk(source):
+        with open_folder(root=root, parts=(*top, *parts), create=True) as folder:
             for name in names:
                 if status := lstat_or_none(folder, name):
                     replaced += Usage(size_of(status), 1)
-                os.rename(name, name, src_dir_fd=handle, dst_dir_fd=folder)
+                os.rename(name, name, src_dir_fd=source_fd, dst_dir_fd=folder)
     return replaced
 
 
 def _walk(folder: Path) -> Iterator[tuple[tuple[str, ...], list[str], int]]:
-    """Yield each folder's path below `folder`, the names in it that are no folders, and its open descriptor."""
-    for parent, subfolders, names, handle in os.fwalk(folder):
+    """Yield for `folder` and each folder below: its path, the names of its files and links, and its descriptor."""
+    for parent, subfolders, names, folder_fd in os.fwalk(folder):
         # `fwalk` lists links to folders among the folders, but does not enter them.
-        links = [name for name in subfolders if modes.S_ISLNK(os.lstat(name, dir_fd=handle).st_mode)]
-        yield Path(parent).relative_to(folder).parts, [*names, *links], handle
+        links = [name for name in subfolders if modes.S_ISLNK(os.lstat(name, dir_fd=folder_fd).st_mode)]
+        yield Path(parent).relative_to(folder).parts, [*names, *links], folder_fd
 
 
 def copy(*, stream: Readable, target: BinaryIO, limit_bytes: int, digest: Digest | None = None) -> int:
-    """Copy all of `stream` in chunks and return its size. Raises TooLarge before writing more than the limit."""
+    """Copy all of `stream` to `target`, hash it with `digest`, and return its size. Raises TooLarge at the limit."""
     size = 0
     while chunk := stream.read(CHUNK_BYTES):
         size += len(chunk)
@@ -368,7 +380,7 @@ def copy(*, stream: Readable, target: BinaryIO, limit_bytes: int, digest: Digest
 
 
 def make_folder(*, root: Path, path: str) -> bool:
-    """Create a folder and those above it; return whether it is new. Raises UnsafePath, and WrongKind for a file."""
+    """Create a folder and those above it; return whether it is new. Raises UnsafePath, WrongKind if it is a file."""
     parts = split_path(path)
     if not parts:
         return False
@@ -388,23 +400,29 @@ def move(*, root: Path, source: str, target: str) -> None:
         with open_folder(root=root, parts=new[:-1], create=True) as new_folder:
             if lstat_or_none(new_folder, new[-1]) is not None:
                 raise NameTaken(_NAME_TAKEN)
-            # A file that a run creates after the check is replaced: Python offers no RENAME_NOREPLACE.
+            # If a run creates a file after this check, it is replaced: Python does not offer RENAME_NOREPLACE.
             os.rename(old[-1], new[-1], src_dir_fd=old_folder, dst_dir_fd=new_folder)
 
 
 def move_out(*, root: Path, path: str, target: Path) -> None:
-    """Rename a file or folder to `target`, a free path on the same disk. Raises FileMissing, UnsafePath, WrongKind."""
+    """Rename a file or folder of the workspace to `target`, a free path on the same disk.
+
+    Raises FileMissing, UnsafePath, WrongKind.
+    """
     parts = split_path(path)
     if not parts:
         raise WrongKind(_WHOLE_WORKSPACE)
     with open_folder(root=root, parts=parts[:-1]) as folder:
         if modes.S_ISDIR(os.lstat(parts[-1], dir_fd=folder).st_mode):
-            trash.grant_owner_access(parts[-1], folder)  # to rename a folder, its owner must be able to write it
+            trash.grant_owner_access(parts[-1], folder)  # a folder can be renamed only if it is writable
         os.rename(parts[-1], target, src_dir_fd=folder)
 
 
 def move_in(*, source: Path, root: Path, path: str) -> None:
-    """Rename `source`, on the same disk, to a free path. Raises NameTaken, FileMissing, UnsafePath, WrongKind."""
+    """Rename `source`, on the same disk, to a free path in the workspace; create the folders above it.
+
+    Raises NameTaken, UnsafePath, WrongKind.
+    """
     parts = split_path(path)
     if not parts:
         raise WrongKind(_FOLDER_HERE)
@@ -415,12 +433,10 @@ def move_in(*, source: Path, root: Path, path: str) -> None:
 
 
 def missing_entries(*, root: Path, path: str) -> int:
-    """Return how many of the path's components do not exist yet. Raises UnsafePath, WrongKind.
+    """Return how many components of the path do not exist yet: the new entries for which callers reserve quota.
 
-    Callers reserve quota for that many entries.
-
-    The number may be wrong if another process creates or removes folders meanwhile. The next measurement of the
-    workspace corrects it.
+    If another process creates or removes folders meanwhile, the number is wrong, until the workspace is measured again.
+    Raises UnsafePath, WrongKind.
     """
     parts = split_path(path)
     with translate_os_errors():
@@ -441,7 +457,7 @@ def missing_entries(*, root: Path, path: str) -> int:
 def delete(*, root: Path, path: str, scratch: Path) -> Usage:
     """Remove a file, a link, or a folder with its contents; return the freed usage. Raises FileMissing, UnsafePath.
 
-    A folder disappears at once: it is renamed into `scratch`, and removed there.
+    A folder disappears at once, because it is renamed into `scratch` and removed there.
     """
     parts = split_path(path)
     if not parts:
@@ -460,9 +476,9 @@ _FOLDER_HERE = _("There is a folder at this path, not a file.")
 
 
 def display_name(name: str) -> str:
-    """Return a file's name as text that can be shown; U+FFFD replaces invalid UTF-8.
+    """Return a file's name as text that can be shown, with U+FFFD in place of invalid UTF-8.
 
-    `os` returns invalid UTF-8 as lone surrogates, which neither JSON nor a template can encode.
+    The module `os` returns invalid UTF-8 as lone surrogates, which can be encoded neither in JSON nor in a page.
     """
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
@@ -478,17 +494,17 @@ def _version(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
-def _require_expected(expected: Collection[str] | None, version: str | None) -> None:
-    """Raise FileChanged unless the existing version, None if there is no file, may be replaced."""
-    if expected is None:
+def _require_expected_version(expected_versions: Collection[str] | None, version: str | None) -> None:
+    """Raise FileChanged unless `write` may replace a file of this version; None means that there is no file."""
+    if expected_versions is None:
         return
-    is_expected = not expected if version is None else version in expected or "*" in expected
+    is_expected = not expected_versions if version is None else version in expected_versions or "*" in expected_versions
     if not is_expected:
         raise FileChanged
 
 
 def _to_datetime(seconds: float) -> datetime:
-    """Convert a file's time. Customers' code can set times outside datetime's range; those become the epoch."""
+    """Convert a file's Unix time. Customers' code can set times that datetime cannot represent; they become 1970."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):

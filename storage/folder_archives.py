@@ -1,7 +1,7 @@
-"""Pack folders that customers' code may change at any moment into a .tar.gz, while it is sent.
+"""Pack folders that customers' code may change at any moment into a .tar.gz file, while it is sent.
 
-Memory does not depend on the number or size of the files: they are read in chunks, and folders entry by entry. Links,
-pipes, sockets and devices are left out. If anything else is left out, the archive ends with a list of it.
+Files are read in chunks, and folders entry by entry, so the memory does not depend on their number and size. Links,
+pipes, sockets and devices are left out. If anything else is left out, the last file in the archive lists it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,32 @@ from storage.errors import FileMissing, Unreadable, UnsafePath, WrongKind
 from storage.paths import PATH_LIMIT, Kind, kind_of, open_folder, split_path
 
 LEFT_OUT_NAME = "left-out.txt"
-"""The last member of an archive that lacks something: one line for each path with the reason."""
+"""The name of the file in the archive that lists what was left out: a line for each path, with the reason."""
 MAX_DEPTH = 64
-"""Folders nested deeper are left out. Each level holds a descriptor open."""
+"""Folders nested deeper are left out, because each level holds a descriptor open."""
 MAX_LISTED = 1000
-"""How many of the entries left out are listed; all are counted."""
+"""How many of the entries that were left out are listed, because the list is in memory. All are counted."""
 MAX_HOLES_BYTES = 1024**3
-"""A file with larger holes is left out. Holes cost a customer no quota, and reading and packing them costs us time."""
+"""A sparse file with more bytes in holes is left out. Holes need no quota, so a customer could make huge ones, and
+packing them costs CPU time."""
 _COMPRESSION_LEVEL = 1
 """The fastest level. Logs and tables become a fifth of their size, and higher levels save little more."""
 _SAMPLE_BYTES = 16 * 1024
-"""How much of a chunk is compressed to decide whether the chunk is compressed or stored."""
+"""How much of a chunk is compressed as a sample, to decide whether the chunk is compressed or stored."""
 _MAX_COMPRESSED_SHARE = 0.8
-"""A chunk whose sample shrinks to more than this share is stored. Models hardly compress, and storing is ten times as
-fast."""
-# RFC 1952: deflate, no name, no time, unknown system.
+"""A chunk is stored if its sample has more than this share of its size after compression. Weights of models hardly
+shrink, and storing them is ten times as fast."""
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+"""RFC 1952: compressed by deflate, without a name and a time, by an unknown operating system."""
 _ZERO_BLOCK = bytes(tarfile.BLOCKSIZE)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file or folder to pack as `name`. A folder's direct entries are left out if `is_packed` is false for them."""
+    """A file or folder at `path` below `root`, whose name in the archive is `name`.
+
+    Of a folder, direct entries for which `is_packed` returns False are left out without being listed.
+    """
 
     root: Path
     path: str
@@ -51,6 +55,8 @@ class Source:
 
 @dataclass
 class _LeftOut:
+    """The entries that were left out."""
+
     count: int = 0
     lines: list[str] = field(default_factory=list)
 
@@ -61,17 +67,17 @@ class _LeftOut:
 
 
 def pack(sources: Sequence[Source]) -> Iterator[bytes]:
-    """Yield a .tar.gz of the sources. A source that does not exist is left out."""
+    """Yield the bytes of a .tar.gz file with the sources. A source that does not exist is left out."""
     compressor = _Gzip()
     yield _GZIP_HEADER
     for block in _tar(sources):
-        if packed := compressor.add(block):
-            yield packed
+        if data := compressor.add(block):
+            yield data
     yield compressor.end()
 
 
 class _Gzip:
-    """A gzip stream (RFC 1952) in which blocks that hardly compress are stored."""
+    """A gzip stream (RFC 1952) in which blocks that compression hardly shrinks are stored."""
 
     def __init__(self) -> None:
         self._level = _COMPRESSION_LEVEL
@@ -79,17 +85,18 @@ class _Gzip:
         self._crc = self._size = 0
 
     def add(self, block: bytes) -> bytes:
-        """Return the next part of the stream."""
+        """Add a block; return the next bytes of the stream, which may be none."""
         self._crc, self._size = zlib.crc32(block, self._crc), self._size + len(block)
-        level, finished = _COMPRESSION_LEVEL, b""
+        level, flushed = _COMPRESSION_LEVEL, b""
         if len(block) > _SAMPLE_BYTES:
             sample = zlib.compress(block[:_SAMPLE_BYTES], _COMPRESSION_LEVEL)
             level = 0 if len(sample) > _MAX_COMPRESSED_SHARE * _SAMPLE_BYTES else _COMPRESSION_LEVEL
         if level != self._level:
-            # A full flush ends on a byte, and later data refers to nothing before it: another compressor can continue.
-            finished = self._deflate.flush(zlib.Z_FULL_FLUSH)
+            # After a full flush the stream is at a byte boundary, and later data does not refer to data before. So a
+            # new compressor with another level can continue.
+            flushed = self._deflate.flush(zlib.Z_FULL_FLUSH)
             self._level, self._deflate = level, zlib.compressobj(level, wbits=-zlib.MAX_WBITS)
-        return finished + self._deflate.compress(block)
+        return flushed + self._deflate.compress(block)
 
     def end(self) -> bytes:
         """Return the end of the stream."""
@@ -97,7 +104,7 @@ class _Gzip:
 
 
 def _tar(sources: Sequence[Source]) -> Iterator[bytes]:
-    """Yield a POSIX tar file."""
+    """Yield the bytes of a POSIX tar file with the sources."""
     left_out = _LeftOut()
     for source in sources:
         yield from _entry(source, split_path(source.path), source.name, left_out)
@@ -113,7 +120,7 @@ def _tar(sources: Sequence[Source]) -> Iterator[bytes]:
 
 
 def _entry(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOut) -> Iterator[bytes]:
-    """Yield the file or folder at `parts` below the source's root, a folder with all that is in it."""
+    """Yield the tar members of the file or folder at `parts` below the source's root, with all that is in a folder."""
     try:
         with open_folder(root=source.root, parts=parts[:-1]) as parent:
             mode = (os.lstat(parts[-1], dir_fd=parent) if parts else os.fstat(parent)).st_mode
@@ -123,13 +130,13 @@ def _entry(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOut
         elif kind_of(mode) is Kind.FOLDER:
             yield from _folder(source, parts, name, left_out)
     except (FileMissing, WrongKind, UnsafePath):
-        pass  # removed or replaced meanwhile
+        pass  # it was removed or replaced meanwhile
     except Unreadable:
         left_out.add(name, "its permissions do not allow reading it")
 
 
 def _folder(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOut) -> Iterator[bytes]:
-    """Yield a folder with all that is in it."""
+    """Yield the tar members of a folder and of all that is in it."""
     if len(os.fsencode(name)) > PATH_LIMIT or len(parts) > MAX_DEPTH:
         left_out.add(name, "nested too deep")
         return
@@ -140,13 +147,16 @@ def _folder(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOu
     with scanned:
         yield _header(info)
         is_top = parts == split_path(source.path)
-        for each in scanned:
-            if not is_top or source.is_packed(each):
-                yield from _entry(source, (*parts, each.name), f"{name}/{each.name}", left_out)
+        for entry in scanned:
+            if not is_top or source.is_packed(entry):
+                yield from _entry(source, (*parts, entry.name), f"{name}/{entry.name}", left_out)
 
 
 def _file(file: files.OpenFile, name: str, left_out: _LeftOut) -> Iterator[bytes]:
-    """Yield a file and close it. It gets the size that its header says, also if it shrinks or grows meanwhile."""
+    """Yield the tar member of a file, and close the file.
+
+    The member has the size in its header, even if the file shrinks or grows meanwhile.
+    """
     with closing(file):
         if _has_large_holes(file):
             left_out.add(name, "has large holes; download it by itself")
@@ -167,19 +177,20 @@ def _file(file: files.OpenFile, name: str, left_out: _LeftOut) -> Iterator[bytes
 
 
 def _has_large_holes(file: files.OpenFile) -> bool:
-    descriptor = file.stream.fileno()
-    if file.size - os.fstat(descriptor).st_blocks * 512 <= MAX_HOLES_BYTES:
+    """Return whether the file has holes, and occupies at least MAX_HOLES_BYTES less on the disk than its size."""
+    file_fd = file.stream.fileno()
+    if file.size - os.fstat(file_fd).st_blocks * 512 <= MAX_HOLES_BYTES:
         return False
-    # A file system that compresses also has fewer blocks than bytes, but no hole.
-    first_hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
-    os.lseek(descriptor, 0, os.SEEK_SET)
+    # On a file system that compresses, a file without holes may occupy less too.
+    first_hole = os.lseek(file_fd, 0, os.SEEK_HOLE)
+    os.lseek(file_fd, 0, os.SEEK_SET)
     return first_hole < file.size
 
 
 def _header(info: tarfile.TarInfo) -> bytes:
-    # Names that are not UTF-8 keep their bytes.
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")  # names that are not UTF-8 keep their bytes
 
 
 def _padding(size: int) -> int:
+    """Return how many zeros must follow content of this size in a tar file."""
     return -size % tarfile.BLOCKSIZE

@@ -1,7 +1,8 @@
-"""Remove files that no row names: those that crashes left, and those deleted long enough ago.
+"""Remove files that are not needed: those deleted long enough ago, and those that no database row names.
 
-Files without a row also stay for `KEPT_AFTER_DELETION`, so that restoring an older copy of the database loses
-nothing at once. Files that an open job uses stay as long as it does.
+A crash may leave files without a row. They stay for KEPT_AFTER_DELETION too, because the rows of files that were
+deleted since may come back when the operator restores an older copy of the database. Files that an open job uses stay
+until the job has ended.
 """
 
 from __future__ import annotations
@@ -40,24 +41,26 @@ from storage.models import (
 from storage.selectors import Item
 
 ABANDONED_AFTER = timedelta(days=1)
-"""Age at which files in the scratch folder count as left by a crash: no request lasts longer."""
+"""After this age, files in the scratch folder count as left by a crash, because no request lasts as long."""
 
 log = logging.getLogger(__name__)
 
 
 def collect() -> int:
-    """Remove unneeded files and measure workspaces; return how many folders were removed. Safe to repeat."""
-    _complete_older_rows()
-    _release_uploads()
+    """Remove unneeded files, and measure workspaces and recycle bins. Safe to repeat.
+
+    Return how many files and folders were removed.
+    """
+    _complete_rows_of_older_version()
+    _release_abandoned_reservations()
     uploads.collect()
     direct_uploads.collect()
-    removed = sum(_remove_files(item) for item in retention.expired())
-    removed += sum(_remove_binned(item) for item in recycle_bin.expired())
-    workspaces = Workspace.objects.filter(removed_at=None)
+    removed_count = sum(_remove_files(item) for item in retention.expired())
+    removed_count += sum(_remove_binned(item) for item in recycle_bin.expired())
     orphans = [path for area in areas() for path in area.orphans(area.kept_for)]
-    removed += sum(remove(path) for path in orphans)
-    removed += sum(remove(path) for path in blobs.unused(selectors.root()))
-    for workspace in workspaces.iterator():
+    removed_count += sum(remove(path) for path in orphans)
+    removed_count += sum(remove(path) for path in blobs.unused(selectors.root()))
+    for workspace in Workspace.objects.filter(removed_at=None).iterator():
         try:
             catalog.measure_workspace(workspace=workspace)
         except CustomerError:
@@ -67,24 +70,24 @@ def collect() -> int:
             recycle_bin.measure(item)
         except CustomerError:
             log.exception("The deleted file %s can't be measured", item.pk)
-    return removed
+    return removed_count
 
 
 @dataclass(frozen=True)
 class Area:
-    """A folder of the storage root. Rows name its entries (`named`); other entries are removed after `kept_for`."""
+    """A folder of the storage root. Entries are removed after `kept_for`, except those with `needed_names`."""
 
     folder: Path
     kept_for: timedelta
-    named: set[str]
+    needed_names: set[str]
 
-    def orphans(self, age: timedelta = timedelta(0)) -> Iterator[Path]:
-        """Yield the entries that no row names and that have not changed for `age`."""
-        return _unchanged_since(self.folder, timezone.now() - age, keep=self.named)
+    def orphans(self, min_age: timedelta = timedelta(0)) -> Iterator[Path]:
+        """Yield the entries that no row names and that have not changed for `min_age`."""
+        return _unchanged_since(self.folder, timezone.now() - min_age, keep=self.needed_names)
 
 
 def areas() -> list[Area]:
-    """Return the areas, each with the names that its rows give at this moment."""
+    """Return all areas. Their needed names are those in the database at this moment."""
     root, kept_for = selectors.root(), KEPT_AFTER_DELETION
     versions = DatasetVersion.objects.filter(removed_at=None)
     models = ModelVersion.objects.filter(removed_at=None)
@@ -94,14 +97,14 @@ def areas() -> list[Area]:
         Area(root / "datasets", kept_for, _with_manifests(_folders_of(versions))),
         Area(root / "models", kept_for, _folders_of(models)),
         Area(root / "workspaces", kept_for, _folders_of(workspaces)),
-        Area(uploads.folder(), ABANDONED_AFTER, uploads.open_names()),
-        Area(imports.folder(), ABANDONED_AFTER, imports.open_names()),
+        Area(uploads.folder(), ABANDONED_AFTER, uploads.needed_file_names()),
+        Area(imports.folder(), ABANDONED_AFTER, imports.needed_file_names()),
         Area(root / "bin", kept_for, _folders_of(DeletedFile.objects.all())),
     ]
 
 
-def _complete_older_rows() -> None:
-    """Complete the rows that an older version wrote while both ran during an upgrade."""
+def _complete_rows_of_older_version() -> None:
+    """Fill in columns that an older version of Trainyard does not know: during an upgrade both may write rows."""
     for dataset in Dataset.objects.filter(deleted_at__isnull=False, versions__deleted_at=None).distinct():
         end = dataset.deleted_at + KEPT_AFTER_DELETION  # type: ignore[operator]  # filtered
         dataset.versions.filter(deleted_at=None).update(deleted_at=dataset.deleted_at, kept_until=end)
@@ -110,8 +113,8 @@ def _complete_older_rows() -> None:
     DatasetVersion.objects.filter(entry_count=0).update(entry_count=F("file_count") + 1)
 
 
-def _release_uploads() -> None:
-    """Release the quota of writes whose process died; their files are in the scratch folder."""
+def _release_abandoned_reservations() -> None:
+    """Release the quota of writes whose process died. Their files in the scratch folder are removed as orphans."""
     abandoned = Allocation.objects.filter(updated_at__lt=timezone.now() - ABANDONED_AFTER)
     # Resumable uploads (`upload:`) keep their quota until they expire.
     abandoned.filter(kind=Allocation.Kinds.UPLOAD).exclude(key__startswith="upload:").delete()
@@ -124,10 +127,12 @@ def _folders_of(
 
 
 def _with_manifests(folders: set[str]) -> set[str]:
+    """Return the names of folders and of their manifests, which are files beside them."""
     return folders | {manifests.path_of(Path(folder)).name for folder in folders}
 
 
 def _remove_files(item: Item) -> bool:
+    """Remove the files of a deleted item; return whether that worked."""
     try:
         retention.remove_files(item)
     except (CustomerError, OSError):
@@ -137,6 +142,7 @@ def _remove_files(item: Item) -> bool:
 
 
 def _remove_binned(item: DeletedFile) -> bool:
+    """Remove a file from a recycle bin; return whether that worked."""
     try:
         recycle_bin.remove_files(item)
     except (CustomerError, OSError):

@@ -1,8 +1,9 @@
-"""Start a workspace with the files of a git repository, read over https from an allowed host.
+"""Fill a new workspace with the files of a git repository, read over https from an allowed host.
 
-The repository and its server are not trusted. Nothing is checked out: git only fetches one commit and writes it as an
-archive, which `archives` unpacks as it unpacks every upload. So no hook, filter, submodule or LFS object is used.
-The host's name is resolved once, to public addresses. Git connects to those alone, and follows no redirect.
+Neither the repository nor its server is trusted. Git only fetches one commit and writes it as a tar file, which
+`storage.archives` unpacks like every upload. Because nothing is checked out, git runs no hooks and filters, and fetches
+no submodules and LFS objects. The console resolves the host's name once, to public addresses. Git may connect only to
+these, and follows no redirects.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from console.accounts.models import Organization
 from console.core.errors import InvalidInput, NotFound
 from runtime.packages.proxy import is_public
 from storage import catalog, secret_store
-from storage.archive_readers import Format, Limits
+from storage.archive_readers import ArchiveFormat, ArchiveLimits
 from storage.archives import unpack_archive
 from storage.errors import GitFailed
 from storage.files import Meter
@@ -37,22 +38,24 @@ from storage.trees import Usage
 PROTOCOL = "https"
 """The only protocol that git may use."""
 MAX_SECONDS = 300
-"""How long one git command may take. One repository is imported at a time, so others wait for it."""
+"""How long one git command may take. Only one repository is imported at a time, so the others wait for it."""
 REPORT_SECONDS = 2.0
-"""Interval of reports of the progress."""
+"""How often the progress is reported."""
 MAX_BYTES = 1024**3
-"""The largest file that git may write: the packed commit, and the archive made of it."""
+"""The largest file that git may write. It writes two: the packed commit, and the tar file made from it."""
 MAX_MEMORY_BYTES = 2 * 1024**3
-"""Address space of a git process. Unpacking deltas needs memory as large as the largest file."""
-MAX_REASON = 300
-"""Characters of git's own explanation that the user sees."""
+"""The largest address space of a git process. To unpack deltas it needs as much memory as the largest file."""
+MAX_REASON_LENGTH = 300
+"""How many characters of git's own error message the customer sees."""
 _BRANCH = re.compile(r"^(?!.*(\.\.|//|@\{))[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}\Z")
-_OPTIONS = {
+"""The name of a branch or tag. It cannot begin with a dash, which git would take for an option, and is no revision such
+as `main@{1}`."""
+_GIT_CONFIG = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
     "credential.helper": "",
     "fetch.recurseSubmodules": "false",
-    "fetch.unpackLimit": "1",  # one pack, whose size is limited, in place of any number of loose objects
+    "fetch.unpackLimit": "1",  # store one pack file, whose size is limited, and not any number of loose objects
     "gc.auto": "0",
     "http.followRedirects": "false",
     "http.lowSpeedLimit": "1000",
@@ -61,6 +64,7 @@ _OPTIONS = {
     "pack.threads": "1",
     "protocol.allow": "never",
 }
+"""Git's configuration for every command: no programs of the repository or machine, no redirects and proxies, limits."""
 
 
 def git_repository(
@@ -71,11 +75,12 @@ def git_repository(
     secret: str = "",
     report: Callable[[int], None] = lambda _received: None,
 ) -> catalog.Fill:
-    """Return what fills a new workspace with the files of a branch or tag, else of the default branch.
+    """Return a function that fills a new workspace with the files of a branch or tag, or of the default branch.
 
-    `secret` names the organization's secret with an access token. `report` gets the number of received bytes now and
-    then, and may raise to stop. Raises InvalidInput, at the fields `git_url`, `git_branch` and `git_secret`. The
-    filling raises GitFailed, TooLarge, BadArchive, UnsafePath, NotFound for a secret that was deleted.
+    `secret` is the name of the organization's secret with an access token, or empty. `report` is called every
+    REPORT_SECONDS with the number of received bytes, and may raise an exception to stop. Raises InvalidInput with the
+    fields `git_url`, `git_branch` and `git_secret`. The function raises GitFailed, TooLarge, BadArchive, UnsafePath,
+    and NotFound if the secret was deleted meanwhile.
     """
     host, addresses = _allowed_host(url)
     if branch and not _BRANCH.match(branch):
@@ -85,11 +90,11 @@ def git_repository(
             secret_store.secret_named(organization, secret)
         except NotFound:
             raise InvalidInput(fields={"git_secret": _("There is no such secret. Create it under Secrets.")}) from None
-    options = {f"protocol.{PROTOCOL}.allow": "always", "http.curloptResolve": f"{host}:443:{addresses}"}
+    config = {f"protocol.{PROTOCOL}.allow": "always", "http.curloptResolve": f"{host}:443:{addresses}"}
 
     def fill(folder: Path, meter: Meter) -> Usage:
-        all_options = options | _credentials(organization, secret)
-        return fetch(url=url, branch=branch, options=all_options, into=folder, meter=meter, report=report)
+        options = config | _credentials(organization, secret)
+        return fetch(url=url, branch=branch, options=options, into=folder, meter=meter, report=report)
 
     return fill
 
@@ -104,7 +109,10 @@ def fetch(
     meter: Meter,
     report: Callable[[int], None] = lambda _received: None,
 ) -> Usage:
-    """Unpack one commit into an empty folder. Raises GitFailed, TooLarge, BadArchive, UnsafePath, and as `report`."""
+    """Fetch one commit, and unpack its files into the empty folder `into`. `options` is configuration for git.
+
+    Raises GitFailed, TooLarge, BadArchive, UnsafePath, and what `report` raises.
+    """
     with catalog.scratch_folder() as scratch:
         repository, archive = scratch / "repository", scratch / "archive"
 
@@ -113,30 +121,30 @@ def fetch(
 
         _git(scratch, options, "init", "--quiet", "--bare", "--template=", str(repository))
         limits = ("--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance", "--quiet")
-        to_fetch = ("fetch", *limits, "--", url, branch or "HEAD")
-        _git(scratch, options, f"--git-dir={repository}", *to_fetch, on_wait=report_received)
+        fetch_arguments = ("fetch", *limits, "--", url, branch or "HEAD")
+        _git(scratch, options, f"--git-dir={repository}", *fetch_arguments, on_wait=report_received)
         report_received()
-        to_tar = ("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
-        _git(scratch, {}, f"--git-dir={repository}", *to_tar, on_wait=report_received)
+        archive_arguments = ("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
+        _git(scratch, {}, f"--git-dir={repository}", *archive_arguments, on_wait=report_received)
         with archive.open("rb") as stream:
-            unpacked = unpack_archive(
-                stream=stream, target=into, limits=Limits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
-                kind=Format.TAR,
+            unpack_result = unpack_archive(
+                stream=stream, target=into, limits=ArchiveLimits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
+                kind=ArchiveFormat.TAR,
             )  # fmt: skip
-    return Usage(unpacked.size_bytes, unpacked.entry_count)
+    return Usage(unpack_result.size_bytes, unpack_result.entry_count)
 
 
 def _pack_bytes(repository: Path) -> int:
-    """Return the size of what git has received. It renames files meanwhile."""
+    """Return how many bytes git has received so far."""
     size = 0
     for path in (repository / "objects" / "pack").glob("*"):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # git renames its temporary files meanwhile
             size += path.stat().st_size
     return size
 
 
 def _allowed_host(url: str) -> tuple[str, str]:
-    """Return the host of an allowed URL and its addresses, comma-separated. Raises InvalidInput."""
+    """Return the host of an allowed URL, and its IP addresses as curl's option wants them. Raises InvalidInput."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port
@@ -150,10 +158,10 @@ def _allowed_host(url: str) -> tuple[str, str]:
         hosts = ", ".join(settings.TRAINYARD_GIT_HOSTS) or "–"
         raise InvalidInput(fields={"git_url": _("Repositories may come from: %(hosts)s.") % {"hosts": hosts}})
     try:
-        found = socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)
     except OSError:
         raise InvalidInput(fields={"git_url": _("This host can't be found. Check its name.")}) from None
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in resolved))
     if not all(map(is_public, addresses)):
         raise InvalidInput(fields={"git_url": _("This host has a private address, so it can't be used.")})
     return host, ",".join(f"[{address}]" if ":" in address else address for address in addresses)
@@ -161,7 +169,10 @@ def _allowed_host(url: str) -> tuple[str, str]:
 
 @sensitive_variables()
 def _credentials(organization: Organization, secret: str) -> dict[str, str]:
-    """Return the option that authenticates with a token. GitHub, GitLab and others accept it with any user name."""
+    """Return git's option to authenticate with the token in a secret; empty without a secret.
+
+    GitHub, GitLab and others accept a token as the password of any user name.
+    """
     if not secret:
         return {}
     token = secret_store.values_of(organization, [secret])[secret].strip()
@@ -171,14 +182,14 @@ def _credentials(organization: Organization, secret: str) -> dict[str, str]:
 
 @sensitive_variables("options", "environment")
 def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Callable[[], None] = lambda: None) -> None:
-    """Run git with limits, and call `on_wait` every REPORT_SECONDS.
+    """Run git with limits, and call `on_wait` every REPORT_SECONDS. Raises GitFailed.
 
-    The options are environment variables, because every process can read arguments.
+    Git gets `options` in environment variables, because other users of the machine can read arguments.
     """
     path = shutil.which("git")
     if path is None:
         raise GitFailed(_("This installation has no git. Ask the administrator to install it."))
-    all_options = list((_OPTIONS | options).items())
+    all_options = list((_GIT_CONFIG | options).items())
     environment = {
         "PATH": os.defpath,
         "HOME": str(scratch),
@@ -192,11 +203,11 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
     }
     for number, (name, value) in enumerate(all_options):
         environment |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
-    # `ulimit` counts files in blocks of 512 bytes and memory in KiB.
+    # The shell's `ulimit`: no core dump (c), file size in blocks of 512 bytes (f), memory in KiB (v), CPU seconds (t).
     limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": int(MAX_SECONDS) + 1}
-    limited = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
+    script = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
     with subprocess.Popen(
-        ["/bin/sh", "-c", limited, "sh", path, *arguments],
+        ["/bin/sh", "-c", script, "sh", path, *arguments],
         cwd=scratch,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -214,7 +225,7 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
 
 
 def _wait_for(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> bytes:
-    """Return what git wrote to its error output, once it has ended. Raises GitFailed after MAX_SECONDS."""
+    """Wait until git ends, and return its error output. Raises GitFailed after MAX_SECONDS."""
     deadline = time.monotonic() + MAX_SECONDS
     while True:
         left = deadline - time.monotonic()
@@ -229,9 +240,9 @@ def _wait_for(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> 
 
 
 def _reason(errors: bytes) -> str:
-    """Return git's explanation without control characters."""
+    """Return the line of git's error output that tells why it failed, without control characters."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     fatal = next(
         (line for line in lines if line.startswith(("fatal:", "remote:"))), lines[-1] if lines else "git failed"
     )
-    return "".join(character for character in fatal if character.isprintable())[:MAX_REASON]
+    return "".join(character for character in fatal if character.isprintable())[:MAX_REASON_LENGTH]

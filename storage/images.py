@@ -1,7 +1,7 @@
-"""The image catalogue: built-in images, and those that organizations register.
+"""The images that jobs can use: built-in ones, and those that organizations register.
 
-Rows are never deleted, because jobs reference them; a deleted image is inactive. Callers have checked that the user may
-do this.
+Rows are never deleted, because jobs reference them. A deleted image is an inactive row. Callers must have checked that
+the user may do this.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from storage.catalog import name_taken_error, translate_name_conflict, validate_
 from storage.models import Image
 
 TITLE_LIMIT = 100
-"""Characters of a title; the column holds as many."""
+"""The length of a title in characters, which is that of its database column."""
 REFERENCE = re.compile(
     r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)+"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
-"""`host/name:tag` or `host/name@sha256:...`, as in the OCI distribution specification, always with the host."""
+"""An image reference `host/name:tag` or `host/name@sha256:...`, as in the OCI distribution specification. The host must
+be given; there is no default registry."""
 BUILTIN_IMAGES = (
     ("pytorch", "PyTorch", gettext_noop("PyTorch with torchvision and TensorBoard."), (Framework.PYTORCH,)),
     ("tensorflow", "TensorFlow", gettext_noop("TensorFlow with Keras and TensorBoard."), (Framework.TENSORFLOW,)),
@@ -45,6 +46,7 @@ BUILTIN_IMAGES = (
         (Framework.HOROVOD, Framework.TENSORFLOW),
     ),
 )
+"""The name, title, description and frameworks of each built-in image. `runtime.images` builds them."""
 
 
 def create_image(
@@ -59,7 +61,7 @@ def create_image(
 ) -> Image:
     """Register an image from the organization's own registry. Raises InvalidInput, NameTaken.
 
-    The name of a deleted image can be used again. Its row, which earlier jobs reference, is then reused.
+    The name of a deleted image can be used again. The row of the deleted image is then changed and activated.
     """
     columns = _image_columns(title, frameworks, reference, description, name=name)
     if Image.objects.filter(organization=None, name=name).exists():
@@ -90,7 +92,7 @@ def update_image(
     with transaction.atomic():
         quota.lock(organization)
         if (reference, columns["frameworks"]) != (image.reference, image.frameworks):
-            in_use.require_unused(reader=organization.pk, images=[image.pk])
+            in_use.require_unused(viewer_organization_id=organization.pk, image_ids=[image.pk])
         for column, value in columns.items():
             setattr(image, column, value)
         image.save(update_fields=list(columns))
@@ -103,7 +105,7 @@ def delete_image(*, image: Image, user: User | None = None) -> None:
     organization = _owner_of(image)
     with transaction.atomic():
         quota.lock(organization)
-        in_use.require_unused(reader=organization.pk, images=[image.pk])
+        in_use.require_unused(viewer_organization_id=organization.pk, image_ids=[image.pk])
         if Image.objects.filter(pk=image.pk, is_active=True).update(is_active=False):
             record(organization=organization, actor=user, action="image.deleted", target=image.name)
 
@@ -111,7 +113,10 @@ def delete_image(*, image: Image, user: User | None = None) -> None:
 def _image_columns(
     title: str, frameworks: Sequence[str], reference: str, description: str, *, name: str | None = None
 ) -> dict[str, Any]:
-    """Return the validated values of an image's columns. `name` is validated for a new image. Raises InvalidInput."""
+    """Validate the values of an image, and return them by column. `name` is None for an existing image.
+
+    Raises InvalidInput.
+    """
     errors: dict[str, Text] = {}
     if not REFERENCE.fullmatch(reference):
         errors["reference"] = _("Enter host, name and tag, for example registry.example.com/team/train:1.2.")
@@ -129,13 +134,14 @@ def _image_columns(
 
 
 def _owner_of(image: Image) -> Organization:
+    """Return the organization that registered an image. Raises NotFound for a built-in image, which nobody changes."""
     if image.organization is None:
         raise NotFound
     return image.organization
 
 
 def ensure_builtin_images() -> list[Image]:
-    """Create the built-in images where they are missing, and return them. Changes by an administrator stay."""
+    """Return the built-in images; create missing ones. Existing ones keep the changes of an administrator."""
     return [
         Image.objects.get_or_create(
             organization=None,

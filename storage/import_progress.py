@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import timedelta
 
 from django.conf import settings
@@ -12,14 +13,17 @@ from storage.errors import TooLarge
 from storage.models import Dataset, DatasetImport
 
 MAX_FAILURES = 5
-"""Attempts in a row without a new byte after which the import fails."""
+"""After so many attempts in a row without a new byte, an import fails: about two minutes with the pauses between."""
 MAX_DELAY_SECONDS = 30
-"""The longest pause between two attempts."""
+"""The longest pause between two attempts. The first pauses are 2, 4 and 8 seconds."""
 MAX_DURATION = timedelta(hours=6)
-"""How long an import may take in all."""
+"""How long an import may take. Only one runs at a time, so the others wait for it."""
 REPORT_SECONDS = 2.0
-"""Minimum interval between updates of the progress."""
+"""The shortest time between two updates of the progress, which people watch in a page."""
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a full disk of the console. Another attempt would not help, in contrast to errors of the network."""
 
+# The errors of imports. They are stored in English, and translated for the reader.
 NOT_ALLOWED = gettext_noop("The address leads to a host that is not allowed. Ask the administrator to allow it.")
 UNREACHABLE = gettext_noop("The server could not be reached, or ended the transfer too often. Try again later.")
 REFUSED = gettext_noop("The server did not send the file. Check the address, and that it needs no log-in.")
@@ -33,17 +37,20 @@ OBJECT_CHANGED = gettext_noop(
 
 
 class ImportFailed(Exception):
-    """An import cannot succeed. The message is one of the sentences above, untranslated."""
+    """An import cannot succeed. Its message is one of the sentences above, untranslated."""
 
 
 def require_within_limit(size: int) -> None:
-    """Raise TooLarge if an import may not have `size` bytes."""
+    """Raise TooLarge if `size`, in bytes, is more than an import may have."""
     if size > settings.MAX_UPLOAD_BYTES:
         raise TooLarge
 
 
-def report(row: DatasetImport, received: int) -> None:
-    """Store the progress. Raises ImportFailed for an import that takes too long or whose dataset was deleted."""
+def report(row: DatasetImport, received_bytes: int) -> None:
+    """Store the progress, at most every REPORT_SECONDS.
+
+    Raises ImportFailed if the import takes too long, or if its dataset was deleted.
+    """
     now = timezone.now()
     if (now - row.updated_at).total_seconds() < REPORT_SECONDS:
         return
@@ -51,5 +58,5 @@ def report(row: DatasetImport, received: int) -> None:
         raise ImportFailed(TOO_SLOW)
     if not Dataset.objects.filter(pk=row.dataset_id, deleted_at=None).exists():
         raise ImportFailed(FAILED)
-    row.received_bytes = received
+    row.received_bytes = received_bytes
     row.save(update_fields=["received_bytes", "updated_at"])

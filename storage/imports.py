@@ -1,16 +1,15 @@
 """Import a dataset version from an HTTPS address, or from a bucket (`bucket_import`).
 
-The server fetches an address that a customer chooses, so it must not reach internal services: only https, only hosts of
-`DATASET_IMPORT_HOSTS`, and only public IP addresses (`connections`). Each redirect is checked like the first address.
-Customers see only the size and the success of a transfer.
+Customers choose the address from which the console fetches, so it must not be that of an internal service. Only https,
+the hosts of DATASET_IMPORT_HOSTS, and public IP addresses (`console.core.connections`) are allowed, and each redirect
+is checked like the first address. Customers learn only the size and the success of a transfer.
 
-A broken transfer continues where it ended, as long as the server confirms by its ETag or date that the file is the
-same. The task may be repeated and run twice: a file lock lets one process import at a time, and others wait.
+A broken transfer continues where it ended, as long as the server confirms, by the file's ETag or date, that the file
+has not changed. A task may be delivered twice or repeated, because a file lock lets only one process import at a time.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import http.client
@@ -43,6 +42,7 @@ from storage import bucket_import, catalog, selectors
 from storage.errors import UnsafePath
 from storage.files import CHUNK_BYTES
 from storage.import_progress import (
+    DISK_FULL_ERRNOS,
     FAILED,
     MAX_DELAY_SECONDS,
     MAX_FAILURES,
@@ -58,25 +58,30 @@ from storage.paths import split_path, translate_os_errors
 from storage.quota import Reservation
 
 MAX_OPEN = 3
-"""Imports of one organization that wait or are carried out."""
+"""How many imports of one organization may wait or run. Only one runs at a time, so others would wait long."""
 MAX_URL_LENGTH = 2000
-"""Characters of an address: the length of its column."""
+"""The length of the database column of the address, in characters."""
+VALIDATOR_LENGTH = 200
+"""The length of the database column of a validator. A longer one is cut, so that no server confirms it."""
 MAX_REDIRECTS = 5
-SLOT, GIT_SLOT = "slot", "git-slot"
-"""Names of lock files. One import of each kind is carried out at a time, so a worker keeps processes for others."""
+"""How many redirects are followed. File hosts need one or two."""
+LOCK_FILE, GIT_LOCK_FILE = "slot", "git-slot"
+"""The names of the lock files of imports of datasets and of git repositories. Only one import of each kind runs at a
+time, so that imports do not occupy all processes that run tasks."""
 STALE_AFTER = timedelta(minutes=3)
-"""An open import without an update for this long has lost its process; longer than `connections.TIMEOUT_SECONDS`."""
-LISTING = ".list"
-"""Ends the name of the list of a bucket's objects, beside the file of an import."""
-ARCHIVE_NAMES = (".tar", ".tar.gz", ".tgz", ".zip")
-_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""An open import that has not been updated for this long has lost its process. A running import may wait
+`connections.TIMEOUT_SECONDS` for its server, and MAX_DELAY_SECONDS before the next attempt."""
+LISTING_SUFFIX = ".list"
+"""The suffix of the file that lists a bucket's objects, beside the file with the import's bytes."""
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
+"""The files with these suffixes are unpacked."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Address:
-    """A checked address. `target` is its path and query."""
+    """The parts of an https address that may be fetched. `target` is its path and query."""
 
     host: str
     port: int
@@ -97,14 +102,15 @@ def start_import(
 ) -> DatasetImport:
     """Start an import of the file or archive at `url` as the dataset's next version. Raises InvalidInput.
 
-    For `s3://bucket/key`, `endpoint` is the bucket's server, and the others name secrets; they may be empty.
+    If `url` is `s3://bucket/key`, `endpoint` is the origin of the bucket's server, and the two last parameters are the
+    names of the secrets with the credentials, or empty for a public bucket.
     """
     url = url.strip()
-    source = bucket_import.Source(endpoint.strip(), access_key_id_secret, secret_access_key_secret)
+    source = bucket_import.BucketSource(endpoint.strip(), access_key_id_secret, secret_access_key_secret)
     if url.startswith(bucket_import.SCHEME):
         source = bucket_import.check_source(dataset.organization, url, source)
     else:
-        source = bucket_import.Source("", "", "")
+        source = bucket_import.BucketSource("", "", "")
         _check_url(url)
     with transaction.atomic():
         Organization.objects.select_for_update().get(pk=dataset.organization_id)
@@ -129,7 +135,7 @@ def _check_url(url: str) -> None:
 
 
 def is_offered() -> bool:
-    """Return whether the operator allows imports over HTTPS from any host."""
+    """Return whether the operator allows imports over HTTPS from at least one host."""
     return bool(settings.DATASET_IMPORT_HOSTS)
 
 
@@ -139,43 +145,44 @@ def open_imports() -> QuerySet[DatasetImport]:
 
 
 def stale_imports() -> list[int]:
-    """Return the primary keys of the open imports that no process works on."""
+    """Return the ids of the open imports on which no process works, so that a task can continue them."""
     return list(open_imports().filter(updated_at__lt=timezone.now() - STALE_AFTER).values_list("pk", flat=True))
 
 
 def shown_imports(dataset: Dataset) -> list[DatasetImport]:
-    """Return the open imports and the failed ones of the last day, newest first."""
-    recent = timezone.now() - timedelta(days=1)
+    """Return the imports that the dataset's page shows, newest first: open ones, and those that failed in a day."""
+    yesterday = timezone.now() - timedelta(days=1)
     rows = dataset.imports.filter(version=None).order_by("-pk")
-    return [row for row in rows[:20] if row.ended_at is None or row.ended_at > recent]
+    return [row for row in rows[:20] if row.ended_at is None or row.ended_at > yesterday]
 
 
 @shared_task
 def import_dataset(pk: int) -> None:
-    """Carry out an import, or continue it."""
+    """Run an import, or continue it; then send the task of the import that has waited longest."""
     row = DatasetImport.objects.select_related("dataset__organization", "created_by").filter(pk=pk).first()
-    if row and run(row) and (waiting := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
-        send(import_dataset, waiting)
+    if row and run(row) and (next_id := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
+        send(import_dataset, next_id)
 
 
 def run(row: DatasetImport) -> bool:
-    """Carry out an import, or continue it, unless it has ended. Return False if another import is being carried out."""
-    with slot(SLOT) as is_free:
-        if not is_free:
+    """Run an import, or continue it, unless it has ended. Return False if another process is importing."""
+    with import_lock(LOCK_FILE) as is_locked:
+        if not is_locked:
             return False
         row.refresh_from_db()
         if row.ended_at is None:
-            with _opened(_path_of(row)) as file:
-                _carry_out(row, file)
+            with _open(_path_of(row)) as file:
+                _import_and_store_result(row, file)
             _path_of(row).unlink(missing_ok=True)
             _listing_of(row).unlink(missing_ok=True)
     return True
 
 
-def _carry_out(row: DatasetImport, file: BufferedRandom) -> None:
-    """Run the import and store its result."""
+def _import_and_store_result(row: DatasetImport, file: BufferedRandom) -> None:
+    """Run the import with its file, and store its version or error."""
     try:
-        version = row.version or _import(row, file)  # `version` is set if a process died after it published
+        # `row.version` is set if an earlier process died after it had published the version.
+        version = row.version or _import(row, file)
     except CustomerError as error:
         _end(row, error=str(error.message))
     except ImportFailed as error:
@@ -188,23 +195,23 @@ def _carry_out(row: DatasetImport, file: BufferedRandom) -> None:
 
 
 def folder() -> Path:
-    """Return the folder of unfinished transfers."""
+    """Return the folder of the files of open imports."""
     path = selectors.root() / "imports"
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return path
 
 
-def open_names() -> set[str]:
-    """Return the file names of the open imports."""
+def needed_file_names() -> set[str]:
+    """Return the names of the files in `folder()` that garbage collection must keep."""
     names = [_name_of(pk) for pk in open_imports().values_list("pk", flat=True)]
-    return {SLOT, GIT_SLOT, *names, *(name + LISTING for name in names)}
+    return {LOCK_FILE, GIT_LOCK_FILE, *names, *(name + LISTING_SUFFIX for name in names)}
 
 
 # --- Transfer ---------------------------------------------------------------------------------------------------------
 
 
 def check_address(url: str) -> Address:
-    """Return the parts of an allowed address. Raises ValueError if it is none, ImportFailed if it is not allowed."""
+    """Return the parts of an https address. Raises ValueError if it is no valid one, ImportFailed if not allowed."""
     if len(url) > MAX_URL_LENGTH:
         raise ValueError(url)
     parts = urlsplit(url)
@@ -220,7 +227,7 @@ def check_address(url: str) -> Address:
 
 
 def _is_allowed(host: str, port: int) -> bool:
-    """Return whether the operator allows a host: as `name`, `name:port`, or `*.domain` for all names below it."""
+    """Return whether DATASET_IMPORT_HOSTS has the host: as `name`, `name:port`, or below a `*.domain`."""
     for entry in settings.DATASET_IMPORT_HOSTS:
         name, _separator, allowed_port = entry.lower().partition(":")
         if int(allowed_port or 443) != port:
@@ -231,8 +238,8 @@ def _is_allowed(host: str, port: int) -> bool:
 
 
 @contextmanager
-def _response(row: DatasetImport, offset: int) -> Iterator[http.client.HTTPResponse]:
-    """Open the file from `offset` on; follow redirects. Raises ImportFailed, OSError, HTTPException."""
+def _open_response(row: DatasetImport, offset: int) -> Iterator[http.client.HTTPResponse]:
+    """Request the file from `offset` on, and yield the response. Raises ImportFailed, OSError, HTTPException."""
     url = row.url
     for _redirect in range(MAX_REDIRECTS + 1):
         try:
@@ -260,6 +267,7 @@ def _response(row: DatasetImport, offset: int) -> Iterator[http.client.HTTPRespo
 
 
 def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
+    """Receive what `file` lacks, and publish it. Raises ImportFailed, CustomerError, OSError."""
     with Reservation(row.dataset.organization, label=row.dataset.name) as reservation, translate_os_errors():
         if row.endpoint:
             name = bucket_import.receive(row, file, _listing_of(row), reservation)
@@ -274,18 +282,21 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
 
 
 def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation, offset: int) -> None:
-    """Receive the rest of the file, in several attempts. The first `offset` bytes are received and counted."""
+    """Receive the bytes from `offset` on, in as many attempts as needed. The bytes before have quota reserved.
+
+    Raises ImportFailed after MAX_FAILURES, TooLarge, OSError for a full disk.
+    """
     failures, counted = 0, offset
     while True:
-        before = offset
+        start = offset
         try:
-            with _response(row, offset) as response:
+            with _open_response(row, offset) as response:
                 offset = _check_response(row, response, offset)
                 file.seek(offset)
                 file.truncate()
-                before = offset
+                start = offset
                 remaining = response.length
-                # `read` would wait for a whole chunk, which a slow server could delay for hours.
+                # Not `read`, which waits for a whole chunk: a slow server could delay it for hours.
                 while chunk := response.read1(CHUNK_BYTES):
                     offset += len(chunk)
                     if offset > counted:
@@ -294,27 +305,31 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                         counted = offset
                     file.write(chunk)
                     report(row, offset)
-                # http.client ends a read early without an error if the connection ends before Content-Length.
-                if remaining is None or offset - before == remaining:
+                # If the connection ends early, http.client raises no error, and fewer bytes than Content-Length arrive.
+                if remaining is None or offset - start == remaining:
                     file.flush()
                     return
         except ssl.SSLCertVerificationError:
             raise ImportFailed(UNREACHABLE) from None
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
+            if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()
-        failures = 0 if offset > before else failures + 1
+        failures = 0 if offset > start else failures + 1
         if failures >= MAX_FAILURES:
             raise ImportFailed(UNREACHABLE)
         if not row.validator:
-            offset = 0  # without a validator, the rest may belong to a changed file
-        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # no event signals that the server is back
+            offset = 0  # begin again, because the file may have changed
+        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # no event tells that the server is back
 
 
 def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offset: int) -> int:
-    """Check the head of a response, and return the offset of its first byte. Raises ImportFailed, TooLarge."""
+    """Check status and headers of a response, and store the file's size and validator.
+
+    Return the offset of the first byte in its body: `offset`, or 0 if the server sends the file from its start. Raises
+    ImportFailed, TooLarge, HTTPException for an error that may be temporary.
+    """
     if response.status == http.client.PARTIAL_CONTENT and offset:
         size = row.size_bytes or 0
         is_rest = response.getheader("Content-Range", "") == f"bytes {offset}-{size - 1}/{size}"
@@ -322,19 +337,19 @@ def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offs
             raise ImportFailed(REFUSED)
         return offset
     if response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and offset:
-        row.validator = ""  # the file became shorter: start again
+        row.validator = ""  # the file has become shorter, so the next attempt begins again
         raise http.client.HTTPException
     if response.status >= http.client.INTERNAL_SERVER_ERROR:
         raise http.client.HTTPException
-    # Without a length, a transfer that was cut off looks complete.
+    # A body with neither a length nor chunks ends with the connection, so a broken one would look complete.
     if response.status != http.client.OK or (response.length is None and not response.chunked):
         raise ImportFailed(REFUSED)
     require_within_limit(response.length or 0)
     etag = response.getheader("ETag", "")
     row.size_bytes = response.length
-    # A weak ETag does not promise the same bytes. Without a size, the rest of a file cannot be checked.
+    # A weak ETag (`W/"..."`) does not promise the same bytes. Without a size, `Content-Range` could not be checked.
     validator = etag if etag.startswith('"') else response.getheader("Last-Modified", "")
-    row.validator = validator[:200] if row.size_bytes else ""
+    row.validator = validator[:VALIDATOR_LENGTH] if row.size_bytes else ""
     row.save(update_fields=["validator", "size_bytes", "updated_at"])
     return 0
 
@@ -345,12 +360,12 @@ def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offs
 def _publish(
     row: DatasetImport, name: str, file: BufferedRandom, sha256: str, reservation: Reservation
 ) -> DatasetVersion:
-    """Publish the content of an archive, recognized by its name, or else the file itself."""
+    """Publish what an archive contains, or the file itself if its name has none of ARCHIVE_SUFFIXES."""
 
     def store_version(version: DatasetVersion) -> None:
         DatasetImport.objects.filter(pk=row.pk).update(version=version)
 
-    if not name.lower().endswith(ARCHIVE_NAMES):
+    if not name.lower().endswith(ARCHIVE_SUFFIXES):
         return catalog.publish_file(
             dataset=row.dataset,
             user=row.created_by,
@@ -371,7 +386,7 @@ def _publish(
 
 
 def _file_name(name: str) -> str:
-    """Return the last component of a name, or `data` if it is no valid file name."""
+    """Return the last component of the path `name`, or `data` if that is no valid file name."""
     try:
         return (split_path(name) or ("data",))[-1]
     except UnsafePath:
@@ -379,6 +394,7 @@ def _file_name(name: str) -> str:
 
 
 def _end(row: DatasetImport, *, version: DatasetVersion | None = None, error: str = "") -> None:
+    """Store that an import has ended, with its version or error."""
     row.ended_at, row.error = timezone.now(), error[:500]
     if version is not None:
         row.version = version
@@ -390,26 +406,28 @@ def _name_of(pk: int) -> str:
 
 
 def _path_of(row: DatasetImport) -> Path:
+    """Return the path of the file with the import's bytes."""
     return folder() / _name_of(row.pk)
 
 
 def _listing_of(row: DatasetImport) -> Path:
-    return folder() / (_name_of(row.pk) + LISTING)
+    """Return the path of the file that lists the bucket's objects."""
+    return folder() / (_name_of(row.pk) + LISTING_SUFFIX)
 
 
 @contextmanager
-def slot(name: str) -> Iterator[bool]:
-    """Hold the lock of the one import of its kind that is carried out. Yield False if another process has it."""
-    with _opened(folder() / name) as file:
+def import_lock(file_name: str) -> Iterator[bool]:
+    """Hold the lock of LOCK_FILE or GIT_LOCK_FILE; yield False if another process holds it."""
+    with _open(folder() / file_name) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            is_free = False
+            is_locked = False
         else:
-            is_free = True
-        yield is_free
+            is_locked = True
+        yield is_locked
 
 
-def _opened(path: Path) -> BufferedRandom:
+def _open(path: Path) -> BufferedRandom:
     """Open a file for reading and writing; create it if it is missing."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b")

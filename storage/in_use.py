@@ -1,8 +1,10 @@
-"""Find the open jobs that use a version of a dataset or model, a workspace, image or secret, before it is deleted.
+"""Find the open jobs that use a dataset version, model version, workspace, image or secret, before it is deleted.
 
-`storage` may not import the packages above it, so each of them registers a finder. A finder counts every job that may
-still read or write, from the moment it is ordered. `reader` is the primary key of the organization whose
-user sees the message: jobs of other organizations that use a shared dataset are not named.
+`storage` may not import `jobs`. Instead `jobs` registers a finder when Django starts. A finder finds a job from the
+moment it is ordered until it has ended, because it may read or write these objects in all this time.
+
+`viewer_organization_id` is the organization whose member sees the message. Jobs of other organizations, which use a
+shared dataset, are counted but not named. None means that nobody sees the message.
 """
 
 from __future__ import annotations
@@ -16,22 +18,19 @@ from storage.errors import InUse
 
 
 class Finder(Protocol):
-    """Returns the open jobs that use any of these objects, given by primary keys.
-
-    `versions` are those of datasets, `models` those of models.
-    """
+    """A function that finds the open jobs that use any of these objects."""
 
     def __call__(
         self,
         *,
-        reader: int | None,
-        versions: Collection[int],
-        models: Collection[int],
-        workspaces: Collection[int],
-        images: Collection[int],
-        secrets: Collection[int],
+        viewer_organization_id: int | None,
+        dataset_version_ids: Collection[int],
+        model_version_ids: Collection[int],
+        workspace_ids: Collection[int],
+        image_ids: Collection[int],
+        secret_ids: Collection[int],
     ) -> list[str]:
-        """Return the jobs as users of `reader` see them, each with its latest end, oldest first."""
+        """Return for each job a text with its name and when it ends at the latest, the oldest job first."""
         ...
 
 
@@ -39,41 +38,56 @@ _finders: list[Finder] = []
 
 
 def register(finder: Finder) -> None:
-    """Add a finder. Safe to repeat."""
+    """Add a finder, which all functions below then use. Safe to repeat."""
     if finder not in _finders:
         _finders.append(finder)
 
 
 def jobs_using(
     *,
-    reader: int | None,
-    versions: Collection[int] = (),
-    models: Collection[int] = (),
-    workspaces: Collection[int] = (),
-    images: Collection[int] = (),
-    secrets: Collection[int] = (),
+    viewer_organization_id: int | None,
+    dataset_version_ids: Collection[int] = (),
+    model_version_ids: Collection[int] = (),
+    workspace_ids: Collection[int] = (),
+    image_ids: Collection[int] = (),
+    secret_ids: Collection[int] = (),
 ) -> list[str]:
-    """Return the open jobs that use any of them, as users of `reader` see them."""
-    used = {"versions": versions, "models": models, "workspaces": workspaces, "images": images, "secrets": secrets}
-    return [name for finder in _finders for name in finder(reader=reader, **used)]
+    """Return the texts of all finders (`Finder`) for the open jobs that use any of these objects."""
+    return [
+        name
+        for finder in _finders
+        for name in finder(
+            viewer_organization_id=viewer_organization_id,
+            dataset_version_ids=dataset_version_ids,
+            model_version_ids=model_version_ids,
+            workspace_ids=workspace_ids,
+            image_ids=image_ids,
+            secret_ids=secret_ids,
+        )
+    ]
 
 
 def require_unused(
     *,
-    reader: int,
-    versions: Collection[int] = (),
-    models: Collection[int] = (),
-    workspaces: Collection[int] = (),
-    images: Collection[int] = (),
-    secrets: Collection[int] = (),
+    viewer_organization_id: int,
+    dataset_version_ids: Collection[int] = (),
+    model_version_ids: Collection[int] = (),
+    workspace_ids: Collection[int] = (),
+    image_ids: Collection[int] = (),
+    secret_ids: Collection[int] = (),
 ) -> None:
-    """Raise InUse with the open jobs that use any of them, and until when.
+    """Raise InUse if open jobs use any of these objects. The message names the jobs, and when they end at the latest.
 
-    Call it with the organization's quota and the dataset versions locked. Placing an order locks the same rows, so
-    orders wait for the deletion.
+    Call it in the transaction that deletes the object, with the organization's quota and the dataset versions locked.
+    An order locks the same rows, so it waits for the deletion and then fails.
     """
     names = jobs_using(
-        reader=reader, versions=versions, models=models, workspaces=workspaces, images=images, secrets=secrets
+        viewer_organization_id=viewer_organization_id,
+        dataset_version_ids=dataset_version_ids,
+        model_version_ids=model_version_ids,
+        workspace_ids=workspace_ids,
+        image_ids=image_ids,
+        secret_ids=secret_ids,
     )
     if names:
         sentence = _("%(names)s uses this and has not ended. Wait for it to end, or cancel it first.")

@@ -1,7 +1,7 @@
-"""The list of a dataset version's files with their SHA-256, kept beside the version's folder.
+"""A manifest: the list of a dataset version's files with their SHA-256, in a file beside the version's folder.
 
-The format is that of `sha256sum --zero`. The order lets a file be found without reading the list: within each folder
-its files come first, then its subfolders, each by name. Links are not listed.
+The format is that of `sha256sum --zero`. In each folder the files come first, sorted by name, and then the subfolders,
+sorted by name. Because of this order, a file can be found by binary search. Links are not listed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import BinaryIO, NamedTuple, cast
 from storage.files import CHUNK_BYTES, OPEN_FILE
 
 SUFFIX = ".sha256"
+"""The suffix of a manifest's name, after the name of the version's folder."""
 HASH_LENGTH = 64
-"""Hexadecimal digits of a SHA-256."""
+"""How many hexadecimal digits a SHA-256 has."""
 SEPARATOR = b"  "
 _PATH_START = HASH_LENGTH + len(SEPARATOR)
-"""Position of the path in a record."""
+"""The position of the path in a line. Lines end with a NUL character."""
 
 
 class Change(enum.StrEnum):
@@ -41,39 +42,41 @@ class Difference(NamedTuple):
     change: Change
 
 
-class _Record(NamedTuple):
+class _Line(NamedTuple):
+    """A line of a manifest: a file's SHA-256 and path."""
+
     digest: bytes
     path: bytes
 
 
 def path_of(version_folder: Path) -> Path:
-    """Return the path of a version's manifest. Versions of release 0.2.0 have none."""
+    """Return the path of a version's manifest. Versions that release 0.2.0 published have none."""
     return version_folder.with_name(version_folder.name + SUFFIX)
 
 
 def write(
     *, folder: Path, target: BinaryIO, on_file: Callable[[int, bytes, str], None] = lambda _folder, _name, _sha256: None
 ) -> None:
-    """Hash all files below `folder` and write their list. No other process may change the folder meanwhile.
+    """Hash all files below `folder`, and write the manifest to `target`. No other process may change the folder.
 
-    `on_file` gets the open folder of each file, its name there, and its hash.
+    `on_file` is called for each file with the descriptor of its folder, its name there, and its SHA-256.
     """
-    for base, folders, names, handle in os.fwalk(os.fsencode(folder)):
-        folders.sort()
+    for base, folders, names, folder_fd in os.fwalk(os.fsencode(folder)):
+        folders.sort()  # in place, because `fwalk` enters them in this order
         relative = os.path.relpath(base, os.fsencode(folder))
         prefix = b"" if relative == b"." else relative + b"/"
         for name in sorted(names):
-            if not modes.S_ISREG(os.lstat(name, dir_fd=handle).st_mode):
+            if not modes.S_ISREG(os.lstat(name, dir_fd=folder_fd).st_mode):
                 continue
-            with os.fdopen(os.open(name, OPEN_FILE, dir_fd=handle), "rb") as file:
+            with os.fdopen(os.open(name, OPEN_FILE, dir_fd=folder_fd), "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            on_file(handle, name, digest)
+            on_file(folder_fd, name, digest)
             target.write(digest.encode() + SEPARATOR + prefix + name + b"\0")
 
 
 @contextmanager
-def opened(version_folder: Path) -> Iterator[Manifest]:
-    """Open a version's manifest. It is empty if there is none."""
+def open_manifest(version_folder: Path) -> Iterator[Manifest]:
+    """Open a version's manifest; without one, yield an empty Manifest."""
     with suppress(FileNotFoundError), path_of(version_folder).open("rb") as file:
         if os.fstat(file.fileno()).st_size:
             with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
@@ -83,56 +86,56 @@ def opened(version_folder: Path) -> Iterator[Manifest]:
 
 
 def differences(*, old: Path, new: Path) -> Iterator[Difference]:
-    """Compare two manifests in constant memory, file by file in their order."""
+    """Yield the differences of two manifests, in their order. Read both in parallel, so that memory is constant."""
     with old.open("rb") as old_file, new.open("rb") as new_file:
-        before, after = _records(old_file), _records(new_file)
-        left, right = next(before, None), next(after, None)
-        while left or right:
-            if right is None or (left and _key(left.path) < _key(right.path)):
-                yield Difference(os.fsdecode(cast("_Record", left).path), Change.MISSING)
-                left = next(before, None)
-            elif left is None or _key(right.path) < _key(left.path):
-                yield Difference(os.fsdecode(right.path), Change.ADDED)
-                right = next(after, None)
+        old_lines, new_lines = _lines(old_file), _lines(new_file)
+        old_line, new_line = next(old_lines, None), next(new_lines, None)
+        while old_line or new_line:
+            if new_line is None or (old_line and _key(old_line.path) < _key(new_line.path)):
+                yield Difference(os.fsdecode(cast("_Line", old_line).path), Change.MISSING)
+                old_line = next(old_lines, None)
+            elif old_line is None or _key(new_line.path) < _key(old_line.path):
+                yield Difference(os.fsdecode(new_line.path), Change.ADDED)
+                new_line = next(new_lines, None)
             else:
-                if left.digest != right.digest:
-                    yield Difference(os.fsdecode(left.path), Change.CHANGED)
-                left, right = next(before, None), next(after, None)
+                if old_line.digest != new_line.digest:
+                    yield Difference(os.fsdecode(old_line.path), Change.CHANGED)
+                old_line, new_line = next(old_lines, None), next(new_lines, None)
 
 
 def digests(manifest: Path) -> Iterator[tuple[bytes, str]]:
     """Yield the path and the SHA-256 of each file of a manifest."""
     with manifest.open("rb") as file:
-        yield from ((record.path, record.digest.decode()) for record in _records(file))
+        yield from ((line.path, line.digest.decode()) for line in _lines(file))
 
 
-def _records(file: BinaryIO) -> Iterator[_Record]:
-    """Yield the records of a manifest. It may be damaged."""
+def _lines(file: BinaryIO) -> Iterator[_Line]:
+    """Yield the lines of a manifest, also of a damaged one."""
     incomplete = b""
     while chunk := file.read(CHUNK_BYTES):
-        *records, incomplete = (incomplete + chunk).split(b"\0")
-        yield from (_Record(record[:HASH_LENGTH], record[_PATH_START:]) for record in records)
+        *lines, incomplete = (incomplete + chunk).split(b"\0")
+        yield from (_Line(line[:HASH_LENGTH], line[_PATH_START:]) for line in lines)
     if incomplete:
-        yield _Record(incomplete[:HASH_LENGTH], incomplete[_PATH_START:])
+        yield _Line(incomplete[:HASH_LENGTH], incomplete[_PATH_START:])
 
 
 class Manifest:
-    """An open manifest."""
+    """A manifest in memory or mapped into it."""
 
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
 
     def sha256(self, path: str) -> str:
         """Return the hash of the file at `path`, by binary search; empty if it is not listed."""
-        wanted = os.fsencode(path)
-        low, high = 0, len(self._data)  # both are starts of records; the record is between them
+        searched_path = os.fsencode(path)
+        low, high = 0, len(self._data)  # the positions of two lines, between which the searched line must be
         while low < high:
             middle = self._data.rfind(b"\0", low, (low + high) // 2) + 1 or low
             end = self._data.find(b"\0", middle)
-            record = self._data[middle + _PATH_START : end]
-            if record == wanted:
+            middle_path = self._data[middle + _PATH_START : end]
+            if middle_path == searched_path:
                 return self._data[middle : middle + HASH_LENGTH].decode()
-            if _key(record) < _key(wanted):
+            if _key(middle_path) < _key(searched_path):
                 low = end + 1
             else:
                 high = middle
@@ -140,6 +143,6 @@ class Manifest:
 
 
 def _key(path: bytes) -> list[tuple[bool, bytes]]:
-    """Return a value that sorts paths in the manifest's order."""
+    """Return a sort key for the order of manifests: in each folder, files (False) before subfolders (True)."""
     parts = path.split(b"/")
     return [(index < len(parts) - 1, part) for index, part in enumerate(parts)]

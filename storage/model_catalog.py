@@ -1,6 +1,7 @@
 """Publish trained models: copies of files that a job wrote, as named and versioned folders that never change.
 
-As with datasets (`catalog`), the bytes are in place before the row is written, so a crash leaves no row without bytes.
+The bytes are moved into place before the row is written, as for datasets (`catalog`). So a crash leaves no row without
+bytes.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from storage import quota, trees
 from storage.catalog import move_into_place, scratch, scratch_folder, validate_texts
 from storage.models import Model, ModelVersion
 from storage.quota import Reservation
-from storage.tree_copy import Copied, copy_tree
+from storage.tree_copy import CopyResult, copy_tree
 
 
 class VersionName(TypedDict):
-    """A version of a dataset or model."""
+    """The name and number of a version of a dataset or model."""
 
     name: str
     version: int
 
 
 class MetricSummary(TypedDict):
-    """The values of one curve."""
+    """The values of one metric of the job, such as the loss."""
 
     last: float
     lowest: float
@@ -39,26 +40,27 @@ class MetricSummary(TypedDict):
 
 
 class Lineage(TypedDict):
-    """How a model was made, as it was when the version was published."""
+    """How a model was made, at the time when the version was published. It is stored as JSON."""
 
     job: int
+    """The job's id."""
     job_name: str
     path: str
-    """Path of the published file or folder among the job's files, such as `outputs/best`."""
+    """The path of the published file or folder among the job's files, such as `outputs/best`."""
     framework: str
     image: str
     workspace: str
     code_path: str
     arguments: list[str]
     script_sha256: str
-    """SHA-256 of the script as it ran; empty if no snapshot of it was kept."""
+    """The SHA-256 of the script as the job ran it; empty if no snapshot of the script exists."""
     epochs: int
     lr: str
     batch_size: int
     datasets: list[VersionName]
     models: list[VersionName]
     from_checkpoint: int | None
-    """The job whose checkpoints it started from."""
+    """The id of the job from whose checkpoint this job started; None if it started from none."""
     metrics: dict[str, MetricSummary]
     price_minor: int | None
     """The price paid for the job; None before it has ended."""
@@ -77,33 +79,34 @@ def publish_version(
 ) -> ModelVersion:
     """Publish a copy of the file or folder at `path` below `root` as the next version of the model `name`.
 
-    Creates the model with its first version. A description replaces the model's. Raises InvalidInput, TooLarge,
-    TooMany, StorageFull, and as `tree_copy.copy_tree`.
+    The first version also creates the model. A `description` that is not empty replaces the model's. Raises
+    InvalidInput, TooLarge, TooMany, StorageFull, and as `tree_copy.copy_tree`.
     """
     validate_texts(name, description)
     with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
         folder = unfinished / "files"
         folder.mkdir()
-        copied = copy_tree(
+        copy_result = copy_tree(
             root=root, path=path, target=folder, meter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
         )
-        if not copied.file_count:
+        if not copy_result.file_count:
             raise InvalidInput(fields={"path": _("This folder contains no files. Choose one that does.")})
         version_folder = move_into_place(folder, area="models")
         try:
             with transaction.atomic():
-                quota.lock(organization)  # deletions lock it too, so they wait
-                model = _model(organization, user, name, description)
-                version = _create_version(model, user, version_folder, copied, lineage)
+                quota.lock(organization)  # deletions lock it too, so that they wait
+                model = _get_or_create_model(organization, user, name, description)
+                version = _create_version(model, user, version_folder, copy_result, lineage)
                 reservation.release()
-        except CustomerError:  # after any other error the row may exist; garbage collection decides
+        except CustomerError:
+            # The row was not written. After another error it may have been; then garbage collection decides.
             trees.remove_tree(folder=version_folder, scratch=scratch())
             raise
     return version
 
 
-def _model(organization: Organization, user: User | None, name: str, description: str) -> Model:
-    """Return the model of this name; create it if it does not exist. The caller has locked the quota."""
+def _get_or_create_model(organization: Organization, user: User | None, name: str, description: str) -> Model:
+    """Return the model of this name; create it if it does not exist. The caller must have locked the quota."""
     model = Model.objects.filter(organization=organization, name=name, deleted_at=None).first()
     if model is None:
         quota.require_room_for(organization, "models")
@@ -114,16 +117,19 @@ def _model(organization: Organization, user: User | None, name: str, description
     return model
 
 
-def _create_version(model: Model, user: User | None, folder: Path, copied: Copied, lineage: Lineage) -> ModelVersion:
-    last: dict[str, Any] = model.versions.aggregate(last=Max("number"))  # deleted ones keep their numbers
+def _create_version(
+    model: Model, user: User | None, folder: Path, copy_result: CopyResult, lineage: Lineage
+) -> ModelVersion:
+    """Write the row of a model's next version, and make it the latest. The caller must have locked the quota."""
+    last: dict[str, Any] = model.versions.aggregate(last=Max("number"))  # also of deleted versions, as in `lineage`
     version = ModelVersion.objects.create(
         model=model,
         number=(last["last"] or 0) + 1,
         folder=folder.name,
-        size_bytes=copied.usage.size_bytes,
-        file_count=copied.file_count,
-        entry_count=copied.usage.entry_count,
-        sha256=copied.sha256,
+        size_bytes=copy_result.usage.size_bytes,
+        file_count=copy_result.file_count,
+        entry_count=copy_result.usage.entry_count,
+        sha256=copy_result.sha256,
         job_pk=lineage["job"],
         lineage=lineage,
         created_by=user,

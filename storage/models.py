@@ -1,7 +1,7 @@
 """Database rows of images, datasets and models with their versions, workspaces, uploads and allocations.
 
-The bytes that rows reference are below `selectors.root()`. The services of this package write the rows, because each
-write goes together with a change on the disk.
+Most rows name files below `selectors.root()`. Only the services of this package write these rows, because a row and its
+files must change together.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.models import Organization
 
 KEPT_AFTER_DELETION = timedelta(days=7)
-"""How long deleted files are kept. A week is enough to notice a mistake.
+"""How long deleted files are kept. Within a week people notice a mistake.
 
-A backup copies the rows first and the files after them, so this must be longer than a backup takes."""
+It must also be longer than a backup takes, which copies the rows first: the files must still exist afterwards."""
 NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
 NAME_VALIDATOR = RegexValidator(
     NAME_PATTERN,
@@ -29,7 +29,7 @@ NAME_VALIDATOR = RegexValidator(
 
 
 class Registry(models.Model):
-    """An image registry and the credentials to pull from it. The password is stored encrypted (`registries`)."""
+    """An image registry and the credentials to pull from it. `secret` is the password, encrypted (`registries`)."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="registries")
     host = models.CharField(_("host"), max_length=255)
@@ -47,7 +47,7 @@ class Registry(models.Model):
 
 
 class Secret(models.Model):
-    """A value that runs get as an environment variable. It is stored encrypted (`secret_store`)."""
+    """A value that runs can get as an environment variable. It is stored encrypted (`secret_store`)."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="secrets")
     name = models.CharField(_("name"), max_length=100)
@@ -92,7 +92,7 @@ class Image(models.Model):
 
     @property
     def is_builtin(self) -> bool:
-        """Whether the image belongs to the installation."""
+        """Return whether the image is part of the installation, and not a customer's own."""
         return self.organization_id is None
 
 
@@ -129,17 +129,20 @@ class Dataset(models.Model):
 
 
 class DatasetShare(models.Model):
-    """Read access to a dataset for another organization. Until `recipient` enters the code, it is an offer."""
+    """Read access to a dataset for another organization. It begins when the recipient enters the share's code.
+
+    Until then, `recipient` and `accepted_at` are None.
+    """
 
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="shares")
     label = models.CharField(_("label"), max_length=100)
-    """A note of the owner about who has the code. The recipient does not see it."""
+    """The owner's note on who gets the code. The recipient does not see it."""
     code_sha256 = models.CharField(max_length=64, unique=True)
     recipient = models.ForeignKey(Organization, models.CASCADE, null=True, blank=True, related_name="+")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     expires_at = models.DateTimeField(_("expires"))
-    """End of the time in which the code can be entered. An accepted share does not expire."""
+    """Until when the code can be entered. An accepted share does not expire."""
     accepted_at = models.DateTimeField(_("accepted"), null=True, blank=True)
     revoked_at = models.DateTimeField(_("revoked"), null=True, blank=True)
 
@@ -161,16 +164,16 @@ class DatasetImport(models.Model):
     url = models.CharField(_("address"), max_length=2000)
     """An https address, or `s3://bucket/key`."""
     endpoint = models.CharField(_("endpoint"), max_length=300, blank=True, default="", db_default="")
-    """Origin of the bucket's server; empty for an https address."""
+    """The origin of the bucket's server; empty for an https address."""
     access_key_id_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
-    """Names of the secrets with the credentials of a bucket; empty for a public one."""
+    """This and the next column are names of Secrets with the bucket's credentials; empty for a public bucket."""
     secret_access_key_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
     version = models.ForeignKey("DatasetVersion", models.SET_NULL, null=True, blank=True, related_name="+")
     size_bytes = models.PositiveBigIntegerField(_("size"), null=True, blank=True)
-    """Size that the server announces; None before it answers, or if it announces none."""
+    """The size in bytes that the server announced; None before it responds, or if it announces none."""
     received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
     validator = models.CharField(max_length=200, blank=True, default="")
-    """ETag or date by which the server confirms that the file has not changed since a part was received."""
+    """The ETag or date of the file (HTTP's validators). With it a broken transfer can continue: see `imports`."""
     error = models.CharField(_("error"), max_length=500, blank=True, default="")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
@@ -190,7 +193,7 @@ class DatasetVersion(models.Model):
     """One immutable version of a dataset, in a read-only folder of its own."""
 
     kind = "versions"
-    """The kind's name in URLs of deleted items."""
+    """The name of this kind of deleted items in URLs."""
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
@@ -208,7 +211,7 @@ class DatasetVersion(models.Model):
     published_at = models.DateTimeField(_("published"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
-    """For a deleted version: until when its files are kept, count against the quota and can be restored."""
+    """Until when the files of a deleted version are kept, count against the quota and can be restored."""
     removed_at = models.DateTimeField(_("files removed"), null=True, blank=True)
 
     class Meta:
@@ -254,7 +257,7 @@ class ModelVersion(models.Model):
     """One immutable version of a model, in a read-only folder of its own."""
 
     kind = "models"
-    """The kind's name in URLs of deleted items."""
+    """The name of this kind of deleted items in URLs."""
     model = models.ForeignKey(Model, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
@@ -265,14 +268,15 @@ class ModelVersion(models.Model):
         _("SHA-256"), max_length=64, help_text=_("Of the list of its files in sha256sum format, sorted by path.")
     )
     job_pk = models.PositiveBigIntegerField(_("job"), null=True, blank=True, db_index=True)
-    """The job whose files these are. Not a foreign key: the version outlives the job, and jobs are a layer above."""
+    """The id of the job that wrote the files. No foreign key, because the version may outlive the job, and this package
+    may not import `jobs`."""
     lineage = models.JSONField(_("lineage"), default=dict, blank=True)
-    """How the model was made: see `model_catalog.Lineage`. Copied at publication, so later changes don't alter it."""
+    """How the model was made (`model_catalog.Lineage`): copies of the values at the time of publication."""
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     published_at = models.DateTimeField(_("published"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
-    """For a deleted version: until when its files are kept, count against the quota and can be restored."""
+    """Until when the files of a deleted version are kept, count against the quota and can be restored."""
     removed_at = models.DateTimeField(_("files removed"), null=True, blank=True)
 
     class Meta:
@@ -286,15 +290,15 @@ class ModelVersion(models.Model):
 
     @property
     def reference(self) -> str:
-        """Return `name@number`, the form that quotes take."""
+        """Return `name@number`, by which a quote's request names the version."""
         return f"{self.model.name}@{self.number}"
 
 
 class Workspace(models.Model):
-    """A customer's folder that runs and the console can write to."""
+    """A folder of a customer, to which both runs and the console write."""
 
     kind = "workspaces"
-    """The kind's name in URLs of deleted items."""
+    """The name of this kind of deleted items in URLs."""
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspaces")
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
@@ -330,7 +334,7 @@ class WorkspaceImport(models.Model):
     """The import of a git repository as a new workspace. It ends with a `workspace` or with an `error`."""
 
     class States(models.TextChoices):
-        """How far an import is. It follows from the columns."""
+        """How far an import is, as computed from the columns."""
 
         WAITING = "waiting", _("Waiting")
         IMPORTING = "importing", _("Importing")
@@ -339,7 +343,7 @@ class WorkspaceImport(models.Model):
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspace_imports")
     name = models.CharField(_("name"), max_length=63)
-    """Of the workspace to create, with `description`."""
+    """The name of the workspace to create; `description` is its description."""
     description = models.TextField(_("description"), blank=True)
     git_url = models.CharField(_("address"), max_length=500)
     git_branch = models.CharField(_("branch or tag"), max_length=200, blank=True)
@@ -348,7 +352,7 @@ class WorkspaceImport(models.Model):
     workspace = models.ForeignKey(Workspace, models.SET_NULL, null=True, blank=True, related_name="+")
     received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
     attempts = models.PositiveSmallIntegerField(_("attempts"), default=0)
-    """How often a worker began. More than one means that a worker died."""
+    """How often a worker has begun the import. More than once means that a worker died."""
     error = models.CharField(_("error"), max_length=500, blank=True)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
@@ -403,7 +407,7 @@ class DeletedFile(models.Model):
 
 
 class Allocation(models.Model):
-    """Storage that counts against a quota and is neither a version of a dataset or model nor a workspace."""
+    """Bytes and entries that count against a quota, and belong to no version and no workspace."""
 
     class Kinds(models.TextChoices):
         """The kind of an allocation."""
@@ -414,7 +418,7 @@ class Allocation(models.Model):
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="allocations")
     kind = models.CharField(_("kind"), max_length=8, choices=Kinds.choices)
     key = models.CharField(max_length=64, unique=True)
-    """`job:<id>` of a run's results, `upload:<key>` of a resumable upload, random for any other write."""
+    """`job:<id>` for a run's results, `upload:<key>` for a resumable upload, random for any other unfinished write."""
     label = models.CharField(_("name"), max_length=200)
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
     entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))
@@ -431,15 +435,15 @@ class Allocation(models.Model):
 
     @property
     def job_pk(self) -> int:
-        """The primary key of the job whose run wrote these results."""
+        """Return the id of the job whose run wrote the results. Only for the kind RUN."""
         return int(self.key.removeprefix("job:"))
 
 
 class Upload(models.Model):
-    """A resumable upload. Its bytes are in a file, whose length is the offset."""
+    """A resumable upload (`uploads`). Its bytes are in a file, whose length is the upload's offset."""
 
     class States(models.TextChoices):
-        """The state of an upload. FINISHING: all bytes are here and are being published or moved into place."""
+        """The states of an upload. While FINISHING, all bytes have arrived, and are being published or stored."""
 
         RECEIVING = "receiving", _("Receiving")
         FINISHING = "finishing", _("Finishing")
@@ -447,7 +451,7 @@ class Upload(models.Model):
         FAILED = "failed", _("Failed")
 
     class Purposes(models.TextChoices):
-        """The use of the bytes. A PART waits until a final upload joins it with others."""
+        """What the bytes are for. A PART waits until a final upload joins it with others."""
 
         DATASET = "dataset", _("Dataset version")
         WORKSPACE = "workspace", _("Workspace file")
@@ -461,21 +465,21 @@ class Upload(models.Model):
     name = models.CharField(_("name"), max_length=63, blank=True)
     """The dataset's or workspace's name."""
     path = models.TextField(_("path"), blank=True)
-    """Path in the workspace: of the file, or of the folder to unpack the archive into."""
+    """The path in the workspace, of the file or of the folder into which the archive is unpacked."""
     filename = models.CharField(_("file name"), max_length=255, blank=True)
     is_unpacked = models.BooleanField(default=False)
-    """Whether an archive for a workspace is unpacked. One for a dataset always is."""
+    """Whether an archive for a workspace is unpacked. An archive for a dataset always is."""
     metadata = models.TextField(blank=True)
     """The client's `Upload-Metadata`, which `HEAD` returns."""
     size_bytes = models.PositiveBigIntegerField(_("size"))
     final = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="parts")
-    """Of a part: the upload that joins it with others."""
+    """If this is a part: the upload that joins it with others."""
     position = models.PositiveIntegerField(default=0)
-    """Of a part: its place in the final upload."""
+    """If this is a part: its place in the final upload, from 0."""
     multipart_id = models.TextField(blank=True, default="", db_default="")
-    """Of a direct upload: the ID of the bucket's multipart upload."""
+    """If this is a direct upload: the ID of the bucket's multipart upload. Else empty."""
     is_in_bucket = models.BooleanField(default=False, db_default=False)
-    """Of a direct upload: whether all its bytes are in the bucket, so that the server fetches them."""
+    """If this is a direct upload: whether all its bytes are in the bucket, so that a worker can fetch them."""
     state = models.CharField(_("state"), max_length=9, choices=States.choices, default=States.RECEIVING)
     error_code = models.CharField(max_length=50, blank=True)
     error = models.TextField(_("error"), blank=True)
@@ -494,5 +498,5 @@ class Upload(models.Model):
 
     @property
     def allocation_key(self) -> str:
-        """The key of the allocation that reserves its size."""
+        """Return the key of the Allocation that reserves quota for the upload."""
         return f"upload:{self.key.hex}"

@@ -1,6 +1,7 @@
-"""Compute a run's mounts and check its script.
+"""Compute which folders a run mounts, and check the path of its script.
 
-A run can write only to its workspace. Datasets and models are mounted read-only, each under its own name.
+A run mounts its workspace, to which it can write, and read-only the chosen versions of datasets and models, each in a
+folder with its name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def mounts_for(
 ) -> tuple[Mount, ...]:
     """Return a run's mounts: its workspace, then datasets and models in the given order.
 
-    Each version needs its `dataset` or `model`.
+    The targets are paths inside the run. The related `dataset` or `model` of each version should be loaded.
     """
     workspace_mount = Mount(str(selectors.workspace_folder(workspace)), workspace_target, read_only=False)
     datasets = (
@@ -44,7 +45,10 @@ def mounts_for(
 
 
 def check_script(*, workspace: Workspace, code_path: str) -> str:
-    """Return the script's normalized path. Raises UnsafePath, FileMissing, NotAScript, at the field `code_path`."""
+    """Return the normalized path of a script in a workspace.
+
+    Raises UnsafePath, FileMissing or NotAScript, with a message for the field `code_path`.
+    """
     try:
         parts = split_path(code_path)
         kind = files.stat(root=selectors.workspace_folder(workspace), path=code_path).kind
@@ -62,4 +66,5 @@ def check_script(*, workspace: Workspace, code_path: str) -> str:
 
 
 def _missing_error(sentence: Text) -> FileMissing:
+    """Return the error with a sentence for the field `code_path`."""
     return FileMissing(sentence, fields={"code_path": sentence})

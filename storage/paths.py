@@ -1,7 +1,7 @@
-"""Walk paths in folders that customers' code may change at any moment.
+"""Open paths in folders that customers' code may change at any moment.
 
-A path is opened one component at a time, from an open folder to the next, without following links. No name is resolved
-twice, so replacing a component between a check and its use has no effect.
+A path is opened one component after the other, each relative to the open folder before it, without following links. No
+name is resolved twice. Therefore code that replaces a component by a link cannot lead the console out of the folder.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from console.core.errors import CustomerError
 from storage.errors import FileMissing, StorageFull, Unreadable, UnsafePath, WrongKind
 
 NAME_LIMIT = 255
-"""Bytes in one component: the limit of Linux file systems."""
+"""The length of one component in bytes, as Linux file systems limit it."""
 PATH_LIMIT = 4000
-"""Bytes in a path: Linux' limit of 4,096, less the path at which a run mounts the workspace."""
+"""The length of a path in bytes: Linux allows 4,096 with the path at which a run mounts the workspace."""
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags to open a folder, but not a link to one."""
 FOLDER_MODE = 0o755
+"""The mode of a new folder."""
 SWAPPED_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
-"""Errors of a system call on a name that was removed or replaced since it was read."""
+"""Errors of a system call on an entry that was removed or replaced by another kind since its folder was listed."""
 
 
 class Kind(enum.StrEnum):
-    """The type of an entry. OTHER: a pipe, socket or device."""
+    """The kind of an entry. OTHER stands for pipes, sockets and devices."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -54,6 +56,7 @@ _ERRORS_BY_ERRNO: dict[int, type[CustomerError]] = {
     errno.ENOSPC: StorageFull,
     errno.EDQUOT: StorageFull,
 }
+"""The error for the customer, by the error of a system call on a path that the customer named."""
 
 
 def split_path(path: str) -> tuple[str, ...]:
@@ -75,7 +78,10 @@ def split_path(path: str) -> tuple[str, ...]:
 
 @contextmanager
 def open_folder(*, root: Path, parts: Sequence[str], create: bool = False) -> Iterator[int]:
-    """Open the folder at `parts` below `root`. Raises FileMissing, UnsafePath, WrongKind, Unreadable."""
+    """Open the folder at `parts` below `root`, and yield its descriptor. `create` missing folders on the way.
+
+    An OSError in the block is translated too. Raises FileMissing, UnsafePath, WrongKind, Unreadable.
+    """
     with translate_os_errors():
         folder = os.open(root, OPEN_FOLDER)
         try:
@@ -90,7 +96,7 @@ def open_folder(*, root: Path, parts: Sequence[str], create: bool = False) -> It
 
 @contextmanager
 def translate_os_errors() -> Iterator[None]:
-    """Translate an OSError that a customer can act on to an error of `storage.errors`."""
+    """Raise an error of `storage.errors` in place of an OSError of the block, if its number is in _ERRORS_BY_ERRNO."""
     try:
         yield
     except OSError as error:
@@ -101,7 +107,10 @@ def translate_os_errors() -> Iterator[None]:
 
 
 def open_subfolder(folder: int, name: str, *, create: bool) -> int:
-    """Open the folder `name` in `folder`; `create` it if it is missing."""
+    """Return the descriptor of the folder `name` in the open folder `folder`; `create` it if it is missing.
+
+    Raises UnsafePath for a link, WrongKind for a file, OSError.
+    """
     try:
         return os.open(name, OPEN_FOLDER, dir_fd=folder)
     except FileNotFoundError:
@@ -112,7 +121,7 @@ def open_subfolder(folder: int, name: str, *, create: bool) -> int:
         if status and modes.S_ISLNK(status.st_mode):
             raise UnsafePath from None
         raise WrongKind(_FILE_IN_THE_WAY) from None
-    with suppress(FileExistsError):  # another process created it, or a link, which the next line refuses
+    with suppress(FileExistsError):  # another process has just created it, or a link, which the last line refuses
         os.mkdir(name, FOLDER_MODE, dir_fd=folder)
     return os.open(name, OPEN_FOLDER, dir_fd=folder)
 
@@ -126,7 +135,7 @@ def lstat_or_none(folder: int, name: str) -> os.stat_result | None:
 
 
 def kind_of(mode: int) -> Kind:
-    """Return the kind of an entry with this mode."""
+    """Return the kind of an entry with this `st_mode`."""
     if modes.S_ISREG(mode):
         return Kind.FILE
     if modes.S_ISDIR(mode):

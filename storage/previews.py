@@ -1,6 +1,7 @@
-"""Show the beginning of a file that customers' code wrote: as text, a table or a picture. Never as HTML or SVG.
+"""Show the beginning of a file that customers' code wrote, as text, a table or a picture.
 
-The bytes of a file decide its type. The name only chooses between text, a table and JSON.
+HTML and SVG are shown as text, because they could contain scripts. The bytes of a file decide whether it is a picture
+or text. For text, the name decides whether it is shown as a table, as indented JSON, or as it is.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from dataclasses import dataclass
 from storage.files import OpenFile
 
 TEXT_BYTES = 256 * 1024
-"""How much of a text is shown: about 4,000 lines. Longer pages are slow in browsers."""
+"""How much of a text is shown: about 4,000 lines. Browsers are slow with longer pages."""
 IMAGE_BYTES = 20 * 1024**2
-"""The largest picture that is shown."""
+"""The size of the largest picture that is shown. Browsers need seconds to load larger ones."""
 MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 200, 50, 500
-"""How much of a table is shown."""
+"""How much of a table is shown. Browsers are slow with larger tables."""
 COUNTED_BYTES = 256 * 1024**2
-"""The lines of larger files are not counted: a page must not read for a second."""
+"""The lines of larger files are not counted, because reading so much takes about a second."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_IMAGES = {
+_IMAGE_TYPES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
     b"GIF87a": "image/gif",
@@ -33,9 +34,10 @@ _IMAGES = {
 
 @dataclass(frozen=True)
 class Preview:
-    """The part of a file that a page shows: `image_type` (a media type), `rows` or `text`; none for a binary file.
+    """The part of a file that a page shows. Only one of the first three attributes is set; none for a binary file.
 
-    `is_complete` is False if the file has more than is shown.
+    `image_type` is the media type of a picture, which the page loads by itself. `is_complete` is False if the file has
+    more than is shown.
     """
 
     text: str | None = None
@@ -45,7 +47,7 @@ class Preview:
 
 
 def preview(file: OpenFile, *, name: str) -> Preview:
-    """Return the preview of an open file, and leave it open."""
+    """Return the preview of an open file. The file stays open."""
     head = file.stream.read(TEXT_BYTES)
     if (media_type := image_type(head)) and file.size <= IMAGE_BYTES:
         return Preview(image_type=media_type)
@@ -62,7 +64,7 @@ def preview(file: OpenFile, *, name: str) -> Preview:
 
 
 def line_count(file: OpenFile) -> int | None:
-    """Return the number of lines, also of a last one without a line end; None for a file that is too large to count."""
+    """Return the number of lines; None for a file larger than COUNTED_BYTES. The last line may have no line end."""
     if file.size > COUNTED_BYTES:
         return None
     count, last = 0, b"\n"
@@ -73,14 +75,14 @@ def line_count(file: OpenFile) -> int | None:
 
 
 def image_type(head: bytes) -> str:
-    """Return the media type of a PNG, JPEG, GIF or WebP picture by its first bytes; empty for anything else."""
+    """Return the media type of a PNG, JPEG, GIF or WebP picture by its first bytes; empty if it is none of these."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
-    return next((media_type for magic, media_type in _IMAGES.items() if head.startswith(magic)), "")
+    return next((media_type for magic, media_type in _IMAGE_TYPES.items() if head.startswith(magic)), "")
 
 
 def _text(head: bytes, *, is_complete: bool) -> str | None:
-    """Return UTF-8 text, without a character that is cut off at its end; None for anything else."""
+    """Return the text in UTF-8 bytes; None if they are no text. If they are not complete, drop a cut last character."""
     if b"\0" in head:
         return None
     try:
@@ -90,14 +92,14 @@ def _text(head: bytes, *, is_complete: bool) -> str | None:
 
 
 def _table(text: str, delimiter: str, *, is_complete: bool) -> Preview | None:
-    """Return the first rows of a table; None if it is none."""
+    """Return the first rows of a table; None if the text is no table with at least two columns."""
     lines = text.splitlines(keepends=True)
     if not is_complete:
-        lines.pop()  # it may be cut off
+        lines.pop()  # the last line may be cut off
     reader = csv.reader(lines, delimiter=delimiter)
     try:
         rows = list(itertools.islice(reader, MAX_ROWS + 1))
-    except csv.Error:  # a field longer than Python reads
+    except csv.Error:  # a field is longer than Python's limit
         return None
     if not rows or len(rows[0]) < 2:
         return None
@@ -107,16 +109,16 @@ def _table(text: str, delimiter: str, *, is_complete: bool) -> Preview | None:
 
 
 def _indented(text: str) -> tuple[str, bool]:
-    """Return JSON with one value per line, and whether it is complete. Text that is no JSON is unchanged.
+    """Return indented JSON, and whether it is complete. Return text that is no valid JSON unchanged.
 
-    Indentation can make deeply nested JSON a thousand times longer, so it is written in parts, up to a limit.
+    Indentation can make deeply nested JSON a thousand times longer, so the result has a limit.
     """
     parts: list[str] = []
     length = 0
     try:
         for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(text)):
             length += len(part)
-            if length > 4 * TEXT_BYTES:  # ordinary indentation does not make a text four times as long
+            if length > 4 * TEXT_BYTES:  # usual JSON becomes less than four times as long
                 return "".join(parts), False
             parts.append(part)
     except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
-"""Reserve quota for bytes before they are written.
+"""Reserve quota for bytes and entries before they are written.
 
-A reservation is a row that is created with the quota locked. So uploads that fit alone but not together are refused,
-and a reservation that a crash left counts until garbage collection removes it.
+A reservation is an Allocation row, which is written while the quota's row is locked. So if there is room for only one
+of two uploads, only one gets a reservation. A reservation that a crash left behind counts until garbage collection
+removes it.
 """
 
 from __future__ import annotations
@@ -21,28 +22,31 @@ from storage.models import Allocation
 from storage.trees import ENTRY_BYTES, Usage
 
 MAX_STEP_BYTES = 64 * 1024**2
-"""A reservation doubles each time, by at most this. So a large upload needs few queries, and a small one holds little
-quota that it does not use."""
+"""A reservation that is too small doubles, but grows by at most this. So a large upload needs few queries, and a small
+one reserves little quota that it does not use."""
 MAX_STEP_ENTRIES = 1000
-"""Largest number of entries that a reservation holds in advance, for the same reasons."""
+"""How many entries more than needed a reservation holds in advance at most, for the same reasons."""
+
+LABEL_LENGTH = 200
+"""The length of an allocation's label in the database; longer ones are cut."""
 
 log = logging.getLogger(__name__)
 
 
-def lock(organization: Organization) -> int:
-    """Lock the organization's quota until the transaction ends; return how many bytes it has left."""
-    return lock_room(organization).size_bytes
+def lock(organization: Organization) -> Quota:
+    """Lock the organization's quota until the transaction ends, and return it."""
+    return Quota.objects.select_for_update().get(organization=organization)
 
 
-def lock_room(organization: Organization) -> Usage:
-    """Lock the organization's quota as `lock`; return how many bytes and entries it has left."""
-    return selectors.room_left(Quota.objects.select_for_update().get(organization=organization))
+def lock_remaining(organization: Organization) -> Usage:
+    """Lock the organization's quota as `lock`; return how many bytes and entries are left of it."""
+    return selectors.remaining_quota(lock(organization))
 
 
 def require_room_for(organization: Organization, kind: str) -> None:
-    """Raise TooMany if the organization may have no more objects of a kind: `datasets`, `models` or `workspaces`.
+    """Raise TooMany if the organization may not create another object of a kind: `datasets`, `models` or `workspaces`.
 
-    Call it with the quota locked, in the transaction that creates the object.
+    Call it in the transaction that creates the object, after `lock`, so that concurrent calls wait.
     """
     most: int = getattr(Quota.objects.get(organization=organization), f"max_{kind}")
     if selectors.counts(organization)[kind] >= most:
@@ -59,7 +63,7 @@ _TOO_MANY = {
 def count_results(
     *, organization: Organization, key: str, label: str, usage: Usage, kept_until: datetime | None
 ) -> None:
-    """Set what a run's results count against the quota, under their key. An empty usage removes the row."""
+    """Store how much of the quota the results of a run use, under their key. An empty usage removes the row."""
     if not usage.entry_count:
         Allocation.objects.filter(key=key).delete()
         return
@@ -68,7 +72,7 @@ def count_results(
         defaults={
             "organization": organization,
             "kind": Allocation.Kinds.RUN,
-            "label": label[:200],
+            "label": label[:LABEL_LENGTH],
             "size_bytes": usage.size_bytes,
             "entry_count": usage.entry_count,
             "kept_until": kept_until,
@@ -77,19 +81,19 @@ def count_results(
 
 
 class Reservation:
-    """Quota that an unfinished write holds; a context manager that releases it at the end.
+    """Quota that an unfinished write holds: a context manager, and the Meter that counts what is written.
 
-    The first `spare_bytes` do not count.
+    It releases the quota at the end of the block. The first `spare_bytes` need no quota.
     """
 
     def __init__(self, organization: Organization, *, label: str, spare_bytes: int = 0) -> None:
         self.key = secrets.token_hex(16)
         self._organization = organization
-        self._label = label[:200]
+        self._label = label[:LABEL_LENGTH]
         self._spare_bytes = spare_bytes
-        self._counted = 0
-        self._reserved = 0
-        """Bytes, with ENTRY_BYTES for each entry."""
+        self._counted_bytes = 0
+        self._reserved_bytes = 0
+        """Like `_counted_bytes`, it includes ENTRY_BYTES for each entry."""
         self._counted_entries = 0
         self._reserved_entries = 0
 
@@ -107,45 +111,46 @@ class Reservation:
             log.exception("Reservation %s could not be released; garbage collection will.", self.key)
 
     def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
-        """Reserve quota for what is about to be written. Raises TooLarge; then it must not be written."""
-        self._counted += size_bytes + entries * ENTRY_BYTES
+        """Reserve quota for what is about to be written. Raises TooLarge if there is none; do not write it then."""
+        self._counted_bytes += size_bytes + entries * ENTRY_BYTES
         self._counted_entries += entries
-        missing = self._counted - self._spare_bytes - self._reserved
-        if missing > 0 or self._counted_entries > self._reserved_entries:
-            self._grow(max(0, missing))
+        missing_bytes = self._counted_bytes - self._spare_bytes - self._reserved_bytes
+        if missing_bytes > 0 or self._counted_entries > self._reserved_entries:
+            self._grow(max(0, missing_bytes))
 
     def left_bytes(self) -> int:
-        """Return how many more bytes could be reserved now."""
-        return selectors.quota_left(self._organization) + self._reserved + self._spare_bytes - self._counted
+        """Return how many more bytes `count` would accept now."""
+        return selectors.quota_left(self._organization) + self._reserved_bytes + self._spare_bytes - self._counted_bytes
 
     def release(self) -> None:
-        """Release everything. Call it in the transaction that counts the bytes elsewhere, so none count twice.
+        """Release the quota. Call it in the transaction that counts the bytes elsewhere, so that none count twice.
 
-        `__exit__` calls it again, because a transaction that is rolled back restores the reservation.
+        `__exit__` calls it again, because the reservation is back if that transaction was rolled back.
         """
-        if self._reserved:
+        if self._reserved_bytes:
             Allocation.objects.filter(key=self.key).delete()
 
-    def _grow(self, missing: int) -> None:
+    def _grow(self, missing_bytes: int) -> None:
+        """Enlarge the reservation by at least `missing_bytes`, and to at least the counted entries. Raises TooLarge."""
         with transaction.atomic():
-            left = lock_room(self._organization)
-            if missing > left.size_bytes:
+            remaining = lock_remaining(self._organization)
+            if missing_bytes > remaining.size_bytes:
                 raise TooLarge
-            if self._counted_entries - self._reserved_entries > left.entry_count:
+            if self._counted_entries - self._reserved_entries > remaining.entry_count:
                 raise TooLarge(_("Your organization has as many files as its quota allows. Delete some first."))
-            step = max(missing, min(self._reserved, MAX_STEP_BYTES)) if missing else 0
-            reserved = self._reserved + (step if step <= left.size_bytes else missing)
-            # Entries to hold in advance: no more than the reserved bytes pay for, since each entry counts ENTRY_BYTES.
-            advance_entries = min(reserved // ENTRY_BYTES, self._counted_entries + MAX_STEP_ENTRIES)
-            entries = min(max(self._counted_entries, advance_entries), self._reserved_entries + left.entry_count)
+            step = max(missing_bytes, min(self._reserved_bytes, MAX_STEP_BYTES)) if missing_bytes else 0
+            reserved_bytes = self._reserved_bytes + (step if step <= remaining.size_bytes else missing_bytes)
+            # Entries are held in advance only as far as the reserved bytes suffice: each entry counts ENTRY_BYTES.
+            advance_entries = min(reserved_bytes // ENTRY_BYTES, self._counted_entries + MAX_STEP_ENTRIES)
+            entries = min(max(self._counted_entries, advance_entries), self._reserved_entries + remaining.entry_count)
             Allocation.objects.update_or_create(
                 key=self.key,
                 defaults={
                     "organization": self._organization,
                     "kind": Allocation.Kinds.UPLOAD,
                     "label": self._label,
-                    "size_bytes": max(0, reserved - entries * ENTRY_BYTES),
+                    "size_bytes": max(0, reserved_bytes - entries * ENTRY_BYTES),
                     "entry_count": entries,
                 },
             )
-        self._reserved, self._reserved_entries = reserved, entries
+        self._reserved_bytes, self._reserved_entries = reserved_bytes, entries

@@ -1,8 +1,8 @@
 """The recycle bin of a workspace: delete, restore and finally remove its files and folders.
 
-A deleted file or folder is renamed into the console's own folder `bin/`, so runs neither see nor change it. It stays
-for `KEPT_AFTER_DELETION` and counts against the quota meanwhile. The row is removed only after the files are, so every
-file on the disk counts. Links, pipes and devices hold nothing to restore: they are removed at once.
+A deleted file or folder is renamed into the folder `bin/` in the storage root, to which runs have no access. It stays
+there for KEPT_AFTER_DELETION, and counts against the quota. Its row is deleted only after its files are removed, so all
+files on the disk count. Links, pipes and devices have no content to restore, so they are removed at once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from storage.quota import Reservation
 from storage.trees import Usage
 
 MAX_NAMES = 100
-"""How many names `restore` tries if the old one is taken."""
+"""How many names `restore` tries if the old one is taken. Each costs some system calls."""
 
 
 def delete(*, workspace: Workspace, path: str, user: User | None = None) -> DeletedFile | None:
-    """Move a file or folder to the recycle bin; return its row, None for a link or pipe, which is removed at once.
+    """Move a file or folder to the recycle bin, and return its row. Remove any other entry at once, and return None.
 
     Raises FileMissing, UnsafePath, WrongKind.
     """
@@ -50,7 +50,8 @@ def delete(*, workspace: Workspace, path: str, user: User | None = None) -> Dele
             deleted_by=user,
             kept_until=timezone.now() + KEPT_AFTER_DELETION,
         )
-        # After a crash between the rename and the commit, the file is in the bin without a row. It stays as long.
+        # After a crash between the rename and the commit, the file is in the bin without a row. Garbage collection
+        # keeps it for KEPT_AFTER_DELETION too, so that an administrator can restore it.
         files.move_out(root=root, path=path, target=folder_of(item))
     usage = measure(item)
     catalog.add_usage(workspace, Usage(-usage.size_bytes, -usage.entry_count))
@@ -58,10 +59,10 @@ def delete(*, workspace: Workspace, path: str, user: User | None = None) -> Dele
 
 
 def restore(*, item: DeletedFile, path: str = "") -> str:
-    """Move a deleted file or folder back, to `path` or to where it was; return where it is now.
+    """Move a deleted file or folder back into the workspace, and return its new path.
 
-    If its old path is taken, it gets a free name beside it. Raises NotFound after the retention or if the workspace is
-    deleted, NameTaken, TooLarge, UnsafePath, WrongKind.
+    This is `path` if it is given, else its old path, or a free name in the same folder if the old path is taken. Raises
+    NotFound after `kept_until` or if the workspace is deleted, NameTaken, TooLarge, UnsafePath, WrongKind.
     """
     workspace = item.workspace
     root = selectors.workspace_folder(workspace)
@@ -86,14 +87,14 @@ def restore(*, item: DeletedFile, path: str = "") -> str:
 def remove(*, item: DeletedFile) -> None:
     """Remove a deleted file or folder now. Safe to repeat.
 
-    The update ends the retention, so after an interruption garbage collection removes the files.
+    The row is changed first. If this process then dies, garbage collection removes the files.
     """
     DeletedFile.objects.filter(pk=item.pk).update(kept_until=timezone.now())
     remove_files(item)
 
 
 def empty(*, workspace: Workspace) -> int:
-    """Remove everything in the workspace's recycle bin; return how many items that were."""
+    """Remove everything in the workspace's recycle bin; return the number of items."""
     items = list(items_of(workspace))
     for item in items:
         remove(item=item)
@@ -101,7 +102,7 @@ def empty(*, workspace: Workspace) -> int:
 
 
 def remove_files(item: DeletedFile) -> None:
-    """Remove the files of a deleted item, then its row. Safe to repeat."""
+    """Remove the files of an item in a recycle bin, and then its row. Safe to repeat."""
     path = folder_of(item)
     if path.is_dir() and not path.is_symlink():
         trees.remove_tree(folder=path, scratch=catalog.scratch())
@@ -111,7 +112,10 @@ def remove_files(item: DeletedFile) -> None:
 
 
 def measure(item: DeletedFile) -> Usage:
-    """Measure a deleted item, which a run may still write to, and store its usage. Raises Unreadable."""
+    """Measure an item in a recycle bin, because a run may still write to it; store and return its usage.
+
+    Raises Unreadable.
+    """
     path = folder_of(item)
     usage = Usage()
     with suppress(FileMissing, FileNotFoundError):
@@ -122,12 +126,12 @@ def measure(item: DeletedFile) -> Usage:
 
 
 def items_of(workspace: Workspace) -> QuerySet[DeletedFile]:
-    """Return what is in a workspace's recycle bin and can be restored, the latest first."""
+    """Return the items in a workspace's recycle bin that can be restored, the latest first."""
     return DeletedFile.objects.filter(workspace=workspace, kept_until__gt=timezone.now()).order_by("-id")
 
 
 def item_of(workspace: Workspace, pk: int) -> DeletedFile:
-    """Return an item of a workspace's recycle bin. Raises NotFound."""
+    """Return the item with this id in a workspace's recycle bin. Raises NotFound."""
     item = items_of(workspace).filter(pk=pk).first() if pk < selectors.KEY_END else None
     if item is None:
         raise NotFound
@@ -135,7 +139,7 @@ def item_of(workspace: Workspace, pk: int) -> DeletedFile:
 
 
 def bins_of(organization: Organization) -> QuerySet[Workspace]:
-    """Return the workspaces that have something in their recycle bin, with `binned_bytes` and `binned_entries`."""
+    """Return the workspaces whose recycle bin is not empty, with its usage as `binned_bytes` and `binned_entries`."""
     return (
         selectors.workspaces_for(organization)
         .annotate(binned_bytes=Sum("deleted_files__size_bytes"), binned_entries=Sum("deleted_files__entry_count"))
@@ -144,12 +148,12 @@ def bins_of(organization: Organization) -> QuerySet[Workspace]:
 
 
 def expired() -> QuerySet[DeletedFile]:
-    """Return the items whose retention is over."""
+    """Return the items whose `kept_until` has passed, so that their files are to be removed."""
     return DeletedFile.objects.filter(kept_until__lte=timezone.now())
 
 
 def folder_of(item: DeletedFile) -> Path:
-    """Return where a deleted file or folder is now."""
+    """Return the path of a deleted file or folder in `bin/`."""
     return catalog.top_folder("bin") / item.folder
 
 

@@ -1,7 +1,8 @@
 """Credentials of customers' image registries, stored encrypted, and checks of images at their registries.
 
-No page and no API shows a password. If the registry refuses the credentials or lacks the image, a check raises
-InvalidInput. If the console cannot reach the registry, the check only warns, because the cluster may reach it.
+Neither pages nor the API show a password. A check raises InvalidInput if the registry refuses the credentials or does
+not have the image. If the console cannot reach the registry, the check only returns a warning, because the cluster may
+be able to reach it.
 """
 
 from __future__ import annotations
@@ -29,36 +30,42 @@ from storage.models import Image, Registry
 from storage.registry_client import Credentials, Problem, RegistryError
 
 USERNAME_LENGTH = 255
-"""Characters that the column holds."""
+"""The length of the database column, in characters."""
 MAX_PASSWORD_LENGTH = 8192
-"""Characters of a password: tokens of cloud registries have up to a few thousand."""
+"""The longest password in characters. Cloud registries use tokens with up to a few thousand."""
 MAX_REGISTRIES = 100
-"""Registries of one organization."""
-PURPOSE = b"trainyard registry credentials"
+"""How many registries an organization may have, far more than any uses."""
+ENCRYPTION_PURPOSE = b"trainyard registry credentials"
+"""The purpose by which passwords are encrypted (`console.core.encryption`). If it changes, stored ones are lost."""
 HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?")
+"""A registry's host name or IPv4 address, with an optional port."""
 QUOTE_SECONDS = 6.0
-"""Time limit of a check while a quote is made: the order form waits for it."""
+"""How long a check may take while a quote is made: the customer's order form waits for it."""
 MAX_CONCURRENT_CHECKS = 3
-"""Concurrent checks of one organization, over all web processes. Few, since each holds a thread of a web process."""
+"""How many checks of one organization may run at once in all web processes. Each holds a thread that serves pages."""
 CACHE_SECONDS = 60
-"""How long a digest is kept. The order form makes a quote with each change."""
+"""How long a digest is cached. The order form makes a new quote after each change, and should not ask each time."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The image's digest, or a warning. Both are empty if no check was made, or only the log-in was checked."""
+    """What a check found: the image's digest, or a warning that nothing was checked.
+
+    Both are empty if checks are turned off, or if only credentials were checked, successfully.
+    """
 
     digest: str = ""
     warning: Text = ""
 
 
 def registries_for(organization: Organization) -> QuerySet[Registry]:
-    """Return the organization's registries, by host."""
+    """Return the organization's registries, sorted by host."""
     return Registry.objects.filter(organization=organization).order_by("host")
 
 
 def registry_named(organization: Organization, host: str) -> Registry:
-    """Return the credentials for a host. Raises NotFound."""
+    """Return the organization's registry with this host. Raises NotFound."""
+    # An invalid host, which comes from a URL, is not looked up: PostgreSQL refuses NUL characters.
     registry = registries_for(organization).filter(host=host.lower()).first() if HOST.fullmatch(host.lower()) else None
     if registry is None:
         raise NotFound
@@ -74,7 +81,7 @@ def save_registry(
     password: str | None = "",
     user: User | None = None,
 ) -> Registry:
-    """Store the credentials for `host`, replacing earlier ones; a password of None keeps the stored one.
+    """Store a registry with its credentials, or change it. If `password` is None, the stored one is kept.
 
     Raises InvalidInput.
     """
@@ -90,9 +97,9 @@ def save_registry(
         raise InvalidInput(fields={"password": sentence % {"most": MAX_PASSWORD_LENGTH}})
     values: dict[str, object] = {"username": username}
     if password is not None:
-        values["secret"] = encryption.encrypt(password, purpose=PURPOSE) if password else b""
+        values["secret"] = encryption.encrypt(password, purpose=ENCRYPTION_PURPOSE) if password else b""
     with transaction.atomic():
-        quota.lock(organization)  # keeps concurrent requests below the limit
+        quota.lock(organization)  # concurrent calls wait here, so they cannot exceed MAX_REGISTRIES together
         if registries_for(organization).exclude(host=host).count() >= MAX_REGISTRIES:
             sentence = _("Your organization has reached its limit of %(most)d registries. Delete one first.")
             raise InvalidInput(fields={"host": sentence % {"most": MAX_REGISTRIES}})
@@ -102,24 +109,26 @@ def save_registry(
 
 
 def delete_registry(*, registry: Registry, user: User | None = None) -> None:
-    """Delete the credentials of a registry. Raises InUse while an open job needs an image from it."""
+    """Delete a registry with its credentials. Raises InUse while an open job needs an image from it."""
     organization = registry.organization
     with transaction.atomic():
-        quota.lock(organization)  # as orders do, so that they wait
+        quota.lock(organization)  # orders lock it too, so that they wait
         images = Image.objects.filter(organization=organization, reference__startswith=f"{registry.host}/")
-        in_use.require_unused(reader=organization.pk, images=list(images.values_list("pk", flat=True)))
+        in_use.require_unused(
+            viewer_organization_id=organization.pk, image_ids=list(images.values_list("pk", flat=True))
+        )
         if Registry.objects.filter(pk=registry.pk).delete()[0]:
             record(organization=organization, actor=user, action="registry.deleted", target=registry.host)
 
 
 def registry_for(*, organization: Organization, reference: str) -> Registry | None:
-    """Return the stored credentials for an image reference; None if there are none."""
+    """Return the organization's registry that an image reference names; None if it is not stored."""
     return Registry.objects.filter(organization=organization, host=reference.partition("/")[0].lower()).first()
 
 
 def password_of(registry: Registry) -> str:
-    """Return the decrypted password, for the backend that pulls. Empty if no key decrypts it any more."""
-    return (encryption.decrypt(registry.secret, purpose=PURPOSE) or "") if registry.secret else ""
+    """Return the decrypted password, for the backend that pulls images; empty if it can no longer be decrypted."""
+    return (encryption.decrypt(registry.secret, purpose=ENCRYPTION_PURPOSE) or "") if registry.secret else ""
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -127,9 +136,9 @@ def password_of(registry: Registry) -> str:
 
 @sensitive_variables("password")
 def check_registry(*, organization: Organization, host: str, username: str, password: str | None) -> CheckResult:
-    """Check credentials before they are saved. A password of None is the stored one. Raises InvalidInput.
+    """Check credentials before they are saved. If `password` is None, check the stored one. Raises InvalidInput.
 
-    Do not call this in a transaction: it asks the registry.
+    Do not call it in a database transaction, because it sends requests to the registry.
     """
     host = host.strip().lower()
     if not (settings.REGISTRY_CHECKS and username and HOST.fullmatch(host)):
@@ -138,7 +147,7 @@ def check_registry(*, organization: Organization, host: str, username: str, pass
         stored = registries_for(organization).filter(host=host).first()
         password = password_of(stored) if stored else ""
     try:
-        with _slot(organization, "host"):
+        with _limit_concurrent_checks(organization, "host"):
             registry_client.check_login(host, Credentials(username, password))
     except RegistryError as error:
         if error.problem is Problem.UNAUTHORIZED:
@@ -152,13 +161,14 @@ def check_registry(*, organization: Organization, host: str, username: str, pass
 def check_image(*, organization: Organization, reference: str, username: str = "", password: str = "") -> CheckResult:
     """Check that a registry has an image, before the image is saved. Raises InvalidInput.
 
-    Without a user name, the stored credentials are used. Do not call this in a transaction: it asks the registry.
+    Without a user name, the stored credentials are used. Do not call it in a database transaction, because it sends
+    requests to the registry.
     """
     if not (settings.REGISTRY_CHECKS and REFERENCE.fullmatch(reference)):
-        return CheckResult()  # saving the image refuses an invalid reference
+        return CheckResult()  # an invalid reference is refused when the image is saved
     credentials = Credentials(username, password) if username else _credentials(organization, reference)
     try:
-        with _slot(organization, "reference"):
+        with _limit_concurrent_checks(organization, "reference"):
             return CheckResult(digest=registry_client.digest_of(reference, credentials))
     except RegistryError as error:
         if sentence := _refusal(error.problem, reference, has_credentials=credentials is not None):
@@ -167,9 +177,9 @@ def check_image(*, organization: Organization, reference: str, username: str = "
 
 
 def current_digest(*, organization: Organization, image: Image) -> str:
-    """Return the digest of an own image for an order; empty if the registry cannot be asked. Raises InvalidInput.
+    """Return the digest of an image for an order; empty if the image is built-in, or the registry cannot be reached.
 
-    Do not call this in a transaction: it asks the registry.
+    Raises InvalidInput. Do not call it in a database transaction, because it sends requests to the registry.
     """
     if image.is_builtin or not settings.REGISTRY_CHECKS:
         return ""
@@ -181,24 +191,24 @@ def current_digest(*, organization: Organization, image: Image) -> str:
         return cached
     credentials = _credentials(organization, reference)
     try:
-        with _slot(organization, "image"):
+        with _limit_concurrent_checks(organization, "image"):
             digest = registry_client.digest_of(reference, credentials, seconds=QUOTE_SECONDS)
     except RegistryError as error:
         if sentence := _refusal(error.problem, reference, has_credentials=credentials is not None):
             raise InvalidInput(fields={"image": sentence}) from None
-        digest = ""  # kept too, so that the form does not wait for the registry at each change
+        digest = ""  # cached too, so that the order form does not wait for the registry after each change
     cache.set(key, digest, CACHE_SECONDS)
     return digest
 
 
 @contextmanager
-def _slot(organization: Organization, field: str) -> Iterator[None]:
-    """Limit the organization's concurrent checks. Raises InvalidInput for `field` if there are too many.
+def _limit_concurrent_checks(organization: Organization, field: str) -> Iterator[None]:
+    """Occupy one of the organization's MAX_CONCURRENT_CHECKS keys in the cache during the block.
 
-    A registry that answers slowly holds a thread of the web server.
+    Raises InvalidInput for `field` if none is free.
     """
     keys = [f"registry-check:{organization.pk}:{number}" for number in range(MAX_CONCURRENT_CHECKS)]
-    # The timeout frees the slot of a process that died. It is longer than any check, which takes TOTAL_SECONDS at most.
+    # The timeout frees the key of a process that died. A check takes TOTAL_SECONDS at most.
     key = next((key for key in keys if cache.add(key, 1, timeout=int(2 * registry_client.TOTAL_SECONDS))), None)
     if key is None:
         raise InvalidInput(fields={field: _("Other checks of registries are running. Try again in a few seconds.")})
@@ -209,12 +219,13 @@ def _slot(organization: Organization, field: str) -> Iterator[None]:
 
 
 def _credentials(organization: Organization, reference: str) -> Credentials | None:
+    """Return the stored credentials for an image reference; None if there are none."""
     registry = registry_for(organization=organization, reference=reference)
     return Credentials(registry.username, password_of(registry)) if registry and registry.username else None
 
 
 def _refusal(problem: Problem, reference: str, *, has_credentials: bool) -> Text:
-    """Return what the registry refused; empty if it could not be asked."""
+    """Return a sentence on why the registry refused the image; empty if `problem` is no refusal but a failed check."""
     host = reference.partition("/")[0]
     if problem is Problem.NO_IMAGE:
         return _("The registry has no image %(reference)s. Check its name and tag.") % {"reference": reference}
@@ -228,7 +239,7 @@ def _refusal(problem: Problem, reference: str, *, has_credentials: bool) -> Text
 
 
 def _warning(problem: Problem, host: str) -> Text:
-    """Return a warning that says why nothing was checked."""
+    """Return a sentence on why nothing was checked."""
     if problem is Problem.FORBIDDEN_ADDRESS:
         sentence = _("The registry %(host)s is not at a public HTTPS address, so the console did not check it.")
     elif problem is Problem.INVALID_ANSWER:

@@ -30,7 +30,7 @@ class RegistrySerializer(serializers.ModelSerializer[Registry]):
         fields = ("host", "username", "created_at", "warning")
 
     def get_warning(self, _registry: Registry) -> str:
-        """Return the warning of the check that preceded this answer."""
+        """Return the warning of the check before the credentials were saved, in this request."""
         return str(self.context.get("warning", ""))
 
 

@@ -1,9 +1,9 @@
 """Ask a registry for the digest of an image, by the OCI distribution API.
 
-Customers choose the host, so this client treats it as hostile. It connects only to public addresses unless
-REGISTRY_PRIVATE_ADDRESSES allows others, and to the address that it has checked. It sends credentials only to the
-host that the customer named, and to the token service that this host names over HTTPS. Each request has a time limit
-and reads a limited number of bytes.
+Customers choose the host, so this client does not trust it. It connects only to public addresses, unless
+REGISTRY_PRIVATE_ADDRESSES allows others, and only to the address that it has checked. It sends the credentials only to
+the host that the customer named, and to the token service that this host names. Each check has a time limit, and reads
+a limited number of bytes.
 """
 
 from __future__ import annotations
@@ -29,28 +29,35 @@ from django.conf import settings
 from console.core import connections
 
 TOTAL_SECONDS = 12.0
-"""Time limit of one check with all its requests: the customer's form waits for it."""
+"""How long one check may take with all its requests. The customer's form waits for it."""
 CONNECT_SECONDS = 5.0
+"""How long one connection may take to be accepted. A host that does not response at all needs not the whole time."""
 MAX_MANIFEST_BYTES = 4 * 1024**2
-"""The size that the distribution specification asks registries to accept."""
+"""The largest manifest. The OCI distribution specification asks registries to accept at least this size."""
 MAX_TOKEN_BYTES = 64 * 1024
+"""The largest response of a token service. Tokens have a few KiB."""
 MAX_REDIRECTS = 3
+"""How many redirects are followed. Registries send manifests themselves, or redirect once to a storage service."""
 HTTPS_PORT = 443
 FIRST_UNPRIVILEGED_PORT = 1024
-"""Lower ports are refused, except HTTPS's, so that a registry's name cannot lead to another system service."""
+"""Lower ports, except HTTPS_PORT, are refused, so that customers cannot reach other services, such as SSH or SMTP."""
 MEDIA_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-"""Types of manifests. Without the OCI types, a registry answers 404 for an OCI image."""
+"""The media types of manifests that this client accepts. A registry responses 404 for a manifest of another type."""
 DOCKER_HUB_HOSTS = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 DOCKER_HUB = "registry-1.docker.io"
+"""The host that serves Docker Hub's API. References use all names in DOCKER_HUB_HOSTS for it."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)."""
 _MAX_CHALLENGE_LENGTH = 2000
+"""How much of a header WWW-Authenticate is parsed; real ones have some hundred characters."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"', re.IGNORECASE)
+"""A parameter in a header WWW-Authenticate, such as `realm="https://auth.docker.io/token"`."""
 
 
 class Problem(enum.StrEnum):
@@ -58,11 +65,11 @@ class Problem(enum.StrEnum):
 
     UNREACHABLE = "unreachable"
     FORBIDDEN_ADDRESS = "forbidden_address"
-    """Its address is not public, or its port is that of another service."""
+    """The host's address is not public, or its port is not allowed."""
     UNAUTHORIZED = "unauthorized"
     NO_IMAGE = "no_image"
     INVALID_ANSWER = "invalid_answer"
-    """The answer is not one of the distribution API."""
+    """The host's response does not follow the distribution API."""
 
 
 class RegistryError(Exception):
@@ -74,7 +81,7 @@ class RegistryError(Exception):
 
 
 class Reference(NamedTuple):
-    """A reference in parts: `host/repository:tag` or `host/repository@digest`."""
+    """The parts of an image reference `host/repository:tag` or `host/repository@digest`; missing ones are empty."""
 
     host: str
     repository: str
@@ -84,25 +91,25 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Credentials:
-    """User name and password at one host."""
+    """The user name and password at one registry."""
 
     username: str
     password: str
 
     @property
     def header(self) -> str:
-        """The value of the header Authorization."""
+        """Return the value of the header Authorization."""
         return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
 
 
-class _Answer(NamedTuple):
+class _Response(NamedTuple):
     status: int
     headers: http.client.HTTPMessage
     body: bytes
 
 
 def parse_reference(reference: str) -> Reference:
-    """Divide a reference (`images.REFERENCE`). Without tag and digest, the tag is `latest`."""
+    """Return the parts of a reference that matches `images.REFERENCE`. Without tag and digest, the tag is `latest`."""
     name, _, digest = reference.partition("@")
     host, _, rest = name.partition("/")
     repository, _, tag = rest.partition(":")
@@ -118,20 +125,20 @@ def digest_of(reference: str, credentials: Credentials | None = None, *, seconds
         repository = repository if "/" in repository else f"library/{repository}"
     client = _Client(credentials, seconds)
     url = f"{_origin(host)}/v2/{quote(repository)}/manifests/{quote(parts.digest or parts.tag, safe=':')}"
-    answer = client.request("HEAD", url)
-    if answer.status in {401, 403}:
-        client.authorize(answer, repository)
-        answer = client.request("HEAD", url)
-    digest = answer.headers.get("Docker-Content-Digest", "")
-    if answer.status == 200 and not _DIGEST.match(digest):  # not every registry sends it
-        answer = client.request("GET", url, limit_bytes=MAX_MANIFEST_BYTES)
-        digest = "sha256:" + hashlib.sha256(answer.body).hexdigest()
-    if answer.status in {401, 403}:
+    response = client.request("HEAD", url)
+    if response.status in {401, 403}:
+        client.authorize(response, repository)
+        response = client.request("HEAD", url)
+    digest = response.headers.get("Docker-Content-Digest", "")
+    if response.status == 200 and not _DIGEST.match(digest):  # some registries do not send this header
+        response = client.request("GET", url, limit_bytes=MAX_MANIFEST_BYTES)
+        digest = "sha256:" + hashlib.sha256(response.body).hexdigest()
+    if response.status in {401, 403}:
         raise RegistryError(Problem.UNAUTHORIZED)
-    if answer.status == 404:
+    if response.status == 404:
         raise RegistryError(Problem.NO_IMAGE)
-    if answer.status != 200:
-        raise RegistryError(Problem.INVALID_ANSWER, f"status {answer.status}")
+    if response.status != 200:
+        raise RegistryError(Problem.INVALID_ANSWER, f"status {response.status}")
     if parts.digest and digest != parts.digest:
         raise RegistryError(Problem.INVALID_ANSWER, "another digest")
     return digest
@@ -141,14 +148,14 @@ def check_login(host: str, credentials: Credentials) -> None:
     """Check that a registry accepts these credentials. Raises RegistryError."""
     client = _Client(credentials, TOTAL_SECONDS)
     url = f"{_origin(DOCKER_HUB if host in DOCKER_HUB_HOSTS else host)}/v2/"
-    answer = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
-    if answer.status in {401, 403}:
-        client.authorize(answer, "")
-        answer = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
-    if answer.status in {401, 403}:
+    response = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
+    if response.status in {401, 403}:
+        client.authorize(response, "")
+        response = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
+    if response.status in {401, 403}:
         raise RegistryError(Problem.UNAUTHORIZED)
-    if answer.status != 200:
-        raise RegistryError(Problem.INVALID_ANSWER, f"status {answer.status}")
+    if response.status != 200:
+        raise RegistryError(Problem.INVALID_ANSWER, f"status {response.status}")
 
 
 class _Client:
@@ -159,25 +166,31 @@ class _Client:
         self._authorization = ""
         self._ends_at = time.monotonic() + seconds
 
-    def request(self, method: str, url: str, *, limit_bytes: int = 0) -> _Answer:
-        """Send a request for a manifest; follow redirects, to other hosts without the authorization."""
+    def request(self, method: str, url: str, *, limit_bytes: int = 0) -> _Response:
+        """Return the response to a request; follow redirects, without the authorization to other hosts.
+
+        Raises RegistryError.
+        """
         origin = urlsplit(url)[:2]
         for _redirect in range(MAX_REDIRECTS + 1):
             headers = {"Accept": ", ".join(MEDIA_TYPES)}
             if self._authorization and urlsplit(url)[:2] == origin:
                 headers["Authorization"] = self._authorization
-            answer = self._request(method, url, headers, limit_bytes)
-            location = answer.headers.get("Location", "")
-            if answer.status not in {301, 302, 303, 307, 308} or not location:
-                return answer
+            response = self._request(method, url, headers, limit_bytes)
+            location = response.headers.get("Location", "")
+            if response.status not in {301, 302, 303, 307, 308} or not location:
+                return response
             try:
                 url = urljoin(url, location)
             except ValueError:
                 raise RegistryError(Problem.INVALID_ANSWER, "an invalid redirect") from None
         raise RegistryError(Problem.INVALID_ANSWER, "too many redirects")
 
-    def authorize(self, refusal: _Answer, repository: str) -> None:
-        """Do what a 401 asks for: send the password (Basic), or fetch a token for it (Bearer). Raises RegistryError."""
+    def authorize(self, refusal: _Response, repository: str) -> None:
+        """Authorize the following requests as the response `refusal` asks: by the password (Basic) or a token (Bearer).
+
+        Raises RegistryError.
+        """
         for challenge in refusal.headers.get_all("WWW-Authenticate", []):
             scheme, _, rest = challenge.partition(" ")
             if scheme.lower() == "basic" and self._credentials is not None:
@@ -189,53 +202,53 @@ class _Client:
         raise RegistryError(Problem.UNAUTHORIZED)
 
     def _fetch_token(self, challenge: Mapping[str, str], repository: str) -> str:
-        """Return a token of the service that the registry names. Raises RegistryError."""
+        """Return a token from the token service that the registry's challenge names (`realm`). Raises RegistryError."""
         scope = challenge.get("scope") or (f"repository:{repository}:pull" if repository else "")
         query = {name: value for name, value in (("scope", scope), ("service", challenge.get("service"))) if value}
         realm = challenge.get("realm", "")
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
         headers = {"Authorization": self._credentials.header} if self._credentials is not None else {}
-        # Without redirects: the password goes to the service that was named, and nowhere else.
-        answer = self._request("GET", url, headers, MAX_TOKEN_BYTES)
-        if answer.status in {400, 401, 403}:
+        # No redirects are followed, so that the password goes only to this service.
+        response = self._request("GET", url, headers, MAX_TOKEN_BYTES)
+        if response.status in {400, 401, 403}:
             raise RegistryError(Problem.UNAUTHORIZED)
         try:
-            data = json.loads(answer.body)
+            data = json.loads(response.body)
             token = data.get("token") or data.get("access_token")
         except (ValueError, AttributeError, RecursionError):
             token = None
-        if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
+        if response.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
             raise RegistryError(Problem.INVALID_ANSWER, "no token")
         return token
 
-    def _request(self, method: str, url: str, headers: Mapping[str, str], limit_bytes: int) -> _Answer:
-        """Send one request and read at most `limit_bytes` of its answer. Raises RegistryError."""
-        remaining = self._ends_at - time.monotonic()
-        if remaining <= 0:
+    def _request(self, method: str, url: str, headers: Mapping[str, str], limit_bytes: int) -> _Response:
+        """Send one request, and return its response. Raises RegistryError if it has more than `limit_bytes`."""
+        remaining_seconds = self._ends_at - time.monotonic()
+        if remaining_seconds <= 0:
             raise RegistryError(Problem.UNREACHABLE, "too slow")
         try:
-            connection = _connect(url, min(CONNECT_SECONDS, remaining))
-            # A timeout of the socket restarts with each byte, so a timer ends the connection.
-            with contextlib.closing(connection), connections.time_limit(connection, remaining):
+            connection = _connect(url, min(CONNECT_SECONDS, remaining_seconds))
+            # A socket's timeout begins again with each byte, so it does not limit the whole request.
+            with contextlib.closing(connection), connections.time_limit(connection, remaining_seconds):
                 parts = urlsplit(url)
                 target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
                 connection.request(method, target, headers={**headers, "User-Agent": "trainyard"})
                 response = connection.getresponse()
                 body = response.read(limit_bytes + 1) if limit_bytes else b""
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed URL or header
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError for a malformed URL or header
             raise RegistryError(Problem.UNREACHABLE, type(error).__name__) from error
         if len(body) > limit_bytes:
             raise RegistryError(Problem.INVALID_ANSWER, "too long")
-        return _Answer(response.status, response.headers, body)
+        return _Response(response.status, response.headers, body)
 
 
 def _parameters(challenge: str) -> dict[str, str]:
-    """Return the parameters of a challenge."""
+    """Return the parameters in the rest of a header WWW-Authenticate, by lower-case name."""
     return {name.lower(): value for name, value in _CHALLENGE.findall(challenge[:_MAX_CHALLENGE_LENGTH])}
 
 
 def _origin(host: str) -> str:
-    """Return the scheme and host of a registry: HTTP for one on this machine, as container runtimes do."""
+    """Return the origin of a registry. One on this machine is reached by HTTP, as container runtimes do it."""
     name = urlsplit(f"//{host}").hostname or ""
     return f"{'http' if settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(name) else 'https'}://{host}"
 
@@ -250,7 +263,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
-    """Connect to the host of a URL at an address that is allowed. Raises OSError, ValueError, RegistryError."""
+    """Return an open connection to a URL's host, at an allowed address. Raises OSError, ValueError, RegistryError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (HTTPS_PORT if parts.scheme == "https" else 80)
     is_unencrypted = parts.scheme == "http" and settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(host)
@@ -259,27 +272,27 @@ def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
     if port != HTTPS_PORT and port < FIRST_UNPRIVILEGED_PORT:
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, f"port {port}")
     addresses = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    # Every address must be allowed: a name with a public and a private address is a sign of an attack.
+    # All addresses must be allowed, because no real registry has both public and private ones.
     if not addresses or not all(is_allowed(str(address)) for address in addresses):
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, host)
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
-    plain = socket.create_connection((str(addresses[0]), port), timeout=seconds)
+    tcp = socket.create_connection((str(addresses[0]), port), timeout=seconds)
     try:
         context = ssl.create_default_context()
-        connection.sock = plain if is_unencrypted else context.wrap_socket(plain, server_hostname=host)
+        connection.sock = tcp if is_unencrypted else context.wrap_socket(tcp, server_hostname=host)
     except BaseException:
-        plain.close()
+        tcp.close()
         raise
     return connection
 
 
 def is_allowed(address: str) -> bool:
-    """Whether the console may connect to this IP address."""
+    """Return whether this client may connect to an IP address, or to the IPv4 address in a 6to4 or NAT64 address."""
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         nat64 = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
         parsed = parsed.ipv4_mapped or parsed.sixtofour or nat64 or parsed
-    # Link-local addresses hold the metadata services of clouds, so no setting allows them.
+    # Clouds serve machines' credentials at link-local addresses (169.254.169.254), so no setting allows these.
     if parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified:
         return False
     return parsed.is_global or settings.REGISTRY_PRIVATE_ADDRESSES

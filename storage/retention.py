@@ -1,10 +1,11 @@
-"""Delete, restore and finally remove versions of datasets and models, and workspaces.
+"""Delete, restore and finally remove dataset versions, model versions and workspaces (items).
 
-A deleted item disappears at once. Its files stay for KEPT_AFTER_DELETION and count against the quota meanwhile. Until
-then a user can restore it, or remove the files early. An item that an open job uses cannot be deleted. The row is
-marked as removed only after its files are, so every file on the disk counts.
+A deleted item disappears from lists at once. Its files stay for KEPT_AFTER_DELETION, and count against the quota. In
+this time, its retention, members can restore the item, or remove its files. An item that an open job uses cannot be
+deleted. A row is marked as removed only after its files are removed, so all files on the disk count.
 
-Three columns hold the state: `deleted_at`, `kept_until` (the end of retention) and `removed_at` (the files are gone).
+Three columns hold the state: `deleted_at`, `kept_until` (the end of the retention), and `removed_at` (when the files
+were removed).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:
     with transaction.atomic():
         quota.lock(dataset.organization)
         versions = selectors.versions_of(dataset).select_for_update().values_list("pk", flat=True)
-        in_use.require_unused(reader=dataset.organization.pk, versions=list(versions))
+        in_use.require_unused(viewer_organization_id=dataset.organization.pk, dataset_version_ids=list(versions))
         now = timezone.now()
         if Dataset.objects.filter(pk=dataset.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
             selectors.versions_of(dataset).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
@@ -37,12 +38,12 @@ def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:
 
 
 def delete_version(*, version: DatasetVersion, user: User | None = None) -> None:
-    """Delete one version of a dataset; the newest remaining one becomes its latest. Safe to repeat. Raises InUse."""
+    """Delete one version of a dataset; the newest that remains is then its latest. Safe to repeat. Raises InUse."""
     organization = version.dataset.organization
     with transaction.atomic():
         quota.lock(organization)
         DatasetVersion.objects.select_for_update().get(pk=version.pk)
-        in_use.require_unused(reader=organization.pk, versions=[version.pk])
+        in_use.require_unused(viewer_organization_id=organization.pk, dataset_version_ids=[version.pk])
         if _mark_deleted(version):
             _set_latest(version.dataset)
             record(organization=organization, actor=user, action="dataset.version_deleted", target=str(version))
@@ -53,7 +54,7 @@ def delete_model(*, model: Model, user: User | None = None) -> None:
     with transaction.atomic():
         quota.lock(model.organization)
         versions = selectors.model_versions_of(model).values_list("pk", flat=True)
-        in_use.require_unused(reader=model.organization.pk, models=list(versions))
+        in_use.require_unused(viewer_organization_id=model.organization.pk, model_version_ids=list(versions))
         now = timezone.now()
         if Model.objects.filter(pk=model.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
             selectors.model_versions_of(model).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
@@ -61,11 +62,11 @@ def delete_model(*, model: Model, user: User | None = None) -> None:
 
 
 def delete_model_version(*, version: ModelVersion, user: User | None = None) -> None:
-    """Delete one version of a model, and with its last version the model. Safe to repeat. Raises InUse."""
+    """Delete one version of a model, and the model if it was its last version. Safe to repeat. Raises InUse."""
     organization = version.model.organization
     with transaction.atomic():
         quota.lock(organization)
-        in_use.require_unused(reader=organization.pk, models=[version.pk])
+        in_use.require_unused(viewer_organization_id=organization.pk, model_version_ids=[version.pk])
         if _mark_deleted(version):
             _set_latest_model(version.model)
             record(organization=organization, actor=user, action="model.version_deleted", target=str(version))
@@ -75,22 +76,23 @@ def delete_workspace(*, workspace: Workspace, user: User | None = None) -> None:
     """Delete a workspace. Safe to repeat. Raises InUse."""
     with transaction.atomic():
         quota.lock(workspace.organization)
-        in_use.require_unused(reader=workspace.organization.pk, workspaces=[workspace.pk])
+        in_use.require_unused(viewer_organization_id=workspace.organization.pk, workspace_ids=[workspace.pk])
         if _mark_deleted(workspace):
             record(organization=workspace.organization, actor=user, action="workspace.deleted", target=workspace.name)
 
 
 def restore(*, item: Item, user: User | None = None) -> None:
-    """Restore a deleted workspace, or a version with its dataset or model.
+    """Restore a deleted workspace or version. With a version, its dataset or model is restored if it was deleted.
 
-    Raises NotFound after the retention, NameTaken, and TooMany if the quota allows no more of them.
+    Raises NotFound after the retention, NameTaken, and TooMany if the quota allows no more workspaces, datasets or
+    models.
     """
     organization = owner_of(item)
     try:
         with transaction.atomic():
             quota.lock(organization)
             item.refresh_from_db()
-            # After `kept_until`, garbage collection may be removing the files.
+            # After `kept_until`, garbage collection may already be removing the files.
             if item.removed_at or (item.kept_until and item.kept_until <= timezone.now()):
                 raise NotFound
             if item.deleted_at is None:
@@ -111,14 +113,14 @@ def restore(*, item: Item, user: User | None = None) -> None:
                 Dataset.objects.filter(pk=item.dataset_id).update(deleted_at=None)
                 _set_latest(item.dataset)
             record(organization=organization, actor=user, action=f"{_action_prefix(item)}.restored", target=str(item))
-    except IntegrityError:  # names are unique among undeleted items, and a new item took this one
+    except IntegrityError:  # names are unique among objects that are not deleted, and a new one has this name
         raise NameTaken from None
 
 
 def remove(*, item: Item, user: User | None = None) -> None:
     """Remove the files of a deleted item now. Safe to repeat. Raises InUse, NotFound.
 
-    The transaction ends the retention, so after an interruption garbage collection removes the files.
+    A transaction first ends the retention. If this process then dies, garbage collection removes the files.
     """
     organization = owner_of(item)
     with transaction.atomic():
@@ -126,17 +128,17 @@ def remove(*, item: Item, user: User | None = None) -> None:
         item.refresh_from_db()
         if item.deleted_at is None:
             raise NotFound
-        in_use.require_unused(reader=organization.pk, **_keys(item))
+        in_use.require_unused(viewer_organization_id=organization.pk, **_ids_of(item))
         now = timezone.now()
         if item.kept_until is None or item.kept_until > now:
             item.kept_until = now
             item.save(update_fields=["kept_until"])
             record(organization=organization, actor=user, action=f"{_action_prefix(item)}.removed", target=str(item))
-    remove_files(item)  # outside the transaction: it can take minutes, and the quota must not stay locked
+    remove_files(item)  # outside the transaction, which locks the quota, because it can take minutes
 
 
 def remove_files(item: Item) -> None:
-    """Remove the files of a deleted item, then stop counting it. Safe to repeat."""
+    """Remove the files of a deleted item, and then mark it as removed. Safe to repeat."""
     folder = selectors.folder_of(item)
     trees.remove_tree(folder=folder, scratch=scratch())
     manifests.path_of(folder).unlink(missing_ok=True)
@@ -153,7 +155,7 @@ def expired() -> list[Item]:
         *ModelVersion.objects.filter(kept_until__lte=timezone.now(), removed_at=None).select_related("model"),
         *Workspace.objects.filter(kept_until__lte=timezone.now(), removed_at=None),
     ]
-    return [item for item in rows if not in_use.jobs_using(reader=None, **_keys(item))]
+    return [item for item in rows if not in_use.jobs_using(viewer_organization_id=None, **_ids_of(item))]
 
 
 def owner_of(item: Item) -> Organization:
@@ -164,7 +166,7 @@ def owner_of(item: Item) -> Organization:
 
 
 def _mark_deleted(item: Item) -> bool:
-    """Start the retention; return False if the item was already deleted."""
+    """Mark an item as deleted, which starts its retention; return False if it was deleted already."""
     now = timezone.now()
     rows = type(item).objects.filter(pk=item.pk, deleted_at=None)
     return bool(rows.update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION))
@@ -176,16 +178,18 @@ def _set_latest(dataset: Dataset) -> None:
 
 
 def _set_latest_model(model: Model) -> None:
-    """Set the model's latest version. A model exists only with a version: it is deleted with the last one."""
+    """Set the model's latest version. A model without versions is deleted: only a publication creates models."""
     model.latest = selectors.model_versions_of(model).first()
     model.deleted_at = None if model.latest else timezone.now()
     model.save(update_fields=["latest", "deleted_at"])
 
 
-def _keys(item: Item) -> dict[str, list[int]]:
-    """Return the arguments of `in_use` for an item."""
-    return {item.kind: [item.pk]}
+def _ids_of(item: Item) -> dict[str, list[int]]:
+    """Return the argument by which the functions of `in_use` look for an item."""
+    argument = {"versions": "dataset_version_ids", "models": "model_version_ids", "workspaces": "workspace_ids"}
+    return {argument[item.kind]: [item.pk]}
 
 
 def _action_prefix(item: Item) -> str:
+    """Return the beginning of the names of an item's actions in the audit log."""
     return {"versions": "dataset.version", "models": "model.version", "workspaces": "workspace"}[item.kind]

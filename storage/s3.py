@@ -1,9 +1,9 @@
 """A client of S3-compatible storage: objects and multipart uploads of one bucket.
 
-Every request is signed in its URL (Signature Version 4, with an unsigned payload). So the requests of the console and
-those that it lets a browser make are signed by the same function. Addresses are path-style.
+All requests are signed in their URL (AWS Signature Version 4, with an unsigned payload). So one function signs both the
+console's own requests and the URLs that it gives to clients. URLs are path-style: the bucket's name is in the path.
 
-A server's answer is not trusted: its size and the time to read it are limited, and redirects are not followed.
+A server's responses are not trusted. Their size and the time to read them are limited, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from xml.etree import ElementTree as ET
 from console.core import connections
 
 MAX_PART_COUNT = 10_000
-"""Parts of a multipart upload, as S3 limits them."""
+"""How many parts a multipart upload may have, which is S3's limit."""
 REQUEST_SECONDS = 300
-"""How long the URL of one of the console's own requests is valid; clocks may differ."""
-MAX_ANSWER_BYTES = 8 * 1024**2
-"""Largest answer: a listing of 1,000 keys of 1,024 bytes, all percent-encoded, needs less."""
-ANSWER_SECONDS = 60
-"""How long reading an answer in XML may take."""
+"""How long the URL of one of the console's own requests is valid. It is used at once, but clocks may differ."""
+MAX_RESPONSE_BYTES = 8 * 1024**2
+"""The largest XML response. A listing of 1,000 keys of 1,024 bytes needs less, even if all are percent-encoded."""
+RESPONSE_SECONDS = 60
+"""How long reading an XML response may take."""
 
 
 class S3Error(Exception):
-    """The server refused a request or answered it wrongly.
+    """The server refused a request, or its response was invalid.
 
-    `status` is the HTTP status, 200 for an invalid answer; `code` is S3's error code, if the server sent one.
+    `status` is the HTTP status, which is 200 for an invalid response. `code` is S3's error code, or empty.
     """
 
     def __init__(self, status: int, code: str = "") -> None:
@@ -60,7 +60,7 @@ class Bucket:
 
 
 class Object(NamedTuple):
-    """An object of a bucket. `etag` is as the server writes it, with its quotes."""
+    """An object of a bucket. `size` is in bytes; `etag` has its quotes, as the server sends it."""
 
     key: str
     size: int
@@ -68,7 +68,7 @@ class Object(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a multipart upload that the bucket has."""
+    """A part of a multipart upload that has arrived in the bucket. `size` is in bytes."""
 
     number: int
     size: int
@@ -88,44 +88,46 @@ def signed_url(
     headers: Mapping[str, str] | None = None,
     now: datetime | None = None,
 ) -> str:
-    """Return a URL that allows one request for `seconds`. The request must have exactly these `headers`.
+    """Return a URL that is valid for `seconds`, for requests that have exactly these `headers`.
 
-    https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html
+    The algorithm: https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html
     """
     path = quote(f"/{bucket.name}/{key}" if key else f"/{bucket.name}", safe="/")
     values = {name: str(value) for name, value in (query or {}).items()}
     if not bucket.access_key_id:
         return f"{bucket.endpoint}{path}?{_encode(values)}"
+    # The names below are AWS's: "credential scope", "signed headers", "canonical request", "string to sign".
     time_text = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{time_text[:8]}/{bucket.region}/s3/aws4_request"
-    signed = {"host": _host_header(bucket.endpoint)} | {
+    signed_headers = {"host": _host_header(bucket.endpoint)} | {
         name.lower(): value.strip() for name, value in (headers or {}).items()
     }
-    names = ";".join(sorted(signed))
+    header_names = ";".join(sorted(signed_headers))
     values |= {
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
         "X-Amz-Credential": f"{bucket.access_key_id}/{scope}",
         "X-Amz-Date": time_text,
         "X-Amz-Expires": str(seconds),
-        "X-Amz-SignedHeaders": names,
+        "X-Amz-SignedHeaders": header_names,
     }
-    header_lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
-    request = "\n".join((method, path, _encode(values), header_lines, names, "UNSIGNED-PAYLOAD"))
-    text = "\n".join(("AWS4-HMAC-SHA256", time_text, scope, hashlib.sha256(request.encode()).hexdigest()))
-    secret = f"AWS4{bucket.secret_access_key}".encode()
-    for part in (*scope.split("/"), text):
-        secret = hmac.digest(secret, part.encode(), "sha256")
-    return f"{bucket.endpoint}{path}?{_encode(values)}&X-Amz-Signature={secret.hex()}"
+    header_lines = "".join(f"{name}:{signed_headers[name]}\n" for name in sorted(signed_headers))
+    canonical_request = "\n".join((method, path, _encode(values), header_lines, header_names, "UNSIGNED-PAYLOAD"))
+    request_sha256 = hashlib.sha256(canonical_request.encode()).hexdigest()
+    string_to_sign = "\n".join(("AWS4-HMAC-SHA256", time_text, scope, request_sha256))
+    digest = f"AWS4{bucket.secret_access_key}".encode()
+    for part in (*scope.split("/"), string_to_sign):  # each digest is the key of the next; the last is the signature
+        digest = hmac.digest(digest, part.encode(), "sha256")
+    return f"{bucket.endpoint}{path}?{_encode(values)}&X-Amz-Signature={digest.hex()}"
 
 
 def _host_header(endpoint: str) -> str:
-    """Return the header Host, which clients send without a default port."""
+    """Return the value of the header Host that clients send: the default port is left out."""
     parts = urlsplit(endpoint)
     return parts.netloc.removesuffix(":443" if parts.scheme == "https" else ":80")
 
 
 def _encode(values: Mapping[str, str]) -> str:
-    """Return a query in the canonical form: sorted, and with everything percent-encoded that may be."""
+    """Return a query in AWS's canonical form: sorted, and with all characters but the unreserved percent-encoded."""
     pairs = sorted((quote(name, safe=""), quote(value, safe="")) for name, value in values.items())
     return "&".join(f"{name}={value}" for name, value in pairs)
 
@@ -134,24 +136,24 @@ def _encode(values: Mapping[str, str]) -> str:
 
 
 def list_objects(bucket: Bucket, prefix: str) -> Iterator[list[Object]]:
-    """Yield the objects whose keys begin with `prefix`, by key, in pages. Raises S3Error, OSError, HTTPException."""
+    """Yield pages of objects whose keys begin with `prefix`, sorted by key. Raises S3Error, OSError, HTTPException."""
     token = ""
     while True:
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
-        answer = _request_xml(bucket, "GET", query=query | ({"continuation-token": token} if token else {}))
-        key_of = _key_reader(answer)
+        response = _request_xml(bucket, "GET", query=query | ({"continuation-token": token} if token else {}))
+        key_of = _key_reader(response)
         yield [
             Object(key_of(entry, "Key"), _number(entry, "Size"), _text(entry, "ETag"))
-            for entry in answer.iterfind("{*}Contents")
+            for entry in response.iterfind("{*}Contents")
         ]
-        token = _text(answer, "NextContinuationToken")
-        if _text(answer, "IsTruncated") != "true" or not token:
+        token = _text(response, "NextContinuationToken")
+        if _text(response, "IsTruncated") != "true" or not token:
             return
 
 
 def find_object(bucket: Bucket, key: str) -> Object | None:
-    """Return the object with exactly this key. Raises S3Error, OSError, HTTPException."""
-    with _response(bucket, "HEAD", key) as response:
+    """Return the object with this key; None if there is none. Raises S3Error, OSError, HTTPException."""
+    with _open_response(bucket, "HEAD", key) as response:
         if response.status == http.client.NOT_FOUND:
             return None
         if response.status != http.client.OK:
@@ -160,8 +162,8 @@ def find_object(bucket: Bucket, key: str) -> Object | None:
 
 
 @contextmanager
-def connected(bucket: Bucket) -> Iterator[http.client.HTTPConnection]:
-    """Yield a connection for several requests. Raises ForbiddenAddress, OSError."""
+def connect(bucket: Bucket) -> Iterator[http.client.HTTPConnection]:
+    """Yield a connection to the bucket's server, for several requests. Raises ForbiddenAddress, OSError."""
     with closing(connections.connection_to(bucket.endpoint, allows_private=bucket.allows_private)) as connection:
         yield connection
 
@@ -170,13 +172,13 @@ def connected(bucket: Bucket) -> Iterator[http.client.HTTPConnection]:
 def open_object(
     bucket: Bucket, item: Object, *, offset: int = 0, connection: http.client.HTTPConnection | None = None
 ) -> Iterator[http.client.HTTPResponse]:
-    """Yield a response with the bytes of this version of an object from `offset` on, to be read by `read1`.
+    """Yield a response whose body is the object from `offset` on. Raises S3Error, OSError, HTTPException.
 
-    A `connection` can be used again once all bytes were read. Raises S3Error, with status 412 if the object has
-    changed; OSError, HTTPException.
+    The S3Error has the status 412 if the object's ETag or size differs from `item`. `connection` can be used again
+    when the whole body has been read.
     """
     headers = {"If-Match": item.etag} | ({"Range": f"bytes={offset}-"} if offset else {})
-    with _response(bucket, "GET", item.key, headers=headers, connection=connection) as response:
+    with _open_response(bucket, "GET", item.key, headers=headers, connection=connection) as response:
         if response.status != (http.client.PARTIAL_CONTENT if offset else http.client.OK):
             raise _error(response)
         if response.length != item.size - offset:
@@ -194,8 +196,8 @@ def delete_object(bucket: Bucket, key: str) -> None:
 
 def create_multipart(bucket: Bucket, key: str) -> str:
     """Begin a multipart upload and return its ID. Raises S3Error, OSError, HTTPException."""
-    answer = _request_xml(bucket, "POST", key, query={"uploads": ""})
-    if not (multipart_id := _text(answer, "UploadId")):
+    response = _request_xml(bucket, "POST", key, query={"uploads": ""})
+    if not (multipart_id := _text(response, "UploadId")):
         raise S3Error(http.client.OK)
     return multipart_id
 
@@ -203,41 +205,41 @@ def create_multipart(bucket: Bucket, key: str) -> str:
 def part_url(bucket: Bucket, key: str, multipart_id: str, number: int, *, size: int, seconds: int) -> str:
     """Return a URL to PUT one part of exactly `size` bytes."""
     query: dict[str, str | int] = {"partNumber": number, "uploadId": multipart_id}
-    # The length is signed, so a leaked URL cannot be used to fill the bucket.
+    # The header Content-Length is signed, so nobody can use the URL to fill the bucket.
     return signed_url(bucket, "PUT", key, query, seconds=seconds, headers={"content-length": str(size)})
 
 
 def list_parts(bucket: Bucket, key: str, multipart_id: str) -> list[Part]:
-    """Return the parts that have arrived, by number. Raises S3Error, OSError, HTTPException."""
+    """Return the parts that have arrived, sorted by number. Raises S3Error, OSError, HTTPException."""
     parts: list[Part] = []
     while True:
         query: dict[str, str | int] = {"uploadId": multipart_id}
         if parts:
             query["part-number-marker"] = parts[-1].number
-        answer = _request_xml(bucket, "GET", key, query=query)
+        response = _request_xml(bucket, "GET", key, query=query)
         page = [
             Part(_number(entry, "PartNumber"), _number(entry, "Size"), _text(entry, "ETag"))
-            for entry in answer.iterfind("{*}Part")
+            for entry in response.iterfind("{*}Part")
         ]
         parts += page
-        if _text(answer, "IsTruncated") != "true" or not page or len(parts) > MAX_PART_COUNT:
+        if _text(response, "IsTruncated") != "true" or not page or len(parts) > MAX_PART_COUNT:
             return parts
 
 
 def complete_multipart(bucket: Bucket, key: str, multipart_id: str, parts: Iterable[Part]) -> None:
-    """Make the parts one object. Raises S3Error, OSError, HTTPException."""
+    """Join the parts to one object. Raises S3Error, OSError, HTTPException."""
     root = ET.Element("CompleteMultipartUpload", xmlns="http://s3.amazonaws.com/doc/2006-03-01/")
     for part in parts:
         element = ET.SubElement(root, "Part")
         ET.SubElement(element, "PartNumber").text = str(part.number)
         ET.SubElement(element, "ETag").text = part.etag
-    answer = _request_xml(bucket, "POST", key, query={"uploadId": multipart_id}, body=ET.tostring(root))
-    if answer.tag.rpartition("}")[2] == "Error":  # S3 answers 200 before it knows whether it succeeds
-        raise S3Error(http.client.OK, _text(answer, "Code"))
+    response = _request_xml(bucket, "POST", key, query={"uploadId": multipart_id}, body=ET.tostring(root))
+    if response.tag.rpartition("}")[2] == "Error":  # S3 sends the status 200 before it has joined the parts
+        raise S3Error(http.client.OK, _text(response, "Code"))
 
 
 def abort_multipart(bucket: Bucket, key: str, multipart_id: str) -> None:
-    """Drop a multipart upload with its parts. Safe to repeat. Raises S3Error, OSError, HTTPException."""
+    """Delete a multipart upload with its parts. Safe to repeat. Raises S3Error, OSError, HTTPException."""
     _send(bucket, "DELETE", key, query={"uploadId": multipart_id})
 
 
@@ -245,15 +247,15 @@ def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[tuple[str, str]]:
     """Yield the key and ID of each unfinished multipart upload below `prefix`. Raises as `list_objects`."""
     marker: dict[str, str] = {}
     while True:
-        answer = _request_xml(bucket, "GET", query={"uploads": "", "prefix": prefix, "encoding-type": "url"} | marker)
-        key_of = _key_reader(answer)
-        for entry in answer.iterfind("{*}Upload"):
+        response = _request_xml(bucket, "GET", query={"uploads": "", "prefix": prefix, "encoding-type": "url"} | marker)
+        key_of = _key_reader(response)
+        for entry in response.iterfind("{*}Upload"):
             yield key_of(entry, "Key"), _text(entry, "UploadId")
         marker = {
-            "key-marker": key_of(answer, "NextKeyMarker"),
-            "upload-id-marker": _text(answer, "NextUploadIdMarker"),
+            "key-marker": key_of(response, "NextKeyMarker"),
+            "upload-id-marker": _text(response, "NextUploadIdMarker"),
         }
-        if _text(answer, "IsTruncated") != "true" or not marker["key-marker"]:
+        if _text(response, "IsTruncated") != "true" or not marker["key-marker"]:
             return
 
 
@@ -261,7 +263,7 @@ def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _response(
+def _open_response(
     bucket: Bucket,
     method: str,
     key: str = "",
@@ -271,7 +273,8 @@ def _response(
     body: bytes = b"",
     connection: http.client.HTTPConnection | None = None,
 ) -> Iterator[http.client.HTTPResponse]:
-    with connected(bucket) if connection is None else nullcontext(connection) as open_connection:
+    """Send a signed request, and yield the response."""
+    with connect(bucket) if connection is None else nullcontext(connection) as open_connection:
         target = signed_url(bucket, method, key, query).removeprefix(bucket.endpoint)
         open_connection.request(method, target, body=body, headers={"User-Agent": "Trainyard", **(headers or {})})
         with open_connection.getresponse() as response:
@@ -281,53 +284,57 @@ def _response(
 def _request_xml(
     bucket: Bucket, method: str, key: str = "", *, query: Mapping[str, str | int], body: bytes = b""
 ) -> ET.Element:
-    """Return the answer to a request, in XML."""
-    with _response(bucket, method, key, query=query, body=body) as response:
+    """Send a request, and return the root element of its XML response. Raises S3Error."""
+    with _open_response(bucket, method, key, query=query, body=body) as response:
         if response.status != http.client.OK:
             raise _error(response)
         return _parse(response)
 
 
 def _send(bucket: Bucket, method: str, key: str, *, query: Mapping[str, str | int] | None = None) -> None:
-    """Send a DELETE, whose answer has no body. A missing object counts as deleted."""
-    with _response(bucket, method, key, query=query) as response:
+    """Send a DELETE, whose response has no body. A missing object counts as deleted. Raises S3Error."""
+    with _open_response(bucket, method, key, query=query) as response:
         if response.status not in {http.client.OK, http.client.NO_CONTENT, http.client.NOT_FOUND}:
             raise _error(response)
 
 
 def _error(response: http.client.HTTPResponse) -> S3Error:
+    """Return the error of a response, with the code in its body, if it has one."""
     code = _text(_parse(response), "Code") if response.length else ""
     return S3Error(response.status, code[:100])
 
 
 def _parse(response: http.client.HTTPResponse) -> ET.Element:
+    """Return the root element of an XML response. Raises S3Error if it is too large, too slow or invalid."""
     data = bytearray()
-    ends_at = time.monotonic() + ANSWER_SECONDS
+    deadline = time.monotonic() + RESPONSE_SECONDS
     while chunk := response.read1(65536):
         data += chunk
-        if len(data) > MAX_ANSWER_BYTES or time.monotonic() > ends_at:
+        if len(data) > MAX_RESPONSE_BYTES or time.monotonic() > deadline:
             raise S3Error(response.status)
-    if b"<!" in data:  # a document type, which can define entities; S3 sends none
+    if b"<!" in data:  # a DOCTYPE, which S3 never sends, could define entities that expand to gigabytes
         raise S3Error(response.status)
     try:
-        return ET.fromstring(bytes(data))  # noqa: S314  # without entities and of limited size
+        return ET.fromstring(bytes(data))  # noqa: S314  # there are no entities, and the size is limited
     except ET.ParseError:
         raise S3Error(response.status) from None
 
 
 def _text(element: ET.Element, name: str) -> str:
+    """Return the text of the child `name` in any XML namespace; empty if there is none."""
     return element.findtext(f"{{*}}{name}") or ""
 
 
 def _number(element: ET.Element, name: str) -> int:
+    """Return the number in the child `name`. Raises S3Error."""
     text = _text(element, name)
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18:  # 18 digits fit 64 bits
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:  # 18 digits fit a database column of 64 bits
         raise S3Error(http.client.OK)
     return int(text)
 
 
 class _KeyReader:
-    """Reads keys of an answer, which the server encodes if it says so: XML cannot contain every character."""
+    """Reads the keys in a response. The server may percent-encode them, because XML cannot contain all characters."""
 
     def __init__(self, is_encoded: bool) -> None:
         self._is_encoded = is_encoded
@@ -337,5 +344,6 @@ class _KeyReader:
         return unquote_plus(text) if self._is_encoded else text
 
 
-def _key_reader(answer: ET.Element) -> _KeyReader:
-    return _KeyReader(_text(answer, "EncodingType") == "url")
+def _key_reader(response: ET.Element) -> _KeyReader:
+    """Return the reader for a response, which tells whether its keys are encoded."""
+    return _KeyReader(_text(response, "EncodingType") == "url")

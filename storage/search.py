@@ -1,4 +1,4 @@
-"""Find files and folders of a workspace by name, within bounds of time and entries."""
+"""Find files and folders of a workspace by name, within limits of time and of entries read."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from storage.errors import StorageError
 from storage.paths import lstat_or_none, open_folder, split_path
 
 MAX_MATCHES = 200
-"""Matches that one search returns. For others, people enter a longer text."""
+"""How many matches one search returns. With more, people enter a longer text."""
 MAX_ENTRIES = 100_000
-"""Entries that one search reads. The limit also bounds the memory for folders still to be searched."""
+"""How many entries one search reads. This also limits the memory for the list of folders still to be searched."""
 MAX_SECONDS = 5.0
-"""How long one search may take: people wait for it, and it occupies a worker."""
+"""How long one search may take. People wait for it, and it holds a thread that serves pages."""
 MAX_DEPTH = 64
-"""Folders nested deeper are not searched, as no archive may unpack deeper ones."""
+"""Folders nested deeper are not searched. Archives may not have deeper folders either."""
 
 
 class StopReason(enum.StrEnum):
-    """Why a search ended before it had seen every entry."""
+    """Which limit kept a search from reading all entries."""
 
     MATCHES = "matches"
     ENTRIES = "entries"
@@ -43,7 +43,7 @@ class Match:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The matches of a search, nearest folders first. `stopped` is None if there are no more."""
+    """The matches of a search, those in higher folders first. `stopped` is None if the search read all entries."""
 
     matches: tuple[Match, ...]
     stopped: StopReason | None
@@ -52,9 +52,12 @@ class SearchResult:
 def find(
     *, root: Path, text: str, path: str = "", max_entries: int = MAX_ENTRIES, max_seconds: float = MAX_SECONDS
 ) -> SearchResult:
-    """Find entries below `path` whose names contain `text`, in any case. Raises FileMissing, UnsafePath, WrongKind."""
+    """Find entries below `path` whose names contain `text`; upper and lower case are the same.
+
+    Raises FileMissing, UnsafePath, WrongKind.
+    """
     base = split_path(path)
-    with open_folder(root=root, parts=base):  # raises if there is no such folder
+    with open_folder(root=root, parts=base):  # raises if there is no such folder; `_search_folder` ignores errors
         pass
     search = _Search(root, text.casefold(), max_entries, time.monotonic() + max_seconds)
     matches = tuple(search.run(base))
@@ -62,6 +65,8 @@ def find(
 
 
 class _Search:
+    """One search, breadth first. `deadline` is on the monotonic clock."""
+
     def __init__(self, root: Path, text: str, max_entries: int, deadline: float) -> None:
         self.stopped: StopReason | None = None
         self._root = root
@@ -88,7 +93,7 @@ class _Search:
         """Yield one folder's matches and add its subfolders to `pending`."""
         try:
             with open_folder(root=self._root, parts=parts) as folder, os.scandir(folder) as scanned:
-                for each in scanned:
+                for scanned_entry in scanned:
                     if time.monotonic() > self._deadline:
                         self.stopped = StopReason.SECONDS
                         return
@@ -96,13 +101,14 @@ class _Search:
                         self.stopped = StopReason.ENTRIES
                         return
                     self._entries_left -= 1
-                    if each.is_dir(follow_symlinks=False):
+                    name = scanned_entry.name
+                    if scanned_entry.is_dir(follow_symlinks=False):
                         if len(parts) - base_depth < MAX_DEPTH:
-                            pending.append((*parts, each.name))
+                            pending.append((*parts, name))
                         else:
                             self.stopped = StopReason.DEPTH
-                    if self._text in each.name.casefold() and (status := lstat_or_none(folder, each.name)):
-                        entry = files.entry_of(each.name, status)
+                    if self._text in name.casefold() and (status := lstat_or_none(folder, name)):
+                        entry = files.entry_of(name, status)
                         yield Match("/".join((*map(files.display_name, parts), entry.name)), entry)
         except (StorageError, OSError):
-            return  # removed, replaced or made unreadable since its parent was read
+            return  # the folder was removed or replaced since its parent was read, or cannot be read

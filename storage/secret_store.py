@@ -1,7 +1,7 @@
 """Secrets of organizations: values that runs get as environment variables.
 
-They are stored encrypted and are write-only: no page and no API shows a value. An order names the secrets that its run
-needs. Each attempt gets the values as they are when it starts.
+They are stored encrypted, and neither pages nor the API show a value. An order names the secrets that its job needs.
+Each attempt of the job gets the values as they are when it starts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from storage import in_use, quota
 from storage.errors import SecretUnreadable
 from storage.models import Secret
 
-PURPOSE = b"trainyard secrets"
+ENCRYPTION_PURPOSE = b"trainyard secrets"
+"""The purpose by which values are encrypted (`console.core.encryption`). If it changes, stored ones are lost."""
 MAX_SECRETS = 100
-"""Secrets of one organization: far more than anybody keeps apart by name."""
+"""How many secrets an organization may have, far more than people can tell apart by name."""
 
 
 def secrets_for(organization: Organization) -> QuerySet[Secret]:
-    """Return the organization's secrets, by name."""
+    """Return the organization's secrets, sorted by name."""
     return Secret.objects.filter(organization=organization).order_by("name")
 
 
 def secret_named(organization: Organization, name: str) -> Secret:
-    """Return a secret. Raises NotFound."""
+    """Return the organization's secret with this name. Raises NotFound."""
     secret = secrets_for(organization).filter(name=name).first() if environment.is_name(name) else None
     if secret is None:
         raise NotFound
@@ -56,7 +57,7 @@ def save_secret(*, organization: Organization, name: str, value: str, user: User
         sentence = _("The value must have 1 to %(most)d bytes of text without NUL characters.")
         raise InvalidInput(fields={"value": sentence % {"most": environment.MAX_SECRET_BYTES}})
     with transaction.atomic():
-        quota.lock(organization)  # also keeps concurrent requests below the limit
+        quota.lock(organization)  # concurrent calls wait here, so they cannot exceed MAX_SECRETS together
         others = secrets_for(organization).exclude(name=name)
         if others.count() >= MAX_SECRETS:
             sentence = _("Your organization has reached its limit of %(most)d secrets. Delete one first.")
@@ -64,7 +65,7 @@ def save_secret(*, organization: Organization, name: str, value: str, user: User
         secret, created = Secret.objects.update_or_create(
             organization=organization,
             name=name,
-            defaults={"encrypted": encryption.encrypt(value, purpose=PURPOSE), "updated_by": user},
+            defaults={"encrypted": encryption.encrypt(value, purpose=ENCRYPTION_PURPOSE), "updated_by": user},
         )
         record(
             organization=organization,
@@ -80,13 +81,13 @@ def delete_secret(*, secret: Secret, user: User | None = None) -> None:
     organization = secret.organization
     with transaction.atomic():
         quota.lock(organization)
-        in_use.require_unused(reader=organization.pk, secrets=[secret.pk])
+        in_use.require_unused(viewer_organization_id=organization.pk, secret_ids=[secret.pk])
         if Secret.objects.filter(pk=secret.pk).delete()[0]:
             record(organization=organization, actor=user, action="secret.deleted", target=secret.name)
 
 
 def missing(organization: Organization, names: Collection[str]) -> list[str]:
-    """Return the names of which the organization has no secret."""
+    """Return those of `names` that are not names of the organization's secrets."""
     possible = [name for name in names if environment.is_name(name)]
     rows = secrets_for(organization).filter(name__in=possible)
     existing = set(rows.values_list("name", flat=True)) if possible else set()
@@ -95,10 +96,10 @@ def missing(organization: Organization, names: Collection[str]) -> list[str]:
 
 @sensitive_variables()
 def values_of(organization: Organization, names: Collection[str]) -> dict[str, str]:
-    """Return the values of these secrets, for the start of a run. Raises SecretUnreadable."""
+    """Return the values of these secrets by name. Raises SecretUnreadable, also if a secret does not exist."""
     values = {}
     for secret in secrets_for(organization).filter(name__in=names):
-        value = encryption.decrypt(secret.encrypted, purpose=PURPOSE)
+        value = encryption.decrypt(secret.encrypted, purpose=ENCRYPTION_PURPOSE)
         if value is not None:
             values[secret.name] = value
     if unreadable := [name for name in names if name not in values]:
@@ -109,4 +110,5 @@ def values_of(organization: Organization, names: Collection[str]) -> dict[str, s
 
 
 def _is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can encode a text, which lone surrogates from JSON prevent."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

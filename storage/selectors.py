@@ -1,4 +1,4 @@
-"""Queries on storage. Every query starts from an organization or an object of one, so no tenant sees another's data."""
+"""Queries on storage. All start from an organization or an object of one, so that no tenant sees another's data."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from storage.trees import Usage
 
 
 @dataclass(frozen=True)
-class Limit:
-    """How many objects of a kind an organization has, and how many it may have. `files` are all entries."""
+class QuotaLimit:
+    """How many objects of a kind an organization has and may have. The `resource` `files` counts all entries."""
 
     resource: str
     count: int
@@ -38,11 +38,10 @@ class Limit:
 
 Row = TypeVar("Row", Image, Dataset, Model, Workspace)
 Item = DatasetVersion | ModelVersion | Workspace
-"""The rows with a folder and a retention of their own. Datasets and models have neither; their versions do."""
+"""The rows that have a folder, and can be deleted and restored. Datasets and models have none: their versions do."""
 KEY_END, NUMBER_END = 2**63, 2**31
-"""The first values too large for the columns of primary keys (bigint) and of version numbers (integer).
-
-URLs can contain larger numbers. The selectors answer those with NotFound and do not query the database."""
+"""Primary keys (bigint) and version numbers (integer) are smaller than these. URLs may contain larger numbers, which
+PostgreSQL would refuse, so the selectors raise NotFound without a query."""
 
 
 def images_for(organization: Organization) -> QuerySet[Image]:
@@ -51,12 +50,12 @@ def images_for(organization: Organization) -> QuerySet[Image]:
 
 
 def image_named(organization: Organization, name: str) -> Image:
-    """Return an active image. Raises NotFound."""
+    """Return the active image with this name, built-in or the organization's own. Raises NotFound."""
     return _named(images_for(organization), name)
 
 
 def datasets_for(organization: Organization) -> QuerySet[Dataset]:
-    """Return the datasets, each with its `latest` version (None before the first is published)."""
+    """Return the organization's datasets, each with its `latest` version (None if it has no version)."""
     return Dataset.objects.filter(organization=organization, deleted_at=None).select_related("latest")
 
 
@@ -77,12 +76,12 @@ def versions_of(dataset: Dataset) -> QuerySet[DatasetVersion]:
 
 
 def latest_version(dataset: Dataset) -> DatasetVersion | None:
-    """Return the version published last; None before the first."""
+    """Return the version with the highest number that is not deleted; None if there is none."""
     return versions_of(dataset).first()
 
 
 def models_for(organization: Organization) -> QuerySet[Model]:
-    """Return the models, each with its `latest` version."""
+    """Return the organization's models, each with its `latest` version."""
     return Model.objects.filter(organization=organization, deleted_at=None).select_related("latest")
 
 
@@ -97,19 +96,19 @@ def model_versions_of(model: Model) -> QuerySet[ModelVersion]:
 
 
 def model_versions_of_job(organization: Organization, job_pk: int) -> QuerySet[ModelVersion]:
-    """Return the versions that were published from a job and are not deleted, newest first."""
+    """Return the model versions that were published from a job's files and are not deleted, newest first."""
     rows = ModelVersion.objects.filter(model__organization=organization, job_pk=job_pk, deleted_at=None)
     return rows.select_related("model").order_by("-pk")
 
 
 def with_model_versions(models: QuerySet[Model]) -> QuerySet[Model]:
-    """Return the models with their versions in `published`, newest first."""
+    """Add to each model the list `published`: its versions that are not deleted, newest first."""
     rows = ModelVersion.objects.filter(deleted_at=None).order_by("-number")
     return models.prefetch_related(Prefetch("versions", rows, to_attr="published"))
 
 
 def model_version(model: Model, number: int | None = None) -> ModelVersion:
-    """Return a version that is not deleted; without a number the latest. Raises NotFound."""
+    """Return the version with this number, or the latest if `number` is None. Raises NotFound."""
     versions = model_versions_of(model)
     if number is not None:
         versions = versions.filter(number=number) if number < NUMBER_END else versions.none()
@@ -121,31 +120,31 @@ def model_version(model: Model, number: int | None = None) -> ModelVersion:
 
 
 def workspaces_for(organization: Organization) -> QuerySet[Workspace]:
-    """Return the workspaces."""
+    """Return the organization's workspaces."""
     return Workspace.objects.filter(organization=organization, deleted_at=None)
 
 
 def workspace_named(organization: Organization, name: str) -> Workspace:
-    """Return a workspace. Raises NotFound."""
+    """Return the organization's workspace with this name. Raises NotFound."""
     return _named(workspaces_for(organization), name)
 
 
 def kept_versions(organization: Organization) -> QuerySet[DatasetVersion]:
-    """Return every version whose files are on the disk, including deleted versions within their retention."""
+    """Return all dataset versions whose files are on the disk, also deleted ones that can be restored."""
     return DatasetVersion.objects.filter(dataset__organization=organization, removed_at=None).select_related(
         "dataset__organization"
     )
 
 
 def kept_model_versions(organization: Organization) -> QuerySet[ModelVersion]:
-    """Return every model version whose files are on the disk, including deleted ones within their retention."""
+    """Return all model versions whose files are on the disk, also deleted ones that can be restored."""
     return ModelVersion.objects.filter(model__organization=organization, removed_at=None).select_related(
         "model__organization"
     )
 
 
 def kept_workspaces(organization: Organization) -> QuerySet[Workspace]:
-    """Return every workspace whose files are on the disk, including deleted workspaces within their retention."""
+    """Return all workspaces whose files are on the disk, also deleted ones that can be restored."""
     return Workspace.objects.filter(organization=organization, removed_at=None)
 
 
@@ -154,27 +153,27 @@ KEPT_BY_KIND: dict[str, Callable[[Organization], QuerySet[Any]]] = {
     ModelVersion.kind: kept_model_versions,
     Workspace.kind: kept_workspaces,
 }
-"""The items with a retention, by the kind that URLs name."""
+"""The functions above, by the `kind` of their rows, which URLs of deleted items contain."""
 
 
 def allocations(organization: Organization) -> QuerySet[Allocation]:
-    """Return the uploads in progress and the results of runs."""
+    """Return the organization's allocations: for uploads in progress and for results of runs."""
     return Allocation.objects.filter(organization=organization)
 
 
 def binned_files(organization: Organization) -> QuerySet[DeletedFile]:
-    """Return what is in the recycle bins of all workspaces."""
+    """Return the files and folders in the recycle bins of all workspaces."""
     return DeletedFile.objects.filter(workspace__organization=organization)
 
 
 def usage(organization: Organization) -> Usage:
-    """Return the usage of everything on the disk, including deleted items within their retention."""
+    """Return the usage of everything that counts against the quota, also of deleted items that can be restored."""
     kept = [_total(rows(organization)) for rows in KEPT_BY_KIND.values()]
     return sum(kept, _total(binned_files(organization)) + _total(allocations(organization)))
 
 
 def usage_by_kind(organization: Organization) -> dict[str, Usage]:
-    """Return the usage by kind: datasets, models, workspaces, deleted, uploads, runs. The kinds add up to `usage`."""
+    """Return the usage of datasets, models, workspaces, deleted items, uploads and runs. Their sum is `usage`."""
     kept = [rows(organization) for rows in KEPT_BY_KIND.values()]
     datasets, models, workspaces = (_total(rows.filter(deleted_at=None)) for rows in kept)
     rows = allocations(organization)
@@ -189,13 +188,13 @@ def usage_by_kind(organization: Organization) -> dict[str, Usage]:
 
 
 def deleted(organization: Organization) -> list[Item]:
-    """Return the deleted items whose files are on the disk, the largest first."""
+    """Return the deleted items that can be restored, the largest first."""
     items = [item for rows in KEPT_BY_KIND.values() for item in rows(organization).exclude(deleted_at=None)]
     return sorted(items, key=lambda item: -item.size_bytes)
 
 
 def deleted_item(organization: Organization, kind: str, pk: int) -> Item:
-    """Return a deleted item whose files still exist. `kind` comes from the URL. Raises NotFound."""
+    """Return a deleted item whose files are on the disk. `kind`, from a URL, names its kind. Raises NotFound."""
     rows = KEPT_BY_KIND.get(kind)
     item: Item | None = (
         rows(organization).exclude(deleted_at=None).filter(pk=pk).first() if rows and pk < KEY_END else None
@@ -206,22 +205,22 @@ def deleted_item(organization: Organization, kind: str, pk: int) -> Item:
 
 
 def version_numbered(dataset: Dataset, number: int) -> DatasetVersion:
-    """Return a version that was not deleted. Raises NotFound."""
+    """Return the dataset's version with this number, if it is not deleted. Raises NotFound."""
     version = versions_of(dataset).filter(number=number).first() if number < NUMBER_END else None
     if version is None:
         raise NotFound
     return version
 
 
-def keep_versions(keys: Collection[int]) -> int:
-    """Prevent deletions of dataset versions until the transaction ends; return how many exist and are not deleted.
+def lock_versions(version_ids: Collection[int]) -> int:
+    """Lock dataset versions against deletion until the transaction ends; return how many exist and are not deleted.
 
-    FOR SHARE, which Django does not offer, lets several orders hold the same version at once.
+    The query is in SQL, because Django does not offer FOR SHARE. With it several orders can lock a version at once.
     """
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT id FROM storage_datasetversion WHERE id = ANY(%s) AND deleted_at IS NULL ORDER BY id FOR SHARE",
-            [list(keys)],
+            [list(version_ids)],
         )
         return len(cursor.fetchall())
 
@@ -232,22 +231,22 @@ def storage_used(organization: Organization) -> int:
 
 
 def quota_left(organization: Organization) -> int:
-    """Return how many more bytes the organization may store; 0 once its bytes or its files are used up."""
-    left = room_left(Quota.objects.get(organization=organization))
-    return left.size_bytes if left.entry_count else 0
+    """Return how many more bytes the organization may store; 0 if its quota of bytes or of files is used up."""
+    remaining = remaining_quota(Quota.objects.get(organization=organization))
+    return remaining.size_bytes if remaining.entry_count else 0
 
 
-def room_left(quota: Quota) -> Usage:
+def remaining_quota(quota: Quota) -> Usage:
     """Return how many more bytes and entries the quota allows. Each entry also takes ENTRY_BYTES of the bytes."""
-    if quota.stops_writes:  # storage is unpaid
+    if quota.stops_writes:  # the organization has not paid for its storage
         return Usage(0, 0)
     used = usage(quota.organization)
-    # Runs write without a check, and an administrator can lower the quota, so usage may exceed it.
+    # The usage may exceed the quota: runs write without a check, and an administrator can lower the quota.
     return Usage(max(0, quota.max_storage_bytes - used.counted_bytes), max(0, quota.max_files - used.entry_count))
 
 
 def counts(organization: Organization) -> dict[str, int]:
-    """Return how many datasets, models and workspaces there are, which the quota limits. Deleted ones do not count."""
+    """Return the numbers of datasets, models and workspaces, which the quota limits. Deleted ones do not count."""
     return {
         "datasets": datasets_for(organization).count(),
         "models": models_for(organization).count(),
@@ -255,15 +254,15 @@ def counts(organization: Organization) -> dict[str, int]:
     }
 
 
-def limits(organization: Organization, used: Usage) -> list[Limit]:
-    """Return the limits of the quota besides bytes, with what is `used` of them."""
+def limits(organization: Organization, used: Usage) -> list[QuotaLimit]:
+    """Return the limits of the quota other than bytes. `used` is the organization's usage."""
     quota = organization.quota
     numbers = {"files": used.entry_count, **counts(organization)}
-    return [Limit(name, count, getattr(quota, f"max_{name}")) for name, count in numbers.items()]
+    return [QuotaLimit(name, count, getattr(quota, f"max_{name}")) for name, count in numbers.items()]
 
 
 def root() -> Path:
-    """Return the folder of all bytes: `datasets/`, `models/`, `workspaces/`, and `scratch/` for unfinished writes.
+    """Return the storage root. It has `datasets/`, `models/`, `workspaces/`, and `scratch/` for unfinished writes.
 
     All must be on one disk, because a finished write is renamed out of `scratch/`.
     """
@@ -293,7 +292,8 @@ def folder_of(item: Item) -> Path:
 
 
 def _named(rows: QuerySet[Row], name: str) -> Row:
-    """Return the row of this name. Raises NotFound. Invalid names are not looked up, because PostgreSQL refuses NUL."""
+    """Return the row with this name. Raises NotFound."""
+    # Invalid names, which come from URLs, are not looked up: PostgreSQL refuses NUL characters.
     row = rows.filter(name=name).first() if NAME_PATTERN.match(name) else None
     if row is None:
         raise NotFound
@@ -301,5 +301,6 @@ def _named(rows: QuerySet[Row], name: str) -> Row:
 
 
 def _total(rows: QuerySet[Any]) -> Usage:
+    """Return the sum of the rows' usage."""
     sums = rows.aggregate(size=Sum("size_bytes"), entries=Sum("entry_count"))
     return Usage(int(sums["size"] or 0), int(sums["entries"] or 0))

@@ -1,9 +1,9 @@
-"""Share datasets with other organizations, and publish datasets for everyone. Others only read them.
+"""Share datasets with other organizations, and publish datasets for everyone. Others can only read them.
 
-A share begins with a code that the owner hands over and a member of the other organization enters. Nothing is looked
-up by the name of an organization, and neither side sees the other's name: the owner gives the share a label. A code is
-random, works once and for CODE_LIFETIME; the database has only its hash. Revoking a share ends new orders; runs that
-were ordered before continue (`in_use`).
+For a share, the owner creates a code and gives it to somebody in the other organization, who enters it. Neither side
+learns the other's name from the console; instead the owner gives the share a label. A code is random, works once and
+for CODE_LIFETIME, and only its hash is stored. When a share is revoked, the dataset cannot be ordered any more, but
+jobs that were ordered before still use it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from storage.files import Readable
 from storage.models import NAME_PATTERN, Dataset, DatasetShare, DatasetVersion
 
 CODE_LIFETIME = timedelta(days=7)
-"""How long a code can be entered. A week is enough for a mail to be read."""
+"""How long a code can be entered. People may read a mail with it only after some days. Messages name the 7 days too."""
 MAX_SHARES = 100
-"""Open shares of one dataset, accepted or not."""
+"""How many open shares a dataset may have, accepted or not. The page of the dataset lists them all."""
 LABEL_LIMIT = 100
-"""Characters of a label: the length of its column."""
+"""The length of a label's database column, in characters."""
 PUBLIC_RANK = 2
-"""`rank` of a dataset that the organization may read only because it is public."""
-PUBLIC_OWNER = "public.datasets"
-"""Slug of the organization that owns the installation's public datasets. It has no members, and no customer can create
-it: slugs that are made from names have no dots."""
+"""The `rank` of a dataset that an organization may read only because it is public."""
+PUBLIC_OWNER_SLUG = "public.datasets"
+"""The slug of the organization that owns the installation's own public datasets. It has no members. No customer's
+organization can have this slug, because slugs that are made from names have no dots."""
 INVALID_CODE = _("This code is not valid. Check it, or ask for a new one: a code works once and for 7 days.")
 
 
@@ -44,7 +44,10 @@ INVALID_CODE = _("This code is not valid. Check it, or ask for a new one: a code
 
 
 def usable_datasets(organization: Organization) -> QuerySet[Dataset]:
-    """Return the datasets that the organization may read: its own (`rank` 0), shared ones (1) and public ones (2)."""
+    """Return the datasets that an organization may read, each with a `rank`: 0 if it is its own, 1 shared, 2 public.
+
+    Several may have the same name: see `by_name`.
+    """
     shares = DatasetShare.objects.filter(dataset=OuterRef("pk"), recipient=organization, revoked_at=None)
     is_own, is_shared = Q(organization=organization), Exists(shares)
     return (
@@ -56,7 +59,7 @@ def usable_datasets(organization: Organization) -> QuerySet[Dataset]:
 
 
 def dataset_named(organization: Organization, name: str) -> Dataset:
-    """Return the dataset that a name means: the organization's own, else a shared one, else a public one.
+    """Return the dataset that a name means to an organization: its own, else a shared one, else a public one.
 
     Raises NotFound.
     """
@@ -67,26 +70,26 @@ def dataset_named(organization: Organization, name: str) -> Dataset:
 
 
 def by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
-    """Return the datasets of `usable_datasets` without those that another one of the same name hides."""
-    first: dict[str, Dataset] = {}
+    """Return from `usable_datasets` one dataset for each name, that with the lowest rank, which hides the others."""
+    first_by_name: dict[str, Dataset] = {}
     for dataset in datasets:
-        first.setdefault(dataset.name, dataset)
-    return list(first.values())
+        first_by_name.setdefault(dataset.name, dataset)
+    return list(first_by_name.values())
 
 
 def borrowed_datasets(organization: Organization) -> list[Dataset]:
-    """Return the shared and public datasets that the organization may read under their names."""
+    """Return the datasets of other organizations that an organization may read: shared and public ones."""
     return [dataset for dataset in by_name(usable_datasets(organization)) if dataset.organization_id != organization.pk]
 
 
 def open_shares(dataset: Dataset) -> QuerySet[DatasetShare]:
-    """Return the shares of a dataset that were accepted, or can be."""
+    """Return the shares of a dataset that were accepted or can still be accepted, and are not revoked."""
     is_open = Q(recipient__isnull=False) | Q(expires_at__gt=timezone.now())
     return dataset.shares.filter(is_open, revoked_at=None).order_by("-pk")
 
 
 def share_of(dataset: Dataset, pk: int) -> DatasetShare:
-    """Return an open share of the dataset. Raises NotFound."""
+    """Return the dataset's open share with this id. Raises NotFound."""
     share = open_shares(dataset).filter(pk=pk).first() if pk < selectors.KEY_END else None
     if share is None:
         raise NotFound
@@ -97,7 +100,7 @@ def share_of(dataset: Dataset, pk: int) -> DatasetShare:
 
 
 def create_share(*, dataset: Dataset, user: User | None, label: str) -> tuple[DatasetShare, str]:
-    """Return a new share and its code, which cannot be read again. Raises InvalidInput."""
+    """Create a share; return it and its code, which cannot be read again. Raises InvalidInput."""
     label = label.strip()
     if not label or len(label) > LABEL_LIMIT or "\0" in label:
         raise InvalidInput(fields={"label": _("Enter 1 to 100 characters that tell you who gets the code.")})
@@ -118,7 +121,7 @@ def create_share(*, dataset: Dataset, user: User | None, label: str) -> tuple[Da
 
 
 def accept_share(*, organization: Organization, user: User | None, code: str) -> Dataset:
-    """Give the organization read access to the dataset of a code. Raises InvalidInput, NameTaken."""
+    """Give the organization that enters a code read access to its dataset. Raises InvalidInput, NameTaken."""
     with transaction.atomic():
         now = timezone.now()
         share = (
@@ -133,7 +136,8 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
         dataset = share.dataset
         if dataset.organization_id == organization.pk:
             raise InvalidInput(fields={"code": _("This is your own dataset. Give the code to another organization.")})
-        # A dataset is mounted under its name, so an organization reads one of each name. It hides a public dataset.
+        # Runs mount a dataset under its name, so an organization can use only one with each name. A share may hide a
+        # public dataset, but neither the organization's own nor another shared one.
         same_name = usable_datasets(organization).filter(name=dataset.name).first()
         if same_name is not None and same_name.rank < PUBLIC_RANK:  # type: ignore[attr-defined]  # an annotation
             raise NameTaken(
@@ -147,7 +151,7 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
 
 
 def revoke_share(*, share: DatasetShare, user: User | None) -> None:
-    """End a share: its dataset cannot be chosen for new orders. Safe to repeat."""
+    """End a share as the owner of the dataset. It cannot be chosen for new orders any more. Safe to repeat."""
     with transaction.atomic():
         if DatasetShare.objects.filter(pk=share.pk, revoked_at=None).update(revoked_at=timezone.now()):
             dataset = share.dataset
@@ -155,7 +159,7 @@ def revoke_share(*, share: DatasetShare, user: User | None) -> None:
 
 
 def leave_share(*, organization: Organization, user: User | None, name: str) -> None:
-    """Give up a shared dataset. Raises NotFound."""
+    """End a share as the organization that reads the dataset `name`. Raises NotFound."""
     dataset = dataset_named(organization, name)
     with transaction.atomic():
         shares = DatasetShare.objects.filter(dataset=dataset, recipient=organization, revoked_at=None)
@@ -168,7 +172,10 @@ def leave_share(*, organization: Organization, user: User | None, name: str) -> 
 
 
 def set_public(*, dataset: Dataset, is_public: bool, actor: User | None) -> None:
-    """Let every organization read a dataset, or withdraw it from new orders. For administrators. Safe to repeat."""
+    """Let every organization read a dataset, or withdraw it, so that it cannot be chosen for new orders any more.
+
+    Only administrators may do this. Safe to repeat.
+    """
     with transaction.atomic():
         if (
             Dataset.objects.filter(pk=dataset.pk, deleted_at=None)
@@ -181,7 +188,9 @@ def set_public(*, dataset: Dataset, is_public: bool, actor: User | None) -> None
 
 def has_public(name: str) -> bool:
     """Return whether the installation has a public dataset of this name."""
-    return Dataset.objects.filter(organization__slug=PUBLIC_OWNER, name=name, deleted_at=None, is_public=True).exists()
+    return Dataset.objects.filter(
+        organization__slug=PUBLIC_OWNER_SLUG, name=name, deleted_at=None, is_public=True
+    ).exists()
 
 
 def publish_public(*, name: str, stream: Readable, description: str = "") -> DatasetVersion:
@@ -190,7 +199,9 @@ def publish_public(*, name: str, stream: Readable, description: str = "") -> Dat
     Raises as `catalog.create_dataset` and `catalog.publish_version`.
     """
     with transaction.atomic():
-        owner, _created = Organization.objects.get_or_create(slug=PUBLIC_OWNER, defaults={"name": "Public datasets"})
+        owner, _created = Organization.objects.get_or_create(
+            slug=PUBLIC_OWNER_SLUG, defaults={"name": "Public datasets"}
+        )
         Quota.objects.get_or_create(organization=owner)
     dataset = selectors.datasets_for(owner).filter(name=name).first()
     if dataset is None:

@@ -53,7 +53,7 @@ class ShareCodeSerializer(serializers.Serializer[Any]):
 
 
 class BorrowedSerializer(DatasetSerializer):
-    """A dataset of another organization."""
+    """A dataset of another organization that you may read."""
 
     access = serializers.SerializerMethodField(help_text="`shared` or `public`.")
 
@@ -78,7 +78,7 @@ class SharesView(TenantView):
 
     @extend_schema(operation_id="datasets_shares_list", responses=DatasetSharesSerializer)
     def get(self, _request: Request, name: str) -> Response:
-        """List the shares that were accepted or can be."""
+        """List the shares that were accepted or can still be accepted."""
         shares = sharing.open_shares(selectors.dataset_named(self.organization, name))
         return Response({"results": DatasetShareSerializer(shares, many=True).data})
 
@@ -139,7 +139,7 @@ class SharedDatasetView(TenantView):
 
     @extend_schema(operation_id="shared_datasets_leave", responses={204: None})
     def delete(self, _request: Request, name: str) -> Response:
-        """Give the dataset up."""
+        """End the read access to the dataset."""
         sharing.leave_share(organization=self.organization, user=self.membership.user, name=name)
         return Response(status=204)
 

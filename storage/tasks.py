@@ -12,7 +12,7 @@ from storage import direct_uploads, garbage_collection, imports, uploads, worksp
 from storage.models import Upload
 
 
-@shared_task(name="storage.tasks.sweep")  # the name in version 0.1, which may have sent a message
+@shared_task(name="storage.tasks.sweep")  # the name since version 0.1, whose beat may still send messages
 def collect_garbage() -> None:
     """Remove unneeded files and measure workspaces."""
     garbage_collection.collect()
@@ -20,19 +20,19 @@ def collect_garbage() -> None:
 
 @shared_task
 def finish_upload(pk: int) -> None:
-    """Finish a complete upload whose process died before it did."""
+    """Finish a complete upload whose process died before it had finished it."""
     upload = Upload.objects.select_related("organization", "created_by").filter(pk=pk).first()
     if upload:
-        with suppress(CustomerError):  # stored with the upload
+        with suppress(CustomerError):  # `finish` has stored it with the upload
             uploads.finish(upload)
 
 
 @shared_task
 def resume_imports() -> None:
-    """Continue the imports, and the fetches of direct uploads, whose process died."""
+    """Continue imports and fetches of direct uploads whose process died."""
     for pk in imports.stale_imports():
         send(imports.import_dataset, pk)
     for pk in workspace_imports.stale_imports():
         send(workspace_imports.import_workspace, pk)
-    if direct_uploads.waiting().exists():
+    if direct_uploads.uploads_to_fetch().exists():
         send(direct_uploads.fetch_uploads)

@@ -1,7 +1,7 @@
 """Copy files and folders that customers' code has written, and may still write to.
 
-Every path is opened component by component without following links, as in `paths`. Only regular files are copied, so a
-copy never waits for a pipe and never reads a device. A copy shares no bytes with its source.
+Paths are opened by `paths`, which follows no links. Only regular files are read, because reading a pipe would wait for
+a writer, and reading a device can have side effects.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Copied:
-    """A finished copy. `usage` includes the target folder; `skipped_count` is the number of entries left out."""
+class CopyResult:
+    """The totals of a copy. `usage` includes the target folder; `skipped_count` is the number of entries left out."""
 
     usage: Usage
     file_count: int
     skipped_count: int
     sha256: str
-    """Of the list of files in sha256sum format, sorted by path: `sha256sum` over the copy gives the same list."""
+    """The SHA-256 of the list of all files, see `listing_sha256`."""
 
 
 def copy_tree(
     *, root: Path, path: str, target: Path, meter: Meter, max_entries: int, keep_links: bool = False
-) -> Copied:
-    """Copy the file at `path`, or the contents of the folder there, into `target`, an empty folder of the console's.
+) -> CopyResult:
+    """Copy the file at `path`, or the contents of the folder there, into the empty folder `target`.
 
-    `meter` counts each entry and each chunk before it is written. Keeps names, modification times and whether a file is
-    executable. Pipes, sockets and devices are left out, and so are links, unless `keep_links`: then they are copied as
-    they are, so nothing of the console's may follow them.
+    Only the console may have access to `target`. `meter` counts each entry and each chunk before it is written. Names,
+    modification times, and whether a file is executable are kept. Pipes, sockets and devices are left out, and also
+    links, unless `keep_links` is True. Links are then copied unchecked, so the console must never follow them.
 
     Raises FileMissing, UnsafePath, WrongKind, Unreadable, TooLarge, StorageFull, and SourceChanged if a process changes
-    the source meanwhile. After an error the caller removes `target`.
+    the source meanwhile. The caller must then remove `target`.
     """
     parts = split_path(path)
     copier = _Copier(root, target, meter, max_entries, keep_links=keep_links)
@@ -60,11 +60,15 @@ def copy_tree(
 
 
 def listing_sha256(digests: Iterable[tuple[bytes, str]]) -> str:
-    """Return the SHA-256 of a list of files in sha256sum format, sorted by path, from each path and its SHA-256."""
+    """Return the SHA-256 of a list of files, which is in the format of the program sha256sum and sorted by path.
+
+    Customers can compute it: they run sha256sum for all files, and then for its output. `digests` has the path and
+    SHA-256 of each file.
+    """
     listing = hashlib.sha256()
     for path, digest in sorted(digests):
         escaped = path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
-        mark = b"\\" if escaped != path else b""  # as sha256sum marks an escaped name
+        mark = b"\\" if escaped != path else b""  # sha256sum writes a backslash before a line with an escaped path
         listing.update(mark + digest.encode() + b"  " + escaped + b"\n")
     return listing.hexdigest()
 
@@ -78,11 +82,11 @@ class _Copier:
         self._meter = meter
         self._max_entries = max_entries
         self._keep_links = keep_links
-        self._entries = 1  # the target folder
+        self._entries = 1  # the target folder itself
         self._size = 0
         self._skipped = 0
         self._digests: list[tuple[bytes, str]] = []
-        """Path and SHA-256 of each file."""
+        """The path and SHA-256 of each copied file."""
 
     def is_folder(self, parts: Parts) -> bool:
         """Return True for a folder, False for a file. Raises UnsafePath for a link, WrongKind for anything else."""
@@ -115,14 +119,14 @@ class _Copier:
                 ):
                     pending += self._copy_folder(source, target, relative)
             except (FileMissing, UnsafePath, WrongKind) as error:
-                if relative:  # it was there when its parent was listed
+                if relative:  # it existed when its parent was listed
                     raise SourceChanged from error
                 raise
 
-    def result(self) -> Copied:
+    def result(self) -> CopyResult:
         """Return the totals."""
         usage = Usage(self._size, self._entries)
-        return Copied(usage, len(self._digests), self._skipped, listing_sha256(self._digests))
+        return CopyResult(usage, len(self._digests), self._skipped, listing_sha256(self._digests))
 
     def _copy_folder(self, source: int, target: int, relative: Parts) -> list[Parts]:
         """Copy the entries of one folder; create its subfolders and return their paths."""
@@ -151,25 +155,26 @@ class _Copier:
         return subfolders
 
     def _copy_file(self, source: int, target: int, parts: Parts) -> None:
+        """Copy the regular file `parts[-1]` of one open folder to another."""
         name = parts[-1]
-        handle = os.open(name, OPEN_FILE, dir_fd=source)
-        with os.fdopen(handle, "rb") as stream:
-            before = os.fstat(handle)
-            if not modes.S_ISREG(before.st_mode):  # replaced since it was listed
+        source_fd = os.open(name, OPEN_FILE, dir_fd=source)
+        with os.fdopen(source_fd, "rb") as stream:
+            before = os.fstat(source_fd)
+            if not modes.S_ISREG(before.st_mode):  # it was replaced since it was listed
                 raise SourceChanged
             digest = hashlib.sha256()
             mode = FILE_MODE | (0o111 if before.st_mode & 0o100 else 0)
             with os.fdopen(os.open(name, CREATE_FILE, mode, dir_fd=target), "wb") as copy:
-                remaining = before.st_size  # a file that grows meanwhile is not followed
+                remaining = before.st_size  # else a file that grows as fast as it is read would never end
                 while remaining and (chunk := stream.read(min(remaining, CHUNK_BYTES))):
                     remaining -= len(chunk)
                     self._meter.count(size_bytes=len(chunk))
                     digest.update(chunk)
                     copy.write(chunk)
                 copy.flush()
-                with suppress(OverflowError):  # a time that this file system cannot store
+                with suppress(OverflowError):  # customers' code can set times that cannot be stored here
                     os.utime(copy.fileno(), ns=(before.st_mtime_ns, before.st_mtime_ns))
-            after = os.fstat(handle)
+            after = os.fstat(source_fd)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
                 raise SourceChanged
         self._size += before.st_size

@@ -1,7 +1,7 @@
 """Measure file trees, make them read-only, and remove them.
 
-Customers' code can nest folders to any depth, take permissions away and continue to write. As in `paths`, every folder
-is entered through an open descriptor, so nothing outside the tree is touched.
+Customers' code can nest folders to any depth, take permissions away, and write at the same time. As in `paths`, every
+folder is opened relative to an open one, so that code cannot lead the console out of the tree.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from storage.errors import FileMissing
 from storage.paths import OPEN_FOLDER, open_folder
 
 ENTRY_BYTES = 4096
-"""Bytes that each file, link and folder counts against a quota besides its content.
-
-Each takes an inode, and a disk has a limited number of them. 4,096 bytes is the usual block size."""
+"""How many bytes of the quota each file, link and folder uses besides its content. Each needs an inode, of which a disk
+has a limited number. 4,096 bytes is the usual block size."""
 PREALLOCATED_BYTES = 1024**2
-"""A file whose blocks exceed its length by more than this was preallocated (`fallocate`), so its blocks count.
-
-A smaller excess is rounding to blocks."""
+"""If the blocks of a file have so many more bytes than its length, it was preallocated (`fallocate`), and the blocks
+count. A smaller difference comes from rounding to blocks."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Usage:
 
     @property
     def counted_bytes(self) -> int:
-        """The bytes that count against a quota."""
+        """Return how many bytes of a quota this uses."""
         return self.size_bytes + self.entry_count * ENTRY_BYTES
 
     def __add__(self, other: Usage) -> Usage:
@@ -45,7 +43,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A tree's usage. `is_complete` is False if a folder was moved meanwhile: the usage then lacks part of the tree."""
+    """A tree's usage. If a folder was moved during the measurement, a part is missing, and `is_complete` is False."""
 
     usage: Usage
     is_complete: bool = True
@@ -54,13 +52,14 @@ class Measurement:
 def measure(*, root: Path) -> Measurement:
     """Return the usage of `root` and everything below it. Holes in sparse files do not count. Raises FileMissing.
 
-    The walk holds one folder open and returns through `..`, so no depth exhausts file descriptors or the stack. If a
-    folder is moved meanwhile, its `..` leads elsewhere. The walk then stops, and leaves out the rest.
+    Only one folder is open at a time, and the way back up is `..`. So even the deepest tree exhausts neither file
+    descriptors nor the stack. If a folder is moved meanwhile, its `..` leads to another folder; the measurement then
+    stops and is incomplete.
     """
     with open_folder(root=root, parts=()) as top:
-        # A duplicate, because `_enter` closes the folder that it leaves. The first entry is `root` itself.
+        # `dup`, because `_enter` closes the folder that it leaves. The first entry counted is `root` itself.
         folder, total, is_complete = os.dup(top), Usage(entry_count=1), True
-        # One item per folder from `root` to the open one: its identity, and its subfolders that are not yet entered.
+        # For each folder from `root` to the open one: its identity, and the subfolders that are still to be measured.
         path: list[tuple[tuple[int, int], list[str]]] = []
         try:
             usage, subfolders = _measure(folder)
@@ -70,7 +69,7 @@ def measure(*, root: Path) -> Measurement:
                 _folder, subfolders = path[-1]
                 if subfolders:
                     child = _enter(folder, subfolders.pop())
-                    if child is None:  # removed, replaced or made unreadable meanwhile
+                    if child is None:  # it was removed, replaced or made unreadable meanwhile
                         continue
                     folder = child
                     usage, subfolders = _measure(folder)
@@ -91,23 +90,26 @@ def measure(*, root: Path) -> Measurement:
 
 
 def make_read_only(*, folder: Path) -> None:
-    """Let every user read a tree, and none write to it. No other process may change it meanwhile."""
-    for _path, _folders, names, handle in os.fwalk(folder):
+    """Make a tree readable for all users and writable for none. Only the console may have access to it until then."""
+    for _path, _folders, names, folder_fd in os.fwalk(folder):
         for name in names:
-            mode = os.lstat(name, dir_fd=handle).st_mode
+            mode = os.lstat(name, dir_fd=folder_fd).st_mode
             if modes.S_ISREG(mode):
-                os.chmod(name, 0o555 if mode & 0o100 else 0o444, dir_fd=handle)  # stays executable if it was
-        os.fchmod(handle, 0o555)
+                os.chmod(name, 0o555 if mode & 0o100 else 0o444, dir_fd=folder_fd)  # executable files stay executable
+        os.fchmod(folder_fd, 0o555)
 
 
 def remove_tree(*, folder: Path, scratch: Path) -> None:
-    """Remove a folder of the storage root, by way of `scratch`. Does nothing if it is missing."""
+    """Remove a folder of the storage root, as `remove_folder` does. Do nothing if it is missing."""
     with suppress(FileMissing), open_folder(root=folder.parent, parts=()) as parent:
         remove_folder(parent=parent, name=folder.name, scratch=scratch)
 
 
 def size_of(status: os.stat_result) -> int:
-    """Return how many bytes of a file count: its blocks if it is sparse or preallocated, else its length."""
+    """Return how many bytes of a file count: its blocks if it is sparse or preallocated, else its length.
+
+    An entry that is no regular file has 0 bytes.
+    """
     if not modes.S_ISREG(status.st_mode):
         return 0
     blocks = status.st_blocks * 512  # st_blocks is in units of 512 bytes on every file system
@@ -115,21 +117,21 @@ def size_of(status: os.stat_result) -> int:
 
 
 def remove_folder(*, parent: int, name: str, scratch: Path) -> Usage:
-    """Remove the folder `name` of the open folder `parent`; return its usage, which is free now.
+    """Remove the folder `name` in the open folder `parent`; return its usage.
 
-    The folder is renamed into `scratch`, so it disappears at once. Parts that cannot be removed, because a process
-    still writes to them, stay there until garbage collection.
+    It is renamed into `scratch` first, so it disappears at once. If a process still writes to it, parts cannot be
+    removed, and stay in `scratch` until garbage collection.
     """
-    removed = scratch / secrets.token_hex(16)
+    scratch_path = scratch / secrets.token_hex(16)
     trash.grant_owner_access(name, parent)
-    os.rename(name, removed, src_dir_fd=parent)
-    freed = measure(root=removed).usage
-    trash.remove_tree(removed)
-    return freed
+    os.rename(name, scratch_path, src_dir_fd=parent)
+    usage = measure(root=scratch_path).usage
+    trash.remove_tree(scratch_path)
+    return usage
 
 
 def _enter(folder: int, name: str) -> int | None:
-    """Open a subfolder and close `folder`. If that fails, return None and leave `folder` open."""
+    """Open a subfolder, close `folder`, and return the subfolder. If that fails, return None; `folder` stays open."""
     try:
         child = os.open(name, OPEN_FOLDER, dir_fd=folder)
     except OSError:
@@ -139,7 +141,7 @@ def _enter(folder: int, name: str) -> int | None:
 
 
 def _identity(folder: int) -> tuple[int, int]:
-    """Return device and inode, which do not change when a folder is renamed."""
+    """Return device and inode of a folder. They do not change when it is renamed."""
     status = os.fstat(folder)
     return status.st_dev, status.st_ino
 
@@ -147,7 +149,7 @@ def _identity(folder: int) -> tuple[int, int]:
 def _measure(folder: int) -> tuple[Usage, list[str]]:
     """Return the usage of one folder's entries, and the names of its subfolders."""
     size, count, subfolders = 0, 0, []
-    # Entries that are unreadable or removed meanwhile do not stop the measurement.
+    # Entries that cannot be read, or that are removed meanwhile, do not stop the measurement.
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             count += 1

@@ -1,6 +1,6 @@
-"""Give views the body of an upload as a stream. No body is held in memory or copied to a temporary file first.
+"""Give views the body of an upload as a stream, so that no body is held in memory or copied to a temporary file.
 
-A body has a Content-Length or is chunked. Reading it raises UploadBroken if the connection breaks before its end.
+A body either has a Content-Length or is chunked. Reading raises UploadBroken if the connection breaks before the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.files import Readable
 
 
 class RawBody(BaseParser):
-    """A DRF parser that leaves the body unread: `request.data` is the stream. Views call `body_of` to read it."""
+    """A DRF parser that accepts every media type and leaves the body unread. Views read it with `body_of`."""
 
     media_type = "*/*"
 
@@ -30,7 +30,7 @@ class RawBody(BaseParser):
 
 
 class _SizedBody:
-    """A body with a Content-Length. It counts bytes, because only a short count shows a broken connection."""
+    """A body with a Content-Length. If fewer bytes arrive, the connection broke."""
 
     def __init__(self, stream: Readable, length: int) -> None:
         self._stream = stream
@@ -42,9 +42,9 @@ class _SizedBody:
             return b""
         try:
             data = self._stream.read(min(size, self._remaining))
-        except TimeoutError:  # the caller may read on
+        except TimeoutError:  # an OSError too, but the caller may read again
             raise
-        except OSError as error:  # Django's UnreadablePostError among them
+        except OSError as error:  # such as Django's UnreadablePostError
             raise UploadBroken from error
         if not data:  # the end of the stream, before Content-Length bytes
             raise UploadBroken
@@ -53,7 +53,7 @@ class _SizedBody:
 
 
 class _ChunkedBody:
-    """A chunked body. The server decodes the chunks, so an empty read is the real end."""
+    """A chunked body. The server decodes the chunks and knows the last one, so an empty read is the end of the body."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -62,7 +62,7 @@ class _ChunkedBody:
         """Return at most `size` bytes; none at the end. Raises UploadBroken if the connection ended too early."""
         try:
             return self._stream.read(size)
-        except TimeoutError:
+        except TimeoutError:  # as in `_SizedBody`
             raise
         except OSError as error:
             raise UploadBroken from error
@@ -71,13 +71,13 @@ class _ChunkedBody:
 def body_of(request: Request, *, limit_bytes: int, read_timeout_seconds: float | None = None) -> Readable:
     """Return the request's unread body; an empty stream if the request has none.
 
-    Reading raises TimeoutError if nothing arrives within `read_timeout_seconds`. The caller may read again.
-    Raises TooLarge if its Content-Length exceeds `limit_bytes`. A chunked body declares no length, so the caller must
-    also limit what it reads. Raises TooManyUploads if the organization has too many in progress.
+    Reading it raises TimeoutError if nothing arrives within `read_timeout_seconds`; the caller may read again. Raises
+    TooLarge if the Content-Length exceeds `limit_bytes`; since a chunked body has none, the caller must also limit
+    what it reads. Raises TooManyUploads if the organization has too many uploads in progress.
     """
     django_request: HttpRequest = request._request  # noqa: SLF001  # DRF offers the wrapped request nowhere else
     exchange = exchange_of(django_request)
-    # Without an incoming body, as in Django's test client, Django's request is the stream.
+    # Under another server, such as Django's test client, there is no IncomingBody, but Django's request is a stream.
     stream: Readable = exchange.body if exchange and exchange.body else django_request
     if exchange and exchange.body:
         exchange.body.read_timeout_seconds = read_timeout_seconds
@@ -90,7 +90,7 @@ def body_of(request: Request, *, limit_bytes: int, read_timeout_seconds: float |
     if django_request.META.get("HTTP_TRANSFER_ENCODING"):
         _count_upload(exchange)
         return _ChunkedBody(stream)
-    return BytesIO()  # HTTP: neither header means no body
+    return BytesIO()  # in HTTP/1.1 a request with neither header has no body
 
 
 def _count_upload(exchange: Exchange | None) -> None:

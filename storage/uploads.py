@@ -1,13 +1,14 @@
-"""Resumable uploads: create, append, join, finish, terminate, expire.
+"""Resumable uploads (https://tus.io): create, append, join, finish, terminate, expire.
 
-An upload's bytes are written once, to a file of its own, and its offset is the length of that file. So the offset is
-true after a crash of any process. A crash of the machine can only make the file shorter, because file systems write
-data before the length that covers it; the file is forced to the disk before it is used.
+Each upload has a file, to which its bytes are written once. Its offset, where the client continues, is the length of
+this file, so it is correct after a crash of any process. A crash of the machine can only make the file shorter, because
+file systems write data before the length that covers it. The file is forced to the disk (fsync) before it is used.
 
-Any process may serve any request. A request that appends holds the upload's advisory lock until it has written all
-that arrived, and a client that asks for the offset waits for that: what the server received is not sent again. A lost
-connection blocks nobody. When another request waits, the one that receives nothing more ends. Each chunk is written
-under a lock of the file, where the file ends. So bytes never mix, even if a database session was lost with its locks.
+Any process may serve any request. A request that appends bytes holds an advisory lock of PostgreSQL until it has
+written all that arrived. A request for the offset waits for this lock, so that the client does not send these bytes
+again. If a client has lost its connection, its earlier request receives nothing more; it ends as soon as another
+request waits for the lock. Each chunk is also written under a lock of the file, at the end of the file, so that bytes
+never mix, even if a database session was lost with its advisory lock.
 """
 
 from __future__ import annotations
@@ -46,34 +47,38 @@ from storage.errors import (
     UploadBroken,
     UploadEnded,
 )
-from storage.files import CHUNK_BYTES, Metered, Readable
+from storage.files import CHUNK_BYTES, MeteredStream, Readable
 from storage.models import Allocation, Upload
 from storage.paths import split_path, translate_os_errors
 from storage.quota import Reservation
 from storage.trees import ENTRY_BYTES
 
 KEPT_AFTER_LAST_BYTES = timedelta(days=3)
-"""How long an unfinished upload waits to be continued: a weekend. Its reserved quota is released then."""
+"""How long an unfinished upload can be continued after its last bytes arrived: over a weekend. Then it is deleted, and
+its reserved quota is released."""
 KEPT_AFTER_END = timedelta(days=1)
 """How long the result of an upload can be read."""
 MAX_OPEN = 1000
-"""Unfinished uploads of an organization; clients send a few at a time."""
+"""How many unfinished uploads an organization may have. Clients send a few at a time, so this many are abandoned."""
 CHECKSUMS = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}
-"""The algorithms of checksums of single requests. SHA-1 is required by the protocol, and detects line errors."""
+"""The algorithms by which a client may protect a single request against transmission errors. tus requires SHA-1."""
 SETTLE_SECONDS = 8.0
-"""How long a request waits for an earlier one that still receives or writes bytes; clients wait at least 10 s."""
+"""How long a request waits for the lock while an earlier one receives or writes bytes. Clients wait at least 10 s for a
+response."""
 QUIET_SECONDS = 0.5
-"""A request that received nothing for this long ends if another one waits: its client lost the connection."""
+"""If a request received nothing for this long, and another request of the upload waits, its client has lost the
+connection, and it ends."""
 APPEND_LOCK = 7_416
-"""First key of the advisory lock for appending; the second is made of the upload's primary key. As FINISH_LOCK."""
+"""The first key of the advisory lock for appending; the second is made of the upload's primary key. The number is
+arbitrary, but must not change, so that an old and a new version exclude each other during an upgrade."""
 MAX_KEPT_DIGESTS = 256
-"""Hash states of unfinished uploads that a process keeps in memory. A missing state costs reading the file again."""
+"""How many hash states of unfinished uploads a process keeps in memory. Without its state a file is read once more."""
 FINISH_LOCK = 7_415
-"""First key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but the same in
-every version, so that the old and the new version exclude each other during an upgrade."""
-FETCH_SLOT = "fetch-slot"
-"""Name of the lock file of the process that fetches direct uploads (`direct_uploads`)."""
+"""The first key of the advisory lock for finishing; the second is a hash of the upload's key. Chosen as APPEND_LOCK."""
+FETCH_LOCK_FILE = "fetch-slot"
+"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`)."""
 OPEN_STATES = (Upload.States.RECEIVING, Upload.States.FINISHING)
+"""The states of uploads that have neither a result nor an error yet."""
 
 log = logging.getLogger(__name__)
 
@@ -117,10 +122,10 @@ def create(*, organization: Organization, user: User | None, new: NewUpload) -> 
     """Create an upload and reserve quota for its size. Raises InvalidInput, NotFound, TooLarge, TooManyUploads."""
     _validate(organization, new)
     with transaction.atomic():
-        left = quota.lock_room(organization)
+        remaining = quota.lock_remaining(organization)  # concurrent calls wait here, so MAX_OPEN holds for all together
         if Upload.objects.filter(organization=organization, state__in=OPEN_STATES).count() >= MAX_OPEN:
             raise TooManyUploads
-        if new.size_bytes + ENTRY_BYTES > left.size_bytes or not left.entry_count:
+        if new.size_bytes + ENTRY_BYTES > remaining.size_bytes or not remaining.entry_count:
             raise TooLarge
         upload = _insert(organization, user, new)
     _file(upload).touch(mode=0o600)
@@ -130,9 +135,10 @@ def create(*, organization: Organization, user: User | None, new: NewUpload) -> 
 def create_final(
     *, organization: Organization, user: User | None, new: NewUpload, part_keys: Sequence[uuid.UUID]
 ) -> Upload:
-    """Join complete parts into a final upload; `new.size_bytes` is ignored. Safe to repeat: it continues the same join.
+    """Create a final upload, which joins complete parts; `new.size_bytes` is ignored.
 
-    The parts cannot be used again. Raises InvalidInput, NotFound, TooLarge.
+    The parts cannot be used again. A call with the same parts returns the same final upload. Raises InvalidInput,
+    NotFound, TooLarge.
     """
     parts_invalid = InvalidInput(fields={"Upload-Concat": _("Name complete parts, each once.")})
     rows = Upload.objects.filter(organization=organization, purpose=Upload.Purposes.PART, key__in=part_keys)
@@ -159,7 +165,7 @@ def create_final(
 
 
 def upload_with_key(organization: Organization, key: uuid.UUID) -> Upload:
-    """Return an upload. Raises NotFound."""
+    """Return the organization's upload with this key. Raises NotFound."""
     upload = Upload.objects.filter(organization=organization, key=key).select_related("organization").first()
     if upload is None:
         raise NotFound
@@ -167,38 +173,39 @@ def upload_with_key(organization: Organization, key: uuid.UUID) -> Upload:
 
 
 def offset_of(upload: Upload) -> int:
-    """Return how many bytes have arrived."""
+    """Return how many bytes of an upload have been written."""
     if upload.state == Upload.States.COMPLETE:
         return upload.size_bytes
     try:
         return _file(upload).stat().st_size
     except FileNotFoundError:
-        # While it is finished, the file may already be in its place.
+        # While an upload is being finished, its file may already have been moved to the workspace.
         return upload.size_bytes if upload.state == Upload.States.FINISHING else 0
 
 
-_waiting = BoundedSemaphore(max(1, settings.WEB_THREADS // 2))
-"""The requests for an offset that may wait in this process. They wait on the threads of pages."""
+_offset_waiters = BoundedSemaphore(max(1, settings.WEB_THREADS // 2))
+"""Limits how many requests for an offset wait in this process. They block threads that pages need too."""
 
 
 def settled_offset_of(upload: Upload) -> int:
-    """Return how many bytes have arrived, once an earlier request has written them; wait at most SETTLE_SECONDS.
+    """Return the offset after an earlier request has written its bytes; wait for this at most SETTLE_SECONDS.
 
-    A client that lost its connection asks at once for the offset, while what it sent before is still being written.
-    If it continued too early, it would send those bytes again. Few requests may wait at once, to leave threads for
-    pages; the others get the current offset. Raises UploadEnded if the upload failed, or if its
-    file is missing, as after the restore of a backup.
+    A client that lost its connection asks for the offset at once, while the bytes that it sent before are still being
+    written. If it got the current offset, it would send those bytes again. `_offset_waiters` limits how many requests
+    wait at once; the others get the current offset. Raises UploadEnded if the upload failed, or if its file is missing,
+    as after the restore of a backup.
     """
     if upload.state == Upload.States.RECEIVING and not _file(upload).exists() and not upload.parts.exists():
         raise UploadEnded
-    if offset_of(upload) < upload.size_bytes and _waiting.acquire(blocking=False):
+    if offset_of(upload) < upload.size_bytes and _offset_waiters.acquire(blocking=False):
         try:
             with _append_lock(upload):
                 pass
         finally:
-            _waiting.release()
+            _offset_waiters.release()
     offset = offset_of(upload)
-    # The earlier request may have finished the upload. Its file is only moved after its state has changed.
+    # The earlier request may have finished the upload. The state changes before the file is moved, so if the state is
+    # still RECEIVING, the offset was read from the file.
     _refresh(upload)
     return offset if upload.state == Upload.States.RECEIVING else offset_of(upload)
 
@@ -217,28 +224,28 @@ def _refresh(upload: Upload) -> None:
 
 
 def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum | None = None) -> int:
-    """Append the bytes in `stream` at `offset`, and return the new offset. Raises OffsetConflict, StorageFull.
+    """Append the bytes in `stream`, and return the new offset. `offset` must be the current one.
 
-    What arrived before a connection broke is kept; then it raises UploadBroken. The bytes of a request with a checksum
-    are kept only if all of them arrived and match: else it raises UploadBroken or ChecksumMismatch. Raises TooLarge at
-    a byte after the upload's size, and UploadEnded if the upload was terminated.
+    If the connection breaks, the bytes that arrived are kept, and UploadBroken is raised. With a checksum, they are
+    kept only if all have arrived and match it; else ChecksumMismatch or UploadBroken is raised. Raises OffsetConflict,
+    StorageFull, TooLarge if there are more bytes than the upload's size, and UploadEnded if it was terminated.
     """
     if upload.parts.exists():
         raise NotAllowed(_("A final upload takes no bytes. Send them to its parts."))
     if upload.multipart_id:
         raise NotAllowed(_("A direct upload takes no bytes here. Send them to the URLs of its parts."))
-    with _append_lock(upload) as is_ours:
+    with _append_lock(upload) as is_locked:
         _refresh(upload)
-        if not is_ours or offset != offset_of(upload):
+        if not is_locked or offset != offset_of(upload):
             raise OffsetConflict
         if upload.state != Upload.States.RECEIVING:
             return offset
-        stream = _Body(upload, stream)
+        stream = _YieldingBody(upload, stream)
         try:
             if checksum is None:
                 return append_unchecked(upload, offset, stream)
-            with _verified(upload, stream, checksum, upload.size_bytes - offset) as verified:
-                return append_unchecked(upload, offset, verified)
+            with _verified_copy(upload, stream, checksum, upload.size_bytes - offset) as verified_copy:
+                return append_unchecked(upload, offset, verified_copy)
         except UploadBroken:
             raise UploadBroken(_("The upload was interrupted. Continue it at its offset.")) from None
         finally:
@@ -246,8 +253,11 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
             Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES).update(expires_at=expires_at)
 
 
-class _Body:
-    """The body of a request that appends. It ends early if it brings nothing while another request waits."""
+class _YieldingBody:
+    """The body of a request that appends. It ends if nothing arrives while another request waits for the lock.
+
+    The server raises TimeoutError from `read` after QUIET_SECONDS without a byte.
+    """
 
     def __init__(self, upload: Upload, stream: Readable) -> None:
         self._upload, self._stream = upload, stream
@@ -258,22 +268,23 @@ class _Body:
             try:
                 return self._stream.read(size)
             except TimeoutError:
-                if _is_awaited(self._upload):
+                if _has_lock_waiter(self._upload):
                     raise UploadBroken from None
 
 
-def _append_keys(upload: Upload) -> list[int]:
+def _append_lock_keys(upload: Upload) -> list[int]:
     return [APPEND_LOCK, upload.pk % 2**31]  # PostgreSQL's keys are signed numbers of 32 bits
 
 
 @contextmanager
 def _append_lock(upload: Upload) -> Iterator[bool]:
-    """Yield whether the caller got the lock within SETTLE_SECONDS. PostgreSQL releases the lock of a process that dies.
+    """Hold the upload's lock for appending; yield False if it is not free within SETTLE_SECONDS.
 
-    It belongs to the session, because a transaction should not be open while a client sends.
+    The lock belongs to the database session and not to a transaction, because no transaction should be open while a
+    client sends. PostgreSQL releases the lock of a process that dies.
     """
-    keys = _append_keys(upload)
-    is_ours = True
+    keys = _append_lock_keys(upload)
+    is_locked = True
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{SETTLE_SECONDS * 1000:.0f}"])
@@ -281,69 +292,73 @@ def _append_lock(upload: Upload) -> Iterator[bool]:
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
-        is_ours = False
+        is_locked = False
     try:
-        yield is_ours
+        yield is_locked
     finally:
-        if is_ours:
+        if is_locked:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_unlock(%s, %s)", keys)
 
 
-def _is_awaited(upload: Upload) -> bool:
-    """Return whether another request waits for the lock for appending."""
+def _has_lock_waiter(upload: Upload) -> bool:
+    """Return whether another request waits for the upload's lock for appending."""
     with connection.cursor() as cursor:
+        # In pg_locks, objsubid 2 marks an advisory lock with two keys, which are in classid and objid.
         cursor.execute(
             "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objsubid = 2"
             " AND classid = %s AND objid = %s"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))",
-            _append_keys(upload),
+            _append_lock_keys(upload),
         )
         return bool(cursor.fetchone()[0])
 
 
 def append_unchecked(upload: Upload, offset: int, stream: Readable) -> int:
-    """Append the bytes in `stream` at `offset`, without looking at the upload's state. Raises as `append`."""
+    """Append the bytes in `stream` at `offset`, without checking the upload's state or lock. Raises as `append`."""
     with (
         translate_os_errors(),
-        _opened(upload) as handle,
+        _open_for_writing(upload) as file_fd,
         _digest_of(upload, offset) as digest,
         ThreadPoolExecutor(1, thread_name_prefix="hash") as hasher,
     ):
-        hashed: Future[None] | None = None
-        # A read of one byte at the end shows whether more arrives than was announced.
+        hashing: Future[None] | None = None
+        # At the end, `or 1` reads one more byte, which shows whether more arrives than was announced.
         while chunk := stream.read(min(CHUNK_BYTES, upload.size_bytes - offset) or 1):
             if offset == upload.size_bytes:
                 raise TooLarge(_("More bytes arrived than the upload's size."))
-            if hashed:
-                hashed.result()
-            _write(handle, chunk, offset)
+            if hashing:
+                hashing.result()
+            _write(file_fd, chunk, offset)
             offset += len(chunk)
             if digest:
-                # Hashing overlaps with writing, because both run without Python's lock.
-                hashed = hasher.submit(digest.update, chunk)
+                # In a thread, because neither hashing nor writing holds Python's global lock, so that they overlap.
+                hashing = hasher.submit(digest.update, chunk)
     return offset
 
 
-def _write(handle: int, chunk: bytes, offset: int) -> None:
-    """Write a chunk at the end of the file. Raises OffsetConflict if the file does not end at `offset`."""
-    fcntl.flock(handle, fcntl.LOCK_EX)
+def _write(file_fd: int, chunk: bytes, offset: int) -> None:
+    """Write a chunk at the end of the file. Raises OffsetConflict if the file does not end at `offset`, UploadEnded."""
+    fcntl.flock(file_fd, fcntl.LOCK_EX)
     try:
-        status = os.fstat(handle)
-        if not status.st_nlink:  # the upload was terminated
+        status = os.fstat(file_fd)
+        if not status.st_nlink:  # the file was removed, because the upload was terminated
             raise UploadEnded
         if status.st_size != offset:
             raise OffsetConflict
         rest = memoryview(chunk)
         while rest:
-            rest = rest[os.pwrite(handle, rest, offset + len(chunk) - len(rest)) :]
+            rest = rest[os.pwrite(file_fd, rest, offset + len(chunk) - len(rest)) :]
     finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)
+        fcntl.flock(file_fd, fcntl.LOCK_UN)
 
 
 @contextmanager
-def _verified(upload: Upload, stream: Readable, checksum: Checksum, limit_bytes: int) -> Iterator[BinaryIO]:
-    """Yield the bytes in `stream` as a temporary file, once they match. Raises ChecksumMismatch, TooLarge."""
+def _verified_copy(upload: Upload, stream: Readable, checksum: Checksum, limit_bytes: int) -> Iterator[BinaryIO]:
+    """Copy `stream` to a temporary file, and yield the file if it matches the checksum.
+
+    Raises ChecksumMismatch, and TooLarge if the quota has no room for the temporary file.
+    """
     digest = CHECKSUMS[checksum.algorithm]()
     with (
         Reservation(upload.organization, label=str(upload)) as reservation,
@@ -351,7 +366,7 @@ def _verified(upload: Upload, stream: Readable, checksum: Checksum, limit_bytes:
         translate_os_errors(),
         (folder / "bytes").open("xb+") as file,
     ):
-        metered = Metered(stream, reservation)
+        metered = MeteredStream(stream, reservation)
         files.copy(stream=metered, target=file, limit_bytes=limit_bytes, digest=digest)
         if digest.digest() != checksum.digest:
             raise ChecksumMismatch
@@ -363,7 +378,7 @@ def _verified(upload: Upload, stream: Readable, checksum: Checksum, limit_bytes:
 
 
 class _Digest:
-    """The SHA-256 of the first `size` bytes of an upload."""
+    """The hash state (SHA-256) of the first `size` bytes of an upload."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -376,17 +391,18 @@ class _Digest:
 
 
 _digests: OrderedDict[int, _Digest] = OrderedDict()
-"""The digests of unfinished uploads by primary key, the least recently used first. A hash state cannot be stored."""
+"""Hash states of unfinished uploads by primary key, the least recently used first. They are in memory, because hashlib
+offers no way to store one."""
 _digests_lock = Lock()
 
 
 @contextmanager
 def _digest_of(upload: Upload, offset: int) -> Iterator[_Digest | None]:
-    """Yield the digest of the first `offset` bytes if this process has it.
+    """Yield the hash state of the first `offset` bytes; None if this process does not have it.
 
-    A process without it hashes nothing. The process that finishes the upload hashes the rest, each byte at most once.
+    Without it the new bytes are not hashed now: the process that finishes the upload hashes all bytes that it has not.
     """
-    digest = _take_digest(upload)
+    digest = _pop_digest(upload)
     try:
         yield digest if digest.size == offset and upload.purpose != Upload.Purposes.PART else None
     finally:
@@ -396,14 +412,15 @@ def _digest_of(upload: Upload, offset: int) -> Iterator[_Digest | None]:
                 _digests.popitem(last=False)
 
 
-def _take_digest(upload: Upload) -> _Digest:
+def _pop_digest(upload: Upload) -> _Digest:
+    """Remove and return the upload's hash state, or a new one, so that no two threads use the same."""
     with _digests_lock:
         return _digests.pop(upload.pk, None) or _Digest()
 
 
 def _hash(upload: Upload, file: BinaryIO) -> str:
-    """Return the SHA-256 of the complete file; read only what this process has not hashed yet."""
-    digest = _take_digest(upload)
+    """Return the SHA-256 of the complete file. Read only the bytes that this process has not hashed yet."""
+    digest = _pop_digest(upload)
     file.seek(digest.size)
     while chunk := file.read(CHUNK_BYTES):
         digest.update(chunk)
@@ -414,27 +431,27 @@ def _hash(upload: Upload, file: BinaryIO) -> str:
 
 
 def finish(upload: Upload) -> None:
-    """Use a complete upload as its purpose says; do nothing if bytes are missing. Safe to repeat and to run twice.
+    """Publish or store a complete upload, as its purpose says. Do nothing if bytes are missing. Safe to repeat.
 
-    A dataset version is published from the upload's file, and a workspace file is the upload's file, moved. An error
-    that the customer can act on ends the upload and is raised. It can be read for KEPT_AFTER_END.
+    A dataset version is published from the upload's file; a workspace file is the upload's file, moved. An error that
+    the customer can act on is stored as the upload's result, which can be read for KEPT_AFTER_END, and raised.
     """
-    with _finish_lock(upload) as is_ours:
+    with _finish_lock(upload) as is_locked:
         upload.refresh_from_db(fields=["state"])
-        if not is_ours or upload.state not in OPEN_STATES or upload.purpose == Upload.Purposes.PART:
+        if not is_locked or upload.state not in OPEN_STATES or upload.purpose == Upload.Purposes.PART:
             return
         _join_parts(upload)
         if offset_of(upload) != upload.size_bytes:
             return
         try:
-            _use(upload)
+            _publish_or_store(upload)
         except StorageFull:
-            raise  # not the customer's fault: it is tried again
+            raise  # not the customer's fault: the upload stays open, and `collect` tries again
         except CustomerError as error:
             fail(upload, error)
             raise
         finally:
-            with suppress(Upload.DoesNotExist):  # terminated meanwhile
+            with suppress(Upload.DoesNotExist):  # it was terminated meanwhile
                 upload.refresh_from_db()
                 if upload.state not in OPEN_STATES:
                     _file(upload).unlink(missing_ok=True)
@@ -442,23 +459,27 @@ def finish(upload: Upload) -> None:
 
 @contextmanager
 def _finish_lock(upload: Upload) -> Iterator[bool]:
-    """Yield whether the caller got the upload's lock. PostgreSQL releases the lock of a process that dies."""
+    """Hold the upload's lock for finishing; yield False at once if another process holds it.
+
+    PostgreSQL releases the lock of a process that dies.
+    """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", [FINISH_LOCK, upload.key.hex])
-        is_ours = bool(cursor.fetchone()[0])
+        is_locked = bool(cursor.fetchone()[0])
     try:
-        yield is_ours
+        yield is_locked
     finally:
-        if is_ours:
+        if is_locked:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", [FINISH_LOCK, upload.key.hex])
 
 
-def _use(upload: Upload) -> None:
+def _publish_or_store(upload: Upload) -> None:
+    """Use the upload's file as its purpose says, and end the upload. Raises NotFound if it was terminated."""
     try:
         file = _file(upload).open("rb")
     except FileNotFoundError:
-        # An interrupted call moved the file into the workspace.
+        # An earlier call moved the file into the workspace, and was interrupted before it counted the file there.
         catalog.measure_workspace(workspace=selectors.workspace_named(upload.organization, upload.name))
         with transaction.atomic():
             _end(upload, state=Upload.States.COMPLETE)
@@ -468,7 +489,7 @@ def _use(upload: Upload) -> None:
         os.fsync(file.fileno())
         rows = Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES)
         if not rows.update(state=Upload.States.FINISHING, sha256=sha256):
-            raise NotFound  # terminated
+            raise NotFound  # the upload was terminated
         file.seek(0)
         if upload.purpose == Upload.Purposes.DATASET:
             _publish(upload, file, sha256)
@@ -477,6 +498,7 @@ def _use(upload: Upload) -> None:
 
 
 def _publish(upload: Upload, file: BinaryIO, sha256: str) -> None:
+    """Publish the archive `file` as the next version of the upload's dataset, and end the upload."""
     dataset = selectors.dataset_named(upload.organization, upload.name)
     with Reservation(upload.organization, label=dataset.name) as reservation:
         catalog.publish_archive(
@@ -490,6 +512,7 @@ def _publish(upload: Upload, file: BinaryIO, sha256: str) -> None:
 
 
 def _store(upload: Upload, file: BinaryIO) -> None:
+    """Move the upload's file into its workspace, or unpack it there, and end the upload."""
     workspace = selectors.workspace_named(upload.organization, upload.name)
 
     def on_stored() -> None:
@@ -508,7 +531,7 @@ def fail(upload: Upload, error: CustomerError) -> None:
 
 
 def _end(upload: Upload, **values: object) -> None:
-    """Write the result and release the quota, in the caller's transaction. Raises NotFound if it was terminated."""
+    """Write the upload's result and release its quota, in the caller's transaction. Raises NotFound if it has ended."""
     rows = Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES)
     if not rows.update(**values, expires_at=timezone.now() + KEPT_AFTER_END):
         raise NotFound
@@ -516,30 +539,30 @@ def _end(upload: Upload, **values: object) -> None:
 
 
 def _join_parts(upload: Upload) -> None:
-    """Move the bytes of a final upload's parts into its file. The file's length says how far an earlier call came."""
+    """Move the bytes of a final upload's parts into its file. Continue where an interrupted call ended."""
     parts = list(Upload.objects.filter(final=upload).order_by("position"))
     if not parts or offset_of(upload) == upload.size_bytes:
         return
     if not _file(upload).exists():
-        _file(parts[0]).rename(_file(upload))  # not copied
+        _file(parts[0]).rename(_file(upload))  # faster than copying the first part
     end = 0
-    with translate_os_errors(), _opened(upload) as handle:
+    with translate_os_errors(), _open_for_writing(upload) as file_fd:
         for part in parts:
             end += part.size_bytes
-            _append_file(_file(part), handle, end)
+            _append_file(_file(part), file_fd, end)
     for part in parts:
         _file(part).unlink(missing_ok=True)
 
 
-def _append_file(source: Path, target: int, end: int) -> None:
-    """Append the rest of `source` to the open file `target`, which ends at `end` then. The kernel copies the bytes."""
-    missing = end - os.fstat(target).st_size
+def _append_file(source: Path, target_fd: int, end: int) -> None:
+    """Append to the open file `target_fd` what it lacks of `source`. Its length is then at least `end`."""
+    missing = end - os.fstat(target_fd).st_size
     if missing <= 0:
         return
     with source.open("rb") as file:
         offset = os.fstat(file.fileno()).st_size - missing
-        os.lseek(target, 0, os.SEEK_END)
-        while sent := os.sendfile(target, file.fileno(), offset, CHUNK_BYTES):
+        os.lseek(target_fd, 0, os.SEEK_END)
+        while sent := os.sendfile(target_fd, file.fileno(), offset, CHUNK_BYTES):  # the kernel copies the bytes
             offset += sent
 
 
@@ -547,9 +570,9 @@ def _append_file(source: Path, target: int, end: int) -> None:
 
 
 def terminate(upload: Upload) -> None:
-    """Delete an upload with its bytes and release its quota. What it stored stays. Raises UploadEnded for a used part.
+    """Delete an upload with its bytes, and release its quota. A version or file that it has produced stays.
 
-    If it is just being finished, that fails at its end.
+    If another process is finishing it, `finish` fails there. Raises UploadEnded for a part that a final upload uses.
     """
     if upload.final_id:
         raise UploadEnded
@@ -561,11 +584,11 @@ def terminate(upload: Upload) -> None:
             Allocation.objects.filter(key=row.allocation_key).delete()
     for row in (*parts, upload):
         _file(row).unlink(missing_ok=True)
-        _take_digest(row)
+        _pop_digest(row)
 
 
 def collect() -> None:
-    """Finish complete uploads whose process died, and remove those that expired. Safe to repeat."""
+    """Finish complete uploads whose process died, and delete expired ones (garbage collection). Safe to repeat."""
     for upload in Upload.objects.filter(state__in=OPEN_STATES).select_related("organization").iterator():
         if upload.expires_at < timezone.now():
             terminate(upload)
@@ -584,17 +607,17 @@ def folder() -> Path:
     return path
 
 
-def open_names() -> set[str]:
-    """Return the names of the files that unfinished uploads need."""
+def needed_file_names() -> set[str]:
+    """Return the names of the files in `folder()` that garbage collection must keep."""
     needed = Upload.objects.filter(state__in=OPEN_STATES) | Upload.objects.filter(final__state__in=OPEN_STATES)
-    return {FETCH_SLOT, *(key.hex for key in needed.values_list("key", flat=True))}
+    return {FETCH_LOCK_FILE, *(key.hex for key in needed.values_list("key", flat=True))}
 
 
 # --- Helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _validate(organization: Organization, new: NewUpload) -> None:
-    """Raise InvalidInput, NotFound or TooLarge if the upload could not be used once it is complete."""
+    """Raise InvalidInput, NotFound or TooLarge if the upload could not be finished when it is complete."""
     limit = settings.MAX_UPLOAD_BYTES
     errors: dict[str, Text] = {}
     if new.purpose == Upload.Purposes.DATASET:
@@ -614,7 +637,7 @@ def _validate(organization: Organization, new: NewUpload) -> None:
 
 
 def _insert(organization: Organization, user: User | None, new: NewUpload) -> Upload:
-    """Write the rows of an upload and of its reservation."""
+    """Write the rows of an upload and of the allocation that reserves its quota."""
     upload = Upload.objects.create(
         organization=organization,
         created_by=user,
@@ -631,7 +654,7 @@ def _insert(organization: Organization, user: User | None, new: NewUpload) -> Up
         organization=organization,
         kind=Allocation.Kinds.UPLOAD,
         key=upload.allocation_key,
-        label=str(upload)[:200],
+        label=str(upload)[: quota.LABEL_LENGTH],
         size_bytes=upload.size_bytes,
         entry_count=1,
     )
@@ -639,14 +662,15 @@ def _insert(organization: Organization, user: User | None, new: NewUpload) -> Up
 
 
 def _file(upload: Upload) -> Path:
+    """Return the path of the file to which the upload's bytes are written."""
     return folder() / upload.key.hex
 
 
 @contextmanager
-def _opened(upload: Upload) -> Iterator[int]:
-    """Open the upload's file for writing. Raises FileNotFoundError if the upload ended."""
-    handle = os.open(_file(upload), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _open_for_writing(upload: Upload) -> Iterator[int]:
+    """Open the upload's file, and yield its descriptor. Raises FileNotFoundError if the upload has ended."""
+    file_fd = os.open(_file(upload), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield handle
+        yield file_fd
     finally:
-        os.close(handle)
+        os.close(file_fd)

@@ -1,6 +1,6 @@
 """API of resumable uploads: the tus protocol 1.0.0 (https://tus.io/protocols/resumable-upload), and their results.
 
-Uploads that go directly to a bucket have routes of their own for parts; their results are read as all others'.
+Direct uploads have other routes to create them and to send their parts. Their results are read by the same route.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from storage.upload_stream import RawBody, body_of
 
 TUS_VERSION = "1.0.0"
 EXTENSIONS = "creation,creation-with-upload,checksum,expiration,termination,concatenation"
+"""The extensions of tus that this server supports."""
 BYTES_TYPE = "application/offset+octet-stream"
+"""The media type that tus requires for bytes of an upload."""
 BODY = {BYTES_TYPE: OpenApiTypes.BINARY}
 PARTIAL, FINAL = "partial", "final;"
-"""Values of `Upload-Concat`; the second precedes the parts' URLs."""
+"""The values of `Upload-Concat`. After the second, the client names the URLs of the parts."""
 SIZE_END = 2**63
-"""The first size too large for its column."""
+"""Sizes must be smaller: the database column is a signed number of 64 bits."""
 
 
 class UnsupportedVersion(StorageError):
@@ -91,19 +93,19 @@ class UploadSerializer(serializers.ModelSerializer[Upload]):
 
 
 class _TusView(TenantView):
-    """Base of the views: the headers that every request and response of tus has."""
+    """Base of the views of tus. It checks and adds the headers that all requests and responses have."""
 
     parser_classes = (RawBody,)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Check the version, after access. Requests by GET are not tus."""
+        """Check access, and then the version of tus. GET is not part of tus, and needs no version."""
         super().initial(request, *args, **kwargs)
         is_tus = request.method in {"HEAD", "POST", "PATCH", "DELETE"} and hasattr(self, request.method.lower())
         if is_tus and request.headers.get("Tus-Resumable") != TUS_VERSION:
             raise UnsupportedVersion
 
     def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Response:
-        """Add the headers of every response."""
+        """Add the headers that tus requires in every response."""
         response["Tus-Resumable"] = TUS_VERSION
         response["Cache-Control"] = "no-store"
         if response.status_code == 412:
@@ -111,7 +113,7 @@ class _TusView(TenantView):
         return super().finalize_response(request, response, *args, **kwargs)
 
     def options(self, request: HttpRequest, *_args: Any, **_kwargs: Any) -> Response:
-        """Say what the server supports."""
+        """Return which extensions and sizes the server supports, in headers."""
         headers = {
             "Tus-Version": TUS_VERSION,
             "Tus-Extension": EXTENSIONS,
@@ -248,13 +250,13 @@ class UploadView(_TusView):
 
     @extend_schema(operation_id="uploads_terminate", parameters=[TUS_HEADER], responses={204: None})
     def delete(self, request: Request, key: uuid.UUID) -> Response:
-        """Delete the upload with its bytes. What it published stays."""
+        """Delete the upload with its bytes. A dataset version or file that it has produced stays."""
         direct_uploads.terminate(self._upload(key))
         return Response(status=204)
 
     @extend_schema(exclude=True)
     def post(self, request: Request, key: uuid.UUID) -> Response:
-        """Do what X-HTTP-Method-Override says, for clients that can only GET and POST."""
+        """Handle the request as the method in X-HTTP-Method-Override, for clients that can only send GET and POST."""
         method = request.headers.get("X-HTTP-Method-Override", "")
         handlers = {"PATCH": self.patch, "DELETE": self.delete}
         if method not in handlers:
@@ -348,7 +350,7 @@ class UploadPartsView(TenantView):
 
     @extend_schema(operation_id="uploads_parts_list", responses=ReceivedPartsSerializer)
     def get(self, _request: Request, key: uuid.UUID) -> Response:
-        """Say which parts have arrived, so that a client continues with the others."""
+        """Return which parts have arrived, so that the client can send the others."""
         return Response(ReceivedPartsSerializer(uploads.upload_with_key(self.organization, key)).data)
 
     @extend_schema(operation_id="uploads_parts_sign", request=PartNumbersSerializer, responses=PartUrlsSerializer)
@@ -368,7 +370,7 @@ class UploadCompletionView(TenantView):
 
     @extend_schema(operation_id="uploads_complete", request=None, responses={202: UploadSerializer})
     def post(self, _request: Request, key: uuid.UUID) -> Response:
-        """Say that all parts were sent. The server fetches and uses them; the upload's state tells when it has."""
+        """Tell the server that all parts were sent. It then fetches them; poll the upload's state to see the result."""
         upload = uploads.upload_with_key(self.organization, key)
         direct_uploads.complete(upload)
         return Response(UploadSerializer(upload).data, status=202)
@@ -382,7 +384,7 @@ def _state_headers(upload: Upload, offset: int | None = None) -> dict[str, str]:
 
 
 def _number(request: Request, name: str) -> int:
-    """Return the number in a header. Raises InvalidInput."""
+    """Return the number of bytes in the header `name`. Raises InvalidInput."""
     value = request.headers.get(name, "")
     if not re.fullmatch("[0-9]{1,19}", value, re.ASCII) or int(value) >= SIZE_END:
         raise InvalidInput(fields={name: _("Send a number of bytes.")})

@@ -1,4 +1,4 @@
-"""API of storage usage, and of deleted items, which can be restored or removed."""
+"""API of storage usage, and of deleted items, which can be restored or removed early."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class UsageSerializer(serializers.Serializer[Any]):
 
 
 def usage_data(organization: Organization) -> dict[str, Any]:
-    """Return what UsageSerializer shows of an organization."""
+    """Return the data of an organization's usage for UsageSerializer."""
     usage = selectors.usage(organization)
     return {
         "quota_bytes": organization.quota.max_storage_bytes,

@@ -1,7 +1,7 @@
-"""Compare the rows of storage with the files on the disk, and hash published files again.
+"""Compare the rows of storage with the files on the disk, and hash published files again (`manage.py verify_storage`).
 
-Published versions never change, so any difference is damage: a broken disk, or someone who wrote to the storage root.
-Files without a row are left by crashes, and garbage collection removes them later.
+Published versions never change, so a difference is damage: the disk is broken, or somebody has written to the storage
+root. Files without a row are left by crashes, and garbage collection removes them later.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from storage.models import DatasetVersion, DeletedFile, ModelVersion, Workspace
 from storage.trees import Usage
 
 MAX_LISTED = 20
-"""Files of one version that are listed by name if they differ; all make the version damaged."""
+"""How many differing files of one version a finding names, so that it can be read."""
 
 
 class Level(enum.StrEnum):
-    """How serious a finding is. Only problems make the check fail. REPAIRED: a problem that was solved."""
+    """How serious a finding is. Only a PROBLEM makes the check fail. A problem that was solved is REPAIRED."""
 
     PROBLEM = "problem"
     REPAIRED = "repaired"
@@ -32,7 +32,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of the check. `size_bytes` is on the disk; None where there is nothing."""
+    """One result of the check. `size_bytes` is the size of the files that it is about; None if there are none."""
 
     level: Level
     subject: str
@@ -41,11 +41,11 @@ class Finding:
 
 
 def verify(*, with_hashes: bool = True, repair: bool = False) -> Iterator[Finding]:
-    """Check everything in the storage root and yield what was found, in the order of the checks.
+    """Check everything in the storage root, and yield the findings in the order of the checks.
 
     With `repair`, also do what garbage collection does: remove files without a row that are old enough, measure
-    workspaces and recycle bins, and remove rows of recycle bins without files. Lost or damaged versions and workspaces
-    cannot be repaired: restore them from a backup.
+    workspaces and recycle bins, and delete rows of recycle bins whose files are missing. Lost or damaged versions and
+    workspaces cannot be repaired; an operator must restore them from a backup.
     """
     versions = DatasetVersion.objects.filter(removed_at=None).select_related("dataset__organization").order_by("pk")
     for version in versions.iterator():
@@ -61,6 +61,7 @@ def verify(*, with_hashes: bool = True, repair: bool = False) -> Iterator[Findin
 
 
 def _check_version(version: DatasetVersion, *, with_hashes: bool) -> Iterator[Finding]:
+    """Compare a dataset version with its manifest."""
     subject, folder = f"dataset {version.dataset.organization.slug}/{version}", selectors.folder_of(version)
     if not folder.is_dir():
         yield Finding(Level.PROBLEM, subject, f"its folder is missing: {folder}")
@@ -85,6 +86,7 @@ def _check_version(version: DatasetVersion, *, with_hashes: bool) -> Iterator[Fi
 
 
 def _check_model(version: ModelVersion, *, with_hashes: bool) -> Iterator[Finding]:
+    """Compare a model version, which has no manifest, with the SHA-256 of its list of files."""
     subject, folder = f"model {version.model.organization.slug}/{version}", selectors.folder_of(version)
     if not folder.is_dir():
         yield Finding(Level.PROBLEM, subject, f"its folder is missing: {folder}")
@@ -103,6 +105,7 @@ def _check_model(version: ModelVersion, *, with_hashes: bool) -> Iterator[Findin
 
 
 def _check_workspace(workspace: Workspace, *, repair: bool) -> Iterator[Finding]:
+    """Compare a workspace's stored usage with the disk; with `repair`, correct it."""
     subject, folder = f"workspace {workspace.organization.slug}/{workspace}", selectors.folder_of(workspace)
     if not folder.is_dir():
         yield Finding(Level.PROBLEM, subject, f"its folder is missing: {folder}")
@@ -113,12 +116,13 @@ def _check_workspace(workspace: Workspace, *, repair: bool) -> Iterator[Finding]
     except StorageError as error:
         yield Finding(Level.PROBLEM, subject, f"it cannot be measured: {error.message}", workspace.size_bytes)
         return
-    if usage != before:  # no problem: runs write without the console, which measures every hour
+    if usage != before:  # no problem, because runs write without the console, which measures only every hour
         text = f"it has {usage.entry_count} entries; {before.size_bytes} bytes in {before.entry_count} were counted"
         yield Finding(Level.REPAIRED if repair else Level.NOTE, subject, text, usage.size_bytes)
 
 
 def _check_deleted_file(item: DeletedFile, *, repair: bool) -> Iterator[Finding]:
+    """Check that an item of a recycle bin exists; with `repair`, measure it or delete its row."""
     subject = f"recycle bin of {item.workspace.organization.slug}/{item.workspace}"
     if not os.path.lexists(recycle_bin.folder_of(item)):
         if repair:
@@ -129,6 +133,7 @@ def _check_deleted_file(item: DeletedFile, *, repair: bool) -> Iterator[Finding]
 
 
 def _check_orphans(*, repair: bool) -> Iterator[Finding]:
+    """Find files without a row. It is a problem if garbage collection should already have removed them."""
     for area in garbage_collection.areas():
         overdue = set(area.orphans(area.kept_for))
         for path in area.orphans():
@@ -143,6 +148,7 @@ def _check_orphans(*, repair: bool) -> Iterator[Finding]:
 
 
 def _size_of(path: Path) -> int:
+    """Return the size of a file or folder in bytes; 0 if it cannot be measured."""
     try:
         if path.is_dir() and not path.is_symlink():
             return trees.measure(root=path).usage.size_bytes
@@ -152,5 +158,5 @@ def _size_of(path: Path) -> int:
 
 
 def _shown(name: str) -> str:
-    """Return a name as printable text: customers choose names, and an operator's terminal reads them."""
+    """Return a name in ASCII with escapes, because customers choose names, and a terminal obeys control characters."""
     return ascii(name)[1:-1]

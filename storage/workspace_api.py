@@ -1,4 +1,4 @@
-"""API of a workspace besides its files: archive, copy, search, recycle bin, and the examples to start with."""
+"""API of workspaces other than their files: archive, comparison, copy, search, recycle bin, and the examples."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ComparisonSerializer(serializers.Serializer[Any]):
 
 
 class DifferingSerializer(serializers.Serializer[Any]):
-    """The paths of the files that the workspace lacks or has with other bytes."""
+    """The paths of the files that are missing or different in the workspace."""
 
     differing = serializers.ListField(child=serializers.CharField())
 
@@ -127,7 +127,7 @@ class SearchView(_WorkspaceView):
 
     @extend_schema(operation_id="workspaces_search", parameters=[SearchQuery], responses=FoundSerializer)
     def get(self, request: Request, name: str) -> Response:
-        """Find files and folders by name. A search is bounded in matches, entries and time, and says if it stopped."""
+        """Find files and folders by name. The response tells if a limit of matches, entries or time ended it early."""
         query = SearchQuery(data=request.query_params)
         query.is_valid(raise_exception=True)
         result = search.find(
@@ -162,7 +162,7 @@ class CompareView(_WorkspaceView):
         operation_id="workspaces_compare", request=ComparisonSerializer, responses={200: DifferingSerializer}
     )
     def post(self, request: Request, name: str) -> Response:
-        """Say which of your files the workspace lacks or has with other bytes, so that only those need be sent."""
+        """Return which of your files are missing or different in the workspace, so that you send only these."""
         form = ComparisonSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         paths = comparison.differing(
@@ -201,7 +201,7 @@ class TemplatesView(TenantView):
 def archive_of(request: HttpRequest | Request, workspace: Workspace, folder: str) -> HttpResponseBase:
     """Return the workspace or a folder of it as a .tar.gz. Raises FileMissing, UnsafePath."""
     root = selectors.workspace_folder(workspace)
-    entry = files.stat(root=root, path=folder)  # raises if there is nothing to pack
+    entry = files.stat(root=root, path=folder)  # raises now if it is missing, because errors are too late while sending
     name = entry.name or workspace.name
     return download_archive(request, folder_archives.pack([Source(root, folder, name)]), name=f"{name}.tar.gz")
 

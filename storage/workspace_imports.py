@@ -1,8 +1,8 @@
 """Import a git repository as a new workspace, in a worker.
 
-The workspace is created with its files in one transaction, which also ends the import. So a worker may die between any
-two lines: the workspace is there and the import has ended, or the import is repeated. What a dead worker left in the
-scratch folder is removed by garbage collection.
+One transaction writes the workspace's row and ends the import. So wherever a worker dies, either the workspace exists
+and the import has ended, or the import is repeated. Garbage collection removes what a dead worker left in the scratch
+folder.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from storage.git_import import git_repository
 from storage.models import Workspace, WorkspaceImport
 
 MAX_OPEN = 3
-"""Imports of one organization that wait or are carried out."""
+"""How many imports of one organization may wait or run. Only one runs at a time, so others would wait long."""
 MAX_ATTEMPTS = 3
-"""A repository with which so many workers died is not tried again."""
+"""After so many attempts during which the worker died, the import fails: the repository may be the cause."""
 STALE_AFTER = timedelta(minutes=3)
-"""An open import without an update for this long may have lost its process. Sending it twice does no harm."""
+"""An open import that has not been updated for this long may have lost its process. Its task is then sent again, which
+does no harm if the process still works."""
 
 log = logging.getLogger(__name__)
 
@@ -47,15 +48,18 @@ def start_import(
     git_branch: str = "",
     git_secret: str = "",
 ) -> WorkspaceImport:
-    """Start an import. Raises InvalidInput and NameTaken."""
+    """Start an import of a git repository as the workspace `name`. Raises InvalidInput, NameTaken.
+
+    `git_secret` is the name of the secret with an access token, or empty.
+    """
     catalog.validate_texts(name, description)
     git_repository(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
     with transaction.atomic():
         Organization.objects.select_for_update().get(pk=organization.pk)
-        opened = open_imports().filter(organization=organization)
-        if selectors.workspaces_for(organization).filter(name=name).exists() or opened.filter(name=name).exists():
+        others = open_imports().filter(organization=organization)
+        if selectors.workspaces_for(organization).filter(name=name).exists() or others.filter(name=name).exists():
             raise NameTaken
-        if opened.count() >= MAX_OPEN:
+        if others.count() >= MAX_OPEN:
             raise InvalidInput(_("Your organization has 3 imports in progress. Wait for one to end."))
         row = WorkspaceImport.objects.create(
             organization=organization,
@@ -82,7 +86,7 @@ def imports_for(organization: Organization) -> QuerySet[WorkspaceImport]:
 
 
 def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
-    """Return an import. Raises NotFound."""
+    """Return the organization's import with this id. Raises NotFound."""
     row = imports_for(organization).filter(pk=pk).first()
     if row is None:
         raise NotFound
@@ -90,37 +94,38 @@ def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
 
 
 def shown_imports(organization: Organization) -> list[WorkspaceImport]:
-    """Return the open imports and the failed ones of the last day, newest first."""
-    recent = timezone.now() - timedelta(days=1)
+    """Return the imports that the list of workspaces shows, newest first: open ones, and those that failed in a day."""
+    yesterday = timezone.now() - timedelta(days=1)
     rows = imports_for(organization).filter(workspace=None).order_by("-pk")
-    return [row for row in rows[:20] if row.ended_at is None or (row.error and row.ended_at > recent)]
+    return [row for row in rows[:20] if row.ended_at is None or (row.error and row.ended_at > yesterday)]
 
 
 def stale_imports() -> list[int]:
-    """Return the open imports that no process seems to work on."""
+    """Return the ids of the open imports on which no process seems to work."""
     return list(open_imports().filter(updated_at__lt=timezone.now() - STALE_AFTER).values_list("pk", flat=True))
 
 
 @shared_task
 def import_workspace(pk: int) -> None:
-    """Carry out an import, or repeat it after its worker died."""
+    """Run an import, or repeat it after its worker died; then send the task of the one that has waited longest."""
     row = open_imports().select_related("organization", "created_by").filter(pk=pk).first()
-    if row and run(row) and (waiting := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
-        send(import_workspace, waiting)
+    if row and run(row) and (next_id := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
+        send(import_workspace, next_id)
 
 
 def run(row: WorkspaceImport) -> bool:
-    """Carry out an import, unless it has ended. Return False if another one is being carried out."""
-    with imports.slot(imports.GIT_SLOT) as is_free:
-        if is_free and _begin(row):
+    """Run an import, unless it has ended. Return False if another process is importing."""
+    with imports.import_lock(imports.GIT_LOCK_FILE) as is_locked:
+        if is_locked and _begin_attempt(row):
+            # An error is stored as a sentence, in the language of the person who reads it.
             language = row.created_by.language if row.created_by else ""
-            with translation.override(language or settings.LANGUAGE_CODE):  # of the sentence of an error
-                _carry_out(row)
-    return is_free
+            with translation.override(language or settings.LANGUAGE_CODE):
+                _create_workspace(row)
+    return is_locked
 
 
-def _begin(row: WorkspaceImport) -> bool:
-    """Count an attempt. Return False if the import has ended, or ends now because its workers died."""
+def _begin_attempt(row: WorkspaceImport) -> bool:
+    """Count an attempt. Return False if the import has ended, or if it ends here after MAX_ATTEMPTS."""
     with transaction.atomic():
         current = open_imports().select_for_update().filter(pk=row.pk).first()
         if current is None:
@@ -132,8 +137,8 @@ def _begin(row: WorkspaceImport) -> bool:
     return True
 
 
-def _carry_out(row: WorkspaceImport) -> None:
-    """Create the workspace, or store why that failed."""
+def _create_workspace(row: WorkspaceImport) -> None:
+    """Create the workspace with the repository's files, or store why that failed."""
     try:
         fill = git_repository(
             organization=row.organization, url=row.git_url, branch=row.git_branch, secret=row.git_secret,
@@ -153,15 +158,17 @@ def _carry_out(row: WorkspaceImport) -> None:
 
 
 def _end_failed(row: WorkspaceImport, error: str) -> None:
-    with suppress(NotFound):  # its organization was deleted
+    """Store that an import failed, unless its organization was deleted meanwhile."""
+    with suppress(NotFound):
         _end(row, error=error)
 
 
 def _end(row: WorkspaceImport, *, workspace: Workspace | None = None, error: str = "") -> None:
+    """Store that an import has ended, with its workspace or error. Raises NotFound if it is no longer open."""
     _update(row, ended_at=timezone.now(), workspace=workspace, error=error[:500])
 
 
 def _update(row: WorkspaceImport, **values: object) -> None:
-    """Store values of an open import. Raises NotFound if it is gone with its organization, or has ended."""
+    """Store values of an open import. Raises NotFound if it has ended or was deleted with its organization."""
     if not open_imports().filter(pk=row.pk).update(**values, updated_at=timezone.now()):
         raise NotFound

@@ -1,4 +1,4 @@
-"""Create a workspace from what the user chose to start with: nothing, an example, a copy, or a git repository."""
+"""Create a workspace from the source that the user chose: nothing, an example, another workspace, a git repository."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.models import Organization, User
 from console.core.errors import InvalidInput, NotFound
 from storage import catalog, selectors
-from storage.copies import copy_of as copy_of_workspace
+from storage.copies import copy_fill
 from storage.models import Workspace, WorkspaceImport
 from storage.workspace_imports import start_import
-from storage.workspace_templates import template_named
+from storage.workspace_templates import template_fill
 
 
 def start_workspace(
@@ -25,18 +25,19 @@ def start_workspace(
     git_branch: str = "",
     git_secret: str = "",
 ) -> Workspace | WorkspaceImport:
-    """Create a workspace, from at most one source; start an import if that is a git repository.
+    """Create a workspace from at most one source: the example `template`, the workspace `copy_of`, or `git_url`.
 
-    Raises InvalidInput, and as `catalog.create_workspace` and `workspace_imports.start_import`.
+    A git repository is imported later; the import is returned instead of a workspace. Raises InvalidInput, and as
+    `catalog.create_workspace` and `workspace_imports.start_import`.
     """
     if sum(map(bool, (template, copy_of, git_url))) > 1:
         raise InvalidInput(
             fields={"template": _("Choose an example, a workspace to copy or a repository, not several.")}
         )
-    fill = template_named(template) if template else None
+    fill = template_fill(template) if template else None
     if copy_of:
         try:
-            fill = copy_of_workspace(selectors.workspace_named(organization, copy_of))
+            fill = copy_fill(selectors.workspace_named(organization, copy_of))
         except NotFound:
             raise InvalidInput(fields={"copy_of": _("This workspace does not exist. Choose another one.")}) from None
     if git_url:

@@ -1,4 +1,4 @@
-"""The examples in `examples/`, from which a workspace can start."""
+"""The examples in the folder `examples/`, which a new workspace can contain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.trees import Usage
 
 @dataclass(frozen=True)
 class Template:
-    """An example: a script. `title` is the first line of its docstring."""
+    """An example, which is one script. `title` is the first line of its docstring."""
 
     name: str
     title: str
@@ -36,8 +36,8 @@ def templates() -> dict[str, Template]:
     return templates_by_name
 
 
-def template_named(name: str) -> Fill:
-    """Return what fills a new workspace with an example. Raises InvalidInput, at the field `template`."""
+def template_fill(name: str) -> Fill:
+    """Return a function that fills a new workspace with an example. Raises InvalidInput for the field `template`."""
     template = templates().get(name)
     if template is None:
         raise InvalidInput(fields={"template": _("There is no such example. Choose one of the list.")})
@@ -47,6 +47,6 @@ def template_named(name: str) -> Fill:
         script = folder / f"{template.name}.py"
         script.write_bytes(template.content)
         script.chmod(FILE_MODE)
-        return Usage(len(template.content), 2)
+        return Usage(len(template.content), 2)  # the script, and the workspace's folder, as `Fill` requires
 
     return fill

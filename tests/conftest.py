@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import itertools
 import os
 import shutil
@@ -21,7 +20,6 @@ from typing import IO
 import psutil
 import psycopg
 import pytest
-from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import connection as django_connection
@@ -35,6 +33,7 @@ from console.accounts.roles import Role
 from console.installation import selectors as installation
 from jobs.clusters import cluster
 from runtime.images import venvs
+from tests import migrations
 from tests.console.processes import wait_for
 from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import Customer
@@ -83,7 +82,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return the number of processes for `-n auto`: more than cores, since tests of real processes mostly wait."""
-    return min(CORES + (CORES + 1) // 2, MAX_WORKERS)
+    return min(2 * CORES, MAX_WORKERS)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -207,7 +206,7 @@ def _drop_abandoned_databases(connection: psycopg.Connection) -> None:
 def django_db_modify_db_settings(embedded: None, django_db_blocker: DjangoDbBlocker) -> None:
     """Create each process's database from a migrated template, which is kept until a migration changes."""
     servers, default = django_settings.EMBEDDED, django_settings.DATABASES["default"]
-    template = f"template_{_digest_of_migrations()}"
+    template = f"template_{migrations.digest()}"
     with (
         (servers.var / "template.lock").open("w") as lock,
         psycopg.connect(
@@ -222,14 +221,6 @@ def django_db_modify_db_settings(embedded: None, django_db_blocker: DjangoDbBloc
             _create_template(f"new_{template}", django_db_blocker)
             connection.execute(f'ALTER DATABASE "new_{template}" RENAME TO "{template}"')
     default["TEST"]["TEMPLATE"] = template
-
-
-def _digest_of_migrations() -> str:
-    folders = [Path(app.path, "migrations") for app in apps.get_app_configs()]
-    digest = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _create_template(name: str, blocker: DjangoDbBlocker) -> None:

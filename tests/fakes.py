@@ -143,10 +143,10 @@ class FakeBackend:
         """See `Backend.logs`."""
         with self._answering():
             run = self._run(name)
-            piece = log_chunks.read_piece(io.BytesIO(run.output.get(rank, b"")), offset, limit)
-            ended = run.status.phase is RunPhase.ENDED and piece.at_end
+            raw_chunk = log_chunks.read_raw_chunk(io.BytesIO(run.output.get(rank, b"")), offset, limit)
+            ended = run.status.phase is RunPhase.ENDED and raw_chunk.at_end
             times = run.log_times.get(rank, []) if with_times else None
-            return log_chunks.text_chunk(piece, final=ended, at_line=at_line, times=times)
+            return log_chunks.text_chunk(raw_chunk, is_final=ended, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`."""
@@ -247,10 +247,10 @@ class FakeBackend:
         """See `Backend.is_reachable`."""
         return self.available
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """See `Backend.changes`."""
         seen = len(self._log)
-        end = math.inf if stop_after is None else time.monotonic() + stop_after
+        end = math.inf if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         while time.monotonic() < end:
             with self._changed:
                 self._changed.wait_for(lambda seen=seen: len(self._log) > seen, timeout=HEARTBEAT_SECONDS)

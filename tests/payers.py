@@ -297,6 +297,6 @@ class Payers:
         self.the_books_are_whole()
         self.nothing_is_credited_that_was_not_paid()
         self.nobody_is_charged_twice()
-        waiting = StripeEvent.objects.filter(state__in=events.OPEN)
+        waiting = StripeEvent.objects.filter(state__in=events.OPEN_STATES)
         assert not waiting.exists(), list(waiting.values_list("type", "reason"))
         assert cleared() - self.cleared_before == self.side.held()

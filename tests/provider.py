@@ -75,7 +75,7 @@ class Stripe:
     def pay(self, session_id: str, card: str = GOOD, **form: Any) -> str:
         """Pay at a page. Return why it was refused, or the next address."""
         step = self.provider.submit(session_id, {"card": card} | form)
-        return step.error or step.url
+        return step.error or step.next_url
 
     def fresh(self) -> list[dict[str, Any]]:
         """Return the events since the last call, oldest first."""

@@ -51,7 +51,7 @@ def _has_bucket(bucket):
 
 def put(bucket, key, content):
     """Store an object."""
-    with s3._response(bucket, "PUT", key, body=content) as response:
+    with s3._open_response(bucket, "PUT", key, body=content) as response:
         if response.status != 200:
             raise s3.S3Error(response.status)
 

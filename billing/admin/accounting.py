@@ -15,8 +15,8 @@ from unfold.decorators import action
 
 from billing import invoice_pdf, invoices, models
 from billing.admin.amounts import AmountForm, ShowsAmounts
+from billing.amounts import money, parse_amount
 from billing.errors import InvoiceRefused
-from billing.messages import money, parse_amount
 from billing.selectors import default_currency
 from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 
@@ -48,14 +48,14 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
         return response
 
     def has_correct_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
-        """The permission to add invoices includes corrections, because a credit note is an invoice."""
+        """Return whether the user may add invoices: a credit note is one."""
         return request.user.has_perm("billing.add_invoice")
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
         description=gettext_lazy("Issue a credit note"), permissions=("correct",)
     )
     def correct(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Issue a credit note for amounts that should not have been charged."""
+        """Show the form of a credit note, with an amount for each line, and issue the note that it asks for."""
         invoice = get_object_or_404(models.Invoice, pk=object_id)
         typed = {name: request.POST.get(name, "").strip() for name in request.POST if name.startswith("line-")}
         error = ""
@@ -73,8 +73,8 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
                     user=request.user if request.user.is_authenticated else None,
                     notes_seen=int(request.POST.get("after", "")),
                 )
-            except InvoiceRefused as refusal:
-                error = " ".join(map(str, refusal.fields.values())) or str(refusal.message)
+            except InvoiceRefused as refused:
+                error = " ".join(map(str, refused.fields.values())) or str(refused.message)
             except ValueError:  # missing or malformed form fields
                 error = _("Enter amounts such as 5 or 1.90.")
             else:

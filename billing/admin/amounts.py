@@ -1,7 +1,7 @@
-"""Amounts in the admin in the currency's major unit: typed as 19.90, shown as $19.90.
+"""Amounts on admin pages, in the currency's major unit: typed as 19.90, shown as $19.90.
 
-Rows store integers in the minor unit. `ShowsAmounts` converts every field whose name ends in `_minor`, in lists, pages
-and inlines.
+Rows store integers in the minor unit. `AmountForm` converts the typed amount. `ShowsAmounts` shows every field whose
+name ends in `_minor` as money, in lists, pages and inlines.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget
 
+from billing.amounts import money, to_major, to_minor
 from billing.currencies import decimals
-from billing.messages import money, to_major, to_minor
 from billing.selectors import default_currency, wallet
 
 MAX_DIGITS = 15
-"""Digits of a typed amount; in minor units it fits the 64-bit columns."""
+"""Largest number of digits of a typed amount. In minor units it has at most 18, which fits the 64-bit columns."""
 SUFFIX = "_minor"
 PARENTS = ("account", "top_up", "dispute", "invoice", "grant", "hold")
-"""Relations that lead to the currency of a row without its own."""
+"""Relations that lead from a row without a currency to one that has it."""
 
 
 def currency_of(row: Any) -> str:
-    """Return the currency of a row: its own, its parent's, or that of the organization's wallet."""
+    """Return the currency of a row: its own, that of a parent, or that of the organization's wallet."""
     if currency := getattr(row, "currency", ""):
         return str(currency)
     for name in PARENTS:
@@ -51,14 +51,14 @@ def input_value(amount: Decimal, currency: str) -> str:
 
 
 class AmountInput(UnfoldAdminDecimalFieldWidget):  # type: ignore[misc]  # unfold publishes no types
-    """A number field without a limit of decimals; the form checks the currency's."""
+    """A number input that allows any number of decimals in the browser. The form checks those of the currency."""
 
     def __init__(self) -> None:
         super().__init__(attrs={"step": "any"})
 
 
 class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
-    """A form with an amount in major units that the instance stores in minor units as `minor_name`."""
+    """A form with a field `amount` in major units. The instance stores it in minor units, in its field `minor_name`."""
 
     minor_name = "amount_minor"
     allows_zero = False
@@ -77,7 +77,7 @@ class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
             self.initial.setdefault("amount", input_value(to_major(minor, currency), currency))
 
     def currency(self, data: dict[str, Any]) -> str:
-        """Return the currency from the other fields, or "" if they are invalid."""
+        """Return the currency of the amount, "" if the form does not tell it. Subclasses read it from another field."""
         return currency_of(self.instance)
 
     def clean(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class ShowsAmounts:
         return self._with_money(super().get_readonly_fields(request, obj))  # type: ignore[misc]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
-        """Return a page's fields, with read-only amounts as money. Editable amounts use an `AmountForm`."""
+        """Return a page's fields, with amounts as money. An editable one is the field `amount` of an `AmountForm`."""
         return self._with_money(super().get_fields(request, obj))  # type: ignore[misc]
 
     def _with_money(self, names: Sequence[Any]) -> Sequence[Any]:
@@ -124,12 +124,15 @@ class ShowsAmounts:
 
 @cache
 def _column(model: type[Model], name: str) -> Callable[[Any], str]:
-    """Return the same column object for a field each time: the admin compares columns by identity."""
+    """Return the column that shows a field as money.
+
+    It is cached because the admin compares columns by identity.
+    """
 
     def show(row: Any) -> str:
         value = getattr(row, name)
         return "–" if value is None else money(value, currency_of(row))
 
     show.__name__ = name.removesuffix(SUFFIX)
-    label = cast("str", label_for_field(name, model))  # lazy, because the language is known per request
+    label = cast("str", label_for_field(name, model))  # a lazy text, because each request has its own language
     return admin.display(show, description=label, ordering=name)

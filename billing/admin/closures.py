@@ -1,4 +1,4 @@
-"""The closures of organizations, with the money that is still to be paid back."""
+"""The admin page of closures of organizations, with the money that is still to be refunded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from billing import credit, selectors
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.models import Closure
 from console.core.readonly import ReadOnlyAdmin
 
@@ -21,6 +21,6 @@ class ClosureAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("to pay back"))
     def to_pay_back(self, closure: Closure) -> str:
-        """Return what was paid in and is still in the wallet."""
+        """Return the paid-in money that is still in the wallet, a dash without a wallet."""
         account = selectors.wallet(closure.organization)
         return money(credit.paid_minor(account), account.currency) if account else "–"

@@ -23,7 +23,7 @@ from console.core.readonly import ReadOnlyInline
 
 
 class CreditUseInline(ShowsAmounts, ReadOnlyInline):
-    """The holds that a credit was used for."""
+    """The holds that reserved or used a lot of credit."""
 
     model = models.CreditUse
     fields = ("hold", "reserved_minor", "used_minor")
@@ -96,7 +96,7 @@ class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfol
         return self._with_money(self.page_fields) if obj else ("organization", "amount", "reason", "expires_at", "key")
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never allowed: correct a grant with another transaction."""
+        """Never allowed, because the amount is posted in the ledger."""
         return False
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
@@ -107,11 +107,11 @@ class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfol
         """Grant the credit through the service."""
         obj.pk = form.cleaned_data["key"]
         account = wallet_account(organization_id=obj.organization_id, currency=default_currency())
-        credit.grant(credit=obj, user=cast("User", request.user), account=account)
+        credit.grant(lot=obj, user=cast("User", request.user), account=account)
 
 
-class GrantInline(ShowsAmounts, ReadOnlyInline):
-    """The organizations that redeemed a voucher."""
+class RedemptionInline(ShowsAmounts, ReadOnlyInline):
+    """The grants of credit to organizations that redeemed a voucher."""
 
     model = models.CreditGrant
     fields = ("organization", "received_by", "amount_minor", "used_minor", "created_at")
@@ -146,7 +146,7 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
 
     def get_inlines(self, _request: HttpRequest, obj: models.Voucher | None = None) -> tuple[type[Any], ...]:
         """Show the redemptions of a voucher once it exists."""
-        return (GrantInline,) if obj else ()
+        return (RedemptionInline,) if obj else ()
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:
         """Return the fields that are read-only once the voucher was redeemed."""
@@ -163,7 +163,7 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
         return obj is None or not obj.uses
 
     def get_changeform_initial_data(self, _request: HttpRequest) -> dict[str, Any]:
-        """Preset the currency of new wallets."""
+        """Preset the currency to that of new wallets."""
         return {"currency": default_currency()}
 
     def save_model(self, request: HttpRequest, obj: models.Voucher, _form: ModelForm[Any], _change: Any) -> None:

@@ -1,4 +1,4 @@
-"""Read-only admin pages of ledger, holds, quotes and receipts. A write-off goes through the service."""
+"""Read-only admin pages of accounts, transactions, holds, quotes and receipts, and the form that writes off a debt."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from unfold.admin import ModelAdmin
 
 from billing import models, receivables
 from billing.admin.amounts import AmountForm, ShowsAmounts, input_value
+from billing.amounts import money, to_major
 from billing.errors import WriteOffRefused
-from billing.messages import money, to_major
 from console.accounts.models import User
 from console.core.readonly import LargeTableAdmin, ReadOnlyAdmin, ReadOnlyInline
 
@@ -35,7 +35,7 @@ class AccountAdmin(ShowsAmounts, ReadOnlyAdmin):
 
     @admin.display(description=_("Write off"))
     def write_off_link(self, account: models.Account) -> str:
-        """Link to the write-off form of a debt."""
+        """Return a link to the write-off form with the owed amount, or a text if nothing is owed."""
         if account.kind != models.Account.Kinds.RECEIVABLE or account.posted_minor >= 0:
             return str(_("Nothing is owed on this account."))
         owed = -account.posted_minor

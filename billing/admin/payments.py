@@ -1,4 +1,4 @@
-"""Read-only admin pages of payments and provider events. Refunds and *Process again* go through services."""
+"""Read-only admin pages of payments and payment events, the form of a refund, and the action *Process again*."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unfold.admin import ModelAdmin
 from billing import events, models, refunds
 from billing.admin.amounts import AmountForm, ShowsAmounts, input_value
 from billing.admin.credit import ALREADY_SUBMITTED
+from billing.amounts import money, to_major
 from billing.errors import RefundRefused
-from billing.messages import money, to_major
 from console.accounts.models import User
 from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 
@@ -60,7 +60,7 @@ class TopUpAdmin(ShowsAmounts, ReadOnlyAdmin):
 
     @admin.display(description=_("Refund"))
     def refund_link(self, top_up: models.TopUp) -> str:
-        """Link to the refund form of a top-up."""
+        """Return a link to the refund form with the refundable amount, or a text if nothing can be refunded."""
         refundable = refunds.refundable_minor(top_up)
         if not refundable:
             return str(_("Nothing is left to refund."))
@@ -84,7 +84,10 @@ class RefundForm(AmountForm):
         return data["top_up"].currency if "top_up" in data else ""
 
     def clean(self) -> dict[str, Any]:
-        """Limit the amount to what can still be refunded. The service checks again with the row locked."""
+        """Limit the amount to the refundable part. The service checks it again with the row locked.
+
+        A form that was submitted before passes with the same values: the service then returns the existing refund.
+        """
         data = super().clean()
         top_up, amount = data.get("top_up"), data.get("amount_minor")
         existing = models.Refund.objects.filter(pk=data["key"]).first() if "key" in data else None

@@ -24,14 +24,14 @@ from unfold.widgets import UnfoldAdminSelectWidget
 
 from billing import costs, models, price_simulation, pricebooks
 from billing.admin.amounts import AmountInput, input_value
+from billing.amounts import money, to_major
 from billing.currencies import SUPPORTED, decimals
 from billing.errors import BookRefused, NotPriced
-from billing.messages import money, to_major
 from billing.selectors import default_currency
 from console.accounts.reports import Report, Table, show
 
 PRICE_DECIMALS = 4
-"""Decimals of a price below the minor unit, as in its column."""
+"""Decimals of a price in minor units: those of its column."""
 
 
 class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
@@ -64,7 +64,7 @@ class PriceFormSet(BaseInlineFormSet):  # type: ignore[type-arg]  # at run time 
         return super().get_form_kwargs(index) | {"currency": _supported_currency(self.instance)}
 
     def clean(self) -> None:
-        """Refuse duplicate prices, naming them."""
+        """Refuse duplicate prices. Django's own message would not name the price."""
         names: set[str] = set()
         for form in self.forms:
             if not form.is_valid() or not form.cleaned_data or form.cleaned_data.get("DELETE"):
@@ -90,16 +90,16 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
         return money(row.amount, row.book.currency, exact=True)
 
     def get_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
-        """Return the amount as an input in drafts, as text in published books."""
+        """Return the fields of a price. The amount is an input in drafts, and a text in published books."""
         amount = "amount" if self._is_draft(obj) else "price"
         return ("kind", "product", "node_spec", "nodes_from", amount)
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
-        """Return the read-only fields of a published book."""
+        """Return the text of the amount for published books; all other fields follow `has_change_permission`."""
         return () if self._is_draft(obj) else ("price",)
 
     def formfield_for_choice_field(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
-        """Add an empty choice: otherwise a browser submits the first one for an empty row."""
+        """Add an empty choice to `kind`. Without it, a browser submits the first kind for the empty extra row."""
         choices = db_field.get_choices(include_blank=True)
         return super().formfield_for_choice_field(db_field, request, **options | {"choices": choices})
 
@@ -132,7 +132,7 @@ class NodeSpecAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no ty
         return False
 
     def get_readonly_fields(self, _request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Only the cluster may change after creation: waiting jobs then start there."""
+        """Return the fields that stay as they were sold. The cluster may change: waiting jobs then start there."""
         return ("name", "cpus", "memory_mib", "gpus", "gpu_type") if obj else ()
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
@@ -200,7 +200,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
             return render(request, "admin/publish_prices.html", context)
         for book in books:
             try:
-                # A start date that has passed means now.
+                # A draft keeps the date that was typed. If it has passed meanwhile, the book takes effect now.
                 starts_at = (
                     book.effective_from if book.effective_from and book.effective_from > timezone.now() else None
                 )
@@ -232,7 +232,8 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     def preview(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show last month's cost per customer under the selected book."""
         book = get_object_or_404(models.PriceBook, pk=object_id)
-        return show(request, self, _preview_report(price_simulation.preview(book=book, month=costs.month_of().before)))
+        last_month = costs.month_of().previous
+        return show(request, self, _preview_report(price_simulation.preview(book=book, month=last_month)))
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
         description=gettext_lazy("Compare with the current price book"), permissions=("view",)
@@ -255,9 +256,9 @@ def _preview_report(simulation: price_simulation.Preview) -> Report:
         % {"what": purchase, "runs": runs}
         for purchase, runs in simulation.unpriced.items()
     ]
-    if simulation.unknown:
+    if simulation.without_usage:
         notes.append(
-            _("%(runs)d runs predate usage records; their original cost is used.") % {"runs": simulation.unknown}
+            _("%(runs)d runs predate usage records; their original cost is used.") % {"runs": simulation.without_usage}
         )
     headers = [_("Customer"), _("Runs"), _("Charged"), _("With this price book"), _("Change"), "%"]
     rows = [
@@ -301,7 +302,7 @@ def _diff_report(old: models.PriceBook, new: models.PriceBook) -> Report:
 
 
 def _large_changes(draft: models.PriceBook) -> list[str]:
-    """Return a sentence for each price of a draft that changes by more than half."""
+    """Return a text (name, old and new amount) for each price that a draft changes by more than half."""
     try:
         current = pricebooks.current_book(currency=draft.currency)
     except NotPriced:

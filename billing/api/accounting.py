@@ -16,7 +16,7 @@ from rest_framework.response import Response
 
 from billing import budgets, costs, credit, exports, invoice_pdf, invoices
 from billing.api.files import CsvRenderer, PdfRenderer
-from billing.api.wallet import LineSerializer, wallet_of
+from billing.api.wallet import MAX_LISTED, LineSerializer, wallet_of
 from billing.models import CreditGrant, Invoice, InvoiceLine
 from console.accounts.models import Organization, User
 from console.accounts.permissions import TenantView
@@ -168,7 +168,7 @@ class CostsView(TenantView):
             "currency": account.currency,
             "spent_minor": sum(spend.amount_minor for spend in spends),
             "held_minor": account.held_minor,
-            "forecast_minor": costs.forecast(self.organization).total_minor if month.is_now else None,
+            "forecast_minor": costs.forecast(self.organization).total_minor if month.is_current else None,
             "days": {day.isoformat(): sum(amounts) for day, amounts in days.items() if any(amounts)},
             **shares,
         }
@@ -245,7 +245,7 @@ class InvoicesView(TenantView):
     @extend_schema(operation_id="invoices_list", responses=results_of(InvoiceSerializer))
     def get(self, _request: Request) -> Response:
         """List the last 100 invoices and credit notes."""
-        newest = invoices.invoices_for(self.organization)[:100]
+        newest = invoices.invoices_for(self.organization)[:MAX_LISTED]
         return Response({"results": InvoiceSerializer(newest, many=True).data})
 
     @extend_schema(request=None, responses={201: InvoiceSerializer, 204: None})

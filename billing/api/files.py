@@ -1,6 +1,7 @@
 """Renderers for file downloads.
 
-DRF negotiates the content type by them, but renders only errors, as JSON: views return the file as an HttpResponse.
+The views return the file as an HttpResponse, which DRF does not render. These classes only let DRF accept a request for
+the file's content type. If the view raises an error, they render it as JSON.
 """
 
 from __future__ import annotations

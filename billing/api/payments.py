@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from billing import auto_topup, customers, payments
 from billing.api.wallet import TopUpSerializer, wallet_of
 from billing.errors import NoSavedCard
-from billing.messages import failure_sentence
+from billing.messages import payment_failure_sentence
 from billing.models import AutoTopUp
 from billing.quotes import quote_for, require_valid
 from console.accounts.permissions import TenantView
@@ -40,7 +40,7 @@ class CardSerializer(serializers.Serializer[Any]):
 
 
 class CardPageSerializer(serializers.Serializer[Any]):
-    """The page on which a card is saved."""
+    """The payment provider's page on which a card is saved."""
 
     url = serializers.CharField(help_text="Page of the payment provider. Open it in a browser.")
 
@@ -63,7 +63,7 @@ class AutomaticSerializer(serializers.Serializer[AutoTopUp]):
 
     def get_last_failure(self, setup: AutoTopUp) -> str:
         """Return why the last payment failed."""
-        return failure_sentence(setup.last_failure) if setup.last_failure else ""
+        return payment_failure_sentence(setup.last_failure) if setup.last_failure else ""
 
 
 class AutomaticRequestSerializer(serializers.Serializer[Any]):
@@ -99,7 +99,7 @@ class CardsView(TenantView):
     @extend_schema(request=None, responses={201: CardPageSerializer})
     def post(self, _request: Request) -> Response:
         """Start saving a card. Returns the URL of the provider's page; nothing is charged there."""
-        url = customers.save_card_page(account=wallet_of(self), email=self.membership.user.email)
+        url = customers.create_card_page(account=wallet_of(self), email=self.membership.user.email)
         return Response({"url": url}, status=201)
 
 

@@ -18,6 +18,9 @@ from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.core.schema import results_of
 
+MAX_LISTED = 100
+"""Largest number of rows in a list without pages, the newest first. The exports have all of them."""
+
 
 class WalletSerializer(serializers.Serializer[Account]):
     """A wallet; amounts in the currency's minor unit."""
@@ -144,7 +147,8 @@ class TopUpView(TenantView):
     @extend_schema(responses=results_of(TopUpSerializer))
     def get(self, _request: Request) -> Response:
         """List the last 100 top-ups."""
-        return Response({"results": TopUpSerializer(wallet_of(self).top_ups.all()[:100], many=True).data})
+        newest = wallet_of(self).top_ups.order_by("-created_at")[:MAX_LISTED]
+        return Response({"results": TopUpSerializer(newest, many=True).data})
 
     @extend_schema(request=TopUpRequestSerializer, responses={201: TopUpSerializer})
     def post(self, request: Request) -> Response:
@@ -179,7 +183,8 @@ class ReceiptsView(TenantView):
     @extend_schema(responses=results_of(ReceiptSerializer))
     def get(self, _request: Request) -> Response:
         """List the last 100 receipts."""
-        return Response({"results": ReceiptSerializer(selectors.receipts_for(self.organization)[:100], many=True).data})
+        newest = selectors.receipts_for(self.organization)[:MAX_LISTED]
+        return Response({"results": ReceiptSerializer(newest, many=True).data})
 
 
 class NodeSpecsView(TenantView):
@@ -189,14 +194,14 @@ class NodeSpecsView(TenantView):
 
     @extend_schema(responses=results_of(NodeSpecSerializer))
     def get(self, _request: Request) -> Response:
-        """List the node specs on offer, smallest first."""
+        """List the node specs on offer, in the order of the console's pages."""
         account = selectors.wallet(self.organization)
         currency = account.currency if account else selectors.default_currency()
         return Response({"results": NodeSpecSerializer(selectors.offered_specs(currency), many=True).data})
 
 
 def wallet_of(view: TenantView) -> Account:
-    """Return the requesting organization's wallet. Raises NoWallet."""
+    """Return the wallet of the organization that sent the request. Raises NoWallet."""
     account = selectors.wallet(view.organization)
     if account is None:
         raise NoWallet

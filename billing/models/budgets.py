@@ -12,7 +12,7 @@ from console.accounts.models import Organization
 
 
 class Budget(models.Model):
-    """The amount that an organization or member may spend and hold in a calendar month."""
+    """The amount that an organization, or one member of it, may spend and hold in a calendar month."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="budgets")
     user = models.ForeignKey(
@@ -41,9 +41,10 @@ class Budget(models.Model):
 
 
 class BudgetAlert(models.Model):
-    """A threshold of a budget reached in a month.
+    """A threshold that a budget reached in a month.
 
-    `month` is its first day. `committed_minor` is what was charged in it plus what was held, at the time of the alert.
+    `month` is the first day of the month. `committed_minor` is the money charged in the month plus the money held when
+    the threshold was reached.
     """
 
     budget = models.ForeignKey(Budget, models.CASCADE, related_name="alerts")

@@ -1,7 +1,7 @@
-"""Promotional credit. Each grant is a lot that is used or expires on its own.
+"""Credit and vouchers. Each grant is a lot that is used or expires on its own.
 
-Lots change only while the wallet's row is locked (`billing.credit`). The rest of a lot is part of the wallet's balance,
-so the ledger needs no account for it.
+Lots change only while the wallet's row is locked (`billing.credit`). The unused rest of a lot is part of the wallet's
+balance, so the ledger needs no account for it.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Voucher(models.Model):
 
 
 class CreditGrant(models.Model):
-    """A lot of credit granted to an organization. Its transaction is `grant:<id>`.
+    """A lot of credit granted to an organization. The reference of its transaction is `grant:<id>`.
 
-    `used + expired + reserved <= amount`. The rest can be spent until it expires. An open hold can spend its reserved
-    credit even after that.
+    `used + expired + reserved <= amount`. The rest can be spent until `expires_at`. An open hold can spend its reserved
+    credit even later.
     """
 
     class Sources(models.TextChoices):
-        """The source of a credit."""
+        """How the organization got the credit."""
 
         ADMINISTRATOR = "administrator", _("granted by an administrator")
         VOUCHER = "voucher", _("voucher")
@@ -130,12 +130,12 @@ class CreditGrant(models.Model):
 
     @property
     def free_minor(self) -> int:
-        """Return the amount left that no open hold reserves."""
+        """Return the amount that is left and that no open hold reserves, in minor units."""
         return self.left_minor - self.reserved_minor
 
 
 class CreditUse(models.Model):
-    """The part of a credit that a hold reserves, and uses once it is charged."""
+    """The part of a lot that a hold reserves while it is open, and that it used when it was charged."""
 
     hold = models.ForeignKey(Hold, models.PROTECT, related_name="credit_uses")
     grant = models.ForeignKey(CreditGrant, models.PROTECT, related_name="uses")

@@ -109,9 +109,9 @@ class InvoiceSeries(models.Model):
 
 
 class Invoice(models.Model):
-    """The charges of an organization in a period, or a credit note (negative amounts) that corrects them.
+    """The charges of an organization in a period, or a credit note (with negative amounts) that corrects them.
 
-    `subtotal + credits = taxable`; prices with tax: `total = taxable`; without: `total = taxable + tax`.
+    `subtotal + credits = taxable`. If prices include the tax, `total = taxable`, otherwise `total = taxable + tax`.
     """
 
     class Kinds(models.TextChoices):
@@ -177,12 +177,12 @@ class Invoice(models.Model):
 
     @property
     def taxable_minor(self) -> int:
-        """Return the taxable amount: the lines less credits."""
+        """Return the taxable amount in minor units: the sum of the lines without the part that credit paid."""
         return self.subtotal_minor + self.credits_minor
 
     @property
     def net_minor(self) -> int:
-        """Return the total without tax."""
+        """Return the total without tax, in minor units."""
         return self.total_minor - self.tax_minor
 
 
@@ -217,7 +217,7 @@ class InvoiceLine(models.Model):
 
     @property
     def receipt_lines(self) -> list[dict[str, Any]]:
-        """Return the lines of the receipt."""
+        """Return the lines of the receipt, none on a credit note."""
         return list(self.receipt.lines) if self.receipt else []
 
 

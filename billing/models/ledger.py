@@ -59,12 +59,12 @@ class Account(models.Model):
 
     @property
     def available_minor(self) -> int:
-        """Return posted minus held, in minor units."""
+        """Return the amount that can be spent now: the balance without the held amount, in minor units."""
         return self.posted_minor - self.held_minor
 
     @property
     def owner(self) -> Organization:
-        """Return a wallet's organization. Platform accounts have none."""
+        """Return the organization of the account. Raises ValueError for an account of the platform, which has none."""
         if self.organization is None:
             raise ValueError("Only an organization's wallet has an owner.")
         return self.organization
@@ -73,8 +73,9 @@ class Account(models.Model):
 class Hold(models.Model):
     """Money reserved for one purchase: HELD until it is SETTLED (charged) or RELEASED.
 
-    The hold of a sweep is the `parent` of its trials' holds. A trial's amount is taken out of the parent's; what the
-    trial does not use goes back. So the parent's amount, its open children and their charges sum to its ceiling.
+    The hold of a sweep is the `parent` of its trials' holds. A trial's amount is taken out of the parent's amount, and
+    the unused part of it returns there. The sum of the parent's amount, the amounts of its open children and the
+    charges of its ended children is therefore always the ceiling of the sweep.
     """
 
     class States(models.TextChoices):
@@ -87,6 +88,7 @@ class Hold(models.Model):
     account = models.ForeignKey(Account, models.PROTECT, related_name="holds")
     quote = models.OneToOneField(Quote, models.PROTECT, related_name="hold")
     reference = models.CharField(max_length=64, unique=True)
+    """Names the purchase: `order:<quote>`, `sweep:<quote>` or `storage:<account>:<number>`."""
     amount_minor = models.PositiveBigIntegerField(_("amount"))
     parent = models.ForeignKey(
         "self", models.PROTECT, null=True, blank=True, related_name="children", verbose_name=_("part of")
@@ -128,12 +130,12 @@ class Hold(models.Model):
 
 
 class HoldExtension(models.Model):
-    """A raise of an open hold, for a purchase that was extended. `quote` prices the whole purchase from then on."""
+    """A raise of an open hold, because its purchase was extended. `quote` prices the whole extended purchase."""
 
     hold = models.ForeignKey(Hold, models.PROTECT, related_name="extensions")
     quote = models.OneToOneField(Quote, models.PROTECT, related_name="extension")
     amount_minor = models.PositiveBigIntegerField(_("amount"))
-    """How much the hold was raised by."""
+    """The difference by which the hold was raised."""
     idempotency_key = models.CharField(max_length=255)
     placed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("bought by")
@@ -153,7 +155,10 @@ class HoldExtension(models.Model):
 
 
 class Transaction(models.Model):
-    """A transaction. Its unique `reference` names the business object, so it cannot be posted twice."""
+    """A transaction. Its unique `reference` names what it was posted for, such as `top-up:<id>`.
+
+    Nothing is posted twice, because a second transaction with the same reference is refused.
+    """
 
     reference = models.CharField(_("reference"), max_length=100, unique=True)
     kind = models.CharField(_("kind"), max_length=16)
@@ -191,11 +196,12 @@ class Receipt(models.Model):
     """The receipt of one purchase, written when its hold ends. Each line names its rule. Never edited."""
 
     hold = models.OneToOneField(Hold, models.PROTECT, related_name="receipt")
-    # Without an index of its own: two of the indexes below begin with it.
+    # Needs no index of its own, because two of the indexes below begin with it.
     organization = models.ForeignKey(Organization, models.PROTECT, db_index=False, related_name="receipts")
     title = models.CharField(max_length=255)
     currency = models.CharField(max_length=3)
     lines = models.JSONField()
+    """A list of pricing.Line as JSON. Their amounts sum to the total."""
     total_minor = models.PositiveBigIntegerField(_("charged"))
     ceiling_minor = models.PositiveBigIntegerField(_("ceiling"))
     usage = models.JSONField(null=True, help_text=_("The rated usage: pricing.Usage as JSON."))
@@ -206,8 +212,8 @@ class Receipt(models.Model):
         verbose_name_plural = _("receipts")
         ordering = ("-id",)
         indexes = (
-            # Receipts of an organization are spread over the table, one per block. So totals, costs and searches read
-            # these indexes alone.
+            # The receipts of one organization are spread over the table, often one in each block. With all needed
+            # columns in these indexes, totals, costs and searches do not read the table.
             models.Index(
                 fields=["organization", "created_at"], include=["total_minor", "hold"], name="receipts_and_amounts"
             ),
@@ -219,7 +225,7 @@ class Receipt(models.Model):
 
 
 class WriteOff(models.Model):
-    """A debt that was written off, in part or whole. Its transaction is `write-off:<id>`."""
+    """A debt that was written off, in part or whole. The reference of its transaction is `write-off:<id>`."""
 
     account = models.ForeignKey(Account, models.PROTECT, related_name="write_offs", verbose_name=_("receivable"))
     amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])

@@ -1,6 +1,6 @@
 """Top-ups, refunds, disputes and the payment provider's events.
 
-A row is written before the provider is called, and its id is the idempotency key.
+The row of a top-up or refund is written before the provider is called, and its id is the idempotency key of the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from console.accounts.models import Organization
 
 
 class TopUp(models.Model):
-    """A payment into the wallet. Its row is written before the provider is called."""
+    """A payment into the wallet."""
 
     class States(models.TextChoices):
         """The states of a top-up."""
@@ -82,7 +82,7 @@ class TopUp(models.Model):
 
 
 class StripeEvent(models.Model):
-    """A webhook event, stored before it is applied. Its provider id is unique, so it is applied once."""
+    """A webhook event, stored before it is applied. Stripe's id of it is unique, so it is stored and applied once."""
 
     class States(models.TextChoices):
         """The states of an event."""
@@ -177,10 +177,10 @@ class AutoTopUp(models.Model):
 
 
 class Refund(models.Model):
-    """A refund of a top-up to its payment method. Its transaction is `refund:<id>`."""
+    """A refund of a top-up to its payment method. The reference of its transaction is `refund:<id>`."""
 
     class States(models.TextChoices):
-        """The states of a refund. A failed one returns the money to the wallet."""
+        """The states of a refund. When a refund fails, its amount returns to the wallet."""
 
         CREATED = "created", _("not yet sent to the provider")
         PENDING = "pending", _("in progress")
@@ -192,7 +192,8 @@ class Refund(models.Model):
     amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=255)
     state = models.CharField(_("state"), max_length=9, choices=States.choices, default=States.CREATED)
-    refund_id = models.CharField(max_length=255, null=True, blank=True, unique=True)  # unique, or none
+    # Null until the provider has the refund: empty texts would not be unique.
+    refund_id = models.CharField(max_length=255, null=True, blank=True, unique=True)
     failure = models.CharField(_("failure"), max_length=100, blank=True)
     requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False
@@ -210,7 +211,7 @@ class Refund(models.Model):
 
 
 class Dispute(models.Model):
-    """A chargeback by the cardholder's bank. `movements` has the money that moved."""
+    """A chargeback by the cardholder's bank. `movements` are its withdrawals and returns of money."""
 
     class States(models.TextChoices):
         """The states of a dispute."""
@@ -227,7 +228,7 @@ class Dispute(models.Model):
     is_withdrawn = models.BooleanField(_("funds withdrawn"), default=False)
     is_reinstated = models.BooleanField(_("funds reinstated"), default=False)
     withdrawn_minor = models.BigIntegerField(_("amount withdrawn"), null=True, help_text=_("Sum of all movements."))
-    """None for rows of version 0.1, which uses the two flags above."""
+    """Null in rows of version 0.1, which stored only the two flags above."""
     evidence_due_at = models.DateTimeField(_("evidence due"), null=True, blank=True)
     opened_at = models.DateTimeField(_("opened"))
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
@@ -249,7 +250,7 @@ class Dispute(models.Model):
 
 
 class DisputeMovement(models.Model):
-    """One balance transaction of a dispute and our transaction for it."""
+    """A withdrawal or return of money by a dispute: Stripe's balance transaction and our transaction for it."""
 
     dispute = models.ForeignKey(Dispute, models.PROTECT, related_name="movements", verbose_name=_("dispute"))
     balance_transaction = models.CharField(

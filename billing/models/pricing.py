@@ -142,11 +142,14 @@ class Quote(models.Model):
     purchase = models.JSONField(help_text=_("The purchase as requested; read by the app that sells it."))
     terms = models.JSONField(help_text=_("Prices of this quote: pricing.Terms as JSON."))
     lines = models.JSONField()
+    """A list of pricing.Line as JSON. Their amounts sum to the ceiling."""
     p50_minor = models.PositiveBigIntegerField(_("estimated cost"))
     p90_minor = models.PositiveBigIntegerField(_("high estimate"))
     basis = models.JSONField()
+    """The pricing.Estimate as JSON."""
     ceiling_minor = models.PositiveBigIntegerField(_("ceiling"))
     deadline_seconds = models.PositiveIntegerField()
+    """Running time after which the run is ended, so that it never costs more than the ceiling."""
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
 

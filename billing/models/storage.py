@@ -1,4 +1,4 @@
-"""The daily cost of storage, and the part of it that each wallet has not paid yet."""
+"""The daily cost of storage, and the part that each wallet has not paid yet."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class StorageDay(models.Model):
 
     account = models.ForeignKey(Account, models.PROTECT, related_name="storage_days")
     day = models.DateField(_("day"))
-    """In the installation's time zone."""
+    """A day of the installation's time zone."""
     size_bytes = models.PositiveBigIntegerField(_("size"))
     """Bytes that counted against the quota when the day was rated."""
     free_bytes = models.PositiveBigIntegerField(_("free allowance"))
     price = models.DecimalField(_("price per GB and month"), max_digits=14, decimal_places=4)
     cost_minor = models.DecimalField(_("cost"), max_digits=20, decimal_places=6)
-    """With fractions of a minor unit."""
+    """In minor units, with fractions."""
 
     class Meta:
         verbose_name = _("day of storage")

@@ -1,4 +1,4 @@
-"""The Stripe account that the sandbox imitates: its objects, events and balance. Requests read and change it."""
+"""The Stripe account that the sandbox imitates: its objects, events and balance; and the parameters of requests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from billing.sandbox.store import Object, Store
+from billing.sandbox.store import Store, StripeObject
 
+Form = dict[str, Any]
+"""The decoded parameters of a request: strings, lists and nested dictionaries."""
 API_VERSION = "2026-10-28.endive"
+"""The version of Stripe's API that events name. It must equal `billing.gateway.API_VERSION`."""
 
 
 class Refused(Exception):
-    """A request that Stripe would refuse; `answer` is the error's body."""
+    """A request that Stripe would refuse. `answer` is the body of the error response, `more` its further fields."""
 
     def __init__(
         self, message: str, *, code: str = "", status: int = HTTPStatus.BAD_REQUEST, kind: str = "", **more: Any
@@ -27,7 +30,10 @@ class Refused(Exception):
 
 
 class StripeAccount:
-    """The objects of one Stripe account. `clock` returns Unix time; `base_url` is the address of the payment pages."""
+    """The objects of one Stripe account. `clock` returns Unix time; `base_url` is the address of the payment pages.
+
+    Not thread-safe: `Provider` holds a lock.
+    """
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
         self.store = store
@@ -36,12 +42,12 @@ class StripeAccount:
 
     @property
     def now(self) -> int:
-        """Return Unix time in whole seconds, as Stripe does."""
+        """Return Unix time in whole seconds, the unit of Stripe's timestamps."""
         return int(self.clock())
 
-    def make(self, kind: str, prefix: str, **fields: Any) -> Object:
-        """Create and store an object."""
-        created: Object = {
+    def make(self, kind: str, prefix: str, **fields: Any) -> StripeObject:
+        """Create and store an object. `prefix` begins its id, for example `ch` for a charge."""
+        created: StripeObject = {
             "id": f"{prefix}_{secrets.token_hex(12)}",
             "object": kind,
             "created": self.now,
@@ -49,7 +55,7 @@ class StripeAccount:
         } | fields
         return self.store.put(kind, created["id"], created)
 
-    def get(self, kind: str, object_id: Any) -> Object:
+    def get(self, kind: str, object_id: Any) -> StripeObject:
         """Return an object. Raises Refused (404) if it does not exist."""
         stored = self.store.get(kind, str(object_id))
         if stored is None:
@@ -57,7 +63,7 @@ class StripeAccount:
             raise Refused(message, code="resource_missing", status=HTTPStatus.NOT_FOUND)
         return stored
 
-    def customer(self, customer_id: Any) -> Object:
+    def customer(self, customer_id: Any) -> StripeObject:
         """Return a customer that was not deleted. Raises Refused (404) with Stripe's message."""
         stored = self.store.get("customer", str(customer_id))
         if stored is None or stored.get("_deleted"):
@@ -65,38 +71,51 @@ class StripeAccount:
             raise Refused(message, code="resource_missing", status=HTTPStatus.NOT_FOUND, param="customer")
         return stored
 
-    def change(self, stored: Object, **fields: Any) -> Object:
-        """Change and store an object."""
+    def change(self, stored: StripeObject, **fields: Any) -> StripeObject:
+        """Change fields of an object, store it and return it."""
         stored.update(fields)
         return self.store.put(stored["object"], stored["id"], stored)
 
-    def emit(self, kind: str, changed: Object) -> None:
-        """Create an event about a change, to be delivered."""
+    def emit(self, event_type: str, changed: StripeObject) -> None:
+        """Create an event about a changed object, and schedule the webhook that delivers it."""
         event = self.make(
             "event",
             "evt",
             api_version=API_VERSION,
-            type=kind,
+            type=event_type,
             pending_webhooks=1,
             data={"object": copy.deepcopy(public_fields(changed))},
         )
         self.store.put("delivery", event["id"], {"id": event["id"], "tries": 0, "next_at": 0.0})
 
-    def add_balance_transaction(self, kind: str, source: str, amount: int, currency: str) -> Object:
-        """Add a balance transaction: positive into the account, negative out of it. There are no fees."""
+    def add_balance_transaction(self, kind: str, source_id: str, amount: int, currency: str) -> StripeObject:
+        """Add a balance transaction about the object `source_id`. A positive amount is money that the account receives.
+
+        The sandbox charges no fees.
+        """
         return self.make(
-            "balance_transaction", "txn", type=kind, source=source, amount=amount, net=amount, fee=0, currency=currency
+            "balance_transaction",
+            "txn",
+            type=kind,
+            source=source_id,
+            amount=amount,
+            net=amount,
+            fee=0,
+            currency=currency,
         )
 
     def balance(self) -> dict[str, int]:
-        """Return the balance by currency (lower case, as Stripe writes it)."""
+        """Return the balance in minor units by currency. Currencies are lower case, as Stripe writes them."""
         amounts: dict[str, int] = {}
         for transaction in self.store.all("balance_transaction"):
             amounts[transaction["currency"]] = amounts.get(transaction["currency"], 0) + transaction["amount"]
         return amounts
 
-    def page(self, kind: str, url: str, form: Object, **filters: Any) -> Object:
-        """Return a page of a list, newest first. `form` has Stripe's `limit`, `starting_after` and `created[gte]`."""
+    def page(self, kind: str, url: str, form: Form, **filters: Any) -> StripeObject:
+        """Return a page of the objects whose fields equal `filters`, newest first, as Stripe's list object.
+
+        `form` may have Stripe's parameters `limit`, `starting_after` and `created[gte]`.
+        """
         created = form.get("created")
         since = integer(created, "gte", default=0) if isinstance(created, dict) else 0
         matching = [
@@ -118,23 +137,23 @@ class StripeAccount:
         }
 
 
-def public_fields(stored: Object) -> Object:
-    """Return an object as Stripe shows it: without our internal fields, and only the id of a deleted one."""
+def public_fields(stored: StripeObject) -> StripeObject:
+    """Return an object as Stripe's API shows it: without our own fields. A deleted object has only its id and kind."""
     if stored.get("_deleted"):
         return {"id": stored["id"], "object": stored["object"], "deleted": True}
     return {name: value for name, value in stored.items() if not name.startswith("_")}
 
 
-def required(form: Object, name: str) -> str:
-    """Return a required parameter. Raises Refused."""
+def required(form: Form, name: str) -> str:
+    """Return a parameter that must be a text. Raises Refused if it is missing or empty."""
     value = form.get(name)
     if not isinstance(value, str) or not value:
         raise Refused(f"Missing required param: {name}.", code="parameter_missing", param=name)
     return value
 
 
-def integer(form: Object, name: str, *, default: int | None = None) -> int:
-    """Return an integer parameter. Raises Refused."""
+def integer(form: Form, name: str, *, default: int | None = None) -> int:
+    """Return an integer parameter, or `default` if it is missing. Raises Refused."""
     value = form.get(name)
     if value is None and default is not None:
         return default
@@ -145,13 +164,14 @@ def integer(form: Object, name: str, *, default: int | None = None) -> int:
 
 
 STEPS = {"isk": 100, "ugx": 100, "bhd": 10, "jod": 10, "kwd": 10, "omr": 10, "tnd": 10}
-"""Minor units that an amount must be a multiple of; 1 for all other currencies. As in `billing.currencies`."""
+"""Minor units that an amount must be a multiple of; 1 for all other currencies. Not taken from `billing.currencies`:
+the sandbox must notice a mistake there, as Stripe would."""
 LARGEST_AMOUNT = 99_999_999
-"""Stripe's largest amount in minor units."""
+"""Stripe's largest amount in minor units: eight digits in every currency."""
 
 
-def money_of(form: Object, name: str, currency: str, most: int = LARGEST_AMOUNT) -> int:
-    """Return an amount from 1 to `most` that is a multiple of the currency's step. Raises Refused."""
+def money_of(form: Form, name: str, currency: str, most: int = LARGEST_AMOUNT) -> int:
+    """Return an amount in minor units from 1 to `most` that is a multiple of the currency's step. Raises Refused."""
     amount, step = amount_of(form, name, most), STEPS.get(currency, 1)
     if amount % step:
         message = f"Invalid amount: the amount in {currency} must be a multiple of {step}."
@@ -159,8 +179,8 @@ def money_of(form: Object, name: str, currency: str, most: int = LARGEST_AMOUNT)
     return amount
 
 
-def amount_of(form: Object, name: str, most: int = LARGEST_AMOUNT) -> int:
-    """Return an integer from 1 to `most`. Raises Refused."""
+def amount_of(form: Form, name: str, most: int = LARGEST_AMOUNT) -> int:
+    """Return an integer parameter from 1 to `most`. Raises Refused."""
     amount = integer(form, name)
     if amount < 1:
         raise Refused("This value must be greater than or equal to 1.", code="parameter_invalid_integer", param=name)
@@ -169,6 +189,6 @@ def amount_of(form: Object, name: str, most: int = LARGEST_AMOUNT) -> int:
     return amount
 
 
-def boolean(form: Object, name: str) -> bool:
-    """Return a boolean parameter."""
+def boolean(form: Form, name: str) -> bool:
+    """Return a boolean parameter, False if it is missing. Stripe's form encoding writes booleans as words."""
     return form.get(name) == "true"

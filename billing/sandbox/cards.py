@@ -4,38 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Challenge(Enum):
-    """When a card's bank requires authentication."""
+    """When the bank of a card requires the payer to authenticate (3-D Secure)."""
 
     NEVER = "never"
     UNLESS_SAVED = "unless saved"
     ALWAYS = "always"
 
 
+class Decline(NamedTuple):
+    """Why Stripe or the bank declines a card: Stripe's error code, its decline code (may be empty), and its message."""
+
+    code: str
+    decline_code: str
+    message: str
+
+
 @dataclass(frozen=True)
 class TestCard:
-    """The behaviour of a test card. `declines` and `declines_later` are (code, decline code, message)."""
+    """The behaviour of a test card."""
 
     number: str
     brand: str = "visa"
-    declines: tuple[str, str, str] | None = None
-    declines_later: tuple[str, str, str] | None = None
-    """The decline of a card that can be saved but not charged."""
+    declines: Decline | None = None
+    """The decline of each use of the card; None if it is accepted."""
+    declines_later: Decline | None = None
+    """The decline of a charge to the saved card; saving it succeeds."""
     challenge: Challenge = Challenge.NEVER
     disputes: bool = False
+    """Whether each charge is disputed at once."""
     refund_fails: bool = False
+    """Whether each refund succeeds at first and then fails."""
 
     @property
     def last4(self) -> str:
-        """Return the last four digits, which a customer may see."""
+        """Return the last four digits, the part of a number that may be shown."""
         return self.number[-4:]
 
 
-# Declines: code, decline code and message of Stripe.
-GENERIC_DECLINE = ("card_declined", "generic_decline", "Your card was declined.")
-INSUFFICIENT_FUNDS = ("card_declined", "insufficient_funds", "Your card has insufficient funds.")
+GENERIC_DECLINE = Decline("card_declined", "generic_decline", "Your card was declined.")
+INSUFFICIENT_FUNDS = Decline("card_declined", "insufficient_funds", "Your card has insufficient funds.")
 CARDS = {
     card.number: card
     for card in (
@@ -59,24 +70,28 @@ TOKENS = {
     "tok_createDispute": "4000000000000259",
 }
 """Stripe's names for test cards, which requests use instead of numbers."""
-BRANDS = {"visa": "Visa", "mastercard": "Mastercard"}
-REDIRECTS = {"alipay": "Alipay", "wechat_pay": "WeChat Pay"}
-"""Redirect payment methods: the customer confirms on another page, here the challenge page."""
-OFFERED = {"cny": ("alipay", "wechat_pay"), "hkd": ("alipay", "wechat_pay"), "usd": ("alipay",), "eur": ("alipay",)}
-"""Redirect methods offered per currency; cards are always offered."""
-AUTHENTICATION_REQUIRED = (
+REDIRECT_METHODS = {"alipay": "Alipay", "wechat_pay": "WeChat Pay"}
+"""Titles of the payment methods that redirect: the payer confirms on the method's own page, here the challenge page."""
+REDIRECT_METHODS_BY_CURRENCY = {
+    "cny": ("alipay", "wechat_pay"),
+    "hkd": ("alipay", "wechat_pay"),
+    "usd": ("alipay",),
+    "eur": ("alipay",),
+}
+"""Redirect methods that a payment page offers beside cards."""
+AUTHENTICATION_REQUIRED = Decline(
     "authentication_required",
     "authentication_required",
     "Your card was declined. This transaction requires authentication.",
 )
-FAILED_CHALLENGE = (
+FAILED_CHALLENGE = Decline(
     "payment_intent_authentication_failure",
     "",
     "We are unable to authenticate your payment method. Please choose a different payment method and try again.",
 )
 
 
-def card_of(text: str) -> TestCard | None:
-    """Return the test card with this number (spaces allowed) or Stripe name."""
+def find_card(text: str) -> TestCard | None:
+    """Return the test card with this number, which may contain spaces, or with this Stripe name. None if unknown."""
     digits = "".join(character for character in TOKENS.get(text, text) if character.isdigit())
     return CARDS.get(digits)

@@ -1,4 +1,7 @@
-"""Checkout in the sandbox: payment pages, card setup pages and the bank's challenge. Only an open page can change."""
+"""Checkout Sessions in the sandbox: pages that take a payment or save a card, and the bank's challenge page.
+
+A Checkout Session changes only while its status is `open`. Functions that serve a route of Stripe's API name it.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from billing.sandbox import cards, intents
-from billing.sandbox.account import Refused, StripeAccount, amount_of, money_of, required
+from billing.sandbox.account import Form, Refused, StripeAccount, amount_of, money_of, required
 from billing.sandbox.cards import Challenge
-from billing.sandbox.store import Object
+from billing.sandbox.store import StripeObject
 
 SESSION_SECONDS = 24 * 3600
 """How long a payment page stays open: Stripe's default."""
+# Messages on the pages.
 TEST_CARDS_ONLY = "This sandbox takes test cards only: use 4242 4242 4242 4242."
 EXPIRED = "This payment page has expired. Start again."
 
 
 @dataclass(frozen=True)
-class Step:
-    """The response to the payer: the URL of the next page, or an error to show on the same page."""
+class FormResult:
+    """The result of a form that the payer submitted: a redirect to `next_url`, or an `error` to show on the same page.
 
-    url: str = ""
+    Exactly one of the two is not empty.
+    """
+
+    next_url: str = ""
     error: str = ""
 
 
-def make_session(account: StripeAccount, form: Object) -> Object:
+def make_session(account: StripeAccount, form: Form) -> StripeObject:
     """POST /v1/checkout/sessions in mode payment or setup."""
     mode = required(form, "mode")
-    customer = form.get("customer")
-    if customer:
-        account.customer(customer)
+    customer_id = form.get("customer")
+    if customer_id:
+        account.customer(customer_id)  # raises Refused if there is none
     fields: dict[str, Any] = {
         "mode": mode,
         "amount_total": None,
         "currency": str(form.get("currency") or "").lower() or None,
         "client_reference_id": form.get("client_reference_id"),
-        "customer": customer,
+        "customer": customer_id,
         "metadata": dict(form.get("metadata") or {}),
         "success_url": required(form, "success_url"),
         "cancel_url": form.get("cancel_url"),
@@ -57,48 +64,48 @@ def make_session(account: StripeAccount, form: Object) -> Object:
     return account.change(session, url=f"{account.base_url}/pay/{session['id']}")
 
 
-def current_session(account: StripeAccount, session_id: str) -> Object:
-    """Return a session, expiring it if its time is over. Raises Refused (404)."""
+def current_session(account: StripeAccount, session_id: str) -> StripeObject:
+    """Return a session. If its time is over, it expires first. Raises Refused (404)."""
     session = account.get("checkout.session", session_id)
     if session["status"] == "open" and session["expires_at"] < account.clock():
         _expire(account, session)
     return session
 
 
-def expire(account: StripeAccount, session: Object) -> Object:
+def expire(account: StripeAccount, session: StripeObject) -> StripeObject:
     """POST /v1/checkout/sessions/:id/expire."""
     if session["status"] != "open":
         raise Refused("Only Checkout Sessions with a status in ['open'] can be expired.")
     return _expire(account, session)
 
 
-def redirect_methods(session: Object) -> list[str]:
+def redirect_methods(session: StripeObject) -> list[str]:
     """Return the names of the redirect payment methods that the page offers."""
     if session["mode"] != "payment":
         return []
-    return list(cards.OFFERED.get(session["currency"], ()))
+    return list(cards.REDIRECT_METHODS_BY_CURRENCY.get(session["currency"], ()))
 
 
-def submit(account: StripeAccount, session: Object, form: Object) -> Step:
-    """Handle the payer's form: a card number or the name of another payment method."""
+def submit(account: StripeAccount, session: StripeObject, form: Form) -> FormResult:
+    """Handle the form of a payment page: `card` is a card number, `method` the name of another payment method."""
     if session["status"] != "open":
-        is_paid = session["status"] == "complete"
-        return Step(url=session["success_url"]) if is_paid else Step(error=EXPIRED)
+        is_complete = session["status"] == "complete"
+        return FormResult(next_url=session["success_url"]) if is_complete else FormResult(error=EXPIRED)
     method_type = str(form.get("method") or "card")
     if method_type in redirect_methods(session):
         method = account.make("payment_method", "pm", type=method_type, customer=None, **{method_type: {}})
-    elif (card := cards.card_of(str(form.get("card") or ""))) is not None:
-        method = intents.card_method(account, card)
+    elif (card := cards.find_card(str(form.get("card") or ""))) is not None:
+        method = intents.make_card_method(account, card)
     else:
-        return Step(error=TEST_CARDS_ONLY)
+        return FormResult(error=TEST_CARDS_ONLY)
     try:
-        return (_pay if session["mode"] == "payment" else _save)(account, session, method)
+        return (_pay if session["mode"] == "payment" else _save_card)(account, session, method)
     except Refused as error:
-        return Step(error=str(error))
+        return FormResult(error=str(error))
 
 
-def pending_challenge(account: StripeAccount, intent_id: str) -> tuple[Object, Object]:
-    """Return the intent and session of a challenge. Raises Refused (404) unless the intent waits for it."""
+def pending_challenge(account: StripeAccount, intent_id: str) -> tuple[StripeObject, StripeObject]:
+    """Return the intent of a challenge and its session. Raises Refused (404) unless the intent waits for the payer."""
     kind = "setup_intent" if intent_id.startswith("seti_") else "payment_intent"
     intent = account.get(kind, intent_id)
     session = account.store.get("checkout.session", intent.get("_session", ""))
@@ -107,26 +114,26 @@ def pending_challenge(account: StripeAccount, intent_id: str) -> tuple[Object, O
     return intent, session
 
 
-def answer_challenge(account: StripeAccount, intent_id: str, *, is_agreed: bool) -> Step:
-    """Handle the payer's answer to the challenge."""
+def answer_challenge(account: StripeAccount, intent_id: str, *, is_agreed: bool) -> FormResult:
+    """Handle the payer's answer to a challenge. Raises Refused (404) unless the intent waits for it."""
     intent, session = pending_challenge(account, intent_id)
     if session["status"] != "open":
-        return Step(error=EXPIRED)
+        return FormResult(error=EXPIRED)
     if not is_agreed:
         if intent["object"] == "payment_intent":
             intents.fail(account, intent, cards.FAILED_CHALLENGE)
         else:
-            error = intents.declined(cards.FAILED_CHALLENGE).answer["error"]
+            error = intents.decline_error(cards.FAILED_CHALLENGE).answer["error"]
             account.change(intent, status="requires_payment_method", last_setup_error=error)
-        return Step(url=session["url"])
+        return FormResult(next_url=session["url"])
     if intent["object"] == "payment_intent":
-        intents.authorize(account, intent)
+        intents.charge_or_authorize(account, intent)
         return _complete_payment(account, session)
     return _complete_setup(account, session, intent)
 
 
-def _priced_item(form: Object) -> dict[str, Any]:
-    """Return the fields of a session that follow from its single line item. Raises Refused."""
+def _priced_item(form: Form) -> dict[str, Any]:
+    """Return the amount, currency and title of a session's only line item. Raises Refused."""
     items = form.get("line_items")
     if not isinstance(items, list) or len(items) != 1:
         raise Refused("Give exactly one line item.", code="parameter_missing", param="line_items")
@@ -139,41 +146,44 @@ def _priced_item(form: Object) -> dict[str, Any]:
     }
 
 
-def _expire(account: StripeAccount, session: Object) -> Object:
+def _expire(account: StripeAccount, session: StripeObject) -> StripeObject:
     account.change(session, status="expired", url=None)
     account.emit("checkout.session.expired", session)
     return session
 
 
-def _pay(account: StripeAccount, session: Object, method: Object) -> Step:
+def _pay(account: StripeAccount, session: StripeObject, method: StripeObject) -> FormResult:
+    """Pay a session with a payment method. Raises Refused if the card is declined."""
     if session["payment_intent"] is None:
         options = session["payment_method_options"].get("card") or {}
-        form = session["_intent"] | {
+        intent_data = session["_intent"]  # the parameter `payment_intent_data` of the session
+        form = intent_data | {
             "amount": str(session["amount_total"]),
             "currency": session["currency"],
             "customer": session["customer"],
-            "setup_future_usage": options.get("setup_future_usage") or session["_intent"].get("setup_future_usage"),
+            "setup_future_usage": options.get("setup_future_usage") or intent_data.get("setup_future_usage"),
         }
-        created = intents.make_intent(account, form)
-        account.change(created, _session=session["id"])
-        account.change(session, payment_intent=created["id"])
+        new_intent = intents.make_intent(account, form)
+        account.change(new_intent, _session=session["id"])
+        account.change(session, payment_intent=new_intent["id"])
     intent = account.get("payment_intent", session["payment_intent"])
     intents.confirm(account, intent, {"payment_method": method["id"]})
     if intent["status"] == "requires_action":
-        return Step(url=intent["next_action"]["redirect_to_url"]["url"])
+        return FormResult(next_url=intent["next_action"]["redirect_to_url"]["url"])
     return _complete_payment(account, session)
 
 
-def _complete_payment(account: StripeAccount, session: Object) -> Step:
+def _complete_payment(account: StripeAccount, session: StripeObject) -> FormResult:
     account.change(session, status="complete", payment_status="paid", url=None)
     account.emit("checkout.session.completed", session)
-    return Step(url=session["success_url"])
+    return FormResult(next_url=session["success_url"])
 
 
-def _save(account: StripeAccount, session: Object, method: Object) -> Step:
+def _save_card(account: StripeAccount, session: StripeObject, method: StripeObject) -> FormResult:
+    """Save a payment method for later charges. Raises Refused if the card is declined."""
     card = intents.test_card_of(method)
     if card and card.declines:
-        raise intents.declined(card.declines)
+        raise intents.decline_error(card.declines)
     needs_challenge = card is not None and card.challenge is not Challenge.NEVER
     intent = account.make(
         "setup_intent",
@@ -187,11 +197,11 @@ def _save(account: StripeAccount, session: Object, method: Object) -> Step:
     )
     account.change(session, setup_intent=intent["id"])
     if needs_challenge:
-        return Step(url=f"{account.base_url}/challenge/{intent['id']}")
+        return FormResult(next_url=f"{account.base_url}/challenge/{intent['id']}")
     return _complete_setup(account, session, intent)
 
 
-def _complete_setup(account: StripeAccount, session: Object, intent: Object) -> Step:
+def _complete_setup(account: StripeAccount, session: StripeObject, intent: StripeObject) -> FormResult:
     method = account.get("payment_method", intent["payment_method"])
     account.change(method, _saved=True)
     intents.attach(account, method, session["customer"])
@@ -199,4 +209,4 @@ def _complete_setup(account: StripeAccount, session: Object, intent: Object) -> 
     account.emit("setup_intent.succeeded", intent)
     account.change(session, status="complete", url=None)
     account.emit("checkout.session.completed", session)
-    return Step(url=session["success_url"])
+    return FormResult(next_url=session["success_url"])

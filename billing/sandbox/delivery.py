@@ -1,4 +1,4 @@
-"""Delivery of the sandbox's webhooks: signed like Stripe's and retried with growing delays until the answer is 2xx."""
+"""Delivery of the sandbox's webhooks: signed as Stripe signs them, and retried until the console answers with 2xx."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from urllib.error import URLError
 
 from billing.sandbox.account import public_fields
 from billing.sandbox.provider import Provider
-from billing.sandbox.store import Object
+from billing.sandbox.store import StripeObject
 
 RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
-"""Delays between retries of a webhook; the last one repeats."""
+"""Delays between retries of a webhook; the last one repeats. Much shorter than Stripe's hours, because the usual reason
+is a console that restarts."""
 
 
 class Delivery:
@@ -28,10 +29,10 @@ class Delivery:
         self._secret = secret
         self._wake = threading.Event()
         self._stopped = threading.Event()
-        provider.on_event = self._wake.set
+        provider.after_request = self._wake.set
 
     def deliver(self) -> None:
-        """Send waiting events, oldest first, until stopped."""
+        """Send the waiting events, oldest first, until `stop` is called."""
         while not self._stopped.is_set():
             # Cleared before the check, so that an event or a stop in between is not missed.
             self._wake.clear()
@@ -47,16 +48,18 @@ class Delivery:
         self._wake.set()
 
     def _due(self) -> list[str]:
+        """Return the ids of the events to send now."""
         with self._provider.lock:
-            return [each["id"] for each in self._waiting() if each["next_at"] <= time.time()]
+            return [record["id"] for record in self._records() if record["next_at"] <= time.time()]
 
     def _until_next(self) -> float | None:
         """Return the seconds until the next retry, or None if no event waits."""
         with self._provider.lock:
-            times = [each["next_at"] for each in self._waiting()]
+            times = [record["next_at"] for record in self._records()]
         return max(0.0, min(times) - time.time()) if times else None
 
-    def _waiting(self) -> list[Object]:
+    def _records(self) -> list[StripeObject]:
+        """Return a record of each event that the console has not accepted: id, tries, and time of the next try."""
         return list(self._provider.account.store.all("delivery"))
 
     def _deliver_one(self, event_id: str) -> None:
@@ -64,19 +67,19 @@ class Delivery:
         with self._provider.lock:
             event = self._provider.account.get("event", event_id)
             body = json.dumps(public_fields(event)).encode()
+        # Without the lock, so that API requests need not wait for the console's answer.
         is_accepted = self._send(body)
         with self._provider.lock:
             if is_accepted:
                 store.remove("delivery", event_id)
                 store.put("event", event_id, event | {"pending_webhooks": 0})
-            elif waiting := store.get("delivery", event_id):
-                wait = RETRY_SECONDS[min(waiting["tries"], len(RETRY_SECONDS) - 1)]
-                store.put(
-                    "delivery", event_id, waiting | {"tries": waiting["tries"] + 1, "next_at": time.time() + wait}
-                )
+            elif record := store.get("delivery", event_id):
+                wait = RETRY_SECONDS[min(record["tries"], len(RETRY_SECONDS) - 1)]
+                store.put("delivery", event_id, record | {"tries": record["tries"] + 1, "next_at": time.time() + wait})
             store.commit()
 
     def _send(self, body: bytes) -> bool:
+        """Post a webhook and return whether the answer was 2xx."""
         stamp = int(time.time())
         signature = hmac.new(self._secret.encode(), b"%d.%s" % (stamp, body), hashlib.sha256).hexdigest()
         request = urllib.request.Request(  # noqa: S310  # the URL is our own console's, from settings

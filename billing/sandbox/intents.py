@@ -9,29 +9,29 @@ from http import HTTPStatus
 from typing import Any
 
 from billing.sandbox import cards
-from billing.sandbox.account import Refused, StripeAccount, amount_of, boolean, money_of, required
-from billing.sandbox.cards import Challenge, TestCard
-from billing.sandbox.store import Object
+from billing.sandbox.account import Form, Refused, StripeAccount, amount_of, boolean, money_of, required
+from billing.sandbox.cards import Challenge, Decline, TestCard
+from billing.sandbox.store import StripeObject
 
 EVIDENCE_SECONDS = 7 * 24 * 3600
-"""How long evidence about a dispute can be submitted, as at Stripe."""
+"""How long evidence about a dispute can be submitted. Stripe gives 7 to 21 days, which depends on the card network."""
 CARD_EXPIRY = (12, 2034)
 """Month and year in which every test card expires."""
 
 # --- Payment methods --------------------------------------------------------------------------------------------------
 
 
-def make_method(account: StripeAccount, form: Object) -> Object:
+def make_method(account: StripeAccount, form: Form) -> StripeObject:
     """POST /v1/payment_methods with a card number or the name of a test card."""
     details = form.get("card")
     number = details.get("number") or details.get("token") if isinstance(details, dict) else None
-    card = cards.card_of(str(number or ""))
+    card = cards.find_card(str(number or ""))
     if card is None:
         raise Refused("Your card number is incorrect.", code="incorrect_number", status=402, kind="card_error")
-    return card_method(account, card)
+    return make_card_method(account, card)
 
 
-def card_method(account: StripeAccount, card: TestCard) -> Object:
+def make_card_method(account: StripeAccount, card: TestCard) -> StripeObject:
     """Create a payment method for a test card."""
     month, year = CARD_EXPIRY
     details = {"brand": card.brand, "display_brand": card.brand, "last4": card.last4, "exp_month": month}
@@ -41,29 +41,29 @@ def card_method(account: StripeAccount, card: TestCard) -> Object:
     )
 
 
-def named_method(account: StripeAccount, name: str) -> Object:
-    """Return a payment method by id, or create one for a Stripe test name."""
-    return card_method(account, cards.CARDS[cards.TOKENS[name]]) if name in cards.TOKENS else account.get(
-        "payment_method", name
-    )  # fmt: skip
+def resolve_method(account: StripeAccount, method_id: str) -> StripeObject:
+    """Return the payment method with this id. As in Stripe's test mode, the name of a test card creates one."""
+    if method_id in cards.TOKENS:
+        return make_card_method(account, cards.CARDS[cards.TOKENS[method_id]])
+    return account.get("payment_method", method_id)
 
 
-def attach(account: StripeAccount, method: Object, customer: str) -> Object:
-    """Attach a payment method to a customer. A card that always declines is refused."""
-    account.customer(customer)
+def attach(account: StripeAccount, method: StripeObject, customer_id: str) -> StripeObject:
+    """Attach a payment method to a customer. Raises Refused, for example if the card declines every use."""
+    account.customer(customer_id)  # raises Refused if there is none
     card = test_card_of(method)
     if card and card.declines:
-        raise declined(card.declines)
-    if method["customer"] not in {None, customer}:
+        raise decline_error(card.declines)
+    if method["customer"] not in {None, customer_id}:
         raise Refused("The payment method you provided has already been attached to a customer.")
     if method["customer"] is None:
-        account.change(method, customer=customer)
+        account.change(method, customer=customer_id)
         account.emit("payment_method.attached", method)
     return method
 
 
-def detach(account: StripeAccount, method: Object) -> Object:
-    """Detach a payment method; it cannot be used again."""
+def detach(account: StripeAccount, method: StripeObject) -> StripeObject:
+    """Detach a payment method from its customer. As at Stripe, it cannot be used again (`_spent`)."""
     if method["customer"] is None:
         raise Refused("The payment method you provided is not attached to a customer so detachment is impossible.")
     account.change(method, customer=None, _spent=True)
@@ -71,8 +71,8 @@ def detach(account: StripeAccount, method: Object) -> Object:
     return method
 
 
-def delete_customer(account: StripeAccount, customer: Object) -> Object:
-    """DELETE /v1/customers/:id: detaches its payment methods; its id and payments remain."""
+def delete_customer(account: StripeAccount, customer: StripeObject) -> StripeObject:
+    """DELETE /v1/customers/:id: detach the customer's payment methods. The customer's id and payments remain."""
     for method in account.store.all("payment_method"):
         if method["customer"] == customer["id"]:
             account.change(method, customer=None, _spent=True)
@@ -80,28 +80,32 @@ def delete_customer(account: StripeAccount, customer: Object) -> Object:
     return account.change(customer, _deleted=True)
 
 
-def test_card_of(method: Object) -> TestCard | None:
-    """Return the test card of a payment method, or None for other methods."""
+def test_card_of(method: StripeObject) -> TestCard | None:
+    """Return the test card of a payment method, or None if the method is no card."""
     return cards.CARDS.get(method.get("_number", ""))
 
 
-def declined(decline: tuple[str, str, str], **more: Any) -> Refused:
-    """Return the error of a declined card."""
-    code, decline_code, message = decline
+def decline_error(decline: Decline, **more: Any) -> Refused:
+    """Return the error of a declined card. `more` are further fields of the error."""
     return Refused(
-        message, code=code, status=HTTPStatus.PAYMENT_REQUIRED, kind="card_error", decline_code=decline_code, **more
+        decline.message,
+        code=decline.code,
+        status=HTTPStatus.PAYMENT_REQUIRED,
+        kind="card_error",
+        decline_code=decline.decline_code,
+        **more,
     )
 
 
 # --- Intents ----------------------------------------------------------------------------------------------------------
 
 
-def make_intent(account: StripeAccount, form: Object) -> Object:
+def make_intent(account: StripeAccount, form: Form) -> StripeObject:
     """POST /v1/payment_intents; `confirm` confirms it at once."""
-    customer = form.get("customer")
-    if customer:
-        account.customer(customer)
-    method = form.get("payment_method")
+    customer_id = form.get("customer")
+    if customer_id:
+        account.customer(customer_id)  # raises Refused if there is none
+    method_id = form.get("payment_method")
     intent = account.make(
         "payment_intent",
         "pi",
@@ -109,13 +113,13 @@ def make_intent(account: StripeAccount, form: Object) -> Object:
         amount_capturable=0,
         amount_received=0,
         currency=required(form, "currency").lower(),
-        customer=customer,
+        customer=customer_id,
         description=form.get("description"),
         metadata=dict(form.get("metadata") or {}),
         capture_method=form.get("capture_method", "automatic"),
         setup_future_usage=form.get("setup_future_usage"),
-        payment_method=named_method(account, method)["id"] if method else None,
-        status="requires_confirmation" if method else "requires_payment_method",
+        payment_method=resolve_method(account, method_id)["id"] if method_id else None,
+        status="requires_confirmation" if method_id else "requires_payment_method",
         latest_charge=None,
         last_payment_error=None,
         next_action=None,
@@ -124,19 +128,22 @@ def make_intent(account: StripeAccount, form: Object) -> Object:
     return confirm(account, intent, form) if boolean(form, "confirm") else intent
 
 
-def confirm(account: StripeAccount, intent: Object, form: Object) -> Object:
-    """Confirm an intent. Raises Refused with the intent if the card is declined; it can be confirmed again."""
+def confirm(account: StripeAccount, intent: StripeObject, form: Form) -> StripeObject:
+    """POST /v1/payment_intents/:id/confirm: charge the card, or wait for the payer's authentication.
+
+    Raises Refused, with the intent in the error, if the card is declined. The intent can be confirmed again.
+    """
     if intent["status"] not in {"requires_payment_method", "requires_confirmation", "requires_action"}:
-        raise _unexpected(intent, "confirm")
-    if name := form.get("payment_method"):
-        account.change(intent, payment_method=named_method(account, str(name))["id"])
+        raise _status_error(intent, "confirm")
+    if method_id := form.get("payment_method"):
+        account.change(intent, payment_method=resolve_method(account, str(method_id))["id"])
     if not intent["payment_method"]:
         raise Refused("You cannot confirm this PaymentIntent because it's missing a payment method.")
     method = account.get("payment_method", intent["payment_method"])
     if method.get("_spent") or method["customer"] not in {None, intent["customer"]}:
         raise Refused("The provided PaymentMethod was detached, or belongs to another Customer.")
     card = test_card_of(method)
-    if card is None:
+    if card is None:  # a redirect method: the payer confirms on another page
         return _require_action(account, intent)
     if decline := card.declines or (card.declines_later if method["customer"] else None):
         raise fail(account, intent, decline)
@@ -145,10 +152,10 @@ def confirm(account: StripeAccount, intent: Object, form: Object) -> Object:
     )
     if needs_challenge and boolean(form, "off_session"):
         raise fail(account, intent, cards.AUTHENTICATION_REQUIRED)
-    return _require_action(account, intent) if needs_challenge else authorize(account, intent)
+    return _require_action(account, intent) if needs_challenge else charge_or_authorize(account, intent)
 
 
-def _require_action(account: StripeAccount, intent: Object) -> Object:
+def _require_action(account: StripeAccount, intent: StripeObject) -> StripeObject:
     url = f"{account.base_url}/challenge/{intent['id']}"
     account.change(
         intent,
@@ -159,20 +166,23 @@ def _require_action(account: StripeAccount, intent: Object) -> Object:
     return intent
 
 
-def fail(account: StripeAccount, intent: Object, decline: tuple[str, str, str]) -> Refused:
-    """Record a failed attempt: the intent needs another payment method. Returns the error."""
-    error = declined(decline).answer["error"]
+def fail(account: StripeAccount, intent: StripeObject, decline: Decline) -> Refused:
+    """Record a declined payment: the intent needs another payment method. Returns the error for the caller to raise."""
+    error = decline_error(decline).answer["error"]
     account.change(
         intent, status="requires_payment_method", payment_method=None, last_payment_error=error, next_action=None
     )
     account.emit("payment_intent.payment_failed", intent)
-    return declined(
+    return decline_error(
         decline, payment_intent={"id": intent["id"], "object": "payment_intent", "status": intent["status"]}
     )
 
 
-def authorize(account: StripeAccount, intent: Object) -> Object:
-    """Capture the authorized money, or hold it for a manual capture."""
+def charge_or_authorize(account: StripeAccount, intent: StripeObject) -> StripeObject:
+    """Charge the method of an intent after the bank agreed, or only authorize the amount for a manual capture.
+
+    Saves the card first if the intent says so.
+    """
     method = account.get("payment_method", intent["payment_method"])
     if intent["setup_future_usage"] and intent["customer"] and test_card_of(method):
         account.change(method, _saved=True)
@@ -184,26 +194,27 @@ def authorize(account: StripeAccount, intent: Object) -> Object:
     return _charge(account, intent, intent["amount"])
 
 
-def capture(account: StripeAccount, intent: Object, form: Object) -> Object:
-    """Capture all or a part of the authorized amount and release the rest."""
+def capture(account: StripeAccount, intent: StripeObject, form: Form) -> StripeObject:
+    """POST /v1/payment_intents/:id/capture: charge all or a part of the authorized amount and release the rest."""
     if intent["status"] != "requires_capture":
-        raise _unexpected(intent, "capture")
+        raise _status_error(intent, "capture")
     authorized = intent["amount_capturable"]
     return _charge(
         account, intent, amount_of(form, "amount_to_capture", authorized) if "amount_to_capture" in form else authorized
     )
 
 
-def cancel(account: StripeAccount, intent: Object) -> Object:
-    """Cancel an intent."""
+def cancel(account: StripeAccount, intent: StripeObject) -> StripeObject:
+    """POST /v1/payment_intents/:id/cancel."""
     if intent["status"] in {"succeeded", "canceled", "processing"}:
-        raise _unexpected(intent, "cancel")
+        raise _status_error(intent, "cancel")
     account.change(intent, status="canceled", amount_capturable=0, next_action=None)
     account.emit("payment_intent.canceled", intent)
     return intent
 
 
-def _charge(account: StripeAccount, intent: Object, amount: int) -> Object:
+def _charge(account: StripeAccount, intent: StripeObject, amount: int) -> StripeObject:
+    """Create the charge of an intent and return the intent, which has then succeeded."""
     charge = account.make(
         "charge",
         "ch",
@@ -239,7 +250,7 @@ def _charge(account: StripeAccount, intent: Object, amount: int) -> Object:
     return intent
 
 
-def _unexpected(intent: Object, action: str) -> Refused:
+def _status_error(intent: StripeObject, action: str) -> Refused:
     message = f"You cannot {action} this PaymentIntent because it has a status of {intent['status']}."
     return Refused(message, code="payment_intent_unexpected_state")
 
@@ -247,10 +258,10 @@ def _unexpected(intent: Object, action: str) -> Refused:
 # --- Refunds and disputes ---------------------------------------------------------------------------------------------
 
 
-def make_refund(account: StripeAccount, form: Object) -> Object:
+def make_refund(account: StripeAccount, form: Form) -> StripeObject:
     """POST /v1/refunds: refund all or a part of an intent or charge."""
-    if name := form.get("payment_intent"):
-        charge = account.get("charge", account.get("payment_intent", name)["latest_charge"])
+    if intent_id := form.get("payment_intent"):
+        charge = account.get("charge", account.get("payment_intent", intent_id)["latest_charge"])
     else:
         charge = account.get("charge", required(form, "charge"))
     if charge["disputed"]:
@@ -275,7 +286,7 @@ def make_refund(account: StripeAccount, form: Object) -> Object:
     account.add_balance_transaction("refund", refund["id"], -amount, refund["currency"])
     account.emit("refund.created", refund)
     account.emit("charge.refunded", charge)
-    response = dict(refund)  # a refund that fails later is answered as succeeded, as at Stripe
+    response = dict(refund)  # a copy: at Stripe, a refund fails only after the answer said that it succeeded
     card = test_card_of(account.get("payment_method", charge["payment_method"]))
     if card and card.refund_fails:
         account.change(refund, status="failed", failure_reason="expired_or_canceled_card")
@@ -285,12 +296,12 @@ def make_refund(account: StripeAccount, form: Object) -> Object:
     return response
 
 
-def _add_refunded(account: StripeAccount, charge: Object, amount: int) -> None:
+def _add_refunded(account: StripeAccount, charge: StripeObject, amount: int) -> None:
     refunded = charge["amount_refunded"] + amount
     account.change(charge, amount_refunded=refunded, refunded=refunded == charge["amount"])
 
 
-def open_dispute(account: StripeAccount, charge: Object) -> Object:
+def open_dispute(account: StripeAccount, charge: StripeObject) -> StripeObject:
     """Open a dispute over the unrefunded part of a charge."""
     amount = charge["amount"] - charge["amount_refunded"]
     dispute = account.make(
@@ -307,32 +318,35 @@ def open_dispute(account: StripeAccount, charge: Object) -> Object:
         reason="fraudulent",
         status="needs_response",
     )
-    _adjust(account, dispute, -amount)
+    _move_disputed(account, dispute, -amount)
     account.emit("charge.dispute.created", dispute)
     account.emit("charge.dispute.funds_withdrawn", dispute)
     return dispute
 
 
-def reopen_dispute(account: StripeAccount, dispute: Object) -> Object:
+def reopen_dispute(account: StripeAccount, dispute: StripeObject) -> StripeObject:
     """Reopen a won dispute: the bank withdraws the money again without asking for evidence."""
     if dispute["status"] != "won":
         raise Refused("Only a dispute that was won can be reopened.")
     account.change(dispute, status="under_review")
-    _adjust(account, dispute, -dispute["amount"])
+    _move_disputed(account, dispute, -dispute["amount"])
     account.emit("charge.dispute.updated", dispute)
     account.emit("charge.dispute.funds_withdrawn", dispute)
     return dispute
 
 
-def _adjust(account: StripeAccount, dispute: Object, amount: int) -> None:
-    """Add a balance transaction of a dispute. A negative amount is withdrawn by the bank."""
+def _move_disputed(account: StripeAccount, dispute: StripeObject, amount: int) -> None:
+    """Add a balance transaction of a dispute: the bank withdraws a negative amount and returns a positive one."""
     transaction = account.add_balance_transaction("adjustment", dispute["charge"], amount, dispute["currency"])
     account.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(transaction)])
     account.change(account.get("charge", dispute["charge"]), disputed=amount < 0)
 
 
-def answer_dispute(account: StripeAccount, dispute: Object, form: Object) -> Object:
-    """Submit evidence. As in Stripe's test mode, `winning_evidence` and `losing_evidence` decide at once."""
+def answer_dispute(account: StripeAccount, dispute: StripeObject, form: Form) -> StripeObject:
+    """POST /v1/disputes/:id: submit evidence.
+
+    As in Stripe's test mode, the texts `winning_evidence` and `losing_evidence` decide the dispute at once.
+    """
     submitted = form.get("evidence")
     evidence = dict(submitted) if isinstance(submitted, dict) else {}
     account.change(dispute, evidence=dispute["evidence"] | evidence)
@@ -341,13 +355,13 @@ def answer_dispute(account: StripeAccount, dispute: Object, form: Object) -> Obj
     return end_dispute(account, dispute, verdict) if verdict else dispute
 
 
-def end_dispute(account: StripeAccount, dispute: Object, verdict: str) -> Object:
-    """Close a dispute: `won` returns the money, `lost` does not."""
+def end_dispute(account: StripeAccount, dispute: StripeObject, verdict: str) -> StripeObject:
+    """Close a dispute with the verdict `won`, which returns the money, or `lost`."""
     if dispute["status"] in {"won", "lost"}:
         raise Refused("This dispute is already closed.")
     account.change(dispute, status=verdict)
     if verdict == "won":
-        _adjust(account, dispute, dispute["amount"])
+        _move_disputed(account, dispute, dispute["amount"])
     account.emit("charge.dispute.closed", dispute)
     if verdict == "won":
         account.emit("charge.dispute.funds_reinstated", dispute)

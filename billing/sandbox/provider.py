@@ -1,7 +1,7 @@
 """The sandbox's API without HTTP: routes, form decoding and idempotency.
 
-Requests run one at a time. Changes are written to the journal before the answer. A repeated idempotency key replays the
-first answer.
+Requests run one at a time. Their changes are written to the journal before the response. A repeated idempotency key
+replays the first response.
 """
 
 from __future__ import annotations
@@ -16,63 +16,64 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from billing.sandbox import checkout, intents
-from billing.sandbox.account import Refused, StripeAccount, public_fields, required
-from billing.sandbox.store import Object, Store
+from billing.sandbox.account import Form, Refused, StripeAccount, public_fields, required
+from billing.sandbox.store import Store, StripeObject
 
-KEY_SECONDS = 24 * 3600
+IDEMPOTENCY_KEY_SECONDS = 24 * 3600
 """How long an idempotency key is kept: 24 hours, as at Stripe."""
 
 
 @dataclass(frozen=True)
 class Response:
-    """A response of the API."""
+    """A response of the API: status and JSON body. `is_replay` tells that an idempotency key was repeated."""
 
     status: int
-    body: Object
+    body: StripeObject
     is_replay: bool = False
 
 
 class Provider:
-    """The payment provider. Thread-safe. `on_event` is called after each request, to deliver its events."""
+    """The payment provider. Thread-safe. `Delivery` sets `after_request`, which wakes it to deliver new events."""
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
         self.account = StripeAccount(store, base_url=base_url, clock=clock)
         self.lock = threading.RLock()
-        self.on_event: Callable[[], None] = lambda: None
+        self.after_request: Callable[[], None] = lambda: None
 
-    def handle(self, method: str, path: str, encoded: str = "", key: str = "") -> Response:
-        """Handle an API request; `encoded` is the query or the form, `key` the idempotency key."""
+    def handle(self, method: str, path: str, encoded: str = "", idempotency_key: str = "") -> Response:
+        """Handle an API request. `encoded` is the query of the URL, or the form in the body of a POST request."""
         with self.lock:
             fingerprint = hashlib.sha256(f"{method} {path} {encoded}".encode()).hexdigest()
             try:
-                if key and method == "POST" and (replay := self._replay(key, fingerprint)):
+                if idempotency_key and method == "POST" and (replay := self._replay(idempotency_key, fingerprint)):
                     return replay
                 response = Response(HTTPStatus.OK, public_fields(self._route(method, _parts(path), decode(encoded))))
             except Refused as error:
                 response = Response(error.status, error.answer)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                response = Response(400, Refused(f"Invalid request: {error}").answer)
+                # The routes do not check the structure of nested parameters, so a malformed request fails with these.
+                response = Response(HTTPStatus.BAD_REQUEST, Refused(f"Invalid request: {error}").answer)
             # As at Stripe, a decline is replayed, but a request refused as invalid may be corrected and sent again.
-            if key and method == "POST" and response.status in {HTTPStatus.OK, HTTPStatus.PAYMENT_REQUIRED}:
-                self._remember(key, fingerprint, response)
+            if idempotency_key and method == "POST" and response.status in {HTTPStatus.OK, HTTPStatus.PAYMENT_REQUIRED}:
+                self._remember(idempotency_key, fingerprint, response)
             self._commit()
             return response
 
-    def session(self, session_id: str) -> Object:
-        """Return a payment page's session. Raises Refused."""
+    def session(self, session_id: str) -> StripeObject:
+        """Return a copy of a payment page's session. Raises Refused (404)."""
         with self.lock:
             session = dict(checkout.current_session(self.account, session_id))
-            self._commit()
+            self._commit()  # reading a session can expire it
             return session
 
-    def submit(self, session_id: str, form: Object) -> checkout.Step:
+    def submit(self, session_id: str, form: Form) -> checkout.FormResult:
         """Handle a payment page's form. Raises Refused if the page does not exist."""
         with self.lock:
-            step = checkout.submit(self.account, checkout.current_session(self.account, session_id), form)
+            result = checkout.submit(self.account, checkout.current_session(self.account, session_id), form)
             self._commit()
-            return step
+            return result
 
-    def last_refusal(self, session: Object) -> str:
+    def last_refusal(self, session: StripeObject) -> str:
         """Return why the last payment attempt on a page failed, or an empty string."""
         with self.lock:
             store = self.account.store
@@ -81,36 +82,37 @@ class Provider:
             error = payment.get("last_payment_error") or setup.get("last_setup_error") or {}
             return str(error.get("message") or "")
 
-    def pending_challenge(self, intent_id: str) -> tuple[Object, Object]:
-        """Return the intent and session of a challenge. Raises Refused."""
+    def pending_challenge(self, intent_id: str) -> tuple[StripeObject, StripeObject]:
+        """Return copies of the intent of a challenge and its session. Raises Refused (404)."""
         with self.lock:
             intent, session = checkout.pending_challenge(self.account, intent_id)
             return dict(intent), dict(session)
 
-    def answer_challenge(self, intent_id: str, *, is_agreed: bool) -> checkout.Step:
-        """Handle the payer's answer to a challenge. Raises Refused."""
+    def answer_challenge(self, intent_id: str, *, is_agreed: bool) -> checkout.FormResult:
+        """Handle the payer's answer to a challenge. Raises Refused (404)."""
         with self.lock:
-            step = checkout.answer_challenge(self.account, intent_id, is_agreed=is_agreed)
+            result = checkout.answer_challenge(self.account, intent_id, is_agreed=is_agreed)
             self._commit()
-            return step
+            return result
 
-    def events(self) -> list[Object]:
+    def events(self) -> list[StripeObject]:
         """Return all events, newest first."""
         with self.lock:
             return list(self.account.store.all("event", newest_first=True))
 
     def balance(self, currency: str) -> int:
-        """Return the balance in minor units."""
+        """Return the account's balance in this currency, in minor units."""
         with self.lock:
             return self.account.balance().get(currency.lower(), 0)
 
     def _commit(self) -> None:
         self.account.store.commit()
-        self.on_event()
+        self.after_request()
 
     def _replay(self, key: str, fingerprint: str) -> Response | None:
+        """Return the response that an idempotency key got before, or None. Raises Refused if the request differs."""
         record = self.account.store.get("key", key)
-        if record is None or record["created"] < self.account.clock() - KEY_SECONDS:
+        if record is None or record["created"] < self.account.clock() - IDEMPOTENCY_KEY_SECONDS:
             return None
         if record["mark"] != fingerprint:
             raise Refused(
@@ -122,26 +124,26 @@ class Provider:
 
     def _remember(self, key: str, fingerprint: str, response: Response) -> None:
         record = {
-            "mark": fingerprint,
+            "mark": fingerprint,  # the name in the journals that exist
             "status": response.status,
             "body": dict(response.body),
             "created": self.account.clock(),
         }
         self.account.store.put("key", key, record)
 
-    def _route(self, method: str, parts: list[str], form: Object) -> Object:
+    def _route(self, method: str, parts: list[str], form: Form) -> StripeObject:
         if method == "GET":
             return self._read(parts, form)
         match method, parts:
-            case "DELETE", ["customers", customer]:
-                return intents.delete_customer(self.account, self.account.customer(customer))
+            case "DELETE", ["customers", customer_id]:
+                return intents.delete_customer(self.account, self.account.customer(customer_id))
             case "POST", [("checkout" | "customers" | "payment_methods"), *_rest]:
-                return self._write_customer(parts, form)
+                return self._write_customer_or_session(parts, form)
             case "POST", _:
                 return self._write_payment(parts, form)
-        raise _unknown(method, parts)
+        raise _unknown_url(method, parts)
 
-    def _read(self, parts: list[str], form: Object) -> Object:  # noqa: PLR0911  # a table of routes
+    def _read(self, parts: list[str], form: Form) -> StripeObject:  # noqa: PLR0911  # a table of routes
         account = self.account
         match parts:
             case ["checkout", "sessions", session_id]:
@@ -149,10 +151,10 @@ class Provider:
             case ["checkout", "sessions"]:
                 filters = {name: form[name] for name in ("payment_intent", "customer") if name in form}
                 return account.page("checkout.session", "/v1/checkout/sessions", form, **filters)
-            case ["customers", customer, "payment_methods"]:
-                account.customer(customer)
+            case ["customers", customer_id, "payment_methods"]:
+                account.customer(customer_id)  # raises Refused if there is none
                 return account.page(
-                    "payment_method", f"/v1/customers/{customer}/payment_methods", form, customer=customer
+                    "payment_method", f"/v1/customers/{customer_id}/payment_methods", form, customer=customer_id
                 )
             case ["payment_methods"]:
                 return account.page("payment_method", "/v1/payment_methods", form, customer=required(form, "customer"))
@@ -160,13 +162,13 @@ class Provider:
                 amounts = [{"amount": amount, "currency": currency} for currency, amount in account.balance().items()]
                 return {"object": "balance", "livemode": False, "available": amounts, "pending": []}
             case [plural] if plural in KINDS:
-                wanted = {name: form[name] for name in FILTERS if name in form}
-                return account.page(KINDS[plural], f"/v1/{plural}", form, **wanted)
+                field_filters = {name: form[name] for name in FILTERS if name in form}
+                return account.page(KINDS[plural], f"/v1/{plural}", form, **field_filters)
             case [plural, object_id] if plural in KINDS:
                 return account.get(KINDS[plural], object_id)
-        raise _unknown("GET", parts)
+        raise _unknown_url("GET", parts)
 
-    def _write_customer(self, parts: list[str], form: Object) -> Object:  # noqa: PLR0911  # a table of routes
+    def _write_customer_or_session(self, parts: list[str], form: Form) -> StripeObject:  # noqa: PLR0911  # a table of routes
         account = self.account
         match parts:
             case ["checkout", "sessions"]:
@@ -175,41 +177,41 @@ class Provider:
                 return checkout.expire(account, checkout.current_session(account, session_id))
             case ["customers"]:
                 fields = {name: form.get(name) for name in ("name", "email", "description")}
-                created = account.make("customer", "cus", metadata=dict(form.get("metadata") or {}), **fields)
-                account.emit("customer.created", created)
-                return created
-            case ["customers", customer]:
+                customer = account.make("customer", "cus", metadata=dict(form.get("metadata") or {}), **fields)
+                account.emit("customer.created", customer)
+                return customer
+            case ["customers", customer_id]:
                 fields = {name: form[name] for name in ("name", "email", "description", "metadata") if name in form}
-                return account.change(account.customer(customer), **fields)
+                return account.change(account.customer(customer_id), **fields)
             case ["payment_methods"]:
                 return intents.make_method(account, form)
-            case ["payment_methods", method, "attach"]:
-                return intents.attach(account, intents.named_method(account, method), required(form, "customer"))
-            case ["payment_methods", method, "detach"]:
-                return intents.detach(account, account.get("payment_method", method))
-        raise _unknown("POST", parts)
+            case ["payment_methods", method_id, "attach"]:
+                return intents.attach(account, intents.resolve_method(account, method_id), required(form, "customer"))
+            case ["payment_methods", method_id, "detach"]:
+                return intents.detach(account, account.get("payment_method", method_id))
+        raise _unknown_url("POST", parts)
 
-    def _write_payment(self, parts: list[str], form: Object) -> Object:
+    def _write_payment(self, parts: list[str], form: Form) -> StripeObject:
         account = self.account
         match parts:
             case ["payment_intents"]:
                 return intents.make_intent(account, form)
-            case ["payment_intents", intent, ("confirm" | "capture" | "cancel") as action]:
-                stored = account.get("payment_intent", intent)
+            case ["payment_intents", intent_id, ("confirm" | "capture" | "cancel") as action]:
+                intent = account.get("payment_intent", intent_id)
                 if action == "cancel":
-                    return intents.cancel(account, stored)
-                return (intents.confirm if action == "confirm" else intents.capture)(account, stored, form)
+                    return intents.cancel(account, intent)
+                return (intents.confirm if action == "confirm" else intents.capture)(account, intent, form)
             case ["refunds"]:
                 return intents.make_refund(account, form)
-            case ["disputes", dispute]:
-                return intents.answer_dispute(account, account.get("dispute", dispute), form)
-            case ["disputes", dispute, "close"]:
-                return intents.end_dispute(account, account.get("dispute", dispute), "lost")
-        raise _unknown("POST", parts)
+            case ["disputes", dispute_id]:
+                return intents.answer_dispute(account, account.get("dispute", dispute_id), form)
+            case ["disputes", dispute_id, "close"]:
+                return intents.end_dispute(account, account.get("dispute", dispute_id), "lost")
+        raise _unknown_url("POST", parts)
 
 
 FILTERS = ("type", "payment_intent", "charge", "source", "customer")
-"""Query parameters by which lists can be filtered."""
+"""Query parameters that filter a list: each is also a field of the listed objects."""
 KINDS = {
     "balance_transactions": "balance_transaction",
     "charges": "charge",
@@ -221,12 +223,12 @@ KINDS = {
     "refunds": "refund",
     "setup_intents": "setup_intent",
 }
-"""The kind of object by the plural in its URL."""
+"""The kind of object by the plural that names it in URLs."""
 
 
-def decode(encoded: str) -> Object:
+def decode(encoded: str) -> Form:
     """Decode Stripe's form encoding: `a[b][0][c]=v` is {"a": {"b": [{"c": "v"}]}}."""
-    root: Object = {}
+    root: Form = {}
     for name, value in parse_qsl(encoded, keep_blank_values=True):
         *parents, last = name.replace("]", "").split("[")
         target = root
@@ -239,18 +241,20 @@ def decode(encoded: str) -> Object:
 
 
 def _with_lists(value: Any) -> Any:
-    """Convert objects with the keys 0, 1, 2 … to lists."""
+    """Convert dictionaries whose keys are the indexes 0, 1, 2 … to lists in the order of the indexes."""
     if not isinstance(value, dict):
         return value
     items = {name: _with_lists(item) for name, item in value.items()}
-    return list(items.values()) if items and all(name.isdecimal() for name in items) else items
+    if items and all(name.isdecimal() for name in items):
+        return [items[index] for index in sorted(items, key=int)]
+    return items
 
 
 def _parts(path: str) -> list[str]:
-    """Return the parts of a path below /v1."""
+    """Split a path such as `/v1/refunds/re_1` and return the parts after `v1`."""
     return [part for part in path.split("/") if part][1:]
 
 
-def _unknown(method: str, parts: list[str]) -> Refused:
+def _unknown_url(method: str, parts: list[str]) -> Refused:
     message = f"Unrecognized request URL ({method}: /v1/{'/'.join(parts)})."
     return Refused(message, status=HTTPStatus.NOT_FOUND)

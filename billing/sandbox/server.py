@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from billing.messages import money
+from billing.amounts import money
 from billing.sandbox import cards, checkout
 from billing.sandbox.account import Refused
 from billing.sandbox.provider import Provider
 
-MAX_BODY = 65536
-"""Bytes of a body that are read; real requests have a few hundred."""
+MAX_BODY_BYTES = 65536
+"""Largest part of a request's body that is read; requests of our client have a few hundred bytes."""
 PAGES = Path(__file__).parent
 """Folder of the HTML templates."""
 
 
 def _content_security_policy() -> str:
-    """Return the policy of every response, which allows only the style sheet of the pages."""
+    """Return the policy of every response: it allows nothing but the inline style sheet of the pages, by its hash."""
     style = (PAGES / "base.html").read_text().partition("<style>")[2].partition("</style>")[0]
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
@@ -39,7 +39,7 @@ CONTENT_SECURITY_POLICY = _content_security_policy()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The handler of one connection."""
+    """The handler of one connection. `serve` makes a subclass with the provider and the API key."""
 
     provider: Provider
     api_key: str
@@ -73,20 +73,21 @@ class Handler(BaseHTTPRequestHandler):
                 case ["GET", "pay", session_id]:
                     self._show_payment(session_id)
                 case ["POST", "pay", session_id]:
-                    step = self.provider.submit(session_id, dict(parse_qsl(encoded)))
-                    self._redirect(step, lambda: self._show_payment(session_id, step.error))
+                    result = self.provider.submit(session_id, dict(parse_qsl(encoded)))
+                    self._redirect(result, lambda: self._show_payment(session_id, result.error))
                 case ["GET", "challenge", intent_id]:
                     self._show_challenge(intent_id)
                 case ["POST", "challenge", intent_id]:
                     is_agreed = dict(parse_qsl(encoded)).get("answer") == "agree"
-                    step = self.provider.answer_challenge(intent_id, is_agreed=is_agreed)
-                    self._redirect(step, lambda: self._show_challenge(intent_id))
+                    result = self.provider.answer_challenge(intent_id, is_agreed=is_agreed)
+                    self._redirect(result, lambda: self._show_challenge(intent_id))
                 case _:
                     self._json(HTTPStatus.NOT_FOUND, Refused("There is no such page.").answer)
         except Refused as error:
             self._json(error.status, error.answer)
 
     def _api(self, method: str, path: str, encoded: str) -> None:
+        # As bytes, because `compare_digest` refuses texts that are not ASCII.
         credentials = self.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not secrets.compare_digest(credentials, f"Bearer {self.api_key}".encode()):
             is_live = b"_live_" in credentials
@@ -97,34 +98,35 @@ class Handler(BaseHTTPRequestHandler):
         self._json(response.status, response.body, **({"Idempotent-Replayed": "true"} if response.is_replay else {}))
 
     def _body(self) -> str:
-        length = min(int(self.headers.get("Content-Length") or 0), MAX_BODY)
+        length = min(int(self.headers.get("Content-Length") or 0), MAX_BODY_BYTES)
         return self.rfile.read(length).decode(errors="replace")
 
     def _show_payment(self, session_id: str, error: str = "") -> None:
         session = self.provider.session(session_id)
         amount = money(session["amount_total"], session["currency"].upper()) if session["amount_total"] else ""
-        others = "".join(
-            f'<button class="other" type="submit" name="method" value="{name}" formnovalidate>{cards.REDIRECTS[name]}'
-            "</button>"
+        redirect_buttons = "".join(
+            f'<button class="other" type="submit" name="method" value="{name}" formnovalidate>'
+            f"{cards.REDIRECT_METHODS[name]}</button>"
             for name in checkout.redirect_methods(session)
         )
         values = {
             "heading": amount or "Save a card",
             "title": session["_title"] or "For automatic top-ups. Nothing is paid now.",
-            "act": f"Pay {amount}" if amount else "Save the card",
+            "button": f"Pay {amount}" if amount else "Save the card",
             "cancel_url": session["cancel_url"] or "",
-            "refused": error or self.provider.last_refusal(session),
+            "error": error or self.provider.last_refusal(session),
             "status": session["status"],
         }
-        self._page("pay.html", values, others=others)
+        self._page("pay.html", values, other_methods=redirect_buttons)
 
     def _show_challenge(self, intent_id: str) -> None:
         intent, session = self.provider.pending_challenge(intent_id)
         amount = money(intent["amount"], intent["currency"].upper()) if "amount" in intent else ""
         heading = amount or "Save a card"
-        self._page("challenge.html", {"heading": heading, "title": session["_title"], "act": f"Confirm {heading}"})
+        self._page("challenge.html", {"heading": heading, "title": session["_title"], "button": f"Confirm {heading}"})
 
     def _page(self, name: str, values: dict[str, str], **markup: str) -> None:
+        """Send a page of the template `name`. `values` are escaped, `markup` is HTML of ours."""
         page = (PAGES / "base.html").read_text().replace("{{ body }}", (PAGES / name).read_text())
         for field, value in values.items():
             page = page.replace("{{ " + field + " }}", html.escape(str(value)))
@@ -132,12 +134,13 @@ class Handler(BaseHTTPRequestHandler):
             page = page.replace("{{ " + field + " }}", value)
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
 
-    def _redirect(self, step: checkout.Step, show_again: Callable[[], None]) -> None:
-        if not step.url:
+    def _redirect(self, result: checkout.FormResult, show_again: Callable[[], None]) -> None:
+        """Redirect to the next page of a form's result, or show the same page again with the error."""
+        if not result.next_url:
             show_again()
             return
         self.send_response(HTTPStatus.SEE_OTHER)
-        self.send_header("Location", step.url)
+        self.send_header("Location", result.next_url)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

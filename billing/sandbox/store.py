@@ -1,6 +1,7 @@
-"""The sandbox's storage: objects in memory, and a journal on disk that a restart reads.
+"""The sandbox's storage: records in memory, and a journal on disk from which a restart restores them.
 
-Each request's changes are one line of the journal, written before the answer. A line truncated by a crash is ignored.
+The changes of each request are one line of the journal, written before the response. A line that a crash truncated is
+ignored: its request was never answered, so the client repeats it.
 """
 
 from __future__ import annotations
@@ -11,25 +12,30 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-Object = dict[str, Any]
+StripeObject = dict[str, Any]
+"""A resource of Stripe's API, such as a charge, with fields of our own whose names begin with an underscore. The store
+also keeps records that are no resources: idempotency keys (kind `key`) and waiting webhooks (kind `delivery`)."""
 
 
 class Store:
-    """Objects by kind and id, in creation order. Not thread-safe: the owner holds a lock."""
+    """Records by kind and id, in creation order. Not thread-safe: the caller holds a lock.
+
+    `path` is the journal. Without it, everything is lost when the process ends.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._objects: dict[str, dict[str, Object]] = {}
+        self._objects: dict[str, dict[str, StripeObject]] = {}
         self._changed: dict[tuple[str, str], None] = {}  # an ordered set of (kind, id)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._read(path)
 
-    def get(self, kind: str, object_id: str) -> Object | None:
-        """Return the stored object itself. After changing it, call `put`."""
+    def get(self, kind: str, object_id: str) -> StripeObject | None:
+        """Return the stored object itself, no copy, or None. Call `put` after a change, so that the journal has it."""
         return self._objects.get(kind, {}).get(object_id)
 
-    def put(self, kind: str, object_id: str, fields: Object) -> Object:
+    def put(self, kind: str, object_id: str, fields: StripeObject) -> StripeObject:
         """Store a new or changed object."""
         self._objects.setdefault(kind, {})[object_id] = fields
         self._changed[kind, object_id] = None
@@ -40,8 +46,8 @@ class Store:
         if self._objects.get(kind, {}).pop(object_id, None) is not None:
             self._changed[kind, object_id] = None
 
-    def all(self, kind: str, *, newest_first: bool = False) -> Iterator[Object]:
-        """Return all objects of a kind."""
+    def all(self, kind: str, *, newest_first: bool = False) -> Iterator[StripeObject]:
+        """Return all objects of a kind, oldest first. The iterator is a copy, so the caller may add and remove."""
         objects = self._objects.get(kind, {})
         return iter([objects[key] for key in (reversed(objects) if newest_first else objects)])
 
@@ -49,13 +55,13 @@ class Store:
         """Return the number of objects of a kind."""
         return len(self._objects.get(kind, {}))
 
-    def newest(self, kind: str, count: int) -> list[Object]:
+    def newest(self, kind: str, count: int) -> list[StripeObject]:
         """Return the newest objects of a kind, newest first."""
         objects = self._objects.get(kind, {})
         return [objects[key] for key in islice(reversed(objects), count)]
 
     def commit(self) -> None:
-        """Write the changes since the last commit as one journal line."""
+        """Append the changes since the last commit to the journal as one line: a list of [kind, id, fields or null]."""
         if self._changed and self._path is not None:
             changes = [[kind, key, self.get(kind, key)] for kind, key in self._changed]
             with self._path.open("a") as journal:
@@ -63,12 +69,12 @@ class Store:
         self._changed.clear()
 
     def _read(self, path: Path) -> None:
-        """Load the journal and rewrite it without outdated lines."""
+        """Load the journal, then replace it by one line with the current records, so that it does not grow forever."""
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 changes = json.loads(line)
             except ValueError:
-                continue  # truncated by a crash before the request was answered
+                continue  # truncated by a crash
             for kind, key, fields in changes:
                 if fields is None:
                     self._objects.get(kind, {}).pop(key, None)

@@ -12,7 +12,8 @@ from ..schemas import WhoAmI
 from ..session import Session, json_option, pass_session
 
 MAX_TOKEN_LENGTH = 500
-"""More characters than any token has, so that a wrong file on standard input is refused."""
+"""Longer inputs are refused as tokens, because they are probably a wrong file on standard input. Tokens are
+much shorter."""
 
 
 @click.command()
@@ -59,7 +60,7 @@ def login(session: Session, url: str, browser: bool, allow_http: bool) -> None:
 @json_option
 @pass_session
 def logout(session: Session) -> None:
-    """Forget the token of a console. It stays valid until you revoke it on the console's page."""
+    """Delete the token of a console from this machine. It stays valid until you revoke it on the console's page."""
     url = session.credentials.remove(session.url)
     if not session.screen.print_json({"url": url}):
         session.screen.print(f"Logged out of {url}. Revoke the token at {url}/tokens/ if you no longer need it.")

@@ -23,16 +23,16 @@ def datasets() -> None:
 @pass_session
 def list_datasets(session: Session) -> None:
     """List the datasets, newest first."""
-    listed = list(session.connect().datasets())
-    if session.screen.print_json(listed):
+    results = list(session.connect().datasets())
+    if session.screen.print_json(results):
         return
     rows = []
-    for each in listed:
-        latest = each.latest
+    for dataset in results:
+        latest = dataset.latest
         rows.append(
-            (each.name, f"{latest.version}", f"{latest.file_count:,}", size(latest.size_bytes), latest.published_at)
+            (dataset.name, f"{latest.version}", f"{latest.file_count:,}", size(latest.size_bytes), latest.published_at)
             if latest
-            else (each.name, "none", "", "", "")
+            else (dataset.name, "none", "", "", "")
         )
     session.screen.table(("Name", "Latest#", "Files#", "Size#", "Published"), rows)
 
@@ -50,10 +50,10 @@ def push(session: Session, name: str, path: Path) -> None:
     """
 
     def scan_folder(folder: Path) -> Scan:
-        scanned = scan(folder, defaults=())
-        if scanned.skipped:
-            session.screen.print(f"Left out, because they are links or no files: {', '.join(scanned.skipped[:10])}")
-        return scanned
+        scan_result = scan(folder, defaults=())
+        if scan_result.skipped:
+            session.screen.print(f"Left out, because they are links or no files: {', '.join(scan_result.skipped[:10])}")
+        return scan_result
 
     content = content_of(path, scan_folder)
     client = session.connect()

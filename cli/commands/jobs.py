@@ -18,26 +18,26 @@ from ..screen import Screen, clean_output, count, money, size
 from ..session import Session, json_option, pass_session
 from ..watch import Line, add_part, lines
 
-job_argument = click.argument("job", type=click.IntRange(min=1))
+job_argument = click.argument("job_id", metavar="JOB", type=click.IntRange(min=1))
 
 
 @click.command()
-@click.option("--state", default="", help="For example running or failed.")
-@click.option("--tag", default="", help="Jobs with this tag.")
-@click.option("--name", default="", help="A part of the name.")
+@click.option("--state", default="", help="Only jobs in this state, for example running or failed.")
+@click.option("--tag", default="", help="Only jobs with this tag.")
+@click.option("--name", default="", help="Only jobs with this text in their name.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Jobs to list.")
 @json_option
 @pass_session
 def jobs(session: Session, state: str, tag: str, name: str, limit: int) -> None:
     """List the jobs, newest first."""
-    listed = list(islice(session.connect().jobs(state=state, tag=tag, name=name), limit))
-    if not session.screen.print_json(listed):
+    results = list(islice(session.connect().jobs(state=state, tag=tag, name=name), limit))
+    if not session.screen.print_json(results):
         session.screen.table(
             ("Job#", "Name", "State", "Progress#", "Cost#", "Queued"),
             (
-                (f"{each.id}", each.name, each.state, f"{each.progress.fraction:.0%}",
-                 money(each.cost_minor, each.currency), each.queued_at)
-                for each in listed
+                (f"{job.id}", job.name, job.state, f"{job.progress.fraction:.0%}",
+                 money(job.cost_minor, job.currency), job.queued_at)
+                for job in results
             ),
         )  # fmt: skip
 
@@ -46,23 +46,23 @@ def jobs(session: Session, state: str, tag: str, name: str, limit: int) -> None:
 @job_argument
 @json_option
 @pass_session
-def status(session: Session, job: int) -> None:
+def status(session: Session, job_id: int) -> None:
     """Show a job: its state and the reason, progress, cost, and the diagnosis if it failed."""
     client = session.connect()
-    details = client.job(job)
-    diagnosis = client.diagnosis(job) if details.state == "failed" else None
-    if session.screen.print_json(asdict(details) | {"diagnosis": diagnosis}):
+    job = client.job(job_id)
+    diagnosis = client.diagnosis(job_id) if job.state == "failed" else None
+    if session.screen.print_json(asdict(job) | {"diagnosis": diagnosis}):
         return
-    progress = details.progress
+    progress = job.progress
     rows = [
-        ("Job", f"{details.id} {details.name}"),
-        ("State", " ".join(filter(None, (details.state, details.sentence or details.waiting_for)))),
+        ("Job", f"{job.id} {job.name}"),
+        ("State", " ".join(filter(None, (job.state, job.sentence or job.waiting_for)))),
         ("Progress", f"{progress.fraction:.0%}, epoch {progress.epoch} of {progress.epochs}"),
         (
             "Cost",
-            f"{money(details.cost_minor, details.currency)}, at most {money(details.ceiling_minor, details.currency)}",
+            f"{money(job.cost_minor, job.currency)}, at most {money(job.ceiling_minor, job.currency)}",
         ),
-        ("Run", f"{details.code_path} in {details.workspace}, {details.nodes} x {details.node_spec}, {details.image}"),
+        ("Run", f"{job.code_path} in {job.workspace}, {job.nodes} x {job.node_spec}, {job.image}"),
     ]
     session.screen.table(("", ""), rows)
     if diagnosis:
@@ -71,24 +71,24 @@ def status(session: Session, job: int) -> None:
 
 @click.command()
 @job_argument
-@click.option("--follow", "-f", is_flag=True, help="Go on until the output ends.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The process.")
-@click.option("--attempt", type=click.IntRange(min=1), help="Default: the latest.")
+@click.option("--follow", "-f", is_flag=True, help="Print new output as it is written, until the job ends.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The process, by its rank.")
+@click.option("--attempt", type=click.IntRange(min=1), help="The attempt of the job. Default: the latest.")
 @click.option("--timestamps", is_flag=True, help="Begin each line with the time when it was written.")
 @json_option
 @pass_session
-def logs(session: Session, job: int, follow: bool, rank: int, attempt: int | None, *, timestamps: bool) -> None:
+def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | None, *, timestamps: bool) -> None:
     """Print the output of one process of a job."""
     client = session.connect()
     if follow and not session.screen.is_json:
-        client.log(job, rank=rank, attempt=attempt)  # an unknown job or rank is an error, not an empty output
-        for line in lines(client, job, rank=rank, attempt=attempt, timestamps=timestamps, pause=session.pause):
-            click.echo(_printed(line))
+        client.log(job_id, rank=rank, attempt=attempt)  # an unknown job or rank is an error, not an empty output
+        for line in lines(client, job_id, rank=rank, attempt=attempt, timestamps=timestamps, pause=session.pause):
+            click.echo(_terminal_line(line))
         return
     text, times = list[str](), list[float | None]()
     incomplete, offset, is_last = Line(""), 0, False
     while not is_last:
-        part = client.log(job, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps)
+        part = client.log(job_id, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps)
         is_last = part.eof or part.next_offset <= offset
         offset = part.next_offset
         *complete, incomplete = add_part(incomplete, part)
@@ -99,14 +99,14 @@ def logs(session: Session, job: int, follow: bool, rank: int, attempt: int | Non
             times += [line.time for line in complete]
         else:
             for line in complete:
-                click.echo(_printed(line))
+                click.echo(_terminal_line(line))
     session.screen.print_json(
-        {"job": job, "rank": rank, "text": "".join(text)} | ({"times": times} if timestamps else {})
+        {"job": job_id, "rank": rank, "text": "".join(text)} | ({"times": times} if timestamps else {})
     )
 
 
-def _printed(line: Line) -> str:
-    """Return a line of output for the terminal, after its local time if that is known."""
+def _terminal_line(line: Line) -> str:
+    """Return a line of output for the terminal. If its time is known, the line begins with it, as local time."""
     text = clean_output(line.text)
     if line.time is None:
         return text
@@ -117,9 +117,9 @@ def _printed(line: Line) -> str:
 @job_argument
 @json_option
 @pass_session
-def metrics(session: Session, job: int) -> None:
-    """Show the curves of a job: how many points, and their values. With --json all points."""
-    curves = session.connect().metrics(job)
+def metrics(session: Session, job_id: int) -> None:
+    """Show the curves of a job: number of points, first, last, lowest and highest value. With --json all points."""
+    curves = session.connect().metrics(job_id)
     if session.screen.print_json(curves):
         return
     rows = []
@@ -127,7 +127,7 @@ def metrics(session: Session, job: int) -> None:
         values = [point[1] for point in points if len(point) == 2]
         if values:
             numbers = (values[0], values[-1], min(values), max(values))
-            rows.append((name, f"{len(values):,}", *(f"{each:.6g}" for each in numbers)))
+            rows.append((name, f"{len(values):,}", *(f"{number:.6g}" for number in numbers)))
     session.screen.table(("Curve", "Points#", "First#", "Last#", "Lowest#", "Highest#"), rows)
 
 
@@ -135,33 +135,33 @@ def metrics(session: Session, job: int) -> None:
 @job_argument
 @json_option
 @pass_session
-def stop(session: Session, job: int) -> None:
+def stop(session: Session, job_id: int) -> None:
     """Stop a job. A running job gets SIGTERM and time to save. You pay for the time it used."""
-    stopped = session.connect().cancel(job)
-    if not session.screen.print_json(stopped):
-        session.screen.print(f"Job {job}: {stopped.state}.")
+    job = session.connect().cancel(job_id)
+    if not session.screen.print_json(job):
+        session.screen.print(f"Job {job_id}: {job.state}.")
 
 
 @click.command()
-@click.argument("job", type=click.IntRange(min=1), required=False)
+@click.argument("job_id", metavar="[JOB]", type=click.IntRange(min=1), required=False)
 @json_option
 @pass_session
-def receipts(session: Session, job: int | None) -> None:
+def receipts(session: Session, job_id: int | None) -> None:
     """List the receipts, or show the receipt of JOB."""
     client = session.connect()
-    if job is not None:
-        receipt = client.receipt(job)
+    if job_id is not None:
+        receipt = client.receipt(job_id)
         if not session.screen.print_json(receipt):
             show_receipt(session.screen, receipt)
         return
-    listed = client.receipts()
-    if not session.screen.print_json(listed):
+    results = client.receipts()
+    if not session.screen.print_json(results):
         session.screen.table(
             ("Receipt#", "Title", "Charged#", "Ceiling#", "Date"),
             (
-                (f"{each.id}", each.title, money(each.total_minor, each.currency),
-                 money(each.ceiling_minor, each.currency), each.created_at)
-                for each in listed
+                (f"{receipt.id}", receipt.title, money(receipt.total_minor, receipt.currency),
+                 money(receipt.ceiling_minor, receipt.currency), receipt.created_at)
+                for receipt in results
             ),
         )  # fmt: skip
 
@@ -199,13 +199,13 @@ def files() -> None:
 @click.argument("path", default="")
 @json_option
 @pass_session
-def list_files(session: Session, job: int, path: str) -> None:
+def list_files(session: Session, job_id: int, path: str) -> None:
     """List a folder of a job: outputs, checkpoints, logs, or a folder below them."""
-    entries = list(session.connect().job_files(job, path.strip("/")))
+    entries = list(session.connect().job_files(job_id, path.strip("/")))
     if not session.screen.print_json(entries):
         rows = [
-            (each.path + ("/" if each.kind == "folder" else ""), "" if each.kind == "folder" else size(each.size))
-            for each in entries
+            (entry.path + ("/" if entry.kind == "folder" else ""), "" if entry.kind == "folder" else size(entry.size))
+            for entry in entries
         ]
         session.screen.table(("Path", "Size#"), rows)
 
@@ -213,41 +213,43 @@ def list_files(session: Session, job: int, path: str) -> None:
 @files.command()
 @job_argument
 @click.argument("path", default="outputs")
-@click.option("--to", "folder", type=click.Path(path_type=Path), help="Default: trainyard-jobs/JOB.")
-@click.option("--overwrite", is_flag=True, help="Replace files here that differ.")
+@click.option(
+    "--to", "folder", type=click.Path(path_type=Path), help="The folder to save to. Default: trainyard-jobs/JOB."
+)
+@click.option("--overwrite", is_flag=True, help="Replace files in this folder that differ from the job's.")
 @json_option
 @pass_session
-def get(session: Session, job: int, path: str, folder: Path | None, overwrite: bool) -> None:
+def get(session: Session, job_id: int, path: str, folder: Path | None, overwrite: bool) -> None:
     """Download PATH, a file or folder of a job (default: outputs). Skips files that you already have."""
     client = session.connect()
-    saved = download(session, client, job, [path], folder, overwrite=overwrite)
-    session.screen.print_json({"job": job, "files": saved})
+    saved_paths = download(session, client, job_id, [path], folder, overwrite=overwrite)
+    session.screen.print_json({"job": job_id, "files": saved_paths})
 
 
 def download(
-    session: Session, client: Client, job: int, paths: Iterable[str], folder: Path | None, *, overwrite: bool
+    session: Session, client: Client, job_id: int, paths: Iterable[str], folder: Path | None, *, overwrite: bool
 ) -> list[str]:
     """Download files and folders of a job; return the paths on this machine. Raises CliError."""
-    folder = folder or Path("trainyard-jobs") / str(job)
+    folder = folder or Path("trainyard-jobs") / str(job_id)
     clean_paths = [path.strip("/") for path in paths]
     for path in clean_paths:
         if path:
             safe_parts(path)  # raises for an unsafe path, before anything is downloaded
-    entries = [entry for path in clean_paths for entry in job_files(client, job, path)]
+    entries = [entry for path in clean_paths for entry in job_files(client, job_id, path)]
     if not entries:
-        raise CliError(f"Job {job} has no files at {', '.join(clean_paths)}.")
-    saved, received = [], 0
-    with session.screen.transfer(f"Job {job}", sum(entry.size for entry in entries)) as advance:
+        raise CliError(f"Job {job_id} has no files at {', '.join(clean_paths)}.")
+    saved_paths, received = [], 0
+    with session.screen.transfer(f"Job {job_id}", sum(entry.size for entry in entries)) as advance:
         for entry in entries:
             target = target_of(folder, entry.path)
-            saved.append(str(target))
+            saved_paths.append(str(target))
             if target.exists():
                 if is_same(target, entry):
                     advance(entry.size)
                     continue
                 if not overwrite:
                     raise InvalidChoice(f"{target} exists, and is not the job's file. Add --overwrite to replace it.")
-            received += download_file(client, job, entry, target, on_received=advance, pause=session.pause)
+            received += download_file(client, job_id, entry, target, on_received=advance, pause=session.pause)
             set_modified_time(target, entry)
     session.screen.print(f"{count(len(entries), 'file')} in {folder}, {size(received)} received.", style="green")
-    return saved
+    return saved_paths

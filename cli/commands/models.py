@@ -22,16 +22,16 @@ def models() -> None:
 @pass_session
 def list_models(session: Session) -> None:
     """List the models, newest first."""
-    listed = list(session.connect().models())
-    if session.screen.print_json(listed):
+    results = list(session.connect().models())
+    if session.screen.print_json(results):
         return
     rows = []
-    for each in listed:
-        latest = each.latest
+    for model in results:
+        latest = model.latest
         rows.append(
-            (each.name, f"{latest.version}", size(latest.size_bytes), f"{latest.lineage.get('job', '')}")
+            (model.name, f"{latest.version}", size(latest.size_bytes), f"{latest.lineage.get('job', '')}")
             if latest
-            else (each.name, "none", "", "")
+            else (model.name, "none", "", "")
         )
     session.screen.table(("Name", "Latest#", "Size#", "Job#"), rows)
 

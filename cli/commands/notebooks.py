@@ -15,9 +15,9 @@ from ..session import Session, json_option, pass_session, yes_option
 from .runs import confirm_purchase, show_lines, to_minor
 
 POLL_SECONDS = 1.0
-"""Pause between two requests while a notebook starts, which takes seconds if nodes are free."""
+"""Pause between two requests while a notebook starts. It starts within seconds if nodes are free."""
 
-notebook_argument = click.argument("number", metavar="NOTEBOOK", type=click.IntRange(min=1))
+notebook_argument = click.argument("notebook_id", metavar="NOTEBOOK", type=click.IntRange(min=1))
 
 
 @click.group()
@@ -36,7 +36,7 @@ def notebook() -> None:
 @click.option(
     "--idle-minutes", type=click.FloatRange(min=1), default=30.0, show_default=True, help="End after this time idle."
 )
-@click.option("--ceiling", help="The most that it may cost, for example 5.00. Shortens the time limit.")
+@click.option("--ceiling", help="The most that the notebook may cost, for example 5.00. It shortens the time limit.")
 @click.option("--max-ceiling", help="Buy without a question up to this ceiling, and refuse above it.")
 @yes_option
 @json_option
@@ -53,22 +53,22 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     form |= {"max_seconds": round(options["hours"] * 3600), "idle_seconds": round(options["idle_minutes"] * 60)}
     if ceiling is not None:
         form["ceiling_minor"] = to_minor(ceiling, client.quote_notebook(form).currency, "--ceiling")
-    priced = client.quote_notebook(form)
-    _show_quote(session, priced)
-    if priced.refusal:
-        raise CliError(priced.refusal)
+    price_quote = client.quote_notebook(form)
+    _show_quote(session, price_quote)
+    if price_quote.refusal:
+        raise CliError(price_quote.refusal)
     confirm_purchase(
         session,
-        priced.ceiling_minor,
-        priced.currency,
+        price_quote.ceiling_minor,
+        price_quote.currency,
         limit=max_ceiling,
         is_confirmed=yes,
         noun="notebook",
         option="--max-ceiling",
     )
-    bought = client.order_notebook(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
-    screen.print(f"Bought: notebook {bought.id}.", style="green")
-    running = _wait(session, client, bought)
+    new_notebook = client.order_notebook(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
+    screen.print(f"Bought: notebook {new_notebook.id}.", style="green")
+    running = _wait(session, client, new_notebook)
     if not screen.print_json(running):
         screen.print(f"Open it in your browser: {running.url}")
     if not running.url:
@@ -81,14 +81,14 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
 @pass_session
 def list_notebooks(session: Session, limit: int) -> None:
     """List the notebooks, newest first."""
-    listed = list(islice(session.connect().notebooks(), limit))
-    if not session.screen.print_json(listed):
+    results = list(islice(session.connect().notebooks(), limit))
+    if not session.screen.print_json(results):
         session.screen.table(
             ("Notebook#", "Name", "State", "Workspace", "Node", "Cost#", "Ordered"),
             (
-                (f"{each.id}", each.name, each.state, each.workspace, each.node_spec,
-                 money(each.cost_minor, each.currency), each.queued_at)
-                for each in listed
+                (f"{result.id}", result.name, result.state, result.workspace, result.node_spec,
+                 money(result.cost_minor, result.currency), result.queued_at)
+                for result in results
             ),
         )  # fmt: skip
 
@@ -100,46 +100,46 @@ def list_notebooks(session: Session, limit: int) -> None:
 @yes_option
 @json_option
 @pass_session
-def extend(session: Session, number: int, hours: float, max_ceiling: str | None, yes: bool) -> None:
+def extend(session: Session, notebook_id: int, hours: float, max_ceiling: str | None, yes: bool) -> None:
     """Show the price of more time for a running notebook, and buy it.
 
     Exit status: 5 above --max-ceiling.
     """
     client = session.connect()
-    priced = client.quote_notebook_extension(number, added_seconds=round(hours * 3600))
-    _show_quote(session, priced)
-    if priced.refusal:
-        raise CliError(priced.refusal)
+    price_quote = client.quote_notebook_extension(notebook_id, added_seconds=round(hours * 3600))
+    _show_quote(session, price_quote)
+    if price_quote.refusal:
+        raise CliError(price_quote.refusal)
     confirm_purchase(
         session,
-        priced.added_minor,
-        priced.currency,
+        price_quote.added_minor,
+        price_quote.currency,
         limit=max_ceiling,
         is_confirmed=yes,
         noun="extension",
         option="--max-ceiling",
     )
-    extended = client.order_notebook(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
-    if not session.screen.print_json(extended):
-        ceiling = money(extended.ceiling_minor, extended.currency)
-        session.screen.print(f"Extended: notebook {number}. Its ceiling is {ceiling} now.", style="green")
+    current = client.order_notebook(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
+    if not session.screen.print_json(current):
+        ceiling = money(current.ceiling_minor, current.currency)
+        session.screen.print(f"Extended: notebook {notebook_id}. Its ceiling is {ceiling} now.", style="green")
 
 
 @notebook.command()
 @notebook_argument
 @json_option
 @pass_session
-def stop(session: Session, number: int) -> None:
+def stop(session: Session, notebook_id: int) -> None:
     """Stop a notebook. You pay for the time it used. Saved files stay in the workspace."""
-    stopped = session.connect().stop_notebook(number)
-    if not session.screen.print_json(stopped):
-        session.screen.print(f"Notebook {number}: {stopped.state}.")
+    current = session.connect().stop_notebook(notebook_id)
+    if not session.screen.print_json(current):
+        session.screen.print(f"Notebook {notebook_id}: {current.state}.")
 
 
-def _wait(session: Session, client: Client, bought: Notebook) -> Notebook:
-    """Wait until JupyterLab runs or the notebook has ended, and print the reasons of the wait. Return the notebook."""
+def _wait(session: Session, client: Client, new_notebook: Notebook) -> Notebook:
+    """Wait until JupyterLab runs or the notebook has ended, and print what it waits for. Returns the notebook."""
     reported = ""
-    while not (current := client.notebook(bought.id)).url and not current.finished_at:
+    while not (current := client.notebook(new_notebook.id)).url and not current.finished_at:
         if current.waiting_for != reported:
             session.screen.print(current.waiting_for)
             reported = current.waiting_for
@@ -151,4 +151,6 @@ def _show_quote(session: Session, quote: NotebookQuote) -> None:
     if session.screen.is_json:
         return
     show_lines(session.screen, quote.lines, quote.ceiling_minor, quote.currency)
-    session.screen.print(f"It ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle.")
+    session.screen.print(
+        f"The notebook ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle."
+    )

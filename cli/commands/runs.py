@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .. import sync as syncing
+from .. import sync as workspace_sync
 from ..client import Client
 from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice, TooExpensive
 from ..schemas import Job, Line, Quote
@@ -20,8 +20,6 @@ from ..watch import Watch
 from .jobs import download, show_diagnosis, show_receipt
 from .workspaces import sync_folder
 
-MINUTE = 60
-
 PURCHASE_OPTIONS = (
     click.argument("script", type=click.Path(path_type=Path)),
     click.argument("arguments", nargs=-1),
@@ -29,25 +27,37 @@ PURCHASE_OPTIONS = (
     click.option("--workspace", default="", help="Where the files are sent. Default: the project's name."),
     click.option("--no-sync", is_flag=True, help="Send nothing: run what the workspace (--workspace) has."),
     click.option("--nodes", type=int, default=1, show_default=True, help="Number of nodes."),
-    click.option("--node-spec", default="", help="The node type. Default: the first on sale."),
+    click.option("--node-spec", default="", help="The node spec. Default: the first on sale."),
     click.option("--workers-per-node", type=int, help="Processes of a node. Default: one for each GPU, or one."),
     click.option("--image", default="", help="The image. Default: the framework's built-in image."),
     click.option("--framework", default="pytorch", show_default=True, help="pytorch, horovod or tensorflow."),
-    click.option("--product", default="", help="Default: the first on offer."),
-    click.option("--epochs", type=int, default=1, show_default=True, help="EPOCHS of the script."),
-    click.option("--lr", default="0.01", show_default=True, help="LR of the script."),
-    click.option("--batch-size", type=int, default=64, show_default=True, help="BATCH_SIZE, for each process."),
-    click.option("--dataset", "datasets", multiple=True, metavar="NAME[@VERSION]", help="May be repeated."),
-    click.option("--model", "models", multiple=True, metavar="NAME[@VERSION]", help="May be repeated."),
-    click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="May be repeated."),
+    click.option("--product", default="", help="The product. Default: the first on offer."),
+    click.option("--epochs", type=int, default=1, show_default=True, help="The script's variable EPOCHS."),
+    click.option("--lr", default="0.01", show_default=True, help="The script's variable LR."),
+    click.option(
+        "--batch-size",
+        type=int,
+        default=64,
+        show_default=True,
+        help="The script's variable BATCH_SIZE, for each process.",
+    ),
+    click.option(
+        "--dataset", "datasets", multiple=True, metavar="NAME[@VERSION]", help="A dataset to mount. May be repeated."
+    ),
+    click.option(
+        "--model", "models", multiple=True, metavar="NAME[@VERSION]", help="A model to mount. May be repeated."
+    ),
+    click.option(
+        "--env", "environment", multiple=True, metavar="NAME=VALUE", help="An environment variable. May be repeated."
+    ),
     click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A secret's name. May be repeated."),
     click.option("--requirements", default="", metavar="PATH", help="A requirements file of the project."),
     click.option("--from-checkpoint", type=int, metavar="JOB", help="Start from the checkpoints of a job."),
     click.option("--max-minutes", type=click.IntRange(min=1), help="The run ends after this time."),
-    click.option("--ceiling", help="The most that the run may cost, for example 5.00. It ends there."),
-    click.option("--retries", type=int, help="Tries after a failure."),
+    click.option("--ceiling", help="The most that the run may cost, for example 5.00. The run then ends."),
+    click.option("--retries", type=int, help="How often the run is tried again after a failure."),
     click.option("--name", default="", help="The job's name."),
-    click.option("--tag", "tags", multiple=True, help="May be repeated."),
+    click.option("--tag", "tags", multiple=True, help="A tag of the job. May be repeated."),
 )
 
 
@@ -75,16 +85,24 @@ def purchase_options(command: Callable[..., None]) -> Callable[..., None]:
 def quote(session: Session, /, *, yes: bool, **options: Any) -> None:
     """Price a run of SCRIPT without buying it. The project's files are sent, because the price depends on them."""
     client = session.connect()
-    priced = _send_and_price(session, client, options, is_confirmed=yes)
-    if not session.screen.print_json(priced):
-        show_quote(session.screen, priced)
+    price_quote = _send_and_price(session, client, options, is_confirmed=yes)
+    if not session.screen.print_json(price_quote):
+        show_quote(session.screen, price_quote)
 
 
 @click.command()
 @purchase_options
 @click.option("--watch/--detach", default=True, help="Follow the run to its end (default), or return at once.")
-@click.option("--get", "paths", multiple=True, metavar="PATH", help="Download this at the end, for example outputs.")
-@click.option("--to", "target", type=click.Path(path_type=Path), help="Where to. Default: trainyard-jobs/JOB.")
+@click.option(
+    "--get",
+    "paths",
+    multiple=True,
+    metavar="PATH",
+    help="A file or folder of the job to download at the end, for example outputs.",
+)
+@click.option(
+    "--to", "target", type=click.Path(path_type=Path), help="The folder for --get. Default: trainyard-jobs/JOB."
+)
 @click.option("--max-price", help="Buy without a question up to this ceiling, and refuse above it.")
 @yes_option
 @json_option
@@ -108,43 +126,43 @@ def run(
     """
     screen = session.screen
     client = session.connect()
-    priced = _send_and_price(session, client, options, is_confirmed=yes)
-    show_quote(screen, priced)
-    if priced.refusal:
-        raise CliError(priced.refusal)
-    confirm_purchase(session, priced.ceiling_minor, priced.currency, limit=max_price, is_confirmed=yes)
-    # The key is derived from the quote, so that a repeated request does not buy it twice.
-    order = client.order(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
+    price_quote = _send_and_price(session, client, options, is_confirmed=yes)
+    show_quote(screen, price_quote)
+    if price_quote.refusal:
+        raise CliError(price_quote.refusal)
+    confirm_purchase(session, price_quote.ceiling_minor, price_quote.currency, limit=max_price, is_confirmed=yes)
+    # The key depends on the quote alone, so a repeated request does not buy it twice.
+    order = client.order(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
     screen.print(f"Bought: job {order.job}, {client.url}/jobs/{order.job}/", style="green")
     if not watch:
         screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
         return
-    ended = _watch_to_end(session, client, order.job)
-    if ended is None:
+    ended_job = _watch_to_end(session, client, order.job)
+    if ended_job is None:
         screen.print(f"Job {order.job} goes on. Watch it: trainyard logs -f {order.job}")
         screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
         click.get_current_context().exit(DETACHED)
-    style = "green" if ended.state == "succeeded" else "red"
-    screen.print(f"Job {ended.id} {ended.state}. {ended.sentence}", style=style)
-    diagnosis = client.diagnosis(ended.id) if ended.state == "failed" else None
+    style = "green" if ended_job.state == "succeeded" else "red"
+    screen.print(f"Job {ended_job.id} {ended_job.state}. {ended_job.sentence}", style=style)
+    diagnosis = client.diagnosis(ended_job.id) if ended_job.state == "failed" else None
     if diagnosis and not screen.is_json:
         show_diagnosis(screen, diagnosis)
-    receipt = client.receipt(ended.id)
+    receipt = client.receipt(ended_job.id)
     if not screen.is_json:
         show_receipt(screen, receipt)
-    files = _download_at_end(session, client, ended, paths, target) if paths else []
-    screen.print_json({"job": ended, "diagnosis": diagnosis, "receipt": receipt, "files": files})
-    click.get_current_context().exit({"succeeded": 0, "cancelled": JOB_CANCELLED}.get(ended.state, JOB_FAILED))
+    files = _download_at_end(session, client, ended_job, paths, target) if paths else []
+    screen.print_json({"job": ended_job, "diagnosis": diagnosis, "receipt": receipt, "files": files})
+    click.get_current_context().exit({"succeeded": 0, "cancelled": JOB_CANCELLED}.get(ended_job.state, JOB_FAILED))
 
 
 def _download_at_end(
-    session: Session, client: Client, ended: Job, paths: tuple[str, ...], target: Path | None
+    session: Session, client: Client, ended_job: Job, paths: tuple[str, ...], target: Path | None
 ) -> list[str]:
     """Download files of an ended job. If the job did not succeed, missing files are not a second error."""
     try:
-        return download(session, client, ended.id, paths, target, overwrite=True)
+        return download(session, client, ended_job.id, paths, target, overwrite=True)
     except CliError as error:
-        if ended.state == "succeeded":
+        if ended_job.state == "succeeded":
             raise
         session.screen.print(error.message, style="yellow")
         return []
@@ -157,7 +175,7 @@ def show_quote(screen: Screen, quote: Quote) -> None:
     show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
     estimate = quote.estimate
     screen.print(
-        f"Probably {money(estimate.p50_minor, quote.currency)}; 90% of runs cost less than "
+        f"Probably {money(estimate.p50_minor, quote.currency)}, high estimate "
         f"{money(estimate.p90_minor, quote.currency)}. {estimate.basis.sentence}"
     )
     for sentence in quote.warnings:
@@ -167,8 +185,8 @@ def show_quote(screen: Screen, quote: Quote) -> None:
 def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, currency: str) -> None:
     """Print the lines of a quote, and the ceiling that they sum to."""
     rows = [
-        (each.title, f"{each.quantity} {each.unit.replace('_', ' ')}", money(each.amount_minor, currency))
-        for each in lines
+        (line.title, f"{line.quantity} {line.unit.replace('_', ' ')}", money(line.amount_minor, currency))
+        for line in lines
     ]
     rows.append(("Ceiling, never exceeded", "", money(ceiling_minor, currency)))
     screen.table(("Item", "Quantity#", "Amount#"), rows, title="Quote")
@@ -202,9 +220,9 @@ def confirm_purchase(
     )
 
 
-def _watch_to_end(session: Session, client: Client, job: int) -> Job | None:
+def _watch_to_end(session: Session, client: Client, job_id: int) -> Job | None:
     """Follow a job to its end, and return it; None if the customer detaches from it after Ctrl-C."""
-    watch = Watch(client, job, session.screen, pause=session.pause)
+    watch = Watch(client, job_id, session.screen, pause=session.pause)
     try:
         while True:
             try:
@@ -224,9 +242,9 @@ def _watch_to_end(session: Session, client: Client, job: int) -> Job | None:
                 if answer == "detach":
                     return None
                 if answer == "stop":
-                    client.cancel(job)
+                    client.cancel(job_id)
     except CliError:
-        session.screen.print(f"Job {job} may go on. Watch it: trainyard logs -f {job}")
+        session.screen.print(f"Job {job_id} may go on. Watch it: trainyard logs -f {job_id}")
         raise
     finally:
         watch.close()
@@ -246,7 +264,11 @@ def _send_and_price(session: Session, client: Client, options: dict[str, Any], *
 
 
 def _project(script: Path, folder: Path | None, workspace: str) -> Project:
-    """Return the project that a script belongs to. Raises InvalidChoice."""
+    """Return the project that a script belongs to. Raises InvalidChoice.
+
+    Default folder: the current one if the script is in it, otherwise that of the script. Default workspace: the
+    folder's name.
+    """
     if folder is not None and not script.is_absolute() and not script.exists():
         script = folder / script  # `--folder project train.py`
     if not script.is_file():
@@ -257,28 +279,32 @@ def _project(script: Path, folder: Path | None, workspace: str) -> Project:
     folder = folder.resolve()
     if not script.is_relative_to(folder):
         raise InvalidChoice(f"{script} is not in the folder {folder}. Name the project's folder with --folder.")
-    name = workspace or syncing.workspace_name(folder)
+    name = workspace or workspace_sync.workspace_name(folder)
     return Project(folder, name, script.relative_to(folder).as_posix())
 
 
 def _quote_form(
     client: Client, project: Project, options: dict[str, Any], environment: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the body of the request for a quote. A product, node spec or image left out is the first on offer."""
-    product = options["product"] or _first([each.name for each in client.products()], "product")
+    """Return the body of the request for a quote.
+
+    Product and node spec default to the first on offer, the image to the best one for the framework: ready images
+    first, then built-in ones, then the one that has the framework's name.
+    """
+    product_name = options["product"] or _first([product.name for product in client.products()], "product")
     specs = client.node_specs()
-    spec_name = options["node_spec"] or _first([each.name for each in specs], "node type")
-    spec = next((each for each in specs if each.name == spec_name), None)
+    spec_name = options["node_spec"] or _first([spec.name for spec in specs], "node type")
+    spec = next((spec for spec in specs if spec.name == spec_name), None)
     framework = options["framework"]
-    image = options["image"]
-    if not image:
-        images = [each for each in client.images() if framework in each.frameworks]
-        images.sort(key=lambda each: (not each.ready, not each.builtin, each.name != framework))
-        image = _first([each.name for each in images], f"image for {framework}")
+    image_name = options["image"]
+    if not image_name:
+        images = [image for image in client.images() if framework in image.frameworks]
+        images.sort(key=lambda image: (not image.ready, not image.builtin, image.name != framework))
+        image_name = _first([image.name for image in images], f"image for {framework}")
     form = {
-        "product": product,
+        "product": product_name,
         "framework": framework,
-        "image": image,
+        "image": image_name,
         "workspace": project.workspace,
         "code_path": project.code_path,
         "arguments": list(options["arguments"]),
@@ -299,7 +325,7 @@ def _quote_form(
     if options["ceiling"] is not None and spec is not None:
         form["ceiling_minor"] = to_minor(options["ceiling"], spec.currency, "--ceiling")
     if options["max_minutes"] is not None:
-        form["max_seconds"] = options["max_minutes"] * MINUTE
+        form["max_seconds"] = options["max_minutes"] * 60
     for name in ("from_checkpoint", "retries"):
         if options[name] is not None:
             form[name] = options[name]
@@ -320,7 +346,7 @@ def _parse_variable(text: str) -> tuple[str, str]:
 
 
 def to_minor(text: str, currency: str, option: str) -> int:
-    """Return an amount such as `5.00` in to_minor units. Raises InvalidChoice."""
+    """Return an amount such as `5.00` in minor units. Raises InvalidChoice, which names the `option`."""
     try:
         amount = Decimal(text).scaleb(decimals(currency))
     except InvalidOperation:

@@ -23,12 +23,14 @@ POLL_SECONDS = 5.0
 """Pause between two requests while a sweep is watched. Its trials usually take minutes."""
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
-sweep_argument = click.argument("number", metavar="SWEEP", type=click.IntRange(min=1))
+sweep_argument = click.argument("sweep_id", metavar="SWEEP", type=click.IntRange(min=1))
 
 
 def buying_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of commands that buy; `_buy` gets their values."""
-    wait = click.option("--wait/--detach", default=False, help="Watch it to its end, or return at once (default).")
+    wait = click.option(
+        "--wait/--detach", default=False, help="Watch the sweep to its end, or return at once (default)."
+    )
     limit = click.option("--max-ceiling", help="Buy without a question up to this ceiling, and refuse above it.")
     return wait(limit(yes_option(command)))
 
@@ -47,9 +49,9 @@ def sweep() -> None:
 @pass_session
 def quote(session: Session, file: Path) -> None:
     """Price the sweep of FILE without buying it."""
-    priced = session.connect().quote_sweep(_read(file))
-    if not session.screen.print_json(priced):
-        _show_quote(session.screen, priced)
+    price_quote = session.connect().quote_sweep(_read(file))
+    if not session.screen.print_json(price_quote):
+        _show_quote(session.screen, price_quote)
 
 
 @sweep.command()
@@ -73,7 +75,7 @@ def buy(session: Session, /, *, file: Path, **options: Any) -> None:
 @buying_options
 @json_option
 @pass_session
-def extend(session: Session, /, *, number: int, trials: int | None, ceiling: str | None, **options: Any) -> None:
+def extend(session: Session, /, *, sweep_id: int, trials: int | None, ceiling: str | None, **options: Any) -> None:
     """Show the price of more trials of an ended sweep, and buy them as a new sweep that continues the search.
 
     Exit status: that of `buy`.
@@ -81,8 +83,8 @@ def extend(session: Session, /, *, number: int, trials: int | None, ceiling: str
     client = session.connect()
     form: dict[str, Any] = {} if trials is None else {"trials": trials}
     if ceiling is not None:
-        form["ceiling_minor"] = to_minor(ceiling, client.sweep(number).currency, "--ceiling")
-    _buy(session, client, client.quote_extension(number, form), **options)
+        form["ceiling_minor"] = to_minor(ceiling, client.sweep(sweep_id).currency, "--ceiling")
+    _buy(session, client, client.quote_extension(sweep_id, form), **options)
 
 
 @sweep.command("list")
@@ -91,15 +93,15 @@ def extend(session: Session, /, *, number: int, trials: int | None, ceiling: str
 @pass_session
 def list_sweeps(session: Session, limit: int) -> None:
     """List the sweeps, newest first."""
-    listed = list(islice(session.connect().sweeps(), limit))
-    if not session.screen.print_json(listed):
+    results = list(islice(session.connect().sweeps(), limit))
+    if not session.screen.print_json(results):
         session.screen.table(
             ("Sweep#", "Name", "State", "Trials#", "Best#", "Cost#", "Ordered"),
             (
-                (f"{each.id}", each.name, each.state, f"{each.trials_done}/{each.trials_total}",
-                 _number(each.best.value if each.best else None),
-                 money(each.cost_minor, each.currency), each.created_at)
-                for each in listed
+                (f"{result.id}", result.name, result.state, f"{result.trials_done}/{result.trials_total}",
+                 _number(result.best.value if result.best else None),
+                 money(result.cost_minor, result.currency), result.created_at)
+                for result in results
             ),
         )  # fmt: skip
 
@@ -108,36 +110,36 @@ def list_sweeps(session: Session, limit: int) -> None:
 @sweep_argument
 @json_option
 @pass_session
-def show(session: Session, number: int) -> None:
+def show(session: Session, sweep_id: int) -> None:
     """Show a sweep: its state, best trial, cost and all trials."""
     client = session.connect()
-    details = client.sweep(number)
-    trials = client.trials(number)
-    if not session.screen.print_json(asdict(details) | {"trials": trials}):
-        _show(session.screen, details, trials)
+    current = client.sweep(sweep_id)
+    trials = client.trials(sweep_id)
+    if not session.screen.print_json(asdict(current) | {"trials": trials}):
+        _show(session.screen, current, trials)
 
 
 @sweep.command()
 @sweep_argument
 @json_option
 @pass_session
-def watch(session: Session, number: int) -> None:
+def watch(session: Session, sweep_id: int) -> None:
     """Watch a sweep to its end, and show its trials.
 
     Exit status: 0 ended with a best trial, 3 ended without one or because of failures, 4 stopped, 130 detached.
     """
-    _watch(session, session.connect(), number)
+    _watch(session, session.connect(), sweep_id)
 
 
 @sweep.command()
 @sweep_argument
 @json_option
 @pass_session
-def stop(session: Session, number: int) -> None:
+def stop(session: Session, sweep_id: int) -> None:
     """Start no more trials and stop the open ones. You pay for the time they used."""
-    stopped = session.connect().stop_sweep(number)
-    if not session.screen.print_json(stopped):
-        session.screen.print(f"Sweep {number}: {stopped.state}.")
+    current = session.connect().stop_sweep(sweep_id)
+    if not session.screen.print_json(current):
+        session.screen.print(f"Sweep {sweep_id}: {current.state}.")
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -154,44 +156,44 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _buy(
-    session: Session, client: Client, priced: SweepQuote, *, wait: bool, max_ceiling: str | None, yes: bool
+    session: Session, client: Client, price_quote: SweepQuote, *, wait: bool, max_ceiling: str | None, yes: bool
 ) -> None:
     """Show a quote, ask, and buy it. Raises CliError if it cannot be bought, TooExpensive, InvalidChoice."""
     screen = session.screen
-    _show_quote(screen, priced)
-    if priced.refusal:
-        raise CliError(priced.refusal)
+    _show_quote(screen, price_quote)
+    if price_quote.refusal:
+        raise CliError(price_quote.refusal)
     confirm_purchase(
         session,
-        priced.ceiling_minor,
-        priced.currency,
+        price_quote.ceiling_minor,
+        price_quote.currency,
         limit=max_ceiling,
         is_confirmed=yes,
         noun="sweep",
         option="--max-ceiling",
     )
-    # The key is derived from the quote, so that a repeated request does not buy it twice.
-    bought = client.order_sweep(priced.id, idempotency_key=f"trainyard-cli-{priced.id}")
-    screen.print(f"Bought: sweep {bought.id}.", style="green")
+    # The key depends on the quote alone, so a repeated request does not buy it twice.
+    new_sweep = client.order_sweep(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
+    screen.print(f"Bought: sweep {new_sweep.id}.", style="green")
     if wait:
-        _watch(session, client, bought.id)
-    elif not screen.print_json(bought):
-        screen.print(f"Watch it: trainyard sweep watch {bought.id}")
+        _watch(session, client, new_sweep.id)
+    elif not screen.print_json(new_sweep):
+        screen.print(f"Watch it: trainyard sweep watch {new_sweep.id}")
 
 
-def _watch(session: Session, client: Client, number: int) -> None:
+def _watch(session: Session, client: Client, sweep_id: int) -> None:
     """Report changes of a sweep until its end, show it, and end the program with its exit status."""
     screen, reported = session.screen, ""
     try:
-        while not (current := client.sweep(number)).ended_at:
+        while not (current := client.sweep(sweep_id)).ended_at:
             if (line := _progress(current)) != reported:
                 screen.print(line)
                 reported = line
             session.pause(POLL_SECONDS)
     except KeyboardInterrupt:
-        screen.print(f"Sweep {number} goes on. Watch it: trainyard sweep watch {number}")
+        screen.print(f"Sweep {sweep_id} goes on. Watch it: trainyard sweep watch {sweep_id}")
         click.get_current_context().exit(DETACHED)
-    trials = client.trials(number)
+    trials = client.trials(sweep_id)
     if not screen.print_json(asdict(current) | {"trials": trials}):
         _show(screen, current, trials)
     click.get_current_context().exit(_exit_status(current))
@@ -217,8 +219,8 @@ def _show_quote(screen: Screen, quote: SweepQuote) -> None:
         return
     show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
     screen.print(
-        f"At most {quote.trials} trials, together probably {money(quote.estimate.p50_minor, quote.currency)}; 90% of "
-        f"such sweeps cost less than {money(quote.estimate.p90_minor, quote.currency)}."
+        f"At most {quote.trials} trials, together probably {money(quote.estimate.p50_minor, quote.currency)}, "
+        f"high estimate {money(quote.estimate.p90_minor, quote.currency)}."
     )
 
 
@@ -241,9 +243,9 @@ def _show(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
     screen.table(
         ("Trial#", "Job#", "State", "Value#", "Cost#", "Parameters"),
         (
-            (f"{each.number}{'*' if each.is_best else ''}", f"{each.job}", each.outcome or each.state,
-             _number(each.value), money(each.cost_minor, sweep.currency), _parameters_text(each.parameters))
-            for each in trials
+            (f"{trial.number}{'*' if trial.is_best else ''}", f"{trial.job}", trial.outcome or trial.state,
+             _number(trial.value), money(trial.cost_minor, sweep.currency), _parameters_text(trial.parameters))
+            for trial in trials
         ),
     )  # fmt: skip
 

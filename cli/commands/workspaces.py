@@ -6,15 +6,16 @@ from pathlib import Path
 
 import click
 
-from .. import sync as syncing
+from .. import sync as workspace_sync
 from ..client import Client
 from ..folders import scan
 from ..screen import count, size
 from ..session import Session, json_option, pass_session, yes_option
 
 MANY_FILES, MANY_BYTES = 1000, 500 * 1000**2
-"""Above these numbers a sync asks first, because the folder may be the wrong one."""
+"""If a sync would send more, it asks first: a project of scripts has less, so the folder may be the wrong one."""
 SHOWN_PATHS = 20
+"""How many paths to delete are listed before the question: as many as fit on a terminal."""
 
 
 @click.group()
@@ -27,9 +28,9 @@ def workspace() -> None:
 @pass_session
 def list_workspaces(session: Session) -> None:
     """List the workspaces, newest first."""
-    listed = list(session.connect().workspaces())
-    if not session.screen.print_json(listed):
-        rows = [(each.name, size(each.size_bytes), each.created_at) for each in listed]
+    results = list(session.connect().workspaces())
+    if not session.screen.print_json(results):
+        rows = [(result.name, size(result.size_bytes), result.created_at) for result in results]
         session.screen.table(("Name", "Size#", "Created"), rows)
 
 
@@ -46,12 +47,12 @@ def sync(session: Session, folder: Path, name: str, delete: bool, yes: bool) -> 
     `.trainyardignore`, in the form of .gitignore, names files to leave out.
     """
     client = session.connect()
-    name = name or syncing.workspace_name(folder)
+    name = name or workspace_sync.workspace_name(folder)
     plan = sync_folder(session, client, folder, name, is_confirmed=yes, delete=delete)
     session.screen.print_json(
         {
             "workspace": name,
-            "sent": [each.path for each in plan.changed],
+            "sent": [file.path for file in plan.changed],
             "unchanged": plan.unchanged_count,
             "deleted": list(plan.extra),
         }
@@ -60,14 +61,14 @@ def sync(session: Session, folder: Path, name: str, delete: bool, yes: bool) -> 
 
 def sync_folder(
     session: Session, client: Client, folder: Path, name: str, *, is_confirmed: bool, delete: bool = False
-) -> syncing.Plan:
+) -> workspace_sync.Plan:
     """Send the files of a folder that differ to a workspace, and print what was done."""
     screen = session.screen
-    scanned = scan(folder)
-    if scanned.skipped:
-        screen.print(f"Left out, because they are links or no files: {', '.join(scanned.skipped[:10])}")
-    is_new = syncing.ensure_workspace(client, name)
-    plan = syncing.plan(client, name, scanned, with_extra=delete and not is_new)
+    scan_result = scan(folder)
+    if scan_result.skipped:
+        screen.print(f"Left out, because they are links or no files: {', '.join(scan_result.skipped[:10])}")
+    is_new = workspace_sync.ensure_workspace(client, name)
+    plan = workspace_sync.plan(client, name, scan_result, with_extra=delete and not is_new)
     files = count(len(plan.changed), "file")
     if len(plan.changed) > MANY_FILES or plan.size > MANY_BYTES:
         session.confirm(
@@ -85,8 +86,8 @@ def sync_folder(
             is_confirmed=is_confirmed,
         )
     with screen.transfer(f"Sending to {name}", plan.size) as advance:
-        syncing.send(client, session.uploads(client), name, plan, on_sent=advance)
-    syncing.delete_extra(client, name, plan)
+        workspace_sync.send(client, session.uploads(client), name, plan, on_sent=advance)
+    workspace_sync.delete_extra(client, name, plan)
     deleted = f", {len(plan.extra):,} deleted" if plan.extra else ""
     screen.print(
         f"Workspace {name}: {files} sent ({size(plan.size)}), {plan.unchanged_count:,} unchanged{deleted}.",

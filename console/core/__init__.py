@@ -1,1 +1,1 @@
-"""Shared parts of the console: errors, pagination, parsers, enqueueing, server-sent events."""
+"""What all packages of the console share: errors, pagination, parsers, encryption, tasks, server-sent events."""

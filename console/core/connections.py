@@ -1,7 +1,7 @@
-"""Connect to hosts that customers name, at IP addresses that are allowed.
+"""Connect to hosts that customers name, such as those of webhooks, but not to private addresses of the operator.
 
-A name is resolved once, and the connection goes to the address that was checked. So a name that resolves differently
-afterwards cannot redirect the connection.
+A host name is resolved once, and the connection goes to the address that was checked. Therefore a DNS server that
+returns another address the second time (DNS rebinding) cannot redirect the connection.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from urllib.parse import urlsplit
 from runtime.packages.proxy import is_public
 
 TIMEOUT_SECONDS = 60
-"""How long a server may send nothing."""
+"""How long a connection waits for the server to accept it, or to send the next bytes."""
 _TUNNELS = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
-"""IPv6 ranges that contain IPv4 addresses, which may be private (NAT64, 6to4, Teredo)."""
+"""IPv6 ranges (NAT64, 6to4, Teredo) whose addresses contain an IPv4 address, which may be private."""
 
 
 class ForbiddenAddress(Exception):
-    """A host has no IP address that is allowed."""
+    """A host has no IP address to which the console may connect."""
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to the IP address that was checked; over TLS, with the certificate of the host."""
+    """A connection to the IP address `ip`. Over TLS, the server's certificate must be that of `host`."""
 
     def __init__(self, host: str, port: int, *, ip: str, tls: ssl.SSLContext | None) -> None:
         self.default_port = http.client.HTTPS_PORT if tls else http.client.HTTP_PORT
@@ -36,7 +36,7 @@ class _Connection(http.client.HTTPConnection):
         self._ip, self._tls = ip, tls
 
     def connect(self) -> None:
-        """Connect without resolving the name again."""
+        """Connect to the address, without resolving the name again."""
         tcp = socket.create_connection((self._ip, self.port), self.timeout)
         try:
             self.sock = self._tls.wrap_socket(tcp, server_hostname=self.host) if self._tls else tcp
@@ -46,9 +46,9 @@ class _Connection(http.client.HTTPConnection):
 
 
 def connection_to(origin: str, *, allows_private: bool = False) -> http.client.HTTPConnection:
-    """Return a connection to an origin such as `https://host:8443`; only to a public address unless `allows_private`.
+    """Return a connection, not yet open, to an origin such as `https://host:8443`. Raises ForbiddenAddress, OSError.
 
-    Link-local addresses are never reached. Raises ForbiddenAddress, OSError.
+    It leads to the host's first public address or, with `allows_private`, to its first public or private address.
     """
     parts = urlsplit(origin)
     is_tls = parts.scheme == "https"
@@ -63,8 +63,8 @@ def connection_to(origin: str, *, allows_private: bool = False) -> http.client.H
 
 @contextlib.contextmanager
 def time_limit(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
-    """Shut the connection down if the block takes longer than `seconds`; a read or write in the block then fails."""
-    open_socket = connection.sock  # stored here: `http.client` sets `connection.sock` to None before the body is read
+    """Shut the open connection down if the block takes longer than `seconds`; reads and writes in it then fail."""
+    open_socket = connection.sock  # http.client sets `connection.sock` to None before the response's body is read
 
     def shut_down() -> None:
         with contextlib.suppress(OSError):
@@ -80,14 +80,15 @@ def time_limit(connection: http.client.HTTPConnection, seconds: float) -> Iterat
 
 
 def _is_allowed(address: str, allows_private: bool) -> bool:
+    """Return whether the console may connect to an IP address."""
     ip = ipaddress.ip_address(address.partition("%")[0])  # without the zone of an IPv6 address, such as %eth0
     ip = getattr(ip, "ipv4_mapped", None) or ip
     if any(ip in network for network in _TUNNELS):
         return False
-    # Link-local addresses hold the metadata services of clouds, so no setting allows them.
+    # Clouds serve machines' credentials at link-local addresses (169.254.169.254), so no setting allows these.
     return is_public(address) or (allows_private and not (ip.is_link_local or ip.is_multicast or ip.is_unspecified))
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the context that checks certificates."""
+    """Return a TLS context that checks certificates. Tests replace this function."""
     return ssl.create_default_context()

@@ -1,7 +1,7 @@
-"""Encrypt credentials that the console must read again: customers' secrets and the keys of second factors.
+"""Encrypt what the console must be able to read again: customers' secrets, keys of second factors, tickets.
 
-The keys are derived from SECRET_KEY, one for each purpose. Keys in SECRET_KEY_FALLBACKS still decrypt what they
-encrypted.
+The encryption keys are derived from SECRET_KEY, a different one for each purpose. Texts that were encrypted with a
+former SECRET_KEY can be decrypted as long as SECRET_KEY_FALLBACKS has it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from django.conf import settings
 
 
 def encrypt(text: str, *, purpose: bytes) -> bytes:
-    """Return the text encrypted with the key of this purpose."""
+    """Return the encrypted text. Only `decrypt` with the same `purpose` can decrypt it, so never change a purpose."""
     return _cipher(purpose).encrypt(text.encode())
 
 
 def decrypt(data: bytes | memoryview[int], *, purpose: bytes) -> str | None:
-    """Return the decrypted text; None if no key decrypts it any more."""
+    """Return the decrypted text; None if no key decrypts it, because SECRET_KEY has changed or `data` is forged."""
     try:
         return _cipher(purpose).decrypt(bytes(data)).decode()
     except InvalidToken:
@@ -33,6 +33,6 @@ def _cipher(purpose: bytes) -> MultiFernet:
 
 
 def _derive_key(key: str | bytes, purpose: bytes) -> bytes:
-    """Return the key of a purpose. `purpose` is HKDF's info: it keeps the keys of different purposes apart."""
+    """Return the encryption key of a purpose, which is the `info` of HKDF (RFC 5869)."""
     raw = key if isinstance(key, bytes) else key.encode()
     return base64.urlsafe_b64encode(HKDF(SHA256(), length=32, salt=None, info=purpose).derive(raw))

@@ -1,4 +1,4 @@
-"""Enqueue Celery tasks. A lost message costs time only, because periodic tasks do the same work."""
+"""Send Celery tasks. If the broker loses a message, the work is only delayed: periodic tasks do the same work."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 def send_on_commit(task: Task[Any, Any], *arguments: Any) -> None:
-    """Send `task` after the current transaction commits. Log an unreachable broker, never raise."""
+    """Send `task` after the current transaction commits. If the broker cannot be reached, only log a warning."""
     transaction.on_commit(lambda: _send(task, arguments))
 
 
 def send(task: Task[Any, Any], *arguments: Any) -> None:
-    """Send `task` at once, outside a transaction. Log an unreachable broker, never raise."""
+    """Send `task` at once, outside a transaction. If the broker cannot be reached, only log a warning."""
     _send(task, arguments)
 
 

@@ -1,4 +1,4 @@
-"""The codes of all errors that the API answers with: their HTTP status, and what they mean."""
+"""All error codes of the API, with their HTTP status and their meanings."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ STATUS_OF_CODE = {
     "payments_unavailable": 503,
     "pdf_unavailable": 503,
 }
-"""HTTP status by the code of a CustomerError; 400 for other codes.
-
-The key is the code, not the class: this module may not import the packages that define the classes."""
+"""The HTTP status by the code of a CustomerError; codes that are missing here have the status 400. The keys are codes
+and not classes, because this module may not import the packages that define the classes."""
 
 CODE_OF_EXCEPTION: dict[type[exceptions.APIException], str] = {
     exceptions.ParseError: "malformed",
@@ -68,40 +67,40 @@ CODE_OF_EXCEPTION: dict[type[exceptions.APIException], str] = {
 INTERNAL: Text = _("Something went wrong on our side. The error was logged. Try again later.")
 MALFORMED: Text = _("The request is malformed. Check its syntax.")
 DATABASE_UNAVAILABLE: Text = _("The database cannot be reached. Try again in a few seconds.")
-UNCLASSED_ERRORS: dict[str, tuple[int, Text]] = {
+ERRORS_WITHOUT_CLASS: dict[str, tuple[int, Text]] = {
     "malformed": (400, MALFORMED),
     "internal_error": (500, INTERNAL),
     "database_unavailable": (503, DATABASE_UNAVAILABLE),
 }
-"""Errors that have no exception class of ours or DRF's: status and message by code."""
+"""Status and message, by code, of errors that Django's handlers answer (`console.api`), so they have no class."""
 
 
 @dataclass(frozen=True)
 class ErrorCode:
-    """A code with everything that it can mean."""
+    """A code with its status. Several error classes may share a code, so it may have several meanings."""
 
     code: str
     status: int
     meanings: tuple[str, ...]
-    """Descriptions of the error in English: the first paragraph of each error class's docstring."""
+    """What the error means, in English: the first paragraph of each class's docstring."""
     messages: tuple[Text, ...]
-    """The messages that customers read, where the error has one of its own."""
+    """The messages that customers get; none if every message is written where the error is raised."""
 
 
 def reference() -> list[ErrorCode]:
-    """Return every code by name, from the error classes themselves."""
-    # Status, meanings and messages by code. Dicts serve as ordered sets: several classes may share a code.
+    """Return all codes in alphabetical order, as collected from the error classes."""
+    # Status, meanings and messages by code. The inner dicts serve as ordered sets.
     by_code: dict[str, tuple[int, dict[str, None], dict[Text, None]]] = {}
     for error_class in _error_classes(CustomerError):
         status = STATUS_OF_CODE.get(error_class.code, 400)
         _status, meanings, messages = by_code.setdefault(error_class.code, (status, {}, {}))
-        first_sentence = " ".join((error_class.__doc__ or "").split("\n\n")[0].split())
-        meanings[first_sentence] = None
+        first_paragraph = " ".join((error_class.__doc__ or "").split("\n\n")[0].split())
+        meanings[first_paragraph] = None
         if "message" in vars(error_class):
             messages[error_class.message] = None
     for exception, code in CODE_OF_EXCEPTION.items():
         by_code.setdefault(code, (exception.status_code, {str(exception.default_detail): None}, {}))
-    for code, (status, message) in UNCLASSED_ERRORS.items():
+    for code, (status, message) in ERRORS_WITHOUT_CLASS.items():
         by_code[code] = (status, {}, {message: None})
     return [
         ErrorCode(code, status, tuple(meanings), tuple(messages))
@@ -110,7 +109,7 @@ def reference() -> list[ErrorCode]:
 
 
 def _error_classes(root: type[CustomerError]) -> Iterator[type[CustomerError]]:
-    """Yield the error classes below a class, without the roots of packages, which are never raised themselves."""
+    """Yield the subclasses of `root` at any depth, without each package's root class, which is never raised itself."""
     for error_class in root.__subclasses__():
         if not (error_class.__doc__ or "").startswith("Root of"):
             yield error_class

@@ -1,4 +1,4 @@
-"""Errors shown to customers: the root class, and those of accounts. Other packages define their own below the root."""
+"""Errors shown to customers: their root class, and those of accounts. Other packages have modules `errors` too."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 Text = str | Promise
+"""A sentence for a person. A Promise is translated when it is shown, in the reader's language."""
 
 
 class CustomerError(Exception):
-    """Root of the errors shown to customers: a stable `code`, a translated message, and messages by field.
+    """Root of the errors shown to customers.
 
-    `console.api` maps the classes to HTTP statuses.
+    Each has a `code` for programs, which never changes, a translated `message`, and further messages by the name of the
+    invalid field. `console.core.error_codes` has the HTTP status of each code.
     """
 
     code = "error"
@@ -27,7 +29,7 @@ class CustomerError(Exception):
 
 
 class AccountsError(CustomerError):
-    """Root of the errors of accounts."""
+    """Root of the errors of `console.accounts`, some of which other packages raise too."""
 
     code = "accounts_error"
 

@@ -1,4 +1,4 @@
-"""Pagination of API lists by a cursor on the id, which never counts the whole table."""
+"""Pagination of API lists by a cursor, the id of a row, because counting the rows would read the whole table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rest_framework.pagination import CursorPagination
 
 
 class NewestFirst(CursorPagination):
-    """Pages of `{"next", "previous", "results"}`, newest first; the first two are URLs or null."""
+    """Pages of `{"next", "previous", "results"}`, newest rows first. The values of the first two are URLs or null."""
 
     ordering = "-id"
     page_size = 50

@@ -12,7 +12,7 @@ from rest_framework import serializers
 
 
 class ErrorSerializer(serializers.Serializer[Any]):
-    """The body of every error."""
+    """The body of every error response."""
 
     code = serializers.SlugField(help_text=_("Stable error code for programs."))
     message = serializers.CharField(help_text=_("What happened and how to fix it, in the language of the request."))
@@ -46,7 +46,7 @@ class ClientTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-unty
 
 
 class Schema(AutoSchema):
-    """Adds the responses of errors to every operation."""
+    """Describes the error responses of every operation, which drf-spectacular cannot infer from a view."""
 
     def _get_response_bodies(self, direction: Any = "response") -> dict[str, Any]:
         bodies: dict[str, Any] = super()._get_response_bodies(direction)
@@ -57,6 +57,6 @@ class Schema(AutoSchema):
 
 
 def results_of(serializer: type[serializers.BaseSerializer[Any]]) -> serializers.Serializer[Any]:
-    """Return the serializer of an unpaginated list: `{"results": [...]}`."""
+    """Return a serializer for the response `{"results": [...]}`, a list that is not divided into pages."""
     name = f"{serializer.__name__.removesuffix('Serializer')}List"
     return inline_serializer(name=name, fields={"results": serializer(many=True)})

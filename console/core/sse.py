@@ -1,7 +1,8 @@
 """Event streams (server-sent events).
 
-Streams read the database only through `query_in_thread`, on a few threads that they share (`console.serving.streams`),
-so hundreds of streams need a handful of connections. Every stream checks repeatedly that its reader still has access.
+A stream reads the database only with `query_in_thread`. All streams share a few threads (`console.serving.streams`), so
+hundreds of streams need only a handful of database connections. Each stream regularly checks that its reader still has
+access.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from django.http import StreamingHttpResponse
 from rest_framework.renderers import JSONRenderer
 
 HEARTBEAT_SECONDS = 15.0
-"""Seconds of silence before a comment is sent, so that proxies keep the connection open."""
+"""After this time without an event, a comment is sent. Proxies close idle connections, often after 30 or 60 seconds."""
 RECHECK_SECONDS = 1.0
-"""The permission is checked again before an event or heartbeat if the last check is older than this."""
+"""Access is checked again before an event or heartbeat if the last check is older than this."""
 RETRY_MILLISECONDS = 2000
-"""Milliseconds before a browser reconnects."""
+"""How long a browser waits before it reconnects: long enough that a restarted server is not flooded."""
 MEDIA_TYPE = "text/event-stream"
 
 P = ParamSpec("P")
@@ -30,7 +31,10 @@ T = TypeVar("T")
 
 
 class Event(NamedTuple):
-    """An event. `data` is a string or JSON data; the browser returns `id` as Last-Event-ID when it reconnects."""
+    """An event. `data` is a string, or a value to send as JSON.
+
+    A browser that reconnects sends the `id` of the last event it received as Last-Event-ID.
+    """
 
     name: str
     data: Any
@@ -38,7 +42,7 @@ class Event(NamedTuple):
 
 
 class EventStreamRenderer(JSONRenderer):
-    """Lets a DRF view accept `text/event-stream`. Views return the stream themselves; errors are JSON."""
+    """Makes DRF accept requests for `text/event-stream`. It never renders a stream: views return `event_stream`."""
 
     media_type = MEDIA_TYPE
     format = "event-stream"
@@ -55,21 +59,22 @@ def event_stream(
     is_allowed: Callable[[], bool],
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> StreamingHttpResponse:
-    """Return the response that sends `events` as they come. When the client leaves, `events` is closed (`aclose`).
+    """Return a response that sends `events` as they come. When the client disconnects, it calls `events.aclose`.
 
-    `is_allowed` returns whether the reader still has access; it may read the database. See `access.is_still_allowed`.
+    `is_allowed` returns whether the reader still has access, such as `console.accounts.access.is_still_allowed`. It
+    may read the database.
     """
     response = StreamingHttpResponse(_frames(events, is_allowed, heartbeat_seconds), content_type=MEDIA_TYPE)
     response["Cache-Control"] = "no-cache"
-    response["X-Accel-Buffering"] = "no"
+    response["X-Accel-Buffering"] = "no"  # nginx would otherwise collect events before it sends them
     return response
 
 
 async def query_in_thread(query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `query` on a thread that may use the database. Keep it short: streams share these threads."""
+    """Return the result of `query`, run on a thread that may use the database. All streams share few such threads."""
 
     def run() -> T:
-        close_old_connections()  # a stream outlives Django's per-request check of the connection
+        close_old_connections()  # Django does this only at the start and end of a request, and a stream lasts longer
         try:
             return query(*args, **kwargs)
         finally:
@@ -81,10 +86,11 @@ async def query_in_thread(query: Callable[P, T], *args: P.args, **kwargs: P.kwar
 async def _frames(
     events: AsyncIterator[Event | tuple[str, Any]], is_allowed: Callable[[], bool], heartbeat_seconds: float
 ) -> AsyncIterator[bytes]:
-    """Yield the stream's bytes: each event, and a heartbeat after silence. End when the reader loses access."""
+    """Yield the stream's bytes: events, and heartbeats while there are none. End when the reader loses access."""
     iterator = aiter(events)
     checked_at = time.monotonic()
-    next_event: asyncio.Future[Event | tuple[str, Any]] | None = None  # kept over heartbeats until the event arrives
+    # Waits for the next event. It continues during heartbeats, because cancelling it would end `events`.
+    next_event: asyncio.Future[Event | tuple[str, Any]] | None = None
     try:
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
         while True:
@@ -112,10 +118,11 @@ async def _frames(
 
 
 def _frame(event: Event) -> bytes:
+    """Return the bytes of an event."""
     text = event.data if isinstance(event.data, str) else json.dumps(event.data, separators=(",", ":"), default=str)
     lines = [f"event: {event.name}"]
     if event.id is not None:
         lines.append(f"id: {event.id}")
-    # SSE has three line ends, so a lone carriage return (from a progress bar) would also end a data line.
+    # In an event stream a lone carriage return ends a line too, and progress bars write them.
     lines += [f"data: {line}" for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     return ("\n".join(lines) + "\n\n").encode()

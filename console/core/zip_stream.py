@@ -1,4 +1,4 @@
-"""A ZIP archive that is written while it is sent, in constant memory."""
+"""Write a ZIP archive while it is sent, so that it needs neither a temporary file nor much memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from django.utils import timezone
 
 CHUNK_BYTES = 64 * 1024
-"""At least this many bytes are collected before they are yielded."""
+"""How many bytes are collected before they are yielded, because sending many small chunks would cost CPU time."""
 
 
 class _Buffer:
-    """The file object that `ZipFile` writes to; `drain` empties it.
+    """The file object that ZipFile writes to; `drain` returns what was written, and empties it.
 
-    It cannot seek, so `ZipFile` writes the size of each file after the file's data.
+    It has no `seek`. Therefore ZipFile writes the size of each file after its data, where the ZIP format allows it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class _Buffer:
 
 
 def zip_stream(files: Iterable[tuple[str, Iterable[str]]]) -> Iterator[bytes]:
-    """Yield the archive of `files`: names, each with its text in parts. Texts are UTF-8."""
+    """Yield the bytes of an archive of text files. Each of `files` is a path and the file's text in parts."""
     buffer = _Buffer()
     now = timezone.now()
     date_time = (now.year, now.month, now.day, now.hour, now.minute, now.second)

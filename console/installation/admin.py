@@ -1,4 +1,4 @@
-"""Admin pages of the brand, the legal texts and the notices."""
+"""Admin pages of the brand, the legal texts and the notices to everyone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import UploadedFile
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
@@ -16,25 +17,30 @@ from console.installation import selectors
 from console.installation.models import MAX_LOGO_BYTES, PNG_SIGNATURE, Brand, LegalText, Notice
 
 
-class ClearCacheMixin:
-    """Clears the cached installation after each change, so that this process shows the change at once.
+class InstallationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
+    """An admin that clears the cache of `selectors.installation` after each change.
 
-    Other processes show it after `selectors.CACHE_SECONDS`.
+    So this process shows a change at once. Other processes show it after `selectors.CACHE_SECONDS`.
     """
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Save, and clear the cache."""
-        super().save_model(request, obj, form, change)  # type: ignore[misc]  # of ModelAdmin
+        """Save a row, and clear the cache."""
+        super().save_model(request, obj, form, change)
         selectors.clear_cache()
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete, and clear the cache."""
-        super().delete_model(request, obj)  # type: ignore[misc]  # of ModelAdmin
+        """Delete a row, and clear the cache."""
+        super().delete_model(request, obj)
+        selectors.clear_cache()
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Delete the rows that were selected in the list, and clear the cache."""
+        super().delete_queryset(request, queryset)
         selectors.clear_cache()
 
 
 class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
-    """The brand, with its logo as a file."""
+    """The form of the brand. The logo is uploaded as a file, and stored in the database."""
 
     logo_file = forms.FileField(
         label=_("Logo"), required=False, help_text=_("A square PNG picture of at most 256 KiB.")
@@ -46,7 +52,7 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
         fields = ("name", "color", "support")
 
     def clean_logo_file(self) -> bytes:
-        """Return the picture's bytes; empty without a file. Raises ValidationError."""
+        """Return the bytes of the chosen file, or none without a file. Raises ValidationError if it is no PNG."""
         file: UploadedFile[Any] | None = self.cleaned_data["logo_file"]
         data = file.read(MAX_LOGO_BYTES + 1) if file else b""
         if data and (len(data) > MAX_LOGO_BYTES or not data.startswith(PNG_SIGNATURE)):
@@ -54,7 +60,7 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
         return bytes(data)
 
     def save(self, commit: bool = True) -> Brand:
-        """Save the brand with the chosen logo."""
+        """Save the brand. A chosen logo replaces the old one; a logo that is neither replaced nor removed stays."""
         if data := self.cleaned_data["logo_file"]:
             self.instance.logo = data
         elif self.cleaned_data["remove_logo"]:
@@ -64,33 +70,33 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
 
 
 @admin.register(Brand)
-class BrandAdmin(ClearCacheMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """The brand."""
+class BrandAdmin(InstallationAdmin):
+    """The brand: name, colour, logo and contact of the console."""
 
     form = BrandForm
     list_display = ("name", "color", "support", "changed_at")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Allowed while there is no brand: at most one row may exist."""
+        """Return whether a brand may be added: only while there is none."""
         return super().has_add_permission(request) and not Brand.objects.exists()
 
 
 @admin.register(LegalText)
-class LegalTextAdmin(ClearCacheMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Legal texts. The newest version of a kind applies; a published version is never changed or deleted."""
+class LegalTextAdmin(InstallationAdmin):
+    """Terms and privacy policies. The newest version of each applies. Published ones are never changed or deleted."""
 
     list_display = ("kind", "version", "published_at")
     list_filter = ("kind",)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never allowed: customers accepted the text as it is."""
+        """Return False, because customers accepted the text as it is."""
         return False
 
     has_delete_permission = has_change_permission
 
 
 @admin.register(Notice)
-class NoticeAdmin(ClearCacheMixin, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Notices to everyone."""
+class NoticeAdmin(InstallationAdmin):
+    """Notices at the top of every page."""
 
     list_display = ("text", "level", "begins_at", "ends_at")

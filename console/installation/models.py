@@ -13,13 +13,14 @@ from django.utils.translation import gettext_lazy as _
 
 DEFAULT_NAME = "Trainyard"
 MAX_LOGO_BYTES = 256 * 1024
+"""The largest logo. Every page loads it, and the database holds it. Texts of the admin's form name this limit too."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MIN_CONTRAST = 4.5
 """The lowest contrast of white text on the brand's colour; WCAG 2.2 (1.4.3) requires it for normal text."""
 
 
 def validate_color(value: str) -> None:
-    """Raise ValidationError unless `value` is a colour as #rrggbb on which white text can be read."""
+    """Raise ValidationError unless `value` is a colour such as #3454d1 on which white text has MIN_CONTRAST."""
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", value):
         raise ValidationError(_("Enter a colour such as #3454d1."))
     contrast = 1.05 / (_luminance(value) + 0.05)  # with white, whose luminance is 1, by WCAG's formula
@@ -28,7 +29,7 @@ def validate_color(value: str) -> None:
 
 
 def validate_contact(value: str) -> None:
-    """Raise ValidationError unless `value` is an e-mail address or an https URL."""
+    """Raise ValidationError unless `value` is an e-mail address or a URL that begins with https://."""
     is_email = "@" in value and ":" not in value
     validate = validate_email if is_email else URLValidator(schemes=["https"])
     try:
@@ -38,7 +39,7 @@ def validate_contact(value: str) -> None:
 
 
 class Brand(models.Model):
-    """The name and look of the console. There is at most one row; without it the defaults apply."""
+    """The name and look of the console. There is at most one row, with the key 1. Without it the defaults apply."""
 
     name = models.CharField(_("name"), max_length=40, default=DEFAULT_NAME)
     color = models.CharField(
@@ -68,7 +69,7 @@ class Brand(models.Model):
         return self.name
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save as the one row."""
+        """Save it under the key 1, so that a second brand replaces the first."""
         self.pk = 1
         super().save(*args, **kwargs)
 
@@ -77,7 +78,7 @@ class LegalText(models.Model):
     """A published version of the terms or the privacy policy. Never changed: customers accepted it as it is."""
 
     class Kinds(models.TextChoices):
-        """The kinds of texts."""
+        """The kinds of legal texts."""
 
         TERMS = "terms", _("Terms of service")
         PRIVACY = "privacy", _("Privacy policy")

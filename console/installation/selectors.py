@@ -1,6 +1,6 @@
-"""Read the installation's brand, texts and notices for pages and mails.
+"""Read the installation's brand, legal texts and notices for pages and mails.
 
-Every page needs them, so each process caches them for `CACHE_SECONDS`.
+Every page needs them, so each process caches them in its memory for CACHE_SECONDS.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from console.installation.models import DEFAULT_NAME, Brand, LegalText, Notice
 
 CACHE_KEY = "installation"
 CACHE_SECONDS = 20
-"""How long a process caches the installation: a change in /admin/ is shown by every process after this time."""
+"""How long a process caches the installation. Every process shows a change made in /admin/ after this time."""
 
 
 @dataclass(frozen=True)
 class ShownNotice:
-    """A notice and the time in which it is shown."""
+    """A row of Notice, as the cache holds it; `ends_at` is None if the notice is shown until it is deleted."""
 
     text: str
     level: str
@@ -32,20 +32,21 @@ class ShownNotice:
 
 @dataclass(frozen=True)
 class Installation:
-    """The brand, the versions of the legal texts, and the notices.
-
-    `version` changes with the brand; the URLs of logo and style sheet contain it, so that browsers load them again.
-    """
+    """What all pages show of the installation: the brand, which legal texts there are, and the notices."""
 
     name: str = DEFAULT_NAME
     support_href: str = ""
+    """The URL of the link to the operator's support, `https:` or `mailto:`; empty: there is no link."""
     has_color: bool = False
     has_logo: bool = False
     version: int = 0
+    """A number that changes with the brand. The URLs of logo and style sheet have it, so browsers load them again."""
     terms_version: str = ""
     """The version of the operator's own terms; empty while the built-in terms apply."""
     has_privacy: bool = False
+    """Whether the operator has published a privacy policy."""
     all_notices: tuple[ShownNotice, ...] = ()
+    """The notices whose time has not ended when they were read; some may begin later."""
 
     @property
     def notices(self) -> list[ShownNotice]:
@@ -70,19 +71,21 @@ def clear_cache() -> None:
 
 
 def current_text(kind: str) -> LegalText | None:
-    """Return the newest version of a legal text, which applies; None before the first."""
+    """Return the newest version of a kind of legal text, which is the one that applies; None if there is none."""
     return LegalText.objects.filter(kind=kind).first()
 
 
 def terms_version() -> str:
-    """Return the version of the terms that apply: the operator's, otherwise the built-in ones'."""
+    """Return the version of the terms that apply: the operator's terms, or the built-in ones if there are none."""
     terms = current_text(LegalText.Kinds.TERMS)
     return terms.version if terms else settings.TERMS_VERSION
 
 
 def _read() -> Installation:
+    """Return the installation from the database."""
     brand = Brand.objects.first() or Brand(name=DEFAULT_NAME)
-    texts = dict(LegalText.objects.order_by("id").values_list("kind", "version"))  # the newest of each kind wins
+    # In the order of their ids, so that the newest version of each kind overwrites the older ones.
+    texts = dict(LegalText.objects.order_by("id").values_list("kind", "version"))
     notices = Notice.objects.filter(Q(ends_at=None) | Q(ends_at__gt=timezone.now())).order_by("begins_at")
     support = brand.support
     return Installation(

@@ -1,7 +1,8 @@
 """Metrics from the database: the queue, durations of job states, ended runs, payment events.
 
-Open rows are found by partial indexes. Job events are summed incrementally, in the order of their ids, and the sums are
-cached in Redis. If Redis loses them, they are computed again from the rows, so no restart loses a count.
+Gauges count open rows, which partial indexes find. Counters and histograms sum the job events of all time: each scrape
+adds the events since the last scrape to sums that are cached in Redis. If Redis loses the sums, they are computed again
+from the first event, so they stay exact.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from django.db import connection
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from console.observability import redis_client
-from jobs.clusters import cluster_named
+from jobs.clusters import resolve_cluster_name
 from jobs.states import TRANSITIONS, JobState
 
 BUCKETS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0)
-"""Histogram buckets in seconds, from a warm start to a long run."""
+"""The upper edges of the histograms' buckets in seconds, from a warm start to a long run."""
 MIN_EVENT_AGE_SECONDS = 5
-"""Younger events are summed by a later scrape: a transaction that is still open may yet add one with a smaller id."""
+"""Younger events are left to a later scrape. A transaction that is still open may add an event with a smaller id, which
+would never be summed once the sums have passed that id. Transactions take less than this."""
 MAX_EVENTS_PER_SCRAPE = 20_000
-"""How many events one scrape sums at most; they take about a second."""
+"""How many events one scrape sums; they take about a second. The next scrapes sum the rest."""
 LAG_SECONDS, LAG_EVENTS = 300, 500
-"""The webhook lag covers the payment events of the last LAG_SECONDS, and at most LAG_EVENTS of them."""
+"""The webhook lag covers the payment events of the last LAG_SECONDS, and at most LAG_EVENTS of them, so that its query
+stays fast."""
 STATES = tuple(str(state) for state in TRANSITIONS)
+"""All states of jobs. A job event with one of them as its kind is a transition to this state."""
 SUMS_VERSION = 1
-"""The version of the cached sums; sums of another version are computed again."""
+"""The format of the cached sums. Increase it when a change makes older sums wrong: they are then computed again."""
 
 QUEUE = """
 SELECT COALESCE(NULLIF(spec.cluster, ''), %s), spec.name, count(*),
@@ -41,7 +45,8 @@ SELECT COALESCE(NULLIF(spec.cluster, ''), %s), spec.name, count(*),
 FROM jobs_job job JOIN billing_nodespec spec ON spec.id = job.node_spec_id
 WHERE job.state = 'queued' GROUP BY 1, 2 ORDER BY 1, 2
 """
-"""For each cluster and node spec: the number of waiting jobs, and the seconds since the oldest may start."""
+"""For each cluster and node spec: the number of queued jobs, and how long the oldest that may start has waited, in
+seconds. A job that is retried after a pause may start from `not_before` on."""
 ACTIVE = """
 SELECT state, count(*) FROM jobs_job WHERE state IN ('starting', 'running', 'stopping') GROUP BY state
 """
@@ -55,7 +60,8 @@ SELECT COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(claimed_at)
 FROM jobs_attempt attempt JOIN jobs_job job ON job.id = attempt.job_id
 WHERE attempt.finished_at IS NULL AND job.state IN ('starting', 'running', 'stopping')
 """
-"""One row: seconds since the oldest unsubmitted claim and since the oldest cancel, and the nodes of open attempts."""
+"""One row: the seconds since the oldest claim that is not submitted and since the oldest cancellation whose run still
+exists, and the number of nodes of open attempts."""
 PAYMENTS = """
 SELECT state, count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float FROM billing_stripeevent
 WHERE state IN ('received', 'parked') GROUP BY state
@@ -69,7 +75,7 @@ SELECT COALESCE(max(EXTRACT(EPOCH FROM COALESCE(applied_at, statement_timestamp(
 FROM (SELECT * FROM billing_stripeevent ORDER BY id DESC LIMIT %s) newest
 WHERE received_at > statement_timestamp() - make_interval(secs => %s) AND state <> 'parked'
 """
-"""The longest time in seconds from the receipt of a recent payment event to its application, or until now."""
+"""The longest time in seconds from the receipt of a recent payment event until it was applied, or until now."""
 EVENTS = """
 SELECT event.id, event.kind, COALESCE(event.data ->> 'reason', ''), before.kind,
        EXTRACT(EPOCH FROM event.created_at - before.created_at)::float,
@@ -85,18 +91,19 @@ WHERE event.id > %(after)s AND event.kind = ANY(%(states)s)
       AND event.created_at < statement_timestamp() - make_interval(secs => %(min_age)s)
 ORDER BY event.id LIMIT %(limit)s
 """
-"""The next job events to sum: id, new state, reason, state before, seconds in that state, seconds until submission."""
+"""The next job events to sum: id, new state, reason, kind of the event before, seconds between both, and, if the new
+state is running, seconds from claim to submission. A kind is a state or ORDERED."""
 ORDERED = "ordered"
-"""The event of a purchase, which begins the first wait in the queue."""
+"""The kind of the event of a purchase, after which the job is in the queue for the first time."""
 
 
 def open_work() -> Iterator[Metric]:
-    """Return gauges of open work: queued and active jobs, stuck claims and cancels, payment events."""
+    """Yield gauges of open work: queued and active jobs, old claims and cancellations, payment events."""
     queued = GaugeMetricFamily("trainyard_jobs_queued", "Waiting jobs.", labels=("cluster", "node_spec"))
     oldest = GaugeMetricFamily(
         "trainyard_queue_oldest_seconds", "Wait of the oldest job that may start.", labels=("cluster", "node_spec")
     )
-    for cluster, spec, count, age in _rows(QUEUE, [cluster_named("")]):
+    for cluster, spec, count, age in _rows(QUEUE, [resolve_cluster_name("")]):
         queued.add_metric((cluster, spec), count)
         oldest.add_metric((cluster, spec), age)
     yield queued
@@ -117,6 +124,7 @@ def open_work() -> Iterator[Metric]:
 
 
 def _payment_events() -> Iterator[Metric]:
+    """Yield gauges of payment events that are not applied, by state."""
     events = GaugeMetricFamily("trainyard_payment_events", "Open payment events.", labels=("state",))
     oldest = GaugeMetricFamily(
         "trainyard_payment_events_oldest_seconds", "Age of the oldest of them.", labels=("state",)
@@ -135,7 +143,7 @@ def _payment_events() -> Iterator[Metric]:
 
 
 def history() -> Iterator[Metric]:
-    """Return histograms of state and dispatch durations, and counters of ended runs, since the first job."""
+    """Yield histograms of state and dispatch durations, and counters of ended runs, since the first job."""
     sums = _sums()
     transitions = HistogramMetricFamily(
         "trainyard_transition_seconds", "Time that a job was in a state before the next.", labels=("before", "after")
@@ -165,10 +173,12 @@ def history() -> Iterator[Metric]:
 def _sums() -> dict[str, Any]:
     """Return the cached sums plus the events since then, and cache the result. Without Redis, sum from the first event.
 
-    `times` has by key a histogram `[counts, total seconds]`; `ends` has the number of ended attempts; `after` is the
-    id of the last summed event. Two processes that do this at once compute the same sums, so either may write last.
+    In the result, `times` has a histogram `[counts by bucket, total seconds]` by "<state> <next state>" or "dispatch";
+    `ends` has the number of ended attempts by "<reason> <retried: yes or no>"; `after` is the id of the last summed
+    event; `behind` is 1 if there are more events to sum. Two processes that do this at once both compute correct sums,
+    so it does not matter which writes last.
     """
-    key = redis_client.key("figures")
+    key = redis_client.key("figures")  # an old name for the sums; processes of two versions must agree on it
     try:
         sums: dict[str, Any] = json.loads(redis_client.client().get(key) or "{}")
     except redis.RedisError:
@@ -204,6 +214,7 @@ def _sums() -> dict[str, Any]:
 
 
 def _empty_sums() -> dict[str, Any]:
+    """Return the sums before the first event. They belong to one database, because several may share a Redis."""
     return {
         "version": SUMS_VERSION,
         "database": settings.DATABASES["default"]["NAME"],
@@ -221,7 +232,7 @@ def _observe(histogram: list[Any], seconds: float) -> None:
 
 
 def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
-    """Return Prometheus's buckets: the upper edge, and the number of durations up to it."""
+    """Return Prometheus's buckets: each upper edge with the number of durations up to it."""
     edges = [*(str(edge) for edge in BUCKETS), "+Inf"]
     return [(edge, float(total)) for edge, total in zip(edges, accumulate(counts), strict=True)]
 

@@ -1,7 +1,8 @@
 """Liveness and readiness: `/healthz`, `/readyz` and the health panel of the admin.
 
-503 means that this process should get no traffic. A problem elsewhere (no worker, an unreachable cluster) makes the
-status *degraded*: pages are still served. Only staff and requests with METRICS_TOKEN see details.
+`/readyz` returns 503 if this process should get no traffic. A problem elsewhere, such as a missing worker or an
+unreachable cluster, only makes the status *degraded*, because pages can still be served. Only staff and requests with
+METRICS_TOKEN see details.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from console.accounts import second_factors
 from console.accounts.models import User
 from console.core.errors import Text
 from console.monitoring import operations
-from console.monitoring.metrics import is_operator
+from console.monitoring.metrics import has_metrics_token
 from console.observability import heartbeats, redis_client
 from jobs.models import ClusterStatus
 
@@ -39,11 +40,12 @@ logger = logging.getLogger(__name__)
 
 OK, DEGRADED, FAILED = "ok", "degraded", "failed"
 LATE_SECONDS = {heartbeats.BEAT: 60.0, heartbeats.WORKER: 60.0, heartbeats.WATCHER: 30.0}
-"""A heartbeat is late after this. Beat sends one every five seconds, a worker every two, a watcher every second."""
+"""The age at which the last heartbeat of a process means that it does not work. Beat sends one every five seconds, a
+worker every two, a watcher every second."""
 SCHEMA_CACHE_SECONDS = 60.0
-"""How long an up-to-date schema is assumed to stay so; the check loads every migration."""
+"""How long the schema is assumed to stay up to date: the check loads every migration, and probes come often."""
 _migrated_at: dict[str, float] = {}
-"""When the schema was last seen up to date, on the monotonic clock, by database connection."""
+"""When the check last found the schema up to date, on the monotonic clock, by the alias of the database."""
 CHECK_NAMES: dict[str, Text] = {
     "database": gettext_lazy("Database"),
     "migrations": gettext_lazy("Schema"),
@@ -57,8 +59,11 @@ CHECK_NAMES: dict[str, Text] = {
 
 
 @dataclass(frozen=True)
-class Check:
-    """The result of one check. `part` names the checked cluster or queue, if any; `detail` is for operators."""
+class CheckResult:
+    """The result of the check named `check`, a key of CHECK_NAMES. `status` is OK, DEGRADED or FAILED.
+
+    `part` is the name of the checked cluster, or DISPATCH for the dispatcher; `detail` is a sentence for operators.
+    """
 
     check: str
     status: str
@@ -67,7 +72,7 @@ class Check:
 
     @property
     def name(self) -> str:
-        """Return the label, with its part."""
+        """Return the label for operators, with the part."""
         return f"{CHECK_NAMES[self.check]} {self.part}".strip()
 
 
@@ -75,7 +80,7 @@ class Check:
 @require_safe
 @login_not_required
 def live(_request: HttpRequest) -> HttpResponseBase:
-    """Return 200. A process that hangs does not answer."""
+    """Return 200, because a process that hangs does not respond at all."""
     return JsonResponse({"status": OK})
 
 
@@ -88,21 +93,21 @@ def ready(request: HttpRequest) -> HttpResponseBase:
     status = worst_status(results)
     entries = [{"check": result.check, "part": result.part, "status": result.status} for result in results]
     body: dict[str, Any] = {"status": "not_ready" if status == FAILED else status, "checks": entries}
-    if is_operator(request) or _is_staff(request):
+    if has_metrics_token(request) or _is_staff(request):
         for entry, result in zip(entries, results, strict=True):
             entry["detail"] = result.detail
         body["isolation_gaps"] = isolation_gaps()
     return JsonResponse(body, status=503 if status == FAILED else 200)
 
 
-def worst_status(results: list[Check]) -> str:
+def worst_status(results: list[CheckResult]) -> str:
     """Return the worst status of some results."""
     statuses = {result.status for result in results}
     return next((status for status in (FAILED, DEGRADED) if status in statuses), OK)
 
 
-def checks() -> list[Check]:
-    """Run every check: first what this process needs, then other processes and clusters."""
+def checks() -> list[CheckResult]:
+    """Return the results of all checks: first what this process needs, then other processes and clusters."""
     own_results = [_run(check, function) for check, function in OWN_CHECKS.items()]
     return own_results + _other_checks({result.check for result in own_results if result.status == OK})
 
@@ -131,14 +136,17 @@ def dashboard(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 # --- What this process needs ------------------------------------------------------------------------------------------
 
 
-def _run(check: str, function: Callable[[], str]) -> Check:
-    """Return the result of a check: `function` returns its problem, empty if there is none, or raises."""
+def _run(check: str, function: Callable[[], str]) -> CheckResult:
+    """Run the check `function`, which returns the problem, empty if there is none; return the result.
+
+    An error that it raises is a problem too.
+    """
     try:
         problem = function()
     except (DatabaseError, redis.RedisError, OSError) as error:
         logger.warning("not ready: %s: %s", check, error)
         problem = f"{type(error).__name__}: {error}"
-    return Check(check, FAILED if problem else OK, detail=problem)
+    return CheckResult(check, FAILED if problem else OK, detail=problem)
 
 
 def _database() -> str:
@@ -148,7 +156,7 @@ def _database() -> str:
 
 
 def _migrations() -> str:
-    """Check that no migration is missing. A newer schema is fine: migrations keep the previous version working."""
+    """Check that all migrations were applied. A newer schema is no problem: the previous version works with it."""
     if time.monotonic() - _migrated_at.get(connection.alias, float("-inf")) < SCHEMA_CACHE_SECONDS:
         return ""
     executor = MigrationExecutor(connection)
@@ -171,7 +179,7 @@ def _storage() -> str:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         test_file = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
-            test_file.write_bytes(b"written")  # an empty file could be created on a full disk, too
+            test_file.write_bytes(b"written")  # not empty, because a full disk accepts empty files
         finally:
             test_file.unlink(missing_ok=True)
     return ""
@@ -188,10 +196,11 @@ OWN_CHECKS: dict[str, Callable[[], str]] = {
 # --- Other processes and clusters -------------------------------------------------------------------------------------
 
 
-def _other_checks(passed: set[str]) -> list[Check]:
-    """Check processes and clusters. `passed` names the own checks that passed.
+def _other_checks(passed: set[str]) -> list[CheckResult]:
+    """Return the results for other processes and clusters. `passed` names the checks of this process that passed.
 
-    Without Redis the heartbeats are unknown, and every process counts as degraded.
+    Without Redis the heartbeats are unknown, so every process counts as degraded. Without the schema, clusters cannot
+    be read.
     """
     try:
         recent = heartbeats.recent() if "redis" in passed else []
@@ -207,21 +216,22 @@ def _other_checks(passed: set[str]) -> list[Check]:
     return processes + (_clusters() if "migrations" in passed else [])
 
 
-def _process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> Check:
+def _process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> CheckResult:
+    """Return whether the last heartbeat of a kind and part is recent enough."""
     if heartbeat is None:
-        return Check(kind, DEGRADED, part, _("No heartbeat received yet."))
+        return CheckResult(kind, DEGRADED, part, _("No heartbeat received yet."))
     detail = _("Last heartbeat %(seconds)d seconds ago, from %(process)s.") % {
         "seconds": heartbeat.age_seconds,
         "process": heartbeat.process,
     }
-    return Check(kind, DEGRADED if heartbeat.age_seconds > LATE_SECONDS[kind] else OK, part, detail)
+    return CheckResult(kind, DEGRADED if heartbeat.age_seconds > LATE_SECONDS[kind] else OK, part, detail)
 
 
-def _clusters() -> list[Check]:
-    """Check whether each cluster answered the last reconciliation. A cluster that has had none yet is not degraded."""
-    away = {status.name: status.detail for status in ClusterStatus.objects.filter(answers=False)}
+def _clusters() -> list[CheckResult]:
+    """Return whether each cluster answered the last reconciliation. A cluster that has had none yet is OK."""
+    errors = {status.name: status.detail for status in ClusterStatus.objects.filter(answers=False)}
     return [
-        Check(heartbeats.CLUSTER, DEGRADED, name, away[name]) if name in away else Check(heartbeats.CLUSTER, OK, name)
+        CheckResult(heartbeats.CLUSTER, DEGRADED if name in errors else OK, name, errors.get(name, ""))
         for name in settings.TRAINYARD_CLUSTERS
     ]
 

@@ -1,7 +1,7 @@
-"""`/metrics`: the Prometheus metrics of the whole installation, from any web process.
+"""`/metrics`: Prometheus metrics. Every web process returns those of the whole installation.
 
-A scrape reads indexed rows and the latest heartbeats, and never calls a cluster or a worker. The metrics of a part that
-is unavailable are left out, and `trainyard_up` names the part.
+A scrape reads indexed rows, counters and heartbeats, and never calls a cluster or a worker. If the database or Redis is
+unavailable, their metrics are missing, and `trainyard_up` is 0 for this part.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from jobs.models import ClusterStatus
 logger = logging.getLogger(__name__)
 
 CACHE_SECONDS = 3.0
-"""How long a scrape is reused, so that several Prometheus servers cost no more than one."""
+"""How long collected metrics are reused, so that several Prometheus servers cost no more than one."""
 STATEMENT_SECONDS = 5
-"""The longest time of one query; each takes milliseconds, and Prometheus gives up after ten seconds."""
+"""How long one query may take. It normally takes milliseconds, and Prometheus waits ten seconds for all metrics."""
 LIVE_SECONDS = 30.0
-"""A process without a heartbeat for this long is not counted as running."""
+"""A process whose last heartbeat is older is not counted as running: each sends one at least every five seconds."""
 QUEUES = ("celery", "dispatch")
-"""The Redis lists of Celery's queues."""
+"""The queues of Celery, each of which is a Redis list of this name."""
 UNACKNOWLEDGED = "unacked"
-"""The Redis hash in which Celery keeps the messages that a worker has taken and not finished."""
+"""The Redis hash in which Celery keeps the messages that a worker has taken but not finished."""
 
 
 @never_cache
 @require_safe
 @login_not_required
 def metrics(request: HttpRequest) -> HttpResponseBase:
-    """Return the metrics to a request with METRICS_TOKEN; 404 without it, or if the setting is empty."""
-    if not is_operator(request):
+    """Return the metrics to a request with METRICS_TOKEN, and 404 to every other request."""
+    if not has_metrics_token(request):
         return HttpResponse(status=404)
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(REGISTRY), content_type=content_type)
 
 
-def is_operator(request: HttpRequest) -> bool:
-    """Return whether the request carries `Authorization: Bearer METRICS_TOKEN`."""
+def has_metrics_token(request: HttpRequest) -> bool:
+    """Return whether the request has the header `Authorization: Bearer METRICS_TOKEN`, and this setting is set."""
     scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
     token: str = settings.METRICS_TOKEN
     return (
@@ -64,7 +64,7 @@ def is_operator(request: HttpRequest) -> bool:
 
 
 class Collector:
-    """Collects every metric, at most once in `CACHE_SECONDS`."""
+    """Collects all metrics for `prometheus_client`, at most once in CACHE_SECONDS."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Collector:
         self._cached: list[Metric] = []
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics; `prometheus_client` calls this."""
+        """Return all metrics (the method that `prometheus_client` calls)."""
         with self._lock:
             if time.monotonic() - self._collected_at > CACHE_SECONDS:
                 self._cached, self._collected_at = list(collect_metrics()), time.monotonic()
@@ -80,7 +80,7 @@ class Collector:
 
 
 def collect_metrics() -> Iterator[Metric]:
-    """Collect every metric. `trainyard_up` comes last and says which parts answered."""
+    """Yield all metrics. The last is `trainyard_up`, which tells whether the database and Redis answered."""
     up = GaugeMetricFamily("trainyard_up", "Whether this part answered.", labels=("part",))
     for part, sources in (("database", (_database,)), ("redis", (_counters, _heartbeats, _task_queue))):
         metrics, is_up = _collect(sources)
@@ -90,7 +90,7 @@ def collect_metrics() -> Iterator[Metric]:
 
 
 def _collect(sources: tuple[Callable[[], Iterator[Metric]], ...]) -> tuple[list[Metric], bool]:
-    """Return the metrics of a part, and whether it answered every source."""
+    """Return the metrics of the sources up to the first that fails, and whether all succeeded."""
     metrics: list[Metric] = []
     try:
         for source in sources:
@@ -102,6 +102,7 @@ def _collect(sources: tuple[Callable[[], Iterator[Metric]], ...]) -> tuple[list[
 
 
 def _database() -> Iterator[Metric]:
+    """Yield the metrics from the database. Raises DatabaseError."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"SET LOCAL statement_timeout = '{STATEMENT_SECONDS}s'")
         yield from db_metrics.open_work()
@@ -113,6 +114,7 @@ def _database() -> Iterator[Metric]:
 
 
 def _counters() -> Iterator[Metric]:
+    """Yield the counters and histograms of requests and tasks. Raises redis.RedisError."""
     for metric in counters.METRICS:
         if not metric.buckets:
             counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
@@ -123,16 +125,17 @@ def _counters() -> Iterator[Metric]:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         edges = [*(str(edge) for edge in metric.buckets), "+Inf"]
         for series in counters.read_series(metric):
-            histogram.add_metric(series.labels, list(zip(edges, series.counts, strict=True)), series.total)
+            histogram.add_metric(series.labels, list(zip(edges, series.counts, strict=True)), series.total_seconds)
         yield histogram
 
 
 def _heartbeats() -> Iterator[Metric]:
+    """Yield the metrics of processes, clusters and the ledger that heartbeats carry. Raises redis.RedisError."""
     cluster_kinds = (heartbeats.WATCHER, heartbeats.CLUSTER)
     current = [
         heartbeat
         for heartbeat in heartbeats.recent()
-        # The settings may no longer name a cluster that had a watcher before.
+        # A cluster that was removed from the settings still has a last heartbeat.
         if heartbeat.kind not in cluster_kinds or heartbeat.part in settings.TRAINYARD_CLUSTERS
     ]
     last = GaugeMetricFamily(
@@ -150,10 +153,11 @@ def _heartbeats() -> Iterator[Metric]:
     streams = sum(int(heartbeat.details.get("streams", 0)) for heartbeat in live if heartbeat.kind == heartbeats.WEB)
     yield GaugeMetricFamily("trainyard_live_streams", "Open event streams.", value=streams)
     yield from _capacity(heartbeats.latest(current, heartbeats.CLUSTER))
-    yield from _ledger(heartbeats.latest(current, heartbeats.BOOKS).get(""))
+    yield from _ledger(heartbeats.latest(current, heartbeats.LEDGER).get(""))
 
 
 def _capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Metric]:
+    """Yield capacity and isolation gaps of clusters, from the last heartbeat about each (`heartbeats.CLUSTER`)."""
     labels = ("cluster", "resource", "gpu_type")
     total = GaugeMetricFamily("trainyard_capacity", "Total capacity of a cluster: cores, MiB, GPUs.", labels=labels)
     free = GaugeMetricFamily("trainyard_capacity_free", "Free capacity of a cluster: cores, MiB, GPUs.", labels=labels)
@@ -169,6 +173,7 @@ def _capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Metric]:
 
 
 def _ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
+    """Yield the numbers of findings of the last check of the ledger, by kind."""
     findings = GaugeMetricFamily("trainyard_ledger_wrong", "Findings of the last ledger check.", labels=("what",))
     for kind, count in (heartbeat.details.get("wrong", {}) if heartbeat else {}).items():
         findings.add_metric((kind,), count)
@@ -176,6 +181,7 @@ def _ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
 
 
 def _task_queue() -> Iterator[Metric]:
+    """Yield how many messages wait in Celery's queues, and how many are being worked on. Raises redis.RedisError."""
     client: Any = redis_client.client()
     for name, text, value in (
         ("trainyard_task_queue_length", "Messages that no worker has taken.", sum(map(client.llen, QUEUES))),

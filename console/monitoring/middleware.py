@@ -1,7 +1,7 @@
-"""The first middleware: request ids, context fields, spans and counters of requests, and the monitoring paths.
+"""The first middleware: it gives each request an id, context fields and a span, counts it, and answers monitoring.
 
-It adds a header with the request's id to the response, and hands streams to the server (`_detach_stream`).
-`console.serving` writes the access log, because it knows when a response was sent completely.
+It also hands streaming responses to the server (`_detach_stream`). The access log is written by `console.serving`,
+which knows when a response was sent completely.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ REQUEST_ID_HEADER = "X-Request-Id"
 REQUEST_ID_META_KEY = "HTTP_X_REQUEST_ID"
 """The key of the same header in Django's `request.META`."""
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+"""The methods that are labels of metrics; others are counted as `other`, because clients could invent any number."""
 UNKNOWN = "unknown"
-"""Stands for every path without a route. Such a path must not be a metric label: clients could create any number."""
+"""The label of metrics for every path without a route, because clients could invent any number of paths."""
 
 
 class RequestMiddleware:
@@ -34,7 +35,7 @@ class RequestMiddleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        """Answer a request; the response carries its id."""
+        """Respond to a request; a header of the response has the request's id."""
         started_at = time.perf_counter()
         request_id = context.request_id(request.META.get(REQUEST_ID_META_KEY, ""))
         client = addresses.resolve_client(request.META)
@@ -46,9 +47,12 @@ class RequestMiddleware:
         return _detach_stream(request, response)
 
     def _respond_in_span(self, request: HttpRequest, fields: dict[str, context.Value]) -> HttpResponseBase:
-        """Respond within a span. A client's trace is linked, not joined, so that clients cannot control sampling."""
-        traceparent = tracing.valid_traceparent(request.META.get("HTTP_TRACEPARENT"))
-        with tracing.span(str(request.method), kind=SpanKind.SERVER, link=traceparent) as span:
+        """Respond within a new span that links to the client's span.
+
+        If the client's span were the parent, clients would decide which of our traces are sampled.
+        """
+        client_traceparent = tracing.valid_traceparent(request.META.get("HTTP_TRACEPARENT"))
+        with tracing.span(str(request.method), kind=SpanKind.SERVER, link=client_traceparent) as span:
             if trace := tracing.trace_id():
                 fields["trace_id"] = trace
             response = self._respond(request)
@@ -66,9 +70,10 @@ class RequestMiddleware:
         return response
 
     def _respond(self, request: HttpRequest) -> HttpResponseBase:
-        """Return the response. Requests to MONITORING_VIEWS skip the other middleware: they may have any Host header.
+        """Return the response. Requests to MONITORING_VIEWS skip the other middleware.
 
-        A request with a session passes all middleware, so that `/readyz` can show details to staff.
+        Probes of Kubernetes and Prometheus use the address of a pod as Host header, which ALLOWED_HOSTS would refuse.
+        A request with a session does not skip it, so that `/readyz` can show details to staff.
         """
         view = MONITORING_VIEWS.get(request.path_info)
         if view and settings.SESSION_COOKIE_NAME not in request.COOKIES:
@@ -84,7 +89,7 @@ MONITORING_VIEWS: dict[str, Callable[[HttpRequest], HttpResponseBase]] = {
 
 
 def route_of(request: HttpRequest) -> str:
-    """Return the URL pattern of a request, without the ids in its path."""
+    """Return the request's URL pattern, which has no ids, as a label of metrics; UNKNOWN if no pattern matched."""
     if request.path_info in MONITORING_VIEWS:
         return request.path_info.lstrip("/")
     if request.path_info.startswith(settings.STATIC_URL):
@@ -96,14 +101,14 @@ def route_of(request: HttpRequest) -> str:
 def _measure(request: HttpRequest, response: HttpResponseBase, seconds: float) -> None:
     method, route = request.method if request.method in METHODS else "other", route_of(request)
     buffer.count(HTTP_TOTAL, route=route, method=method, status=str(response.status_code))
-    if not is_event_stream(response):  # a stream lasts for minutes, and is sent only after this
+    if not is_event_stream(response):  # it is sent only after this function, so its duration is not known
         buffer.observe(HTTP_SECONDS, seconds, route=route, method=method)
 
 
 def _detach_stream(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Give a streaming response to the server, and return its head: status and headers without content.
+    """Hand a streaming response to the server, and return a response with its status and headers, but no content.
 
-    The server sends the stream after Django is done with the request, so that it holds no thread.
+    The server sends the stream after Django is done with the request, so that a slow client holds no thread.
     """
     exchange = exchange_of(request)
     if exchange is None or not isinstance(response, StreamingHttpResponse):

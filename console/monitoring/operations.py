@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
-from billing.messages import money
+from billing.amounts import money
 from billing.models import Receipt, StripeEvent
 from console.accounts.reports import Table
 from console.observability import heartbeats
@@ -29,14 +29,18 @@ from jobs.states import ACTIVE, JobState
 REVENUE_DAYS, FAILURE_DAYS = 30, 7
 """How many days back the page sums charges and failures."""
 SUMS_CACHE_SECONDS = 300
-"""How long those sums are cached: they read many rows."""
+"""How long these sums are cached, because computing them reads many rows."""
 STUCK_AFTER = timedelta(minutes=30)
-"""A job that starts or stops for longer is stuck: images are pulled and checkpoints are written in less time."""
+"""A job counts as stuck if it starts or stops for longer than this. Pulling an image and writing a last checkpoint take
+less time."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure on the page, as text. `href` leads to the rows that it counts; `is_bad` marks a problem."""
+    """A figure on the page, as text. `href` is the admin page of the rows that it counts, if there is one.
+
+    `is_bad` marks a problem.
+    """
 
     title: str
     value: str
@@ -55,6 +59,7 @@ def tables() -> list[Table]:
 
 
 def _revenue_figures() -> list[Figure]:
+    """Return what was charged in each currency."""
     title = _("Charged in %(days)d days") % {"days": REVENUE_DAYS}
     href = reverse("admin:billing_receipt_changelist")
     sums = _cached("revenue", _revenue)
@@ -62,12 +67,14 @@ def _revenue_figures() -> list[Figure]:
 
 
 def _revenue() -> list[tuple[str, int]]:
+    """Return the sum of the last REVENUE_DAYS' receipts by currency, in minor units."""
     since = timezone.now() - timedelta(days=REVENUE_DAYS)
     sums = Receipt.objects.filter(created_at__gte=since).order_by("currency").values_list("currency")
     return list(sums.annotate(total=Sum("total_minor")))
 
 
 def _open_work() -> list[Figure]:
+    """Return the numbers of running and waiting jobs, of the nodes that they use, and the longest wait."""
     jobs_url = reverse("admin:jobs_job_changelist")
     queued = Job.objects.filter(state=JobState.QUEUED).aggregate(count=Count("pk"), since=Min("queued_at"))
     open_attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE)
@@ -81,6 +88,7 @@ def _open_work() -> list[Figure]:
 
 
 def _problems() -> list[Figure]:
+    """Return the numbers of things that an administrator must look after; 0 is good."""
     jobs_url = reverse("admin:jobs_job_changelist")
     stuck_before = timezone.now() - STUCK_AFTER
     active = Job.objects.filter(state__in=ACTIVE).annotate(claimed=Max("attempts__claimed_at"))
@@ -109,7 +117,7 @@ def _problems() -> list[Figure]:
 
 
 def _utilization() -> Table:
-    """Return each cluster's resources and their use, as its watcher last reported them; empty without Redis."""
+    """Return each cluster's resources and their use, as its watcher last reported them. Without Redis, no rows."""
     try:
         reports = heartbeats.latest(heartbeats.recent(), heartbeats.CLUSTER)
     except redis.RedisError:
@@ -117,16 +125,17 @@ def _utilization() -> Table:
     names = {"cpus": _("CPUs"), "memory_mib": _("Memory"), "gpus": _("GPUs")}
     rows = []
     for cluster, report in sorted(reports.items()):
-        free = {(resource, kind): amount for resource, kind, amount in report.details.get("free", ())}
-        for resource, kind, total in report.details.get("total", ()):
-            used = (total - free.get((resource, kind), 0)) / total if total else 0
-            unit = f"{total / 1024:.0f} GiB" if resource == "memory_mib" else f"{total:g}"
-            rows.append((cluster, f"{names.get(resource, resource)} {kind}".strip(), unit, f"{used:.0%}"))
+        free = {(resource, gpu_type): amount for resource, gpu_type, amount in report.details.get("free", ())}
+        for resource, gpu_type, total in report.details.get("total", ()):
+            used_share = (total - free.get((resource, gpu_type), 0)) / total if total else 0
+            total_text = f"{total / 1024:.0f} GiB" if resource == "memory_mib" else f"{total:g}"
+            label = f"{names.get(resource, resource)} {gpu_type}".strip()
+            rows.append((cluster, label, total_text, f"{used_share:.0%}"))
     return Table(_("Utilization"), (_("Cluster"), _("Resource"), _("Total"), _("In use")), rows)
 
 
 def _failures() -> Table:
-    """Return the ends of jobs by reason, most frequent first."""
+    """Return how many jobs ended by which reason in the last FAILURE_DAYS, the most frequent first."""
     counts = _cached("ends", _counts_by_reason)
     total = sum(count for _reason, count in counts)
     labels = dict(Job.Reasons.choices)
@@ -142,7 +151,7 @@ def _counts_by_reason() -> list[tuple[str, int]]:
 
 
 def _cached(name: str, compute: Callable[[], Any]) -> Any:
-    """Return the cached value, or compute and cache it. Without the cache it is computed."""
+    """Return the cached value, or compute and cache it. While Redis is unavailable, compute it each time."""
     key = f"operations:{name}"
     try:
         return cache.get_or_set(key, compute, SUMS_CACHE_SECONDS)

@@ -1,1 +1,1 @@
-"""Tell members and programs what happened: notices in the console, mails, and signed webhooks."""
+"""Tell members and their programs what happened: by notices in the console, mails, and signed webhooks."""

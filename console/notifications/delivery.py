@@ -1,8 +1,8 @@
-"""Deliver notifications to webhooks: signed POST requests over HTTPS, tried again for about a day.
+"""Deliver notifications to webhooks: signed POST requests over HTTPS, which are retried for about a day.
 
-Receivers belong to customers and may be slow or hostile. So one process delivers at a time, in rounds, with THREADS
-threads. A round sends at most one request to each webhook. Each request goes to a public address, follows no redirect,
-and ends after REQUEST_SECONDS.
+The receivers belong to customers, and may be slow or hostile. Therefore only one process delivers at a time, in rounds,
+with THREADS threads, and a round sends at most one request to each webhook. A request goes only to a public address,
+follows no redirects, and ends after REQUEST_SECONDS.
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ from console.notifications.services import ENCRYPTION_PURPOSE
 
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = (60, 300, 1800, 7200, 21600, 43200)
-"""The wait before each retry. When the last retry fails, the delivery has failed."""
+"""How long to wait before each retry, about a day in all. When the last retry fails, the delivery has failed."""
 REQUEST_SECONDS = 10.0
-"""How long a receiver may take to connect, and again to respond."""
+"""How long a receiver may take to accept the connection, and again to respond."""
 THREADS = 8
-"""Requests at once: a few slow receivers do not delay the others much."""
+"""How many requests are sent at once, so that a few slow receivers do not delay the others much."""
 ROUND_SIZE = 64
-"""How many deliveries a round sends: with THREADS at a time, it takes about 80 seconds if every receiver is slow."""
+"""How many deliveries a round sends: 8 for each thread. If every receiver is slow, it takes 80 to 160 seconds."""
 NOTIFICATIONS_PER_QUEUE = 500
-"""For how many notifications `queue` creates deliveries in one transaction."""
+"""For how many notifications `queue` creates deliveries at once, so that its transaction stays short."""
 RETENTION = timedelta(days=90)
 """How long notifications and the log of their deliveries are kept."""
+ERROR_LENGTH = 200
+"""The length of the database column of a delivery's error; longer errors are cut."""
 ADVISORY_LOCK = 7_420
-"""The number of the advisory lock; no other lock of the console uses it."""
+"""The number of PostgreSQL's advisory lock, arbitrary but different from the console's other locks."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """The result of one request: an HTTP status, or the error that prevented a response."""
+class RequestResult:
+    """The result of one request: the HTTP status, and why the delivery failed. Without a response `status` is None."""
 
     status: int | None = None
     error: str = ""
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the receiver accepted the notification."""
+        """Return whether the receiver accepted the notification."""
         return self.status is not None and 200 <= self.status < 300
 
 
@@ -83,26 +85,29 @@ def queue() -> int:
 
 
 def _wants(webhook: Webhook, notification: Notification) -> bool:
-    """Return whether a webhook gets a notification: of a chosen kind, and not older than the webhook."""
+    """Return whether a webhook gets a notification: one of its kinds, and not older than itself."""
     is_chosen = not webhook.kinds or notification.kind in webhook.kinds
     return is_chosen and webhook.created_at <= notification.created_at
 
 
 def deliver_due() -> int:
-    """Send the deliveries that are due, unless another process does so. Return how many receivers accepted."""
+    """Send a round of deliveries that are due, unless another process does so. Return how many were accepted."""
     with _delivery_lock() as is_locked:
         return sum(_send_round()) if is_locked else 0
 
 
 def delete_old() -> None:
-    """Delete old notifications with their deliveries."""
+    """Delete notifications older than RETENTION, with their deliveries."""
     Notification.objects.filter(created_at__lt=timezone.now() - RETENTION).delete()
 
 
-def signature(secret: str, body: bytes, at: int) -> str:
-    """Return the header that proves to a receiver that the console sent `body` at the Unix time `at`."""
-    digest = hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
-    return f"t={at},v1={digest}"
+def signature(secret: str, body: bytes, sent_at: int) -> str:
+    """Return the value of the header Trainyard-Signature, in the format that Stripe's webhooks use.
+
+    It proves to a receiver that the console sent `body` at the Unix time `sent_at`.
+    """
+    digest = hmac.new(secret.encode(), f"{sent_at}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={sent_at},v1={digest}"
 
 
 def body_of(delivery: Delivery) -> bytes:
@@ -119,10 +124,10 @@ def body_of(delivery: Delivery) -> bytes:
 
 
 def _send_round() -> Iterator[bool]:
-    """Send one round, and store each result. Yield for each delivery whether the receiver accepted it."""
+    """Send the first due delivery of each of up to ROUND_SIZE webhooks. Yield for each whether it was accepted."""
     due = Delivery.objects.filter(state=Delivery.States.DUE, due_at__lte=timezone.now()).order_by("due_at", "id")
     by_webhook: dict[int, Delivery] = {}
-    # More than a round: a webhook may have several due deliveries, of which only the first is sent.
+    # More rows than a round sends, because several may be of the same webhook.
     for delivery in due.select_related("webhook__organization", "notification")[: ROUND_SIZE * 4]:
         by_webhook.setdefault(delivery.webhook_id, delivery)
     deliveries = list(by_webhook.values())[:ROUND_SIZE]
@@ -135,10 +140,10 @@ def _send_round() -> Iterator[bool]:
             yield result.is_accepted
 
 
-def _send(delivery: Delivery, body: bytes, secret: str | None) -> Result:
-    """Send one request. Runs in a thread, and uses no database."""
+def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
+    """Send one request, and return its result. It runs in a thread of the pool, and must not use the database."""
     if secret is None:
-        return Result(error="The key of the signatures can no longer be decrypted: create the webhook again.")
+        return RequestResult(error="The key of the signatures can no longer be decrypted: create the webhook again.")
     parts = urlsplit(delivery.webhook.url)
     headers = {
         "Content-Type": "application/json",
@@ -159,14 +164,16 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> Result:
                 receiver.request("POST", target, body, headers)
                 response = receiver.getresponse()
     except connections.ForbiddenAddress:
-        return Result(error="The host has no public address.")
+        return RequestResult(error="The host has no public address.")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Result(error=f"{type(error).__name__}: {error}"[:200])
-    return Result(status=response.status, error="" if 200 <= response.status < 300 else response.reason[:200])
+        return RequestResult(error=f"{type(error).__name__}: {error}"[:ERROR_LENGTH])
+    return RequestResult(
+        status=response.status, error="" if 200 <= response.status < 300 else response.reason[:ERROR_LENGTH]
+    )
 
 
-def _store(delivery: Delivery, result: Result) -> None:
-    """Store the result of a request: the delivery was accepted, has failed, or is due again later."""
+def _store(delivery: Delivery, result: RequestResult) -> None:
+    """Store the result of a request: the delivery is delivered, has failed for good, or is due again later."""
     now = timezone.now()
     tries = delivery.tries + 1
     values: dict[str, Any] = {"tries": tries, "status": result.status, "error": result.error}
@@ -181,7 +188,10 @@ def _store(delivery: Delivery, result: Result) -> None:
 
 @contextmanager
 def _delivery_lock() -> Iterator[bool]:
-    """Yield whether this process got the lock to deliver. PostgreSQL releases the lock of a process that dies."""
+    """Hold the lock to deliver during the block, unless another process has it; yield whether this process holds it.
+
+    PostgreSQL releases the lock of a process that dies.
+    """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [ADVISORY_LOCK])
         is_locked = bool(cursor.fetchone()[0])

@@ -1,4 +1,4 @@
-"""The kinds of notifications: title, the capability that readers need, and whether a mail is the default."""
+"""The kinds of notifications, with who may see them and whether they are mailed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from console.core.errors import Text
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of notification. Only members with the capability `needs` may see it."""
+    """A kind of notification. Only members with the capability `needs` may see it.
+
+    `is_mailed` applies to a member who has not chosen which kinds are mailed.
+    """
 
     title: Text
     needs: Capability

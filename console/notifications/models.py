@@ -1,4 +1,4 @@
-"""Notifications, members' choices of mails, webhooks, and each attempt to deliver one."""
+"""Notifications, members' choices of mails, webhooks, and the deliveries of notifications to webhooks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from console.accounts.models import Membership, Organization, User
 
 
 class Notification(models.Model):
-    """Something that happened in an organization; written in the same transaction."""
+    """Something that happened in an organization. The row is written in the transaction in which it happened."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="notifications")
     kind = models.CharField(_("kind"), max_length=32)
     """A key of `kinds.KINDS`."""
     data = models.JSONField(_("details"), default=dict)
-    """The values that webhooks send, and that the sentences are built from. It holds no translated text."""
+    """The values that webhooks send. Pages and mails build their sentences from them, in the reader's language."""
     user = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
     """The only user who is notified, such as the one who ordered the job; None: every member who may see the kind."""
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
@@ -40,13 +40,16 @@ class Notification(models.Model):
 
 
 class Choices(models.Model):
-    """A member's choice of mails, and the last notification read. Without a row, the defaults of `KINDS` apply."""
+    """Which kinds of notifications a member gets as mails, and which notifications the member has read.
+
+    Without a row, the defaults of `KINDS` apply, and all notifications are unread.
+    """
 
     membership = models.OneToOneField(Membership, models.CASCADE, related_name="notification_choices")
     mailed = models.JSONField(default=dict, blank=True)
-    """Whether each kind is mailed; a missing kind has its default."""
+    """For each kind, by its name in `KINDS`, whether it is mailed. A missing kind has its default."""
     read_until = models.BigIntegerField(default=0)
-    """The id of the newest notification that the member has seen."""
+    """The id of the newest notification that the member has read."""
 
     class Meta:
         verbose_name = _("choices of notifications")
@@ -88,7 +91,7 @@ class Delivery(models.Model):
         FAILED = "failed", _("failed")
 
     key = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
-    """The same in each try, so that a receiver can ignore a repetition."""
+    """The id that the receiver gets. It is the same in each try, so that the receiver can ignore repetitions."""
     webhook = models.ForeignKey(Webhook, models.CASCADE, related_name="deliveries")
     notification = models.ForeignKey(Notification, models.CASCADE, related_name="deliveries")
     state = models.CharField(_("state"), max_length=9, choices=States.choices, default=States.DUE)

@@ -1,4 +1,4 @@
-"""Write notifications, members' choices, and webhooks."""
+"""Publish notifications, and manage members' choices of mails and webhooks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from console.notifications.kinds import KINDS
 from console.notifications.models import Choices, Delivery, Notification, Webhook
 
 ENCRYPTION_PURPOSE = b"trainyard webhooks"
+"""The purpose by which the signing keys are encrypted (`console.core.encryption`). Stored keys depend on it."""
 MAX_URL_LENGTH = 500
 """The length of the database column of a webhook's URL."""
 MAX_WEBHOOKS = 10
-"""Largest number of webhooks of an organization: enough for a team's tools, few enough to be served in time."""
+"""How many webhooks an organization may have: enough for a team's tools, and few enough to deliver to all in time."""
 
 
 def publish(
@@ -49,7 +50,7 @@ def visible(membership: Membership) -> QuerySet[Notification]:
 
 
 def choices_of(membership: Membership) -> dict[str, bool]:
-    """Return for each kind that the member may see whether it is mailed."""
+    """Return, for each kind that the member may see, whether the member gets mails of it."""
     chosen = Choices.objects.filter(membership=membership).values_list("mailed", flat=True).first() or {}
     return {name: chosen.get(name, kind.is_mailed) for name, kind in KINDS.items() if membership.allows(kind.needs)}
 
@@ -61,7 +62,7 @@ def choose_mails(*, membership: Membership, mailed: Collection[str]) -> None:
 
 
 def mark_read(*, membership: Membership) -> None:
-    """Store that the member has seen every notification so far."""
+    """Store that the member has read all notifications so far."""
     newest = visible(membership).values_list("pk", flat=True).first()
     if newest:
         Choices.objects.update_or_create(membership=membership, defaults={"read_until": newest})
@@ -78,7 +79,7 @@ def webhooks_of(organization: Organization) -> QuerySet[Webhook]:
 
 
 def webhook(organization: Organization, pk: int) -> Webhook:
-    """Return a webhook of the organization. Raises NotFound."""
+    """Return the organization's webhook with this id. Raises NotFound."""
     matching = webhooks_of(organization).filter(pk=pk).first()
     if matching is None:
         raise NotFound
@@ -86,7 +87,10 @@ def webhook(organization: Organization, pk: int) -> Webhook:
 
 
 def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] = ()) -> tuple[Webhook, str]:
-    """Create a webhook, and return it with its signing key, which is shown only once. Raises InvalidInput."""
+    """Create a webhook for these kinds, or for all if `kinds` is empty. Raises InvalidInput.
+
+    Return it with its signing key, which is stored encrypted and never shown again.
+    """
     _check_url(url)
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise InvalidInput(fields={"kinds": _("There is no kind %(kind)s.") % {"kind": unknown[0][:40]}})
@@ -124,7 +128,7 @@ def redeliver(*, webhook: Webhook, delivery_pk: int) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise InvalidInput unless the URL names a host, without user name or fragment, by a scheme that is allowed."""
+    """Raise InvalidInput unless the URL has an allowed scheme and a host, but no user name and no fragment."""
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -1,7 +1,7 @@
-"""The client's address, also behind trusted proxies.
+"""Find out the client's IP address, also behind trusted proxies.
 
-Only `client_address` reads `X-Forwarded-For`. The result replaces `REMOTE_ADDR`, which rate limits, the audit log and
-Django read.
+Only `client_address` reads `X-Forwarded-For`. `RequestMiddleware` puts the result into `REMOTE_ADDR`, where Django,
+rate limits and the audit log read it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from django.core.exceptions import ImproperlyConfigured
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 IPV6_PREFIX = 64
-"""Limits count a whole /64 as one address: a customer has at least one such network."""
+"""Limits count all addresses of a /64 network as one, because providers give each customer at least such a network."""
 
 
 def parse_networks(texts: Iterable[str]) -> list[Network]:
-    """Return the networks of TRUSTED_PROXIES: addresses or CIDR ranges. Raises ImproperlyConfigured."""
+    """Parse the setting TRUSTED_PROXIES, IP addresses or CIDR ranges, into networks. Raises ImproperlyConfigured."""
     try:
         return [ip_network(text.strip(), strict=False) for text in texts if text.strip()]
     except ValueError as error:
@@ -30,9 +30,9 @@ def parse_networks(texts: Iterable[str]) -> list[Network]:
 
 
 def resolve_client(environ: MutableMapping[str, Any]) -> str | None:
-    """Replace the proxy's address in REMOTE_ADDR by the client's, and return it.
+    """Replace a proxy's address in REMOTE_ADDR by the client's, and return the client's.
 
-    None if the peer has no address, as on a Unix socket.
+    Return None if the connection has no IP address, as on a Unix socket.
     """
     peer, forwarded_for = (str(environ.get(name) or "") for name in ("REMOTE_ADDR", "HTTP_X_FORWARDED_FOR"))
     address = client_address(peer, forwarded_for, settings.TRUSTED_PROXIES)
@@ -42,10 +42,11 @@ def resolve_client(environ: MutableMapping[str, Any]) -> str | None:
 
 
 def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) -> str | None:
-    """Return the client's address: from `peer` back along `X-Forwarded-For`, the first that is no trusted proxy.
+    """Return the client's IP address; None if `peer` is no IP address.
 
-    `peer` is the address of the connection. Only entries that trusted proxies added count, so a client cannot forge its
-    address. The search ends at an entry that is no address.
+    `peer` is the address of the connection. Each proxy appends the address of its own peer to `X-Forwarded-For`, so
+    this function reads `forwarded_for` from its end while the address is that of a trusted proxy. Entries that a client
+    wrote into the header come before those, and do not count. The search also ends at an entry that is no address.
     """
     address = _parse(peer)
     if address is None:
@@ -61,7 +62,7 @@ def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) ->
 
 
 def rate_limit_key(address: str) -> str:
-    """Return the key under which limits count an address: for IPv6, its network of IPV6_PREFIX bits."""
+    """Return the key under which limits count an address: itself, or the network of IPV6_PREFIX bits of an IPv6 one."""
     parsed = _parse(address)
     if isinstance(parsed, IPv6Address):
         return str(ip_network((parsed, IPV6_PREFIX), strict=False).network_address)
@@ -69,7 +70,7 @@ def rate_limit_key(address: str) -> str:
 
 
 def _parse(text: str) -> Address | None:
-    """Parse an address with or without a port, and without its zone (`%eth0`). Return None if it is no address."""
+    """Return the address in `text`, without its port and its zone (`%eth0`); None if `text` is no IP address."""
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

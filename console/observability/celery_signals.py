@@ -1,4 +1,4 @@
-"""Celery signal handlers: context fields, spans and counters of tasks, heartbeats of worker and beat."""
+"""Handlers of Celery's signals: context fields, spans and counters of tasks, and heartbeats of workers and beat."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from console.observability import context, heartbeats, tracing
 from console.observability.counters import TASK_SECONDS, TASK_TOTAL, buffer
 
 HEADER = "trainyard"
-"""The message header that holds {"about": context fields, "traceparent"}."""
+"""Our header of a task's message: a dict with the sender's context fields as "about", and its traceparent."""
 TRACEPARENT = "traceparent"
 DISPATCHER = "dispatcher"
 """The program that starts jobs (`console.supervision.supervisor`); its Celery node name is `dispatcher@host`."""
 _process = {"program": heartbeats.WORKER}
-"""The program that this process runs: WORKER, DISPATCHER or BEAT. The signals below set it."""
+"""The program that this process runs: WORKER, DISPATCHER or BEAT. The handlers of Celery's start signals set it."""
 
 
 @signals.setup_logging.connect
 def _configure_logging(**_kwargs: Any) -> None:
-    """Configure logging as Django does. Celery configures its own only if no handler is connected."""
+    """Configure logging as Django does. That this handler exists keeps Celery from configuring its own logging."""
     dictConfig(settings.LOGGING)
 
 
 @signals.before_task_publish.connect
 def _add_header(headers: dict[str, Any] | None = None, **_kwargs: Any) -> None:
-    """Put the context fields and the trace into the message. Beat also sends its heartbeat with each message."""
+    """Put context fields and traceparent into a message. Beat also sends its heartbeat here: it has no other signal."""
     if headers is not None:
         headers[HEADER] = {"about": context.task_fields(), TRACEPARENT: tracing.current_traceparent()}
     if _process["program"] == heartbeats.BEAT:
@@ -71,7 +71,10 @@ def _start_task(task: Any = None, task_id: str = "", **_kwargs: Any) -> None:
 
 @signals.task_postrun.connect
 def _finish_task(task: Any = None, state: str | None = None, **_kwargs: Any) -> None:
-    """Close the task's span and context, and count the task. Does nothing for a task without a span."""
+    """Close the task's span and context, and count the task.
+
+    Does nothing if `_start_task` did not run to its end: Celery calls this in any case.
+    """
     started: tuple[ExitStack, Span, float] | None = getattr(task.request, "trainyard_span", None)
     if started is None:
         return
@@ -87,12 +90,12 @@ def _finish_task(task: Any = None, state: str | None = None, **_kwargs: Any) -> 
 @signals.worker_process_shutdown.connect
 @signals.worker_shutdown.connect
 def _flush(**_kwargs: Any) -> None:
-    """Send buffered counts and spans: a process of Celery's pool ends without running `atexit` handlers."""
+    """Send the buffered counts and spans, because a process of Celery's pool ends without running `atexit` handlers."""
     buffer.flush()
     tracing.flush()
 
 
 def _header(request: Any) -> dict[str, Any]:
-    """Return our header of a task's message; versions of Celery differ in where they put custom headers."""
+    """Return our header of a task's message; empty if it has none. Celery's versions differ in where they put it."""
     header = getattr(request, HEADER, None) or (getattr(request, "headers", None) or {}).get(HEADER)
     return header if isinstance(header, dict) else {}

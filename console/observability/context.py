@@ -1,7 +1,7 @@
-"""Context fields of log lines and spans: the request, user, organization, task, job, run and cluster.
+"""Context fields, which log lines and spans show: the request, user, organization, task, job, run and cluster.
 
-They are kept in a context variable within a process, and in a message header from a request to a task. They hold row
-ids, generated names and the client's address, never text that a customer wrote.
+Within a process they are in a context variable. From a request to the tasks that it sends they travel in a message
+header. Their values are row ids, generated names and the client's address, never a text that a customer wrote.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ T = TypeVar("T")
 Value = str | int
 
 FIELDS = ("request_id", "client", "user", "organization", "task", "job", "run", "cluster")
-"""Every field, in the order of a log line."""
+"""All fields, in the order in which a log line shows them."""
 TASK_FIELDS = ("request_id", "user", "organization")
 """The fields that a task inherits from the request that sent it."""
 VALID_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}")
-"""Request ids that are accepted from a proxy. Others could forge log lines, or fill the log."""
+"""The request ids that are accepted from clients and proxies. Line breaks could forge log lines, and long ids fill the
+log."""
 
 _bound: ContextVar[dict[str, Value] | None] = ContextVar("bound", default=None)
 
 
 def request_id(proposed: str) -> str:
-    """Return the id that a proxy proposed if it is valid, else a new one."""
+    """Return the value of a request's X-Request-Id header if it is valid, else a new random id."""
     return proposed if VALID_ID.fullmatch(proposed) else secrets.token_hex(8)
 
 
@@ -41,9 +42,10 @@ def fields() -> dict[str, Value]:
 
 @contextmanager
 def bound(**values: Value | None) -> Iterator[dict[str, Value]]:
-    """Add fields for the block; values of None are left out.
+    """Add fields for the duration of the block; values of None are left out.
 
-    Yields the fields as a mapping. It also gets the fields that `add` adds later, and remains valid after the block.
+    Yield the mapping of all current fields. `add` adds to the same mapping, so the caller can read there, also after
+    the block, which fields the block added.
     """
     merged = dict(_bound.get() or {})
     merged.update((name, value) for name, value in values.items() if value is not None)
@@ -55,7 +57,7 @@ def bound(**values: Value | None) -> Iterator[dict[str, Value]]:
 
 
 def add(**values: Value) -> None:
-    """Add fields to the innermost block of `bound`; outside of a block nothing happens."""
+    """Add fields until the end of the innermost block of `bound`. Does nothing outside of such a block."""
     innermost = _bound.get()
     if innermost is not None:
         innermost.update(values)
@@ -76,12 +78,12 @@ def with_fields(describe: Callable[..., Mapping[str, Value]]) -> Callable[[Calla
 
 
 def task_fields() -> dict[str, Value]:
-    """Return the fields that a message to a task carries."""
+    """Return the current fields that a task inherits, for its message."""
     return {name: value for name, value in fields().items() if name in TASK_FIELDS}
 
 
 def fields_from_header(header: Any) -> dict[str, Value]:
-    """Return the valid fields of a message header, which anyone with access to the broker could have written."""
+    """Return the fields in a message's header. Invalid values are left out: other programs may use the broker too."""
     if not isinstance(header, Mapping):
         return {}
     return {

@@ -1,10 +1,11 @@
-"""Counters of requests and tasks, summed over all processes of the installation in Redis.
+"""Counters of requests and tasks, summed in Redis over all processes of the installation.
 
-Counting adds to a buffer in memory; a thread of each process adds the buffer to Redis once a second. A killed process
-loses at most a second of counts. Metrics that must be exact are read from the database (`monitoring.db_metrics`).
+A process counts in a buffer in memory, which one of its threads adds to Redis once a second. The counts are not exact:
+a killed process loses up to a second of them, and if Redis's response to a transfer is lost, the transfer is repeated
+and counts twice. Metrics that must be exact are read from the database (`console.monitoring.db_metrics`).
 
-The multiprocess mode of prometheus_client sums only the processes of one machine, and its counts are lost with the
-machine. Here any web process returns the counts of all processes, so Prometheus scrapes one address.
+prometheus_client has a multiprocess mode, but it sums only the processes of one machine. Here any web process returns
+the counts of all processes, so Prometheus needs to scrape only one address.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import logging
 import os
 import threading
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
@@ -28,18 +30,20 @@ from console.observability import redis_client
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
-"""The interval between two transfers to Redis."""
+"""How often the buffer is added to Redis."""
 RETRY_SECONDS = 5.0
 """How long to wait before the next transfer after Redis did not answer."""
 MAX_BUFFER_KEYS = 5000
-"""Largest number of keys in the buffer. Counts of further keys are dropped, so a bug in labels cannot fill memory."""
+"""How many keys the buffer may have, several times what all routes and tasks need. Counts of further keys are dropped,
+so that a bug in label values cannot fill the memory."""
 SUM, COUNT = "sum", "count"
-"""Parts of a series in Redis. A counter has COUNT; a histogram has SUM and a part per bucket, named by its index."""
+"""Names of the values that a series has in Redis. A counter has COUNT. A histogram has SUM, and for each bucket a value
+that is named by the bucket's index."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A counter with its labels; with `buckets` (seconds), a histogram of durations."""
+    """A counter with its labels. With `buckets`, upper edges in seconds, it is a histogram of durations instead."""
 
     name: str
     help: str
@@ -48,14 +52,15 @@ class Metric:
 
 
 class Series(NamedTuple):
-    """One metric with one set of label values. `counts` has the cumulative count of each bucket, or a counter's count.
+    """The values of one metric for one set of label values.
 
-    `total` is the sum of a histogram's durations in seconds; 0 for a counter.
+    For a histogram, `counts` has the number of durations up to the edge of each bucket, and `total_seconds` is the sum
+    of all durations. For a counter, `counts` has one number, and `total_seconds` is 0.
     """
 
     labels: tuple[str, ...]
     counts: tuple[int, ...]
-    total: float
+    total_seconds: float
 
 
 HTTP_SECONDS = Metric(
@@ -71,15 +76,15 @@ TASK_SECONDS = Metric(
     ("task",),
     (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0),
 )
-TASK_TOTAL = Metric("trainyard_tasks", "Celery tasks that ended, by how.", ("task", "outcome"))
+TASK_TOTAL = Metric("trainyard_tasks", "Finished Celery tasks, by outcome.", ("task", "outcome"))
 METRICS = (HTTP_SECONDS, HTTP_TOTAL, TASK_SECONDS, TASK_TOTAL)
 
 Key = tuple[str, tuple[str, ...], str]
-"""Metric, label values, and part."""
+"""What a count in the buffer belongs to: the metric's name, its label values, and SUM, COUNT or a bucket's index."""
 
 
 class Buffer:
-    """The counts of this process that are not in Redis yet."""
+    """The counts of this process that are not in Redis yet. It is thread-safe."""
 
     def __init__(self) -> None:
         self._reset()
@@ -87,7 +92,10 @@ class Buffer:
         atexit.register(self.flush)
 
     def _reset(self) -> None:
-        """Start with empty counts. A forked process does so too: the counts that it inherits are its parent's."""
+        """Start with an empty buffer. A forked process does this too, because its parent flushes the inherited counts.
+
+        Locks and threads are new, because a fork copies a held lock, but not the thread that holds it.
+        """
         self._lock, self._flush_lock = threading.Lock(), threading.Lock()
         self._has_counts = threading.Event()
         self._counts: dict[Key, float] = defaultdict(int)
@@ -106,21 +114,22 @@ class Buffer:
     def flush(self) -> bool:
         """Add the buffer to Redis. Return False if Redis did not answer; the counts then stay in the buffer.
 
-        Waits for a transfer by another thread, so that all earlier counts are in Redis on return.
+        If another thread is flushing, wait for it, so that all earlier counts are in Redis on return.
         """
         with self._flush_lock:
             return self._flush()
 
     def _flush(self) -> bool:
+        """Do what `flush` says. The caller holds `_flush_lock`."""
         with self._lock:
             counts, self._counts = self._counts, defaultdict(int)
         if not counts:
             return True
         try:
             with redis_client.client().pipeline(transaction=True) as pipe:
-                for (name, labels, part), amount in counts.items():
-                    field = json.dumps([*labels, part], separators=(",", ":"))
-                    if part == SUM:
+                for (name, labels, value_name), amount in counts.items():
+                    field = json.dumps([*labels, value_name], separators=(",", ":"))
+                    if value_name == SUM:
                         pipe.hincrbyfloat(_key(name), field, amount)
                     else:
                         pipe.hincrby(_key(name), field, int(amount))
@@ -146,37 +155,39 @@ class Buffer:
                     self._thread.start()
 
     def _flush_regularly(self) -> None:
-        pause = threading.Event()  # never set
         while True:
             self._has_counts.wait()
-            pause.wait(FLUSH_SECONDS)
+            time.sleep(FLUSH_SECONDS)  # the counts of this time are transferred together
             self._has_counts.clear()
             if not self.flush():
-                pause.wait(RETRY_SECONDS)
+                time.sleep(RETRY_SECONDS)  # no event tells that Redis is back
                 self._has_counts.set()
 
 
 def read_series(metric: Metric) -> Iterator[Series]:
     """Yield each series of a metric, summed over all processes. Raises redis.RedisError."""
-    parts_by_labels: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    values_by_labels: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
     for field, value in redis_client.client().hgetall(_key(metric.name)).items():
-        *labels, part = json.loads(field)
+        *labels, value_name = json.loads(field)
         if len(labels) == len(metric.labels):  # series of an older version may have other labels
-            parts_by_labels[tuple(labels)][part] = float(value)
-    for label_values, parts in sorted(parts_by_labels.items()):
+            values_by_labels[tuple(labels)][value_name] = float(value)
+    for label_values, values in sorted(values_by_labels.items()):
         if metric.buckets:
-            counts = (int(parts.get(str(bucket), 0)) for bucket in range(len(metric.buckets) + 1))
-            yield Series(label_values, tuple(accumulate(counts)), parts.get(SUM, 0.0))
+            counts = (int(values.get(str(bucket), 0)) for bucket in range(len(metric.buckets) + 1))
+            yield Series(label_values, tuple(accumulate(counts)), values.get(SUM, 0.0))
         else:
-            yield Series(label_values, (int(parts.get(COUNT, 0)),), 0.0)
+            yield Series(label_values, (int(values.get(COUNT, 0)),), 0.0)
 
 
 def _values(metric: Metric, labels: dict[str, str]) -> tuple[str, ...]:
+    """Return the values of all labels, in the order of the metric's labels."""
     return tuple(labels[name] for name in metric.labels)
 
 
 def _key(name: str) -> str:
+    """Return the key of a metric's hash in Redis. "tally" is an old name, kept so that no upgrade loses counts."""
     return redis_client.key(f"tally:{name}")
 
 
 buffer = Buffer()
+"""The buffer of this process."""

@@ -1,7 +1,7 @@
-"""Heartbeats of processes, in Redis: when each last worked, and figures such as open streams or free capacity.
+"""Heartbeats in Redis: when each process last worked, and details such as its open streams or a cluster's capacity.
 
-The loop that does the work sends them: beat's tick, the worker's loop, the watcher's loop. A separate thread would send
-them even while the work hangs.
+A process sends them from the loop that does its work: Celery beat, a Celery worker's event loop, the watcher's loop. A
+separate thread would send them even while the work hangs.
 """
 
 from __future__ import annotations
@@ -20,27 +20,31 @@ from console.observability import liveness, redis_client
 
 logger = logging.getLogger(__name__)
 
-BEAT, WORKER, WATCHER, WEB, CLUSTER, BOOKS = "beat", "worker", "watcher", "web", "cluster", "books"
+BEAT, WORKER, WATCHER, WEB, CLUSTER, LEDGER = "beat", "worker", "watcher", "web", "cluster", "books"
 PROCESS_KINDS = (BEAT, WORKER, WATCHER, WEB)
-KINDS = (*PROCESS_KINDS, CLUSTER, BOOKS)
-"""CLUSTER and BOOKS are reports: the watcher's on a cluster's capacity, and the last check of the ledger."""
+"""The kinds of heartbeats that tell that a process works."""
+KINDS = (*PROCESS_KINDS, CLUSTER, LEDGER)
+"""The kinds of heartbeats. With CLUSTER the watcher reports a cluster's capacity. With LEDGER a worker reports the last
+check of the ledger."""
 DISPATCH = "dispatch"
-"""The part of the workers that starts jobs; the other workers' part is empty."""
+"""The `part` of heartbeats of the dispatcher, whose kind is WORKER. The `part` of all other workers is empty."""
 INTERVAL_SECONDS = 1.0
-"""The shortest time between two heartbeats of a process."""
+"""The shortest time between two heartbeats of a process: its loop may run many times a second."""
 RETRY_SECONDS = 5.0
-"""How long a process sends no heartbeat after Redis did not answer."""
+"""How long a process sends no heartbeat after Redis did not answer, so that its loop seldom waits for Redis."""
 EXPIRY_SECONDS = 600.0
-"""A process without a heartbeat for this long is removed, except the latest of its kind."""
+"""After this long the heartbeat of a process is removed, unless it is the latest of its kind and part. The process has
+ended, since monitoring calls one late after a minute."""
 _KEY = "signs"
+"""The name of the Redis hash. It is older than the term heartbeat; the processes of two versions must agree on it."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
     """The last heartbeat of one process.
 
-    `part` names the cluster or queue that the process works on, if there are several; `at` is the Unix time of the
-    sender's machine.
+    `part` names the cluster that the process watches, or is DISPATCH, or empty. `process` is its host name and process
+    id. `at` is the Unix time of the sender's machine.
     """
 
     kind: str
@@ -56,7 +60,7 @@ class Heartbeat:
 
 
 _next_at: dict[tuple[str, str], float] = {}
-"""When the next heartbeat of a kind and part is due, on the monotonic clock."""
+"""When this process may send its next heartbeat, by kind and part, on the monotonic clock."""
 
 
 def is_due(kind: str, part: str = "") -> bool:
@@ -67,9 +71,10 @@ def is_due(kind: str, part: str = "") -> bool:
 def send(
     kind: str, part: str = "", *, interval_seconds: float = INTERVAL_SECONDS, liveness_file: str = "", **details: Any
 ) -> None:
-    """Send a heartbeat of this process, at most once per `interval_seconds`. An unavailable Redis raises no error.
+    """Send a heartbeat of this process, unless the last was sent less than `interval_seconds` ago.
 
-    `details` are stored with it. `liveness_file` is the name of the process's liveness file; empty: `kind`.
+    Also touch the file `liveness_file`, by default named as `kind` (`console.observability.liveness`). `details` are
+    JSON values that the heartbeat carries. An unavailable Redis raises no error.
     """
     if not is_due(kind, part):
         return
@@ -85,9 +90,9 @@ def send(
 
 
 def recent() -> list[Heartbeat]:
-    """Return the last heartbeat of each live process, and the latest of each kind and part; newest first.
+    """Return the last heartbeat of each process, newest first. Remove expired ones (EXPIRY_SECONDS) from Redis.
 
-    Also removes expired heartbeats (EXPIRY_SECONDS) from Redis. Raises redis.RedisError.
+    The latest of each kind and part never expires. Raises redis.RedisError.
     """
     heartbeats = []
     for name, value in redis_client.client().hgetall(redis_client.key(_KEY)).items():
@@ -108,7 +113,7 @@ def recent() -> list[Heartbeat]:
 
 
 def latest(heartbeats: list[Heartbeat], kind: str) -> dict[str, Heartbeat]:
-    """Return the latest heartbeat of a kind for each part, from a list that is newest first."""
+    """Return the latest heartbeat of a kind by its part. `heartbeats` must be newest first, as from `recent`."""
     by_part: dict[str, Heartbeat] = {}
     for heartbeat in heartbeats:
         if heartbeat.kind == kind:

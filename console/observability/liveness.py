@@ -1,7 +1,7 @@
 """Liveness files: each process that listens on no port touches a file as long as its loop runs.
 
-A liveness probe checks the file's age (`deploy/kubernetes`). A process touches its file even while Redis or the
-database is unavailable, because a restart would not help. A loop that hangs no longer touches it.
+In `deploy/kubernetes` the kubelet's liveness probes check the age of these files, and restart a container whose loop
+hangs. A process touches its file even while Redis or the database is unavailable, because a restart would not help.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def touch(name: str) -> None:
-    """Touch the file of the process type `name`. Never raises: a failure here must not stop the work."""
+    """Touch the liveness file of the program `name`, such as `watcher`. A failure is only logged: work goes on."""
     path = settings.VAR_DIR / "pulse" / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,7 @@
-"""Log lines by structlog: JSON for collectors or text for people, with request and job fields, without secrets."""
+"""Format log lines with structlog, as JSON for log collectors or as text for people.
+
+Lines show the context fields (`console.observability.context`). Secrets in them are replaced by REDACTED.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,19 @@ SECRET_PATTERNS = tuple(
         (r"(?s)-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|$)", REDACTED),
     )
 )
-"""Patterns of secrets, and their replacements."""
+"""Patterns of secrets, and their replacements: keys of our API and of Stripe, HTTP headers, values with names such as
+`password`, passwords in URLs, one-time links, and private keys."""
 MAYBE_SECRET = re.compile(r"ty_|sk_|rk_|whsec_|://|/accounts/|/invitations/|-----BEGIN |(?i:secret)"
                      r"|(?i:token|passw|_key|cookie|sessionid|authorization|signature|bearer|basic)")  # fmt: skip
-"""Matches any text that one of `SECRET_PATTERNS` could match, so that most lines need only this one search."""
+"""Matches every text that one of SECRET_PATTERNS matches. Most lines hold no secret and need only this one search."""
 ACCESS_ATTRIBUTE = "access"
-"""The attribute of an access log's record that holds the request's method, path, status, seconds and bytes."""
+"""The attribute of an access log's LogRecord that holds the request's method, path, status, seconds and bytes."""
 FIELDS_KEY = "trainyard.bound"
-"""The key under which a request's WSGI environ or ASGI scope holds its `context` fields."""
+"""The key of a request's context fields in its ASGI scope or WSGI environ."""
 
 
 def configuration(*, log_format: str, level: str) -> dict[str, Any]:
-    """Return Django's LOGGING. Raises ValueError for an unknown format."""
+    """Return the value of Django's setting LOGGING. Raises ValueError if `log_format` is no key of FORMATS."""
     if log_format not in FORMATS:
         raise ValueError(f"LOG_FORMAT is {log_format!r}. It can be: {', '.join(FORMATS)}.")
     return {
@@ -48,7 +52,7 @@ def configuration(*, log_format: str, level: str) -> dict[str, Any]:
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
             **{name: {"level": "WARNING"} for name in ("httpx", "stripe", "urllib3")},
-            # These install handlers of their own by default.
+            # Django and uvicorn give these loggers handlers of their own, which would log each line twice.
             "django": {"handlers": [], "propagate": True},
             "uvicorn.access": {"handlers": [], "propagate": False},  # `console.access` replaces it
         },
@@ -56,7 +60,7 @@ def configuration(*, log_format: str, level: str) -> dict[str, Any]:
 
 
 def formatter(log_format: str) -> structlog.stdlib.ProcessorFormatter:
-    """Return the formatter of every handler: `text` or `json`."""
+    """Return the formatter for a key of FORMATS."""
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             structlog.processors.TimeStamper(fmt="iso", key="time"),
@@ -80,7 +84,7 @@ def redact(text: str) -> str:
 
 
 def request_scope(request: Any) -> dict[str, Any]:
-    """Return the mapping where a Django request keeps `FIELDS_KEY`: its ASGI scope, or its WSGI environ."""
+    """Return the mapping in which a Django request has FIELDS_KEY: its ASGI scope, or its WSGI environ (`META`)."""
     scope = getattr(request, "scope", None)
     return scope if isinstance(scope, dict) else getattr(request, "META", {})
 
@@ -88,17 +92,21 @@ def request_scope(request: Any) -> dict[str, Any]:
 def log_request(
     *, method: str, path: str, status: int, seconds: float, size: int | None, fields: dict[str, Any], logger: str
 ) -> None:
-    """Log an answered request. The query is left out: it may hold a secret of its sender."""
+    """Log a request to which a response was sent. `size` is the body's in bytes, `fields` its context fields.
+
+    The query of the URL is left out, because it may hold a secret of the client.
+    """
     details = {"method": method, "path": redact(path), "status": status, "seconds": round(seconds, 6), "bytes": size}
     message = f"{method} {details['path']} {status} {seconds * 1000:.1f} ms"
     logging.getLogger(logger).info(message, extra={ACCESS_ATTRIBUTE: details, "bound": fields})
 
 
 def _add_context(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Add the fields of the request or task, and the trace."""
+    """Add the context fields of the request or task, and the id of its trace."""
     record = event["_record"]
-    request = getattr(record, "request", None)  # Django logs a failed response after all middleware has run
-    fields = getattr(record, "bound", None)
+    fields = getattr(record, "bound", None)  # of the access log
+    # Django logs a failed response after all middleware, when the context variable is empty, and names the request.
+    request = getattr(record, "request", None)
     if not fields and request is not None:
         fields = request_scope(request).get(FIELDS_KEY)
     if fields is None:
@@ -108,7 +116,7 @@ def _add_context(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def _add_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Add the process and, to a line of the access log, the details of the request."""
+    """Add the process id and, to a line of the access log, ACCESS_ATTRIBUTE."""
     event["process"] = event["_record"].process
     event.update(getattr(event["_record"], ACCESS_ATTRIBUTE, {}))
     return event
@@ -122,7 +130,7 @@ def _redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def _join_lines(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Put the text on one line, so that text from outside cannot look like another line."""
+    """Put the message on one line, so that a quoted text of a customer cannot pretend to be a log line."""
     event["event"] = " | ".join(event["event"].splitlines())
     return event
 
@@ -143,4 +151,4 @@ FORMATS: dict[str, Sequence[Processor]] = {
         structlog.processors.JSONRenderer(ensure_ascii=False),
     ),
 }  # fmt: skip
-"""The processors that turn a log event into a line, by LOG_FORMAT."""
+"""The processors that turn a log event into a line, by the value of the setting LOG_FORMAT."""

@@ -1,6 +1,6 @@
-"""The OpenTelemetry SDK with its OTLP exporter. `tracing` imports this module only where traces are on.
+"""Configure OpenTelemetry's SDK with its OTLP exporter. `tracing` imports this module only if tracing is on.
 
-The SDK reads further variables: OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and so on.
+The SDK itself reads further environment variables, such as OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Provider(TracerProvider):
 
     @contextmanager
     def next_span_id(self, span_id: int) -> Iterator[None]:
-        """Give this id to the spans that the block starts."""
+        """Give the id `span_id` to a span that is started in the block."""
         token = _next_span_id.set(span_id)
         try:
             yield
@@ -37,7 +37,7 @@ class _IdGenerator(RandomIdGenerator):
 
 
 def provider(endpoint: str) -> Provider:
-    """Return a provider that sends spans in batches from a thread; spans are dropped while the receiver is away."""
+    """Return a provider that sends spans to `endpoint` in batches, in a thread. While it is away, spans are lost."""
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "trainyard"}))

@@ -1,7 +1,4 @@
-"""Redis for heartbeats and counters, with short time-outs: monitoring must not wait for the services it monitors.
-
-The console works without the heartbeats and counters.
-"""
+"""The Redis client of heartbeats and counters. Its timeouts are short, because the console works without both."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 ANSWER_SECONDS = 1.0
-"""How long a call waits for Redis, which answers within milliseconds unless it is down."""
+"""How long a call waits for Redis. Redis answers within milliseconds unless it is down."""
 
 
 @cache
 def client() -> redis.Redis:
-    """Return the client of this process. Its calls are not retried."""
+    """Return the client of this process. It does not retry failed calls."""
     return redis.Redis.from_url(
         settings.REDIS_URL,
         socket_timeout=ANSWER_SECONDS,
@@ -28,5 +25,5 @@ def client() -> redis.Redis:
 
 
 def key(name: str) -> str:
-    """Return the full key, with a prefix that separates this console from others on the same Redis."""
+    """Return the full key of `name`. A KEY_PREFIX separates consoles that share one Redis; tests set it."""
     return f"{settings.CACHES['default'].get('KEY_PREFIX', '')}trainyard:{name}"

@@ -1,6 +1,7 @@
 """OpenTelemetry spans, from an order to its ranks. Without an OTLP endpoint the SDK is not loaded and spans do nothing.
 
-A span context is passed on as a W3C `traceparent`: in a message's header, on a job's row, in a rank's environment.
+A W3C `traceparent` carries a trace from one process to the next: in the header of a Celery message, on a job's row, and
+in a rank's environment.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ from opentelemetry.trace import INVALID_SPAN, Link, NoOpTracerProvider, Span, Sp
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[0-3]")
+"""Version 00 of W3C Trace Context: ids of trace and span, which are not all zeros, and flags (sampled, random)."""
 TRACE_ID, SPAN_ID = slice(3, 35), slice(36, 52)
-"""Where a traceparent has the ids of its trace and its span, in hexadecimal."""
+"""The positions of the trace's id and the span's id in a traceparent, in hexadecimal."""
 NANOSECONDS_PER_SECOND = 1_000_000_000
 FLUSH_MILLISECONDS = 3000
-"""How long a process that ends waits for the receiver to take the last spans."""
+"""How long an ending process waits until the receiver has accepted the last spans. An unavailable receiver must not
+delay the end for longer."""
 Attributes = Mapping[str, str | int | float | bool]
 
 _OFF = NoOpTracerProvider()
+"""The provider whose spans do nothing."""
 _PROPAGATOR = TraceContextTextMapPropagator()
-_provider: Any = _OFF  # this process's provider; an `otlp.Provider` if traces are on
+"""Reads and writes traceparents."""
+_provider: Any = _OFF
+"""The provider of this process: `_OFF`, or an `otlp.Provider` if tracing is on. `start` sets it."""
 
 
 class TracingMissing(Exception):
@@ -43,7 +49,10 @@ class TracingMissing(Exception):
 
 @dataclass(frozen=True)
 class FinishedSpan:
-    """A span that is exported after the fact, with its own `traceparent` and its parent's. Times in Unix seconds."""
+    """A span that has already ended, such as a run's. `parent` is the traceparent of its parent span.
+
+    Times are Unix seconds. `error` is the message of a failed span, else empty.
+    """
 
     name: str
     traceparent: str
@@ -55,11 +64,11 @@ class FinishedSpan:
 
 
 def start(*, endpoint: str) -> None:
-    """Export spans to this OTLP address (without `/v1/traces`) from now on; an empty one switches tracing off.
+    """Export spans to this OTLP URL (without `/v1/traces`) from now on. An empty URL switches tracing off.
 
     Raises TracingMissing.
     """
-    global _provider  # noqa: PLW0603  # one for each process, as its logging is
+    global _provider  # noqa: PLW0603  # like logging, tracing is configured once for each process
     if not endpoint:
         _provider = _OFF
         return
@@ -85,9 +94,10 @@ def span(
     link: str = "",
     attributes: Attributes | None = None,
 ) -> Iterator[Span]:
-    """Open a span for the block: a child of the current span, or of `parent` if `parent` is in another trace.
+    """Open a span for the block. `parent` and `link` are traceparents; the new span links to `link`.
 
-    `parent` and `link` are traceparents. If `parent` replaces the current span, the new span links to the latter.
+    Its parent is the current span. But if `parent` is given and belongs to another trace, `parent` is the parent, and
+    the new span links to the current span.
     """
     if not is_on():
         yield INVALID_SPAN
@@ -111,7 +121,7 @@ def mark_failed(failed_span: Span, message: str) -> None:
 
 
 def current_traceparent() -> str:
-    """Return the traceparent of the current span; empty without one, or if it is not sampled."""
+    """Return the traceparent of the current span; empty if there is no span, or if it is not sampled."""
     carrier: dict[str, str] = {}
     if trace.get_current_span().get_span_context().trace_flags.sampled:
         _PROPAGATOR.inject(carrier)
@@ -119,14 +129,15 @@ def current_traceparent() -> str:
 
 
 def trace_id() -> str:
-    """Return the id of the current trace; empty without one."""
+    """Return the id of the current trace in hexadecimal; empty if there is none."""
     return current_traceparent()[TRACE_ID]
 
 
 def child_traceparent(traceparent: str, name: str) -> str:
-    """Return the traceparent of the child span `name`, which is always the same one; empty without a parent.
+    """Return the traceparent of the child span `name` of `traceparent`; empty if `traceparent` is.
 
-    The process that starts a run and the one that exports its span compute the same id.
+    The span's id is computed from both, not random. So the process that starts a run can pass the traceparent to the
+    ranks, and another process, which exports the span when the run has ended, computes the same id.
     """
     if not valid_traceparent(traceparent):
         return ""
@@ -137,7 +148,7 @@ def child_traceparent(traceparent: str, name: str) -> str:
 
 
 def export(spans: Sequence[FinishedSpan]) -> None:
-    """Export spans after the fact, where traces are on."""
+    """Export spans that have already ended. Does nothing while tracing is off."""
     for finished in spans if is_on() else ():
         with _provider.next_span_id(int(finished.traceparent[SPAN_ID], 16)):
             exported = _provider.get_tracer("trainyard").start_span(
@@ -158,9 +169,10 @@ def flush() -> None:
 
 
 def valid_traceparent(value: Any) -> str:
-    """Return a traceparent from outside; empty if it is malformed."""
+    """Return `value` if it is a valid traceparent, else an empty string. Check values from outside with it."""
     return value if isinstance(value, str) and TRACEPARENT.fullmatch(value) else ""
 
 
 def _context(traceparent: str) -> Context:
+    """Return an OpenTelemetry context whose current span is that of the traceparent."""
     return _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())

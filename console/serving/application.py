@@ -19,6 +19,7 @@ from django.conf import settings
 from console.observability import addresses, heartbeats, logs
 from console.serving import notebooks, proxy, refusals, shells
 from console.serving.exchange import SCOPE_KEY, Exchange, IncomingBody
+from console.serving.gate import Scope
 from console.serving.handler import Handler
 from console.serving.limits import Limit
 from console.serving.refusals import Message, Receive, Refused, Send
@@ -26,25 +27,23 @@ from console.serving.server import end_with_parent
 from console.serving.streams import Streams
 from console.serving.threads import Threads
 
-Scope = dict[str, Any]
-
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that have their own thread, so that they are served while all other threads are busy."""
-UPLOADS = {
+"""Paths whose views run in a thread of their own, so that monitoring works while all other threads are busy."""
+UPLOAD_PATHS = {
     "PUT": re.compile(r"/api/v1/(datasets/[^/]+/archive/|workspaces/[^/]+/files/.+)"),
     "POST": re.compile(r"/api/v1/uploads/([0-9a-f-]{36}/)?"),
     "PATCH": re.compile(r"/api/v1/uploads/[^/]+/"),
 }
-"""Paths by method that accept a body of any size. Their views check the sender's access before they read it."""
+"""Paths, by method, that accept a body of any size. Their views check access before they read the body."""
 HEARTBEAT_SECONDS = 5.0
-"""The interval of this process's heartbeats, which monitoring counts."""
+"""How often this process sends a heartbeat. `heartbeats` counts a process as alive for some times this long."""
 SPOOL_BYTES = 64 * 1024
-"""An arriving body up to this size, as of most forms, stays in memory; a larger one goes to a temporary file."""
+"""A body up to this size is kept in memory, and a larger one in a temporary file. Most forms are smaller."""
 CLIENT_CLOSED_REQUEST = 499
-"""The status in the access log if the client disconnected before a response; nginx's convention."""
+"""The status in the access log if the client disconnected before there was a response. nginx logs this number too."""
 
 WEBSOCKET_STATUS = {"websocket.accept": 101, "websocket.close": 403}
-"""The status in the access log for a websocket, by the first message that the server sends."""
+"""The status in the access log for a websocket, by the type of the first message that is sent to the browser."""
 
 
 class ClientDisconnected(Exception):
@@ -57,25 +56,26 @@ class Application:
     def __init__(self, handler: Handler) -> None:
         self._respond = handler.respond
         self._pages = Threads(settings.WEB_THREADS, "page")
-        self._monitoring = Threads(1, "probe")
+        self._monitoring = Threads(1, "monitoring")
         self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
+        # Behind a proxy all clients share the proxy's connections, so requests are counted by address too.
         self._request_limit = Limit(settings.MAX_CONNECTIONS_PER_ADDRESS, refusals.TOO_MANY_CONNECTIONS)
-        # One address or organization can use at most half of the upload threads.
+        # One address or organization can use at most half of the upload threads, so that others can always upload.
         self._upload_limit = Limit(max(1, settings.UPLOAD_THREADS // 2), refusals.TOO_MANY_UPLOADS)
         self._streams = Streams()
-        self._notebooks = notebooks.Notebooks(self._run_page)
-        self._shells = shells.Shells(self._run_page)
+        self._notebooks = notebooks.NotebookForwarder(self._run_page)
+        self._shells = shells.ShellConnector(self._run_page)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or websocket, or the lifespan of the process."""
+        """Serve one request or websocket, or ASGI's lifespan events of the process."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
         serve = self._serve_websocket if scope["type"] == "websocket" else self._serve
-        response = _Response(send)
+        response = _RecordedResponse(send)
         started_at = time.perf_counter()
         try:
-            with self._request_limit.held(addresses.rate_limit_key(_client_of(scope))):
+            with self._request_limit.slot(addresses.rate_limit_key(_client_of(scope))):
                 await serve(scope, receive, response.send)
         except Refused as refused:
             if scope["type"] == "http":
@@ -83,7 +83,7 @@ class Application:
             else:
                 await response.send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
         except ClientDisconnected:
-            pass
+            pass  # nobody is left to respond to
         finally:
             logs.log_request(
                 method=scope.get("method", "WEBSOCKET"), path=scope["path"], status=response.status,
@@ -92,30 +92,34 @@ class Application:
             )  # fmt: skip
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Connect a websocket with a notebook, or on the console's host with a shell. Raises Refused."""
-        if (job := notebooks.job_of(scope)) is not None:
-            await self._notebooks.serve_websocket(job, scope, receive, send)
-        elif (job_and_node := shells.node_of(scope)) is not None:
-            await self._shells.serve(*job_and_node, scope, receive, send)
+        """Connect a websocket with a notebook or, on the console's host, with a shell. Raises Refused."""
+        if (job_id := notebooks.requested_job_id(scope)) is not None:
+            await self._notebooks.serve_websocket(job_id, scope, receive, send)
+        elif (node_of_job := shells.requested_node(scope)) is not None:
+            job_id, node = node_of_job
+            await self._shells.serve(job_id, node, scope, receive, send)
         else:
             await receive()  # websocket.connect
             await send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, let Django answer, then send the response. Raises Refused, ClientDisconnected."""
-        if (job := notebooks.job_of(scope)) is not None:
-            socket = await self._notebooks.admit(job, scope, send)
-            if socket is not None:
+        """Serve a request: read its body, let Django or a notebook respond, and send the response.
+
+        Raises Refused, ClientDisconnected.
+        """
+        if (job_id := notebooks.requested_job_id(scope)) is not None:
+            socket_path = await self._notebooks.admit(job_id, scope, send)
+            if socket_path is not None:
                 with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
                     await _read_into(spool, scope, receive, limit=notebooks.MAX_BODY_BYTES)
                     spool.seek(0)
-                    await notebooks.forward(socket, scope, spool, receive, send)
+                    await notebooks.forward(socket_path, scope, spool, receive, send)
             return
         exchange: Exchange = scope.setdefault(SCOPE_KEY, Exchange())
         with ExitStack() as resources:
-            if (path := UPLOADS.get(scope["method"])) and path.fullmatch(scope["path"]):
-                resources.enter_context(self._upload_limit.held(addresses.rate_limit_key(_client_of(scope))))
-                exchange.body = IncomingBody(receive, lambda: self._admit_upload(scope, resources))
+            if (pattern := UPLOAD_PATHS.get(scope["method"])) and pattern.fullmatch(scope["path"]):
+                resources.enter_context(self._upload_limit.slot(addresses.rate_limit_key(_client_of(scope))))
+                exchange.body = IncomingBody(receive, lambda: self._count_upload(scope, resources))
                 resources.callback(exchange.body.close)
                 body, threads = b"", self._uploads
             else:
@@ -128,7 +132,7 @@ class Application:
         if exchange.upstream is not None and messages[0]["status"] == HTTPStatus.OK:
             await proxy.forward(exchange.upstream, scope, body, receive, send)
         elif exchange.stream is not None:  # `messages` then holds only the start of the response
-            await self._streams.send(exchange.stream, messages[0], _organization_of(scope), receive, send)
+            await self._streams.send(exchange.stream, messages[0], _organization_id_of(scope), receive, send)
         else:
             for message in messages:
                 await send(message)
@@ -137,13 +141,16 @@ class Application:
         """Return Django's response to a request without a body. Raises Refused."""
         return await self._pages.run(self._respond, scope, b"")
 
-    def _admit_upload(self, scope: Scope, resources: ExitStack) -> None:
-        """Count an upload under its organization too, because its users can have many addresses. Raises Refused."""
-        if (organization := _organization_of(scope)) is not None:
-            resources.enter_context(self._upload_limit.held(("organization", organization)))
+    def _count_upload(self, scope: Scope, resources: ExitStack) -> None:
+        """Count an upload under its organization too, whose users can have many addresses. Raises Refused.
+
+        `resources` stops counting it when the request ends.
+        """
+        if (organization_id := _organization_id_of(scope)) is not None:
+            resources.enter_context(self._upload_limit.slot(("organization", organization_id)))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Serve ASGI's lifespan protocol: send heartbeats from startup until shutdown."""
+        """Follow ASGI's lifespan protocol: send heartbeats from startup until shutdown."""
         await receive()  # lifespan.startup
         end_with_parent()
         heartbeat = asyncio.create_task(self._send_heartbeats())
@@ -160,15 +167,15 @@ class Application:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-class _Response:
-    """Passes a response on, and records its status and size (bytes of body) for the access log."""
+class _RecordedResponse:
+    """Passes a response on, and records its status and the size of its body in bytes for the access log."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status, self.size = CLIENT_CLOSED_REQUEST, 0
 
     async def send(self, message: Message) -> None:
-        """Send an ASGI message and record it."""
+        """Send an ASGI message, and record the status or the size that it has."""
         if self.status == CLIENT_CLOSED_REQUEST:
             self.status = message.get("status") or WEBSOCKET_STATUS.get(message["type"], self.status)
         self.size += len(message.get("body", b""))
@@ -176,25 +183,25 @@ class _Response:
 
 
 def _client_of(scope: Scope) -> str:
-    """Return the client's address; empty for a Unix socket."""
+    """Return the client's IP address, which a trusted proxy forwards; empty for a client on a Unix socket."""
     peer = (scope.get("client") or ("", 0))[0]
     forwarded_for = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for").decode("latin-1")
     return addresses.client_address(peer, forwarded_for, settings.TRUSTED_PROXIES) or ""
 
 
-def _organization_of(scope: Scope) -> Any:
-    """Return the authenticated organization's id; None for anonymous clients, and before Django has authenticated."""
+def _organization_id_of(scope: Scope) -> Any:
+    """Return the id of the authenticated organization; None for anonymous clients and before authentication."""
     return (scope.get(logs.FIELDS_KEY) or {}).get("organization")
 
 
 async def _read_into(
     spool: tempfile.SpooledTemporaryFile[bytes], scope: Scope, receive: Receive, *, limit: int
 ) -> None:
-    """Read a whole body. Raises Refused above `limit` bytes, ClientDisconnected if the client closes the connection."""
+    """Write a request's whole body to `spool`. Raises Refused if it has more than `limit` bytes, ClientDisconnected."""
     content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     if content_length.isdigit() and int(content_length) > limit:
         raise Refused(refusals.TOO_LARGE)
-    size, is_complete = 0, False  # counted, because a chunked body announces no length
+    size, is_complete = 0, False  # the bytes are counted, because a chunked body has no Content-Length
     while not is_complete:
         message = await receive()
         if message["type"] == "http.disconnect":

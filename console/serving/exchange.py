@@ -1,6 +1,7 @@
-"""The data that the server and a view share: an upload's body, a streaming response, or the program that responds.
+"""The data that the server and the view of one request share.
 
-They are in the ASGI scope, so Django's request and handler classes stay unchanged.
+The server puts an `Exchange` into the request's ASGI scope, so Django's request and handler classes stay unchanged.
+With it a view reads an upload's body as it arrives, or tells the server which program responds instead of the view.
 """
 
 from __future__ import annotations
@@ -26,26 +27,37 @@ SCOPE_KEY = "trainyard.exchange"
 """The key of the Exchange in the ASGI scope."""
 READ_AHEAD_BYTES = 2 * 1024**2
 """How much of a body is received before the view reads it: enough to keep the connection busy while the view writes."""
+BATCH_SECONDS = 0.02
+"""How long a read waits for all the bytes that it asks for, before it returns fewer. Few large reads cost less CPU time
+than many small ones. If the process dies, the bytes that arrived in this time are lost."""
+LOOP_ITERATIONS = 8
+"""How many iterations the event loop makes before a read times out. On a busy machine the loop may not have run during
+the whole timeout, although bytes have arrived. They pass from the socket to a read in four iterations; this is twice
+as many."""
+LOOP_CHECK_SECONDS = 1.0
+"""How often a thread that waits for iterations of the event loop checks whether the body has ended. A loop that stops
+makes no more iterations, but it ends the body."""
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """A tool to which a request is forwarded: the socket where it listens, and the URL `root` of its pages.
+    """A tool, such as TensorBoard, to which a request is forwarded.
 
-    The tool's own pages and scripts are directly under `root`. Paths with a further slash are data from customers'
-    code, which a browser must not execute.
+    The tool listens on the Unix socket `socket`. `root` is the absolute URL of its pages. Its own pages and scripts
+    are directly under `root`. Paths with a further slash are data from customers' code, which a browser must not
+    execute.
     """
 
     socket: Path
     root: str
 
-    def is_own(self, path: str) -> bool:
-        """Return whether a decoded path is that of a page or script of the tool itself."""
+    def is_tool_file(self, path: str) -> bool:
+        """Return whether a decoded path is that of a page or script of the tool itself, and not of customers' data."""
         return "/" not in path.removeprefix(urlsplit(self.root).path)
 
     @property
     def content_security_policy(self) -> str:
-        """Return the policy of every response: its scripts can reach the tool, but no other part of the console."""
+        """Return the header's value for every response: scripts reach the tool, but no other part of the console."""
         return "; ".join([
             "default-src 'none'",
             f"script-src {self.root}",
@@ -64,23 +76,23 @@ class Upstream:
 class NotebookRequest:
     """A request to the host name of a job's notebook. `path` is decoded; `query` is without the question mark."""
 
-    job: int
+    job_id: int
     path: str
     query: str
 
 
 @dataclass(frozen=True)
 class AdmittedShell:
-    """A shell that a member may open: the socket of its node, and the member by their row ids."""
+    """A shell that a member may open: the Unix socket where its node starts shells, and who the member is."""
 
     socket: Path
-    organization: int
-    user: int
+    organization_id: int
+    user_id: int
 
 
 @dataclass(frozen=True)
 class ShellEnd:
-    """The end of a shell: who had opened it, why it ended, and after how many seconds."""
+    """The end of a shell, for the audit log. `seconds` is how long it was open; `reason` is one of `shells.REASONS`."""
 
     shell: AdmittedShell
     reason: str
@@ -89,9 +101,12 @@ class ShellEnd:
 
 @dataclass(frozen=True)
 class ShellRequest:
-    """A request to admit a shell in a job's node. `is_new`: the shell is being opened. `end`: it has ended."""
+    """What the server asks the view that admits shells about a shell in a job's node; nodes count from 0.
 
-    job: int
+    If `is_new`, the view also writes the opening to the audit log. With `end`, it only writes the end there.
+    """
+
+    job_id: int
     node: int
     is_new: bool = False
     end: ShellEnd | None = None
@@ -99,21 +114,22 @@ class ShellRequest:
 
 @dataclass
 class Exchange:
-    """What the server and the view of one request share.
-
-    The view of an upload reads `body`. The server sends `stream` after Django is done. The view of a tool sets
-    `upstream`: if the view returns 200, the server sends the tool's response instead. Likewise the view that admits a
-    request to a notebook reads `notebook` and sets `notebook_socket`, where the notebook answers. The view that admits
-    a shell reads `shell` and sets `admitted_shell`.
-    """
+    """What the server and the view of one request share. Each kind of request uses one or two of the attributes."""
 
     body: IncomingBody | None = None
+    """Set by the server for an upload; its view reads it."""
     stream: StreamingHttpResponse | None = None
+    """Set by `RequestMiddleware` if the response is a stream. The server sends it after Django is done."""
     upstream: Upstream | None = None
+    """Set by the view of a tool. If the view returns 200, the server sends the tool's response instead."""
     notebook: NotebookRequest | None = None
+    """Set by the server in a subrequest that asks for admission to a notebook."""
     notebook_socket: Path | Tunnel | None = None
+    """Set by the view that admits this request: where the notebook answers."""
     shell: ShellRequest | None = None
+    """Set by the server in a subrequest about a shell."""
     admitted_shell: AdmittedShell | None = None
+    """Set by the view that admits the shell."""
 
 
 def exchange_of(request: HttpRequest) -> Exchange | None:
@@ -127,20 +143,6 @@ def is_event_stream(response: HttpResponseBase) -> bool:
     return response.streaming and response.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
-BATCH_SECONDS = 0.02
-"""How long a read waits for as many bytes as it asks for, before it returns fewer. Few large reads take less time than
-many small ones; if the process dies, only the bytes that arrived in this time are lost."""
-
-
-LOOP_ITERATIONS = 8
-"""Iterations of the event loop before a read times out. Arrived bytes need four from the socket to a read. On a busy
-machine the loop may not have run for long."""
-
-
-LOOP_CHECK_SECONDS = 1.0
-"""How often a thread that waits for the event loop checks whether the body ended."""
-
-
 class _End(enum.Enum):
     """How a body ended."""
 
@@ -149,14 +151,15 @@ class _End(enum.Enum):
 
 
 class IncomingBody:
-    """The body of a request, read by a view in its thread as it arrives.
+    """The body of an upload's request, which its view reads in the view's thread while the body arrives.
 
-    `begin` calls `admit` on the server's event loop, before the body is read. `admit` may raise Refused. The first
-    `read` starts a task that receives up to READ_AHEAD_BYTES ahead, so that receiving and the view's work overlap.
+    A view first calls `begin`, which calls `count_upload` on the server's event loop; it raises Refused if its sender
+    has too many uploads in progress. The first `read` starts a task that receives up to READ_AHEAD_BYTES ahead, so
+    that receiving and the view's work overlap.
     """
 
-    def __init__(self, receive: Receive, admit: Callable[[], None]) -> None:
-        self._receive, self._admit = receive, admit
+    def __init__(self, receive: Receive, count_upload: Callable[[], None]) -> None:
+        self._receive, self._count_upload = receive, count_upload
         self._loop = asyncio.get_running_loop()
         self._receiving: Future[None] | None = None
         self.read_timeout_seconds: float | None = None
@@ -171,14 +174,14 @@ class IncomingBody:
         self._end: _End | None = None
 
     def begin(self) -> None:
-        """Admit the upload. Call it once the sender is authenticated. Raises Refused at the sender's limit."""
+        """Count the upload under its sender's limit. Call it after authentication. Raises Refused at the limit."""
         asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
 
     def read(self, size: int, /) -> bytes:
-        """Return at most `size` bytes, and none at the end. Raises ConnectionResetError if the client disconnected.
+        """Return at most `size` bytes, and none at the end of the body.
 
-        Bytes that arrived before it disconnected are returned first. Raises TimeoutError after `read_timeout_seconds`
-        without any; the caller may read again.
+        Raises ConnectionResetError if the client disconnected, once all the bytes that arrived before have been
+        returned. Raises TimeoutError if no byte arrived in `read_timeout_seconds`; the caller may read again.
         """
         if self._receiving is None:
             self._receiving = asyncio.run_coroutine_threadsafe(self._receive_ahead(), self._loop)
@@ -199,7 +202,7 @@ class IncomingBody:
         return data
 
     def add_remaining(self, chunk: bytes, *, is_complete: bool) -> None:
-        """Add the bytes that arrived before the connection was lost. Call it on the event loop."""
+        """Add the last bytes of a connection that was lost, and end the body. Call it on the event loop."""
         self._add(chunk)
         self._finish(_End.COMPLETE if is_complete else _End.DISCONNECTED)
 
@@ -209,12 +212,15 @@ class IncomingBody:
             self._receiving.cancel()
 
     def _wait(self, size: int, timeout: float | None = None) -> bool:
-        """Wait until `size` bytes arrived, or the body ended. The caller holds the condition."""
+        """Wait until `size` bytes are buffered or the body ended; return False after `timeout` seconds.
+
+        The caller holds the lock of `_changed`.
+        """
         self._awaited_bytes = size
         return self._changed.wait_for(lambda: self._buffered_bytes >= size or self._end is not None, timeout)
 
     def _receive_pending(self) -> None:
-        """Wait until the event loop has received bytes that arrived, or the body ended, as when the server stops."""
+        """Give the event loop time to receive bytes that are in the socket; see LOOP_ITERATIONS."""
         iterations = asyncio.run_coroutine_threadsafe(_run_iterations(), self._loop)
         while self._end is None:
             with suppress(TimeoutError):
@@ -222,19 +228,19 @@ class IncomingBody:
                 break
 
     def _take(self, size: int) -> bytes:
-        """Remove and return the first bytes, at most `size`."""
-        taken, missing = [], size
-        while self._chunks and missing:
+        """Remove and return the first bytes of the buffer, at most `size`."""
+        chunks, missing_bytes = [], size
+        while self._chunks and missing_bytes:
             chunk = self._chunks.popleft()
-            if len(chunk) > missing:
-                self._chunks.appendleft(chunk[missing:])
-                chunk = chunk[:missing]
-            taken.append(chunk)
-            missing -= len(chunk)
-        return taken[0] if len(taken) == 1 else b"".join(taken)  # without a copy if there is one chunk
+            if len(chunk) > missing_bytes:
+                self._chunks.appendleft(chunk[missing_bytes:])
+                chunk = chunk[:missing_bytes]
+            chunks.append(chunk)
+            missing_bytes -= len(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)  # `join` would copy a single chunk
 
     async def _begin(self) -> None:
-        self._admit()
+        self._count_upload()
 
     async def _receive_ahead(self) -> None:
         end = None
@@ -245,7 +251,7 @@ class IncomingBody:
                 if self._add(message.get("body", b"")) and end is None:
                     self._has_room.clear()
                     await self._has_room.wait()
-        finally:  # also if the server stops: the view must not wait for ever
+        finally:  # also if this task is cancelled because the server stops: else the view would wait for ever
             self._finish(end or _End.DISCONNECTED)
 
     def _finish(self, end: _End) -> None:

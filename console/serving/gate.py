@@ -1,4 +1,8 @@
-"""Subrequests by which Django admits a request before the server forwards it, and access to Unix sockets of runs."""
+"""Ask Django whether a request may be forwarded, and open the Unix sockets of runs safely.
+
+The server forwards requests to notebooks and shells itself, without a Django view. Before that it sends Django a
+*subrequest*: a GET of a view that checks access, with the cookie of the original request.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,18 @@ from console.serving.exchange import SCOPE_KEY, Exchange
 from console.serving.refusals import Message, Refused
 
 Scope = dict[str, Any]
+"""The scope that ASGI gives an application for each request or websocket."""
 RunDjango = Callable[[Scope], Awaitable[list[Message]]]
-"""Sends a scope, without a body, to Django and returns the response."""
+"""Lets Django respond to a request without a body; returns the ASGI messages of the response. Raises Refused."""
 _FORWARDED_HEADERS = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-language"}
+"""Headers that the subrequest has too: for the client's address, whether it uses HTTPS, and the error page's language.
+"""
 
 
 async def send_subrequest(
     run_django: RunDjango, scope: Scope, exchange: Exchange, *, path: str, host: str, cookie: str, scheme: str
 ) -> list[Message]:
-    """Return Django's response to a GET of `path` that the server sends for the request of `scope`."""
+    """Return Django's response to a GET of `path`, sent on behalf of the request of `scope`. Raises Refused."""
     subrequest: Scope = {
         "type": "http",
         "asgi": scope["asgi"],
@@ -44,16 +51,18 @@ async def send_subrequest(
         SCOPE_KEY: exchange,
     }
     messages = await run_django(subrequest)
-    scope[logs.FIELDS_KEY] = subrequest.get(logs.FIELDS_KEY)  # for the access log
+    # The middleware stored the user in the subrequest's scope; the access log reads the original request's.
+    scope[logs.FIELDS_KEY] = subrequest.get(logs.FIELDS_KEY)
     return messages
 
 
 @contextmanager
-def pinned(path: Path) -> Iterator[str]:
-    """Yield a path that stays that of this socket, even if the run's code replaces the file. Raises Refused.
+def verified_socket(path: Path) -> Iterator[str]:
+    """Check that `path` is a Unix socket and no link, and yield another path of this same socket. Raises Refused.
 
-    The code may write to the socket's folder: a link there could lead to a socket of the console. Links are not
-    followed. The yielded path is short, as a socket's path must be.
+    A run's code can write to the folder of its socket. It could replace the socket by a link to a socket of the
+    console, also between the check and the connection. The yielded path names an open file descriptor, so it keeps
+    leading to the checked socket. It is also short: Linux limits a socket's path to 107 bytes.
     """
     descriptors: list[int] = []
     try:
@@ -61,9 +70,9 @@ def pinned(path: Path) -> Iterator[str]:
             descriptors.append(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
             descriptors.append(os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptors[0]))
         except OSError as error:
-            raise Refused(proxy.ENDED) from error
+            raise Refused(proxy.TOOL_ENDED) from error
         if not stat.S_ISSOCK(os.fstat(descriptors[1]).st_mode):
-            raise Refused(proxy.ENDED)
+            raise Refused(proxy.TOOL_ENDED)
         yield f"/proc/self/fd/{descriptors[1]}"
     finally:
         for descriptor in descriptors:
@@ -71,5 +80,5 @@ def pinned(path: Path) -> Iterator[str]:
 
 
 def header(scope: Mapping[str, Any], name: bytes) -> str:
-    """Return the first value of a header; empty without one."""
+    """Return the first value of the header `name`, in lower case; empty if the request lacks it."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

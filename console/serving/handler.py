@@ -1,7 +1,7 @@
-"""Answers a request with Django, from its start to its end in one thread.
+"""Let Django respond to a request, from start to end in one thread.
 
-Django's own ASGI handler starts each request in the event loop and crosses to a thread and back several times, which
-allows asynchronous views. We have none, and the crossings would cost CPU time at each request.
+Django's own ASGI handler starts each request in the event loop, and switches between the loop and a thread several
+times, so that views can be asynchronous. We have no such views, and the switches would cost CPU time at each request.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Handler(ASGIHandler):
         super().load_middleware(is_async=False)
 
     def respond(self, scope: dict[str, Any], body: bytes) -> list[Message]:
-        """Return the ASGI messages of the response. A stream's content is in the scope's exchange, not in them."""
+        """Return the ASGI messages of the response. For a stream only its head: the server sends `Exchange.stream`."""
         set_script_prefix(get_script_prefix(scope))
         signals.request_started.send(sender=type(self), scope=scope)
-        request, refusal = self.create_request(scope, BytesIO(body))
-        # RequestMiddleware gave a stream to the exchange and left its head, so every response has its content.
-        response = cast("HttpResponse", refusal if request is None else self.get_response(request))
+        request, error_response = self.create_request(scope, BytesIO(body))  # an error response if it cannot be parsed
+        # RequestMiddleware replaced a stream by an empty response with its headers, so every response has `content`.
+        response = cast("HttpResponse", error_response if request is None else self.get_response(request))
         try:
             return [
                 {"type": "http.response.start", "status": response.status_code, "headers": _headers(response)},
@@ -41,6 +41,6 @@ class Handler(ASGIHandler):
 
 
 def _headers(response: HttpResponseBase) -> list[tuple[bytes, bytes]]:
-    """Return the headers and cookies as ASGI wants them."""
+    """Return the headers and cookies as bytes, as ASGI needs them."""
     headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in response.items()]
     return headers + [(b"Set-Cookie", cookie.OutputString().encode("ascii")) for cookie in response.cookies.values()]

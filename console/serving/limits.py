@@ -1,4 +1,7 @@
-"""Limits on concurrent uses by each client. Each process counts its own requests, in memory."""
+"""Limit how many requests, connections or streams of one client are in progress at once.
+
+Each process counts its own, in memory, so an installation allows WEB_PROCESSES times a limit.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from console.serving.refusals import Refusal, Refused
 
 
 class Limit:
-    """At most `maximum` concurrent uses under each key, such as an address or an organization. Not thread-safe."""
+    """At most `maximum` uses at once under each key, such as an address or an organization.
+
+    It is not thread-safe: use it on the event loop only.
+    """
 
     def __init__(self, maximum: int, refusal: Refusal) -> None:
         self._maximum, self._refusal = maximum, refusal
@@ -18,25 +24,25 @@ class Limit:
 
     @property
     def total(self) -> int:
-        """Return the uses under all keys."""
+        """Return how many uses are counted under all keys together."""
         return self._uses.total()
 
     def acquire(self, key: Hashable) -> bool:
-        """Add a use. Return False, and add none, at the limit."""
+        """Count one more use under `key` and return True. At the limit, count nothing and return False."""
         if self._uses[key] >= self._maximum:
             return False
         self._uses[key] += 1
         return True
 
     def release(self, key: Hashable) -> None:
-        """End a use."""
+        """Count one use less under `key`."""
         self._uses[key] -= 1
-        if not self._uses[key]:  # a key per past client would fill memory
+        if not self._uses[key]:  # zeros of all past clients would fill the memory
             del self._uses[key]
 
     @contextmanager
-    def held(self, key: Hashable) -> Iterator[None]:
-        """Add a use for the block. Raises Refused at the limit."""
+    def slot(self, key: Hashable) -> Iterator[None]:
+        """Count one use under `key` during the block. Raises Refused at the limit."""
         if not self.acquire(key):
             raise Refused(self._refusal)
         try:

@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol with deadlines for slow clients, and limits on connections.
 
-A slow client holds a connection for a short time, and no thread. Connections of trusted proxies are not limited by
-address, because many clients share them. uvicorn has no setting for these deadlines, so this class reads attributes of
-uvicorn's protocol.
+The deadlines keep slow clients from holding connections for ever. Connections of trusted proxies are not limited by
+address, because many clients share them. uvicorn has no settings for such deadlines, so this subclass of its protocol
+reads attributes that uvicorn does not document.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from console.serving.refusals import Refusal
 CHECK_SECONDS = 1.0
 """The interval of checks of a connection's deadlines."""
 LINGER_SECONDS = 10.0
-"""How long the rest of a body is read and dropped after an early response. A connection that is closed while the client
-still sends would lose the response."""
+"""How long the rest of a body is read and dropped after an early response. If the connection were closed at once, the
+kernel would send a TCP reset, and a client that still sends would lose the response."""
 STALLED_SECONDS = 60.0
-"""A connection whose client reads nothing of a response for this long is aborted; the default of nginx too."""
+"""A connection whose client reads nothing of a response for this long is aborted. nginx has the same default."""
 CONNECTIONS_BY_ADDRESS = Limit(settings.MAX_CONNECTIONS_PER_ADDRESS, refusals.TOO_MANY_CONNECTIONS)
-"""Connections of this process by client address."""
+"""Counts the connections of this process by client address."""
 ALL_CONNECTIONS = Limit(settings.MAX_CONNECTIONS, refusals.BUSY)
-"""All connections of this process, under the one key ""."""
+"""Counts all connections of this process, under the key ""."""
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection, which is closed if its client is too slow. Times are those of the event loop."""
+    """One connection, which is closed if its client is too slow. Times are seconds of the event loop's clock."""
 
     _address: str | None = None
-    """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None if its address is not limited."""
+    """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None for a trusted proxy."""
     _is_counted = False
-    """Whether this connection counts in ALL_CONNECTIONS; False after it was refused."""
+    """Whether the limits count this connection. They do not count a refused one."""
     _is_upgraded = False
     """Whether the connection has become a websocket, which another protocol of uvicorn serves."""
     _received_bytes = 0
     """All bytes received on this connection."""
     _head_since: float | None = None
-    """When a request whose headers are incomplete began to arrive."""
+    """Since when the connection waits for the rest of a request's headers; None while it does not."""
     _body_window_since: float | None = None
     """When the current window of BODY_SECONDS began, in which the speed of a body is measured."""
     _bytes_before_window = 0
     """All bytes received on this connection before the current window."""
     _early_response_since: float | None = None
-    """When a check first found a response to a request whose body is incomplete."""
+    """When a check first found that the response has begun although the request's body is incomplete."""
     _stalled_since: float | None = None
     """When the client stopped reading a response; None while it reads."""
 
@@ -73,13 +73,13 @@ class GuardedProtocol(H11Protocol):
         """Stop counting the connection."""
         exchange = self.scope.get(SCOPE_KEY) if self.scope else None
         if isinstance(exchange, Exchange) and exchange.body is not None and self.cycle is not None:
-            # uvicorn would drop the bytes that the application has not received yet.
+            # uvicorn drops the bytes that the application has not received yet, but an upload keeps them.
             exchange.body.add_remaining(bytes(self.cycle.body), is_complete=not self.cycle.more_body)
         super().connection_lost(exc)
         self._stop_counting()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection to uvicorn's websocket protocol, and continue to count it."""
+        """Pass the connection to uvicorn's websocket protocol, and continue to count it."""
         self._is_upgraded = True
         super().handle_websocket_upgrade(event)
 
@@ -91,7 +91,7 @@ class GuardedProtocol(H11Protocol):
                 CONNECTIONS_BY_ADDRESS.release(self._address)
 
     def data_received(self, data: bytes) -> None:
-        """Process received data, unless the connection is being closed."""
+        """Process received data, unless the connection is being closed; note when the next request's headers begin."""
         if self.transport.is_closing():
             return
         self._received_bytes += len(data)
@@ -102,24 +102,24 @@ class GuardedProtocol(H11Protocol):
             self._head_since = self.loop.time()
 
     def pause_writing(self) -> None:
-        """Store when the client stopped reading."""
+        """Note that the client reads too slowly; asyncio calls this when the write buffer is full."""
         super().pause_writing()
         self._stalled_since = self.loop.time()
 
     def resume_writing(self) -> None:
-        """Store that the client reads again."""
+        """Note that the client reads again; asyncio calls this when the write buffer has emptied."""
         super().resume_writing()
         self._stalled_since = None
 
     def shutdown(self) -> None:
-        """Finish the request. Close an event stream or download at once: it would outlast the server's shutdown."""
+        """Finish the request when the server stops. Close a stream at once: it may last longer than STOP_SECONDS."""
         super().shutdown()
         exchange = self.scope.get(SCOPE_KEY) if self.scope else None
         if isinstance(exchange, Exchange) and exchange.stream is not None:
             self.transport.close()
 
     def _limited_address(self) -> str | None:
-        """Return the key that the connection counts under; None for a trusted proxy or a Unix socket."""
+        """Return the key under which the connection is counted; None for a trusted proxy or a Unix socket."""
         try:
             peer = ip_address(self.client[0]) if self.client else None
         except ValueError:  # a Unix socket has no IP address
@@ -129,18 +129,19 @@ class GuardedProtocol(H11Protocol):
         return addresses.rate_limit_key(str(peer))
 
     def _check(self) -> None:
-        """Close the connection if the client is late, else schedule the next check."""
+        """Close the connection if the client is too slow, else schedule the next check."""
         if self.transport.is_closing():
-            if self._is_upgraded:  # then `connection_lost` is not called here
+            if self._is_upgraded:  # asyncio then calls `connection_lost` of the websocket protocol, not ours
                 self._stop_counting()
             return
         now = self.loop.time()
-        if self._is_upgraded:  # websockets have their own pings
+        if self._is_upgraded:  # uvicorn's pings find websockets whose client has gone
             self.loop.call_later(CHECK_SECONDS, self._check)
         elif self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
             self.transport.abort()  # `close` would wait until the client has read the rest
         elif self._is_late(now):
-            # An error response is of no use to a client that sent nothing, or that already gets a response.
+            # An idle connection gets no error response, because its client did not ask anything. Neither does a client
+            # that already gets a response.
             if self._received_bytes and self._early_response_since is None:
                 self._refuse(refusals.TOO_SLOW)
             else:
@@ -172,8 +173,10 @@ class GuardedProtocol(H11Protocol):
         return False
 
     def _begin_window(self, now: float) -> None:
+        """Begin to measure the speed of a body from now on."""
         self._body_window_since, self._bytes_before_window = now, self._received_bytes
 
     def _refuse(self, refusal: Refusal) -> None:
+        """Send an error response, without Django, and close the connection."""
         self.transport.write(refusal.http_bytes)
         self.transport.close()

@@ -1,8 +1,10 @@
-"""Forward a request to a tool: a program in a sandbox, which listens on a Unix socket.
+"""Forward a request to a tool, such as TensorBoard: a program in a sandbox, which listens on a Unix socket.
 
-A tool is not trusted, and shares its origin with the console. The tool gets few of the request's headers, and never a
+A tool shares its origin with the console, but is not trusted. The tool gets few of the request's headers, and never a
 cookie or credential. The browser gets the body, the status and a few headers of the tool's response. The headers that
-decide what a browser may do with the body are the console's own. Redirects are refused.
+decide what a browser may do with the body are set by the console. Redirects are refused.
+
+`console.serving.notebooks` uses `request_of` and `relay` for notebooks, which have origins of their own.
 """
 
 from __future__ import annotations
@@ -20,27 +22,31 @@ from console.serving.streams import send_until_disconnect
 Headers = list[tuple[bytes, bytes]]
 
 TIMEOUT = httpx.Timeout(90.0, connect=5.0)
-"""In seconds. A tool that has just started takes some seconds for its first response, on a busy machine longer."""
-ENDED = Refusal(502, "tool_ended", "This tool has ended or does not answer. Open it again.")
+"""In seconds. On a busy machine a tool that has just started may take a minute for its first response. A connection to
+a Unix socket takes no time; five seconds mean that the tool hangs."""
+TOOL_ENDED = Refusal(502, "tool_ended", "This tool has ended or does not answer. Open it again.")
 REQUEST_HEADERS = frozenset(
     {"accept", "accept-encoding", "accept-language", "content-type", "range", "if-none-match", "if-modified-since"}
 )
+"""Request headers that are passed on to the tool: for content negotiation, ranges and caching."""
 RESPONSE_HEADERS = frozenset({"content-length", "content-range", "accept-ranges", "etag", "last-modified"})
+"""Response headers that are passed on to the browser: they describe the body, and cannot change what it may do."""
 DATA_TYPES = frozenset({"application/json", "text/plain", "text/csv", "image/png", "image/jpeg", "image/gif",
                         "image/webp", "image/bmp", "audio/wav", "audio/mpeg", "audio/ogg", "audio/flac",
                         "font/woff2"})  # fmt: skip
-"""Media types of data that a browser shows and never executes. Other data is sent as `application/octet-stream`."""
+"""Media types that a browser shows and never executes. Customers' data of any other type, such as HTML, is sent as
+`application/octet-stream`, which a browser only downloads."""
 PROGRAM_TYPES = frozenset({"text/html", "text/css", "text/javascript", "application/javascript", "application/wasm",
                            "image/svg+xml", "image/x-icon", "image/vnd.microsoft.icon"})  # fmt: skip
-"""Media types that only a tool's own files may have, besides those of data."""
+"""Media types that a browser may execute. Only a tool's own files may have them."""
 
 
 async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, receive: Receive, send: Send) -> None:
-    """Send the tool's response to the request. Raises Refused if the tool does not respond, or redirects."""
+    """Forward a request to a tool, and send its response. Raises Refused if the tool does not respond or redirects."""
 
     def headers(response: httpx.Response) -> Headers:
-        if response.is_redirect:
-            raise Refused(ENDED)
+        if response.is_redirect:  # it could lead the browser out of the tool's pages
+            raise Refused(TOOL_ENDED)
         return _response_headers(upstream, scope["path"], response.headers)
 
     request = request_of(scope, REQUEST_HEADERS, host=b"localhost", content=body or None)
@@ -66,29 +72,32 @@ def request_of(
 
 
 async def relay(
-    socket: str,
+    socket_path: str,
     request: httpx.Request,
     response_headers: Callable[[httpx.Response], Headers],
     receive: Receive,
     send: Send,
 ) -> None:
-    """Send a program's response, with other headers, as it arrives. The program listens on a Unix socket.
+    """Send `request` to the program that listens at `socket_path`, and pass its response on while it arrives.
 
-    Raises Refused if it does not respond. `response_headers` may raise Refused too.
+    `response_headers` returns the headers for the browser, or raises Refused. Raises Refused if the program does not
+    respond.
     """
-    transport = httpx.AsyncHTTPTransport(uds=socket, verify=False)  # it uses no TLS
+    # There is no TLS on a Unix socket; without `verify`, httpx would load certificates for each request.
+    transport = httpx.AsyncHTTPTransport(uds=socket_path, verify=False)
     async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT, trust_env=False) as client:
         try:
             response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise Refused(ENDED) from error
+            raise Refused(TOOL_ENDED) from error
         try:
             start: Message = {
                 "type": "http.response.start",
                 "status": response.status_code,
                 "headers": response_headers(response),
             }
-            with suppress(httpx.HTTPError):  # the program has ended: the server closes the connection
+            # If the program ends amid the response, uvicorn closes the connection, so the browser notices.
+            with suppress(httpx.HTTPError):
                 await send_until_disconnect(_chunks(response), start, receive, send)
         finally:
             await response.aclose()
@@ -100,10 +109,10 @@ async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> Headers:
-    """Return the headers for the browser: RESPONSE_HEADERS of the tool's, and the console's own."""
+    """Return the headers for the browser: the tool's that are in RESPONSE_HEADERS, and those of the console."""
     media_type, _, parameters = headers.get("content-type", "").partition(";")
     media_type = media_type.strip().lower()
-    allowed = DATA_TYPES | PROGRAM_TYPES if upstream.is_own(path) else DATA_TYPES
+    allowed = DATA_TYPES | PROGRAM_TYPES if upstream.is_tool_file(path) else DATA_TYPES
     content_type = media_type if media_type in allowed else "application/octet-stream"
     if content_type.startswith("text/") and parameters.strip().lower() == "charset=utf-8":
         content_type += "; charset=utf-8"
@@ -116,7 +125,8 @@ def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> 
         "x-content-type-options": "nosniff",
         "x-frame-options": "DENY",
         "referrer-policy": "no-referrer",
-        # The console's pages send `same-origin`, so a tool's page keeps no access to a window that opens one of them.
+        # The console's pages send `same-origin`. Because this value differs, a browser separates the windows of a
+        # tool's page and a console's page, even if one has opened the other: no script can reach across.
         "cross-origin-opener-policy": "unsafe-none",
         "cross-origin-resource-policy": "same-origin",
         "cache-control": "private, no-store",
@@ -125,5 +135,5 @@ def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> 
 
 
 def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Return headers as an ASGI server sends them."""
+    """Return headers as bytes, as ASGI needs them."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

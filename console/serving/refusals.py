@@ -1,6 +1,7 @@
 """Error responses that the server sends without Django, to clients that are too slow or exceed a limit.
 
-Their bodies have the format of the API's errors.
+Their bodies have the format of the API's errors (`console.api`). Their sentences are not translated, because the
+client's language is known only to Django.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+"""The types of ASGI (https://asgi.readthedocs.io): a message, and the callables that receive and send one."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error response. `retry_after` is in seconds; 0 leaves the header out."""
+    """An error response. `retry_after` is the value of the header Retry-After in seconds; 0: there is none."""
 
     status: int
     code: str
@@ -32,7 +34,7 @@ class Refusal:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers."""
+        """Return the headers as bytes, as ASGI needs them."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(self.body)).encode())]
         return [*headers, (b"retry-after", str(self.retry_after).encode())] if self.retry_after else headers
 
@@ -50,7 +52,7 @@ class Refusal:
 
 
 class Refused(Exception):
-    """The request is refused with the response `refusal`."""
+    """The request is refused, with the error response `refusal`. The ASGI application catches it and sends it."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal

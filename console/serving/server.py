@@ -1,4 +1,4 @@
-"""Run uvicorn with our limits in `WEB_PROCESSES` processes: `python -m console.serving.server`."""
+"""Run uvicorn with GuardedProtocol in WEB_PROCESSES processes: `python -m console.serving.server`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from console.serving import notebooks
 from console.serving.protocol import GuardedProtocol
 
 KEEP_ALIVE_SECONDS = 15
-"""How long an idle connection stays open: it serves a next click, but counts against MAX_CONNECTIONS."""
+"""How long an idle connection stays open. It saves a new connection at the person's next click, but counts against
+MAX_CONNECTIONS meanwhile."""
 STOP_SECONDS = 10
-"""How long open requests may continue after SIGTERM: `make up` kills the server after 15 seconds."""
+"""How long open requests may continue after SIGTERM. `make up` kills the server 15 seconds after SIGTERM."""
 HUNG_SECONDS = 120
-"""uvicorn replaces a process that does not answer its parent for this long. A slow start must take less."""
+"""uvicorn replaces a process that does not answer its parent for this long. Starts take up to a minute when busy."""
 
 
 def serve() -> None:
@@ -35,7 +36,7 @@ def serve() -> None:
         "console.asgi:application", host=host.strip("[]"), port=int(port), workers=settings.WEB_PROCESSES,
         http=GuardedProtocol, ws="websockets-sansio",
         ws_max_size=notebooks.MAX_MESSAGE_BYTES, lifespan="on", log_config=None, access_log=False, server_header=False,
-        # Only `console.observability.addresses` reads proxy headers.
+        # `console.observability.addresses` decides whom to trust; uvicorn would change the scope's address itself.
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=STOP_SECONDS,
         timeout_worker_healthcheck=HUNG_SECONDS,

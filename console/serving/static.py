@@ -9,18 +9,18 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 
 
 class StaticMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]  # WhiteNoise publishes no types
-    """WhiteNoise with complete responses. Its own are streams, and here each stream would take a download thread."""
+    """WhiteNoise with responses in memory. Its own are streams, for which our server would start a thread each."""
 
     @staticmethod
     def serve(static_file: Any, request: HttpRequest) -> HttpResponse:
-        """Return the file, the requested range of it, or 304 if the client has it."""
+        """Return the response: the file, its requested range, or 304 if the client has the file."""
         file_response = static_file.get_response(request.method, request.META)
         content = b""
         if file_response.file is not None:
             with file_response.file as file:
                 content = file.read()
         response = HttpResponse(content, status=int(file_response.status))
-        del response["Content-Type"]  # Django's default; WhiteNoise's headers follow
+        del response["Content-Type"]  # Django's default; a 304 must have none, and files get WhiteNoise's
         for name, value in file_response.headers:
             response[name] = value
         return response

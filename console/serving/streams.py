@@ -1,7 +1,7 @@
 """Send streaming responses (event streams and downloads) after Django is done with the request.
 
-Event streams share a few threads. Each download has its own thread, because its iterator may keep a database cursor
-open between two chunks. The number of downloads is limited.
+Event streams share a few threads, because each works only briefly when there is news. Each download has its own
+thread, because its iterator may keep a database cursor open between two chunks. Therefore downloads are limited.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from console.serving.refusals import Message, Receive, Send
 from console.serving.threads import SharedThreads
 
 STREAM_THREADS = 4
-"""Threads, each with a database connection, that all event streams of a process share. Each needs one only briefly."""
+"""How many threads all event streams of a process share. Each thread keeps a database connection, and reads for one
+stream take milliseconds."""
 MAX_DOWNLOADS = 64
-"""Largest number of concurrent downloads of a process. Each has a thread, but most need no database connection."""
+"""How many downloads a process sends at once. Each has a thread, which most of the time waits for its client; few keep
+a database connection."""
 
 
 class Streams:
@@ -33,28 +35,29 @@ class Streams:
 
     def __init__(self) -> None:
         self._threads = SharedThreads(STREAM_THREADS, "stream")
-        self._per_organization = Limit(settings.MAX_STREAMS_PER_ORGANIZATION, refusals.TOO_MANY_STREAMS)
-        self._downloads = Limit(MAX_DOWNLOADS, refusals.BUSY)
-        # One organization can use at most half of the downloads.
-        self._downloads_per_organization = Limit(max(1, MAX_DOWNLOADS // 2), refusals.TOO_MANY_STREAMS)
+        self._organization_limit = Limit(settings.MAX_STREAMS_PER_ORGANIZATION, refusals.TOO_MANY_STREAMS)
+        self._download_limit = Limit(MAX_DOWNLOADS, refusals.BUSY)
+        # One organization can use at most half of the downloads, so that others can always start some.
+        self._organization_download_limit = Limit(max(1, MAX_DOWNLOADS // 2), refusals.TOO_MANY_STREAMS)
         self.open_event_streams = 0
+        """How many event streams are being sent; the heartbeat reports it."""
 
     async def send(
-        self, response: StreamingHttpResponse, start: Message, owner: Hashable, receive: Receive, send: Send
+        self, response: StreamingHttpResponse, start: Message, organization_id: Hashable, receive: Receive, send: Send
     ) -> None:
         """Send `start` and the content of `response`, until it ends or the client disconnects. Raises Refused.
 
-        `start` is the ASGI message with status and headers. `owner` is the organization under whose limit the stream
-        counts; None counts under no limit.
+        `start` is the ASGI message with status and headers. The stream counts under the limits of its organization;
+        `organization_id` is None if there is none, as for pages without log-in.
         """
         is_download = not is_event_stream(response)
         send_response = self._send_file if is_download else self._send_events
         try:
             with ExitStack() as limits:
-                if owner is not None:
-                    limits.enter_context(self._per_organization.held(owner))
+                if organization_id is not None:
+                    limits.enter_context(self._organization_limit.slot(organization_id))
                     if is_download:
-                        limits.enter_context(self._downloads_per_organization.held(owner))
+                        limits.enter_context(self._organization_download_limit.slot(organization_id))
                 await send_response(response, start, receive, send)
         finally:
             async with self._threads.acquire():
@@ -69,7 +72,7 @@ class Streams:
             self.open_event_streams -= 1
 
     async def _send_file(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
-        with self._downloads.held(""), ThreadPoolExecutor(1, thread_name_prefix="download") as thread:
+        with self._download_limit.slot("all"), ThreadPoolExecutor(1, thread_name_prefix="download") as thread:
             async with ThreadSensitiveContext(executor=thread):
                 try:
                     await send_until_disconnect(_chunks(response), start, receive, send)
@@ -78,18 +81,18 @@ class Streams:
 
 
 async def _chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
-    """Yield the content of a synchronous response; its iterator runs in the download's thread."""
+    """Yield the content of a download. Its iterator is synchronous, so it runs in the download's thread."""
     iterator = iter(response)
 
     def next_chunk() -> bytes | None:
-        return next(iterator, None)  # a Future cannot raise StopIteration
+        return next(iterator, None)  # a default, because Python lets no Future raise StopIteration
 
     while (chunk := await sync_to_async(next_chunk)()) is not None:
         yield chunk
 
 
 async def send_until_disconnect(chunks: AsyncIterator[bytes], start: Message, receive: Receive, send: Send) -> None:
-    """Send a response until it ends or the client disconnects. An error of `chunks` is raised again."""
+    """Send a response until it ends or the client disconnects. Raise what `chunks` raises."""
 
     async def send_all() -> None:
         await send(start)

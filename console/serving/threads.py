@@ -1,7 +1,7 @@
 """The threads that run views.
 
 By default asgiref runs each request in a new thread with a new database connection. Here a fixed number of threads
-serves all requests, and each thread keeps its connection. So many clients can exhaust neither threads nor connections.
+serves all requests, and each thread keeps its connection. Therefore no number of clients can exhaust them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_WAITING = 1000
-"""Largest number of requests that wait for a thread. At 20 ms of CPU time each, the last waits twenty seconds."""
+"""How many requests may wait for a thread. A request takes about 20 ms of CPU time, so the last waits twenty seconds,
+which is within WAIT_SECONDS."""
 WAIT_SECONDS = 30.0
-"""The longest wait for a thread; people do not wait longer for a page."""
+"""How long a request waits for a thread before it is refused. People do not wait longer for a page."""
 
 
 class Threads:
-    """A fixed number of threads. Each serves one request at a time."""
+    """A fixed number of threads, each of which serves one request at a time. Use it on the event loop only."""
 
     def __init__(self, count: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
@@ -35,7 +36,7 @@ class Threads:
         self._waiting = 0
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in one of the threads. Raises Refused if none gets free."""
+        """Return the result of a function that runs in one of the threads. Raises Refused if no thread gets free."""
         if self._waiting >= MAX_WAITING:
             raise Refused(BUSY)
         self._waiting += 1
@@ -57,11 +58,11 @@ class Threads:
 
 
 class SharedThreads:
-    """A few threads for many streams. Each stream needs a thread only briefly, and always the same one."""
+    """A few threads for many streams. A stream always uses the same thread, since its database connection is there."""
 
     def __init__(self, count: int, name: str) -> None:
         self._next = cycle([ThreadPoolExecutor(1, thread_name_prefix=f"{name}-{number}") for number in range(count)])
 
     def acquire(self) -> ThreadSensitiveContext:
-        """Return a context whose synchronous code runs on one thread, which other streams also use."""
+        """Return a context in which synchronous code runs on one of the threads. They are given out in turn."""
         return ThreadSensitiveContext(executor=next(self._next))

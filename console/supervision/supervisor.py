@@ -1,9 +1,9 @@
 """`manage.py up`: start, supervise and stop all processes of the console on one machine, with supervisord.
 
-Every process has the mark of its installation in its command line and ends when its parent is killed. Before a start,
-processes left over from a killed `up` are found by that mark, never by a stored pid. Their own children (Celery's pool,
-uvicorn's workers) end with them. Runs continue: the supervisors of their nodes are not children of these processes and
-have no mark.
+Each process has the mark of its installation in its command line (`_installation_mark`). If `up` is killed, processes
+may be left over. The next `up` finds them by this mark, since a stored pid may belong to another process by then. Their
+own children (Celery's pool, uvicorn's workers) end with them. Runs continue, because the supervisors of their nodes are
+not children of these processes and do not have the mark.
 """
 
 from __future__ import annotations
@@ -32,19 +32,23 @@ from django.core.management import call_command
 from django.db import connection, connections
 
 TASK_PROCESSES = 2
-"""Processes for tasks with one cluster: copies of checkpoints may keep one of them busy. See `programs`."""
+"""How many processes run tasks if there is one cluster. Copying checkpoints may keep one of them busy for long, and the
+other then runs all other tasks. `programs` adds more."""
 DISPATCH_PROCESSES = 2
-"""Dispatcher processes per cluster. At most one dispatches to a cluster and one more waits for it
-(`jobs.locks.dispatch_lock`), so with two no cluster delays another."""
+"""How many dispatcher processes there are for each cluster. At most one dispatches to a cluster, and one more waits for
+it (`jobs.locks.dispatch_lock`), so that a slow cluster never keeps the processes that another needs."""
 READY_SECONDS = 60.0
-"""How long the console may take to answer /readyz. An idle machine needs a few seconds."""
+"""How long the console may take to answer /readyz after its start. An idle machine needs a few seconds."""
 STOP_SECONDS = 45.0
-"""How long supervisord may take to stop all programs, most of which end within a second. Then it is killed."""
+"""How long supervisord may take to stop all programs before it is killed. It stops them one priority after the other,
+and most end within a second."""
 LEFTOVER_SECONDS = 15.0
-"""How long leftovers may take to end after each signal."""
+"""How long left-over processes may take to end after SIGTERM, and again after SIGKILL."""
 LOG_BYTES = 10 * 1024**2
+"""The size at which supervisord rotates a program's log. It keeps three older files."""
 MAX_RESTARTS = 1000
-"""After this many failed starts in a row supervisord gives up a program: many, as the database may be down for long."""
+"""After this many failed starts in a row supervisord gives a program up. It waits a second longer after each, so this
+takes days, and a program outlasts a long outage of PostgreSQL."""
 
 
 class UpError(Exception):
@@ -53,19 +57,24 @@ class UpError(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """One program that supervisord keeps running; lower `priority` starts earlier and stops later."""
+    """One program that supervisord keeps running."""
 
     name: str
     arguments: tuple[str, ...]
+    """The arguments of the Python interpreter."""
     purpose: str
+    """What the program does, for the operator."""
     priority: int
+    """Programs with a lower number start earlier and stop later."""
     stop_seconds: int = 10
+    """How long it may take to end after SIGTERM before it is killed."""
 
 
 def programs() -> list[Program]:
     """Return the programs, in start order."""
     celery = ("-m", "celery", "-A", "console.celery")
-    # Each of these may keep one process busy for long: a slow cluster, copies of direct uploads, imports of datasets.
+    # A process more for each kind of task that may keep one busy for long: calls of a further cluster that is slow,
+    # copies of direct uploads, and imports of datasets.
     additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
     concurrency = (
         TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
@@ -99,12 +108,12 @@ def start_services() -> None:
 
 
 def prepare() -> None:
-    """Start the servers, migrate the database and collect static files."""
+    """Start the embedded servers, migrate the database and collect static files. Safe to repeat."""
     start_services()
     call_command("migrate", interactive=False, verbosity=0)
     call_command("seed_catalogue", verbosity=0)
     if settings.EMBEDDED_DATABASE:
-        # Without a checkpoint, a killed server would spend seconds syncing the new schema at its next start.
+        # Without a checkpoint now, a server that is killed would spend seconds on recovery at its next start.
         with connection.cursor() as cursor:
             cursor.execute("CHECKPOINT")
     connections.close_all()
@@ -125,7 +134,7 @@ def _collect_static() -> None:
 
 @contextmanager
 def up_lock() -> Iterator[None]:
-    """Hold the lock of this installation's `up`, which ends with the process. Raises AlreadyRunning."""
+    """Hold the lock of this installation's `up`; the kernel releases it with the process. Raises AlreadyRunning."""
     settings.VAR_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.VAR_DIR / "up.lock").open("a+") as lock:
         try:
@@ -139,7 +148,7 @@ def up_lock() -> Iterator[None]:
 
 
 class AlreadyRunning(UpError):
-    """Another `up` of this installation is running."""
+    """Another `up` of this installation is running, as the process `pid`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -166,7 +175,10 @@ class Supervisord:
         return self._process is not None and self._process.poll() is None
 
     def wait_until_ready(self, stop: Event) -> None:
-        """Wait until /readyz answers 200. Raises UpError."""
+        """Wait until the console is ready or `stop` is set.
+
+        Raises UpError after READY_SECONDS, or if supervisord ends.
+        """
         for _ in range(int(READY_SECONDS * 10)):
             if is_ready() or stop.wait(0.1):
                 return
@@ -188,7 +200,7 @@ class Supervisord:
 
 
 def is_ready() -> bool:
-    """Return whether /readyz answers 200."""
+    """Return whether the console on this machine answers /readyz with 200."""
     try:
         return httpx.get(f"http://{settings.WEB_BIND}/readyz", timeout=5, headers=_proxy_headers()).status_code == 200
     except httpx.HTTPError:
@@ -196,7 +208,7 @@ def is_ready() -> bool:
 
 
 def end_leftovers() -> None:
-    """End the processes left over from a killed `up`: supervisord first, because it restarts the others."""
+    """End the processes left over from a killed `up`: supervisord first, because it would restart the others."""
     _end_processes([process for process in _marked_processes() if _is_supervisord(process)])
     _end_processes(_marked_processes())
 
@@ -212,9 +224,9 @@ def _end_processes(processes: list[psutil.Process]) -> None:
 
 
 def supervisor_config() -> str:
-    """Return the configuration of supervisord."""
+    """Return the text of supervisord's configuration file."""
     var, log_dir, sockets = settings.VAR_DIR, settings.EMBEDDED.log_dir, settings.EMBEDDED.socket_dir
-    control = sockets / "supervisor.sock"
+    control_socket = sockets / "supervisor.sock"
     sections: dict[str, dict[str, object]] = {
         "supervisord": {
             "logfile": log_dir / "supervisord.log",
@@ -224,10 +236,11 @@ def supervisor_config() -> str:
             "directory": settings.BASE_DIR,
             "childlogdir": log_dir,
             "silent": "true",
+            # Without this setting, supervisord warns that it runs as root.
             **({"user": "root"} if psutil.Process().uids().effective == 0 else {}),
         },
-        "unix_http_server": {"file": control, "chmod": "0700"},
-        "supervisorctl": {"serverurl": f"unix://{control}"},
+        "unix_http_server": {"file": control_socket, "chmod": "0700"},
+        "supervisorctl": {"serverurl": f"unix://{control_socket}"},
         "rpcinterface:supervisor": {
             "supervisor.rpcinterface_factory": "supervisor.rpcinterface:make_main_rpcinterface"
         },
@@ -255,21 +268,23 @@ def supervisor_config() -> str:
 
 
 def _python() -> list[str]:
-    """Return the interpreter with an `-X` option that marks this installation's processes."""
+    """Return the interpreter's command with the mark as an `-X` option, of which Python ignores unknown ones."""
     return [sys.executable, "-X", _installation_mark()]
 
 
 def _installation_mark() -> str:
+    """Return the word that marks the processes of this installation in their command lines."""
     return f"trainyard={settings.VAR_DIR}"
 
 
 def _parent_death_prefix() -> list[str]:
-    """Return the words before a command that make it end with its parent; none if setpriv is not installed."""
+    """Return the words before a command that make the kernel end it with its parent; none without setpriv."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
 def _marked_processes() -> list[psutil.Process]:
+    """Return the processes with this installation's mark, except this process and those that started it."""
     own_pids = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
     return [
         process
@@ -283,6 +298,7 @@ def _is_supervisord(process: psutil.Process) -> bool:
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process, if it still exists."""
     try:
         process.send_signal(number)
     except psutil.NoSuchProcess:
@@ -290,7 +306,7 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def require_free_ports() -> None:
-    """Raise UpError if another process uses a port."""
+    """Raise UpError if another process uses a port that the console needs."""
     web_host, _, web_port = settings.WEB_BIND.rpartition(":")
     addresses = [(web_host, int(web_port), "TRAINYARD_URL")]
     if settings.PAYMENTS_SANDBOX:
@@ -309,13 +325,13 @@ def require_free_ports() -> None:
 
 
 def _proxy_headers() -> dict[str, str]:
-    """Return the headers that a proxy would add, so that a console behind HTTPS does not redirect to https."""
+    """Return the headers that a proxy would add. With them a console with an https:// URL does not redirect."""
     parts = urlsplit(settings.TRAINYARD_URL)
     return {"Host": parts.netloc, "X-Forwarded-Proto": parts.scheme}
 
 
 def _static_fingerprint() -> str:
-    """Return a digest that changes with any static file."""
+    """Return a digest of the names, sizes and times of all static files."""
     digest = hashlib.sha256()
     for finder in get_finders():
         for name, storage in finder.list([]):
@@ -325,5 +341,6 @@ def _static_fingerprint() -> str:
 
 
 def _read_pid(lock: IO[str]) -> int:
+    """Return the process id that the holder wrote to its lock file; 0 if it has not yet."""
     lock.seek(0)
     return int(lock.read().strip() or 0)

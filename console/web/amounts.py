@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from django import forms
 from django.utils.translation import gettext as _
 
-from billing import messages
+from billing.amounts import parse_amount
 
 MAX_DIGITS = 18
 """Largest number of digits of an id or a time. PostgreSQL's bigint holds every number of 18 digits, but not of 19."""
@@ -43,7 +43,7 @@ class AmountField(forms.CharField):
     def clean(self, value: object) -> int:
         """Return minor units. Raises ValidationError."""
         try:
-            return messages.parse_amount(super().clean(value), self.currency)
+            return parse_amount(super().clean(value), self.currency)
         except ValueError:
             message = _("Enter an amount such as 50 or 19.90, without thousands separators.")
             raise forms.ValidationError(message) from None

@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from billing import storage_charges
-from billing.budgets import Balance, BudgetState
-from billing.messages import money
+from billing.amounts import money
+from billing.budgets import BudgetState, Runway
 from billing.models import Account, AutoTopUp
 from console.accounts.models import Membership, Organization
 from console.accounts.roles import Capability
@@ -48,7 +48,7 @@ class OverviewData:
 
     membership: Membership
     account: Account | None
-    balance: Balance | None
+    runway: Runway | None
     budgets: list[BudgetState]
     usage: Usage
     silent_clusters: list[str]
@@ -72,11 +72,11 @@ def _money(data: OverviewData) -> Iterator[Notice]:
         return
     action = _("Top up") if may_pay else _("Wallet")
     url = f"{reverse('wallet')}#top-up" if may_pay else reverse("wallet")
-    balance = data.balance
-    if balance and balance.is_low:
+    runway = data.runway
+    if runway and runway.is_low:
         text = _("The wallet balance is low: %(available)s is available, and the average daily spend is %(daily)s.") % {
             "available": money(account.available_minor, account.currency),
-            "daily": money(balance.daily_minor, account.currency),
+            "daily": money(runway.daily_minor, account.currency),
         }
         yield Notice("low_balance", text, action, url, is_urgent=True)
     failing = AutoTopUp.objects.filter(account=account, failures__gt=0).first()

@@ -13,9 +13,10 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
 from billing import auto_topup, customers, selectors
-from billing import messages as billing_messages
+from billing.amounts import to_major
 from billing.customers import SavedCard
 from billing.errors import BillingError, NoWallet
+from billing.messages import payment_failure_sentence
 from billing.models import Account, AutoTopUp
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, add_errors, member, show_error
@@ -39,16 +40,15 @@ class AutoTopUpForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.PAY)
 def card_list(request: MemberRequest) -> HttpResponse:
-    """Show the cards and the automatic top-up. POST saves the automatic top-up."""
+    """Show the saved cards and the form of automatic top-ups. POST saves the form and switches them on."""
     account = _account(request)
     setup = AutoTopUp.objects.filter(account=account).first()
     if request.method != "POST":
-        return _page(
-            request, account, setup, AutoTopUpForm(currency=account.currency, initial=_initial(account, setup))
-        )
+        form = AutoTopUpForm(currency=account.currency, initial=_initial_amounts(account, setup))
+        return _render_cards(request, account, setup, form)
     form = AutoTopUpForm(request.POST, currency=account.currency)
     if not form.is_valid():
-        return _page(request, account, setup, form)
+        return _render_cards(request, account, setup, form)
     try:
         auto_topup.switch_on(
             account=account,
@@ -59,7 +59,7 @@ def card_list(request: MemberRequest) -> HttpResponse:
         )
     except BillingError as error:
         add_errors(form, error)
-        return _page(request, account, setup, form)
+        return _render_cards(request, account, setup, form)
     messages.success(request, _("Automatic top-ups are on."))
     return redirect("card_list")
 
@@ -78,7 +78,7 @@ def card_automatic_off(request: MemberRequest) -> HttpResponse:
 def card_add(request: MemberRequest) -> HttpResponse:
     """Redirect to the provider's page that saves a card."""
     try:
-        return redirect(customers.save_card_page(account=_account(request), email=request.membership.user.email))
+        return redirect(customers.create_card_page(account=_account(request), email=request.membership.user.email))
     except BillingError as error:
         show_error(request, error)
         return redirect("card_list")
@@ -117,18 +117,20 @@ def _account(request: MemberRequest) -> Account:
     return account
 
 
-def _initial(account: Account, setup: AutoTopUp | None) -> dict[str, str]:
-    """Return the current amounts, or defaults."""
+def _initial_amounts(account: Account, setup: AutoTopUp | None) -> dict[str, str]:
+    """Return the amounts to show in the form: those that were saved, or the two smallest suggested top-ups."""
     if setup is None:
-        threshold, amount, *_larger = suggested_amounts(account.currency)  # the two smallest suggested amounts
+        threshold, amount, *_larger = suggested_amounts(account.currency)
         return {"threshold_minor": f"{threshold:f}", "amount_minor": f"{amount:f}"}
     return {
-        "threshold_minor": f"{billing_messages.to_major(setup.threshold_minor, account.currency):f}",
-        "amount_minor": f"{billing_messages.to_major(setup.amount_minor, account.currency):f}",
+        "threshold_minor": f"{to_major(setup.threshold_minor, account.currency):f}",
+        "amount_minor": f"{to_major(setup.amount_minor, account.currency):f}",
     }
 
 
-def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, form: AutoTopUpForm) -> HttpResponse:
+def _render_cards(
+    request: MemberRequest, account: Account, setup: AutoTopUp | None, form: AutoTopUpForm
+) -> HttpResponse:
     # If the provider does not answer, the page is still shown, with the problem in place of the cards.
     cards: list[SavedCard] = []
     problem = ""
@@ -144,7 +146,7 @@ def _page(request: MemberRequest, account: Account, setup: AutoTopUp | None, for
         "has_deleted_customer": has_deleted_customer,
         "form": form,
         "auto_top_up": setup,
-        "failure": billing_messages.failure_sentence(setup.last_failure) if setup and setup.last_failure else "",
+        "failure": payment_failure_sentence(setup.last_failure) if setup and setup.last_failure else "",
         "chosen_method": form.data.get("method") or (setup.method_id if setup else ""),
     }
     return render(request, "billing/card_list.html", context, status=422 if form.errors else 200)

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_POST
 
 from billing import budgets, costs, exports, selectors
-from billing import messages as billing_messages
+from billing.amounts import parse_amount, to_major
 from billing.models import Account
 from console.accounts import selectors as accounts
 from console.accounts.models import Membership, User
@@ -28,7 +28,7 @@ TITLES = {
     "workspace": gettext_lazy("Workspace"),
     "node_spec": gettext_lazy("Node spec"),
 }
-"""Column titles of `costs.DIMENSIONS`, by which costs are grouped."""
+"""Titles of the dimensions by which costs can be grouped (`costs.DIMENSIONS`)."""
 
 
 @require_GET
@@ -55,12 +55,12 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "titles": TITLES,
             "shares": {name: costs.shares_by(spends, name) for name in costs.DIMENSIONS},
             "spent_minor": sum(spend.amount_minor for spend in spends),
-            "previous_minor": costs.spent_minor(organization, month.before),
-            "forecast": costs.forecast(organization) if month.is_now else None,
+            "previous_minor": costs.spent_minor(organization, month.previous),
+            "forecast": costs.forecast(organization) if month.is_current else None,
             "chart": _chart(names, days, account.currency),
-            "holds": costs.held(account).select_related("order__job", "sweep"),
+            "holds": costs.open_holds(account).select_related("order__job", "sweep"),
             "budgets": budgets.states(organization),
-            "balance": budgets.balance_of(account),
+            "runway": budgets.runway_of(account),
             "accounting_zone": settings.TIME_ZONE,
             "members": accounts.members(organization=organization),
         },
@@ -70,7 +70,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def cost_export(request: MemberRequest) -> StreamingHttpResponse:
-    """Return a month's receipt lines as CSV, read and sent 500 receipts at a time."""
+    """Return a month's receipt lines as CSV. It is sent while the receipts are read, so its size does not matter."""
     organization = request.membership.organization
     month = costs.parse_month(request.GET.get("month", ""))
     receipts = costs.receipts(organization, month).select_related("hold__placed_by").iterator(chunk_size=500)
@@ -92,7 +92,7 @@ def budget_set(request: MemberRequest) -> HttpResponse:
 
 
 def csv_file(rows: Any, name: str) -> StreamingHttpResponse:
-    """Return CSV lines as a download. A byte order mark comes first: without it Excel does not read UTF-8."""
+    """Return CSV lines as a download. A byte order mark comes first, because Excel reads UTF-8 only after one."""
     response = StreamingHttpResponse(_with_byte_order_mark(rows), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = content_disposition_header(True, name) or ""
     return response
@@ -104,13 +104,12 @@ def _with_byte_order_mark(rows: Any) -> Any:
 
 
 def _chart(names: list[str], days: dict[Any, list[int]], currency: str) -> dict[str, Any]:
-    """Return the chart's data: the days, and for each name its amount in major units on each day."""
+    """Return the chart's data: the days, and for each name a list of its amounts by day, in major units."""
     return {
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],
         "amounts": [
-            [float(billing_messages.to_major(amounts[index], currency)) for amounts in days.values()]
-            for index in range(len(names))
+            [float(to_major(amounts[index], currency)) for amounts in days.values()] for index in range(len(names))
         ],
         "currency": currency,
     }
@@ -122,7 +121,7 @@ def _amount(text: str, account: Account | None) -> int | None:
         return None
     currency = account.currency if account else selectors.default_currency()
     try:
-        return billing_messages.parse_amount(text, currency)
+        return parse_amount(text, currency)
     except ValueError:
         message = _("Enter an amount such as 50 or 19.90, without thousands separators.")
         raise CustomerError(message, fields={"amount": message}) from None

@@ -1,4 +1,4 @@
-"""The page of promotional credit: lots with amount, expiry and use, and a form to redeem a voucher."""
+"""The page of credit: the granted lots with amount, expiry and use, and the form that redeems a voucher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods
 
 from billing import credit, selectors
-from billing import messages as billing_messages
+from billing.amounts import money
 from console.accounts.roles import Capability
 from console.core.errors import NotAllowed
 from console.web.access import MemberRequest, errors_in_form, member
@@ -31,7 +31,7 @@ class VoucherForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.VIEW)
 def credit_list(request: MemberRequest) -> HttpResponse:
-    """List the credits in the order in which they are spent. POST redeems a voucher, which needs the capability PAY."""
+    """List the lots of credit in the order in which they are spent. POST redeems a voucher if the member may pay."""
     account = selectors.wallet(request.membership.organization)
     if account is None:
         return render(request, "billing/no_wallet.html")
@@ -42,11 +42,11 @@ def credit_list(request: MemberRequest) -> HttpResponse:
         if form.is_valid():
             with errors_in_form(form):
                 lot = credit.redeem(account=account, code=form.cleaned_data["code"], user=request.membership.user)
-                amount = billing_messages.money(lot.amount_minor, account.currency)
+                amount = money(lot.amount_minor, account.currency)
                 messages.success(request, _("%(amount)s of credit was added to your wallet.") % {"amount": amount})
                 return redirect("credit_list")
     now = timezone.now()
-    lots_with_state = [  # a lot, and whether it can still be spent
+    lots_with_state = [  # pairs: a lot, and whether it can still be spent
         (lot, lot.left_minor > 0 and (lot.expires_at is None or lot.expires_at > now))
         for lot in credit.lots_of(request.membership.organization)
     ]

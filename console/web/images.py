@@ -1,4 +1,7 @@
-"""Pages of images, built-in and the organization's own."""
+"""Pages of the container images that runs use: built-in ones, and the organization's own.
+
+`jobs.images` knows which of them the clusters can run; `storage.images` stores the organization's own.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +27,29 @@ from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member, show_error
 from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checks, images
-from storage import images as catalogue
+from storage import images as image_store
 from storage import registries, selectors
-from storage.models import Image
+from storage.models import Image, Registry
 
 CHECK_FIELDS = ("image", "framework", "workspace", "datasets", "node_spec", "nodes", "workers_per_node")
-"""Fields that the form of an image check sends; `jobs.checks` reads them."""
+"""Names of the fields in the form of an image check, as `jobs.checks.place_check` reads them."""
+MAX_PASSWORD_LENGTH = 4096
+"""Characters of a registry's password. Cloud registries issue signed tokens of one or two thousand characters."""
 
 
 class ImageForm(forms.Form):
     """The form of an image from the customer's registry."""
 
-    name = forms.CharField(label=gettext_lazy("Name"), max_length=63)
-    title = forms.CharField(label=gettext_lazy("Title"), max_length=100)
+    name = forms.CharField(label=gettext_lazy("Name"), max_length=Image.name.field.max_length)
+    title = forms.CharField(label=gettext_lazy("Title"), max_length=Image.title.field.max_length)
     reference = forms.CharField(
         label=gettext_lazy("Registry reference"),
-        max_length=500,
+        max_length=Image.reference.field.max_length,
         help_text=gettext_lazy("Registry host, image name and tag, for example registry.example.com/team/train:1.2."),
     )
     username = forms.CharField(
         label=gettext_lazy("User name at the registry"),
-        max_length=255,
+        max_length=Registry.username.field.max_length,
         required=False,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
         help_text=gettext_lazy(
@@ -53,7 +58,7 @@ class ImageForm(forms.Form):
     )
     password = forms.CharField(
         label=gettext_lazy("Password or access token"),
-        max_length=4096,
+        max_length=MAX_PASSWORD_LENGTH,
         required=False,
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
@@ -72,7 +77,7 @@ class ImageForm(forms.Form):
 @require_GET
 @member(Capability.VIEW)
 def image_list(request: MemberRequest) -> HttpResponse:
-    """List the images."""
+    """List the images, and why some of them cannot run."""
     organization = request.membership.organization
     all_images = list(selectors.images_for(organization))
     account = billing.wallet(organization)
@@ -84,7 +89,7 @@ def image_list(request: MemberRequest) -> HttpResponse:
             "own": [image for image in all_images if not image.is_builtin],
             "problems": images.problems(all_images),
             "contents": {image.pk: images.contents_of(image) for image in all_images},
-            "runs_own_images": images.runs_own_images(),
+            "pulls_images": images.any_cluster_pulls_images(),
             "framework_titles": FRAMEWORK_TITLES,
             "specs": billing.offered_specs(account.currency) if account and is_active(organization) else [],
         },
@@ -94,7 +99,7 @@ def image_list(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.RUN)
 def image_check(request: MemberRequest) -> HttpResponse:
-    """Start a free run that checks an image on the chosen nodes. htmx gets errors as a fragment of the page."""
+    """Start a free run that checks an image on the requested nodes. htmx gets errors as a fragment of the page."""
     try:
         order = checks.place_check(
             membership=request.membership, data={name: request.POST.get(name) for name in CHECK_FIELDS}
@@ -122,15 +127,15 @@ def image_new(request: MemberRequest) -> HttpResponse:
             image = _save(request.membership, dict(form.cleaned_data))
             if warning:
                 messages.warning(request, warning)
-            if problem := images.problem(image):  # registered, but no cluster can run it
+            if problem := images.problem(image):  # the image is registered, but no cluster can run it
                 messages.warning(request, problem)
             else:
                 messages.success(
                     request, _("The image %(name)s was registered. You can now use it in runs.") % {"name": image.name}
                 )
             return redirect("image_list")
-    context = {"form": form, "runs_own_images": images.runs_own_images()}
-    return render(request, "storage/image_new.html", context)
+    context = {"form": form, "pulls_images": images.any_cluster_pulls_images()}
+    return render(request, "storage/image_form.html", context)
 
 
 @require_http_methods(["GET", "POST"])
@@ -145,11 +150,12 @@ def image_edit(request: MemberRequest, name: str) -> HttpResponse:
         with errors_in_form(form):
             if warning := _check_registry(request.membership, form.cleaned_data):
                 messages.warning(request, warning)
+            # Unlike after the registration, no warning if no cluster can run it: the list of images says so too.
             _save(request.membership, dict(form.cleaned_data), image)
             messages.success(request, _("The changes to the image %(name)s were saved.") % {"name": image.name})
             return redirect("image_list")
-    context = {"form": form, "image": image, "runs_own_images": images.runs_own_images()}
-    return render(request, "storage/image_new.html", context)
+    context = {"form": form, "image": image, "pulls_images": images.any_cluster_pulls_images()}
+    return render(request, "storage/image_form.html", context)
 
 
 @require_POST
@@ -158,12 +164,13 @@ def image_delete(request: MemberRequest, name: str) -> HttpResponse:
     """Delete one of the organization's images."""
     image = _own_image(request, name)
     with errors_as_message(request):
-        catalogue.delete_image(image=image, user=request.membership.user)
+        image_store.delete_image(image=image, user=request.membership.user)
         messages.success(request, _("The image %(name)s was deleted.") % {"name": image.name})
     return redirect("image_list")
 
 
 def _own_image(request: MemberRequest, name: str) -> Image:
+    """Return an image of the organization. Raises NotFound also for built-in ones, which customers cannot change."""
     image = selectors.image_named(request.membership.organization, name)
     if image.is_builtin:
         raise NotFound
@@ -171,7 +178,10 @@ def _own_image(request: MemberRequest, name: str) -> Image:
 
 
 def _check_registry(membership: Membership, fields: Mapping[str, Any]) -> str:
-    """Check that the registry has the image; return a warning if that could not be checked. Raises InvalidInput."""
+    """Check that the registry has the image. Return a warning if the registry does not answer, else an empty string.
+
+    Raises InvalidInput.
+    """
     values = {name: fields[name] for name in ("reference", "username", "password")}
     return str(registries.check_image(organization=membership.organization, **values).warning)
 
@@ -182,10 +192,10 @@ def _save(membership: Membership, fields: dict[str, Any], image: Image | None = 
     username, password = fields.pop("username"), fields.pop("password")
     organization = membership.organization
     if image is None:
-        image = catalogue.create_image(organization=organization, user=membership.user, **fields)
+        image = image_store.create_image(organization=organization, user=membership.user, **fields)
     else:
         fields.pop("name")
-        image = catalogue.update_image(image=image, user=membership.user, **fields)
+        image = image_store.update_image(image=image, user=membership.user, **fields)
     if username:  # without a user name, stored credentials of the registry remain
         host = image.reference.partition("/")[0]
         registries.save_registry(

@@ -26,7 +26,7 @@ PAGE_SIZE = 25
 
 
 class DetailsForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time it takes no parameters
-    """The form of billing details. The tax rate is not here: only the platform's administrators set it."""
+    """The form of billing details. It lacks the tax, which only administrators of the console set."""
 
     class Meta:
         model = BillingDetails
@@ -37,7 +37,7 @@ class DetailsForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time it 
 @require_GET
 @member(Capability.PAY)
 def invoice_list(request: MemberRequest) -> HttpResponse:
-    """List invoices and credit notes, and the uninvoiced amount."""
+    """List invoices and credit notes, and show the amount that is not invoiced yet."""
     organization = request.membership.organization
     account = selectors.wallet(organization)
     if account is None:
@@ -50,7 +50,7 @@ def invoice_list(request: MemberRequest) -> HttpResponse:
         {
             "page": page,
             "account": account,
-            "open_minor": invoices.uninvoiced_minor(organization),
+            "uninvoiced_minor": invoices.uninvoiced_minor(organization),
             "details": details,
             "tax": tax_for(organization),
         },
@@ -81,7 +81,7 @@ def invoice_detail(request: MemberRequest, pk: int) -> HttpResponse:
 @require_GET
 @member(Capability.PAY)
 def invoice_pdf(request: MemberRequest, pk: int) -> HttpResponse:
-    """Return an invoice as PDF, in the language of `?language=` or of the page."""
+    """Return an invoice as PDF, in the language of the parameter `language`, or else of the user."""
     invoice = invoices.invoice_for(request.membership.organization, pk)
     try:
         content = billing_invoice_pdf.pdf(invoice=invoice, language=request.GET.get("language", get_language() or "en"))
@@ -104,7 +104,7 @@ def invoice_csv(request: MemberRequest, pk: int) -> StreamingHttpResponse:
 @require_http_methods(["GET", "POST"])
 @member(Capability.PAY)
 def billing_details(request: MemberRequest) -> HttpResponse:
-    """Edit the billing details of future invoices."""
+    """Edit the billing details, which future invoices use."""
     organization = request.membership.organization
     existing = BillingDetails.objects.filter(organization=organization).first()
     details = existing or BillingDetails(organization=organization)

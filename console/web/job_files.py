@@ -23,30 +23,31 @@ from storage.errors import WrongKind
 from storage.previews import preview
 
 PAGE_ROWS = 200
-"""How many entries of a folder one page shows."""
+"""Entries of a folder that one page shows: more are hard to survey, and a folder may have millions."""
 
 
 @require_GET
 @member(Capability.VIEW)
 def job_files(request: MemberRequest, pk: int, path: str = "") -> HttpResponse:
-    """Show a folder of a job's files: as a page or, to htmx, as the contents of the job page's tab."""
+    """Show a folder of a job's files. htmx gets only the contents of the tab *Files* on the job's page."""
     job = selectors.job_row(request.membership.organization, pk)
     context: dict[str, Any] = {
         "job": job,
         "path": path.strip("/"),
         "crumbs": _crumbs(job, path),
-        "kept_until": results.kept_until(job) or job.keep_until,
-        "keep_days": results.KEEP_RUNS.days,
+        # Before the job's end only the customer's wish is known.
+        "deletion_at": results.deletion_time(job) or job.keep_until,
+        "keep_days": results.DEFAULT_RETENTION.days,
     }
     try:
         page = files.list_files(job, path, limit=PAGE_ROWS, after=request.GET.get("after", ""))
-    except WrongKind:
+    except WrongKind:  # the path is that of a file
         return redirect("job_file", pk, path)
     except CustomerError as error:
         context["problem"] = error_text(error)
     else:
         context["rows"] = [(entry, posixpath.basename(entry.path)) for entry in page.entries]
-        context["has_files"] = any(entry.modified for entry in page.entries)
+        context["has_files"] = any(entry.exists for entry in page.entries)
         context["next_url"] = page.next and f"{_folder_url(job, path)}?{urlencode({'after': page.next})}"
     return render(request, "jobs/_job_files.html" if request.htmx else "jobs/job_files.html", context)
 
@@ -70,8 +71,8 @@ def job_file(request: MemberRequest, pk: int, path: str) -> HttpResponse:
 
 @require_GET
 @member(Capability.VIEW)
-def job_image(request: MemberRequest, pk: int, path: str) -> HttpResponseBase:
-    """Return a picture, for the page that shows the file. A file of another type gives 404."""
+def job_picture(request: MemberRequest, pk: int, path: str) -> HttpResponseBase:
+    """Return a file of the job that is a picture, for the page `job_file`. A file of another type gives 404."""
     try:
         file = files.read(selectors.job_row(request.membership.organization, pk), path)
     except CustomerError as error:

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.roles import Capability
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, member
@@ -114,7 +114,7 @@ def _shared_context(job: Job) -> dict[str, Any]:
         "summary": summary,
         "quote": notebooks.current_quote(job),
         "files_end": _files_end(job),
-        "keep_days": results.KEEP_RUNS.days,
+        "keep_days": results.DEFAULT_RETENTION.days,
     }
 
 
@@ -231,7 +231,7 @@ def _fix(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, st
 
 def _path_in_workspace(job: Job, file: str) -> str:
     """Return the path in the workspace of a file that a traceback names; empty if the file is not in the workspace."""
-    prefix = f"{run_specs.WORKSPACE_TARGET}/"
+    prefix = f"{run_specs.WORKSPACE_PATH}/"
     if not file.startswith(prefix):
         # The launcher may report the file's name without its folder.
         return job.code_path if posixpath.basename(file) == posixpath.basename(job.code_path) else ""
@@ -242,7 +242,7 @@ def _path_in_workspace(job: Job, file: str) -> str:
 
 def _files_end(job: Job) -> datetime | None:
     """Return when the job's files will be deleted; None for an open job, and for one that has no files any more."""
-    end = results.kept_until(job)
+    end = results.deletion_time(job)
     has_files = end is not None and Allocation.objects.filter(key=results.allocation_key(job.pk)).exists()
     return end if has_files else None
 

@@ -57,7 +57,7 @@ def job_list(request: MemberRequest) -> HttpResponse:
     counts = {} if search.is_filtered else job_search.counts(organization)
     context |= {
         "tabs": [_tab(search, state, counts) for state in ("", *job_search.STATES)],
-        "orders": {name: title for name, (title, _columns) in job_search.ORDERS.items()},
+        "orders": {name: title for name, (title, _columns) in job_search.SORT_ORDERS.items()},
         "views": job_search.views(request.membership),
         "is_partial": job_search.is_partial(organization, search),
     }

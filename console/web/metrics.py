@@ -90,7 +90,7 @@ def job_compare(request: MemberRequest) -> HttpResponse:
     context = {
         "names": names,
         "rows": [rows.row(job) | {"best": best_values(job)} for job in jobs],
-        "runs": [_run(job, is_probe=job.was_probe) for job in jobs],
+        "runs": [_run(job, is_probe=job.is_probe) for job in jobs],
         "limit": MAX_COMPARED,
     }
     return render(request, "jobs/compare.html", context)

@@ -40,7 +40,7 @@ from jobs import notebooks, rows, selectors
 from jobs.errors import NotExtensible
 from jobs.images import default_image, problems
 from jobs.models import NOTEBOOK_SCRIPT, Job
-from jobs.purchase import EXTENSION_MARK, IDLE_SECONDS, NOTEBOOK_SECONDS
+from jobs.purchase import DEFAULT_IDLE_SECONDS, DEFAULT_NOTEBOOK_SECONDS, EXTENSION_MARK
 from jobs.states import JobState
 from storage import selectors as storage
 from storage import sharing
@@ -96,8 +96,8 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
         "image": image.name if image else "",
         "node_spec": specs[0].offer.spec.name if specs else "",
         "datasets": [],
-        "hours": NOTEBOOK_SECONDS // 3600,
-        "idle_minutes": IDLE_SECONDS // 60,
+        "hours": DEFAULT_NOTEBOOK_SECONDS // 3600,
+        "idle_minutes": DEFAULT_IDLE_SECONDS // 60,
     }
     if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
         values |= _values_of(notebooks.notebook_for(organization, pk))
@@ -204,22 +204,22 @@ def admit(request: HttpRequest) -> HttpResponse:
         return HttpResponseNotFound()
     if wanted.path == ENTER_PATH:
         ticket = parse_qs(wanted.query).get("ticket", [""])[0]
-        session = _opened(ticket, wanted.job, purpose=TICKET)
-        if session is None or _job_for(session, wanted.job) is None:
-            return _turned_away(request, wanted.job)
+        session = _opened(ticket, wanted.job_id, purpose=TICKET)
+        if session is None or _job_for(session, wanted.job_id) is None:
+            return _turned_away(request, wanted.job_id)
         response = HttpResponse(status=303, headers={"Location": "/lab", "Referrer-Policy": "no-referrer"})
         response.set_cookie(
             COOKIE,
-            _sealed(wanted.job, session, seconds=COOKIE_SECONDS, purpose=PASS),
+            _sealed(wanted.job_id, session, seconds=COOKIE_SECONDS, purpose=PASS),
             secure=COOKIE.startswith("__Host-"),
             httponly=True,
             samesite="Lax",
         )
         return response
-    session = _opened(request.COOKIES.get(COOKIE, ""), wanted.job, purpose=PASS)
-    job = None if session is None else _job_for(session, wanted.job)
+    session = _opened(request.COOKIES.get(COOKIE, ""), wanted.job_id, purpose=PASS)
+    job = None if session is None else _job_for(session, wanted.job_id)
     exchange.notebook_socket = notebooks.socket_of(job) if job else None
-    return HttpResponse() if exchange.notebook_socket else _turned_away(request, wanted.job)
+    return HttpResponse() if exchange.notebook_socket else _turned_away(request, wanted.job_id)
 
 
 def _turned_away(request: HttpRequest, pk: int) -> HttpResponse:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from billing.messages import money
+from billing.amounts import money
 from console.accounts.roles import Capability
 from console.notifications import services
 from console.notifications.kinds import KINDS

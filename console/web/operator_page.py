@@ -1,7 +1,8 @@
-"""The page of a customer's job for administrators: most tabs of the job page, read-only.
+"""The page on which an operator reads a customer's job: most tabs of the job page, read-only.
 
-The templates are those of the job page, with `read_only`. The administrator is no member of the customer's
-organization, so files, shells, notebooks, TensorBoard and every form remain out of reach: their URLs return 404.
+An operator is an administrator of the installation, who is no member of the customer's organization. The page uses the
+templates of the job page, with `read_only`. Files, shells, notebooks, TensorBoard and all forms have URLs of their own,
+which require a membership, so for an operator they return 404.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from django.urls import path, reverse
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
+from console.accounts.models import Organization
 from console.accounts.services import record
 from console.web import job_page
 from console.web.access import operator
@@ -23,7 +25,7 @@ from jobs.models import Job
 from jobs.serializers import CurvesSerializer
 
 METRICS = "metrics"
-TABS = {
+TAB_TITLES = {
     job_page.OVERVIEW: _("Overview"),
     "logs": _("Logs"),
     METRICS: _("Metrics"),
@@ -32,20 +34,21 @@ TABS = {
     "cost": _("Cost"),
     "configuration": _("Configuration"),
 }
-"""The tabs and their titles. *Files* is not among them: support needs no customer's files."""
+"""The titles of the tabs, by their names in `job_page.TABS`. *Files* is left out, because operators help customers
+without their data."""
 
 
 @require_GET
 @operator("jobs.view_job")
 def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpResponse:
-    """Show a tab of a customer's job, and record in the audit log who opened it."""
-    if tab not in TABS:
+    """Show a tab of a customer's job, and write an audit log entry that names the operator."""
+    if tab not in TAB_TITLES:
         raise Http404
-    job = _open_job(request, pk, tab)
+    job = _audited_job(request, pk, tab)
     context = job_page.header(job) | {
         "title": free_runs.title(job),
-        "tabs": TABS,
-        "chosen": tab,
+        "tabs": TAB_TITLES,
+        "active_tab": tab,
         "read_only": True,
     }
     if tab == METRICS:
@@ -54,7 +57,7 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
     else:
         context |= job_page.TABS[tab](job) | {"template": f"jobs/_job_{tab}.html"}
     if "configuration" in context:
-        # The script is a file of the customer's. Its size, hash and differences in settings are shown.
+        # The script's text and its changes are contents of a customer's file. Its size and hash are shown.
         context["configuration"] = replace(context["configuration"], text=None, diff=[])
     return render(request, "jobs/operator_page.html", context)
 
@@ -62,13 +65,13 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
 @require_GET
 @operator("jobs.view_job")
 def operator_job_curves(request: Any, pk: int) -> HttpResponse:
-    """Return the curves of a customer's job for the script of the tab *Metrics*, which reads them once."""
-    return JsonResponse(CurvesSerializer(curves.curves(_open_job(request, pk, "curves"))).data)
+    """Return the curves of a customer's job as JSON, which the script of the tab *Metrics* requests once."""
+    return JsonResponse(CurvesSerializer(curves.curves(_audited_job(request, pk, "curves"))).data)
 
 
-def _open_job(request: Any, pk: int, tab: str) -> Job:
-    """Return a job of any organization, and record in that organization's audit log who opened it. Raises Http404."""
-    organization = get_object_or_404(Job.objects.select_related("organization"), pk=pk).organization
+def _audited_job(request: Any, pk: int, tab: str) -> Job:
+    """Return a job of any organization, and write to that organization's audit log who opened it. Raises Http404."""
+    organization = get_object_or_404(Organization, jobs=pk)
     job = selectors.job_for(organization, pk)
     record(
         organization=organization,
@@ -85,5 +88,5 @@ urlpatterns = [
     path("admin/jobs/job/<int:pk>/page/curves/", operator_job_curves, name="operator_job_curves"),
     path("admin/jobs/job/<int:pk>/page/<slug:tab>/", operator_job, name="operator_job"),
 ]
-"""Below `/admin/`, so that a proxy's rules for it apply. They are not routes of the admin site, whose content security
-policy is less strict."""
+"""The paths begin with `/admin/`, so that a proxy's rules for administrators apply to them too. The views do not belong
+to Django's admin site, because its content security policy allows inline scripts."""

@@ -56,7 +56,7 @@ def overview(request: MemberRequest) -> HttpResponse:
     notice_data = attention.OverviewData(
         membership=request.membership,
         account=account,
-        balance=budgets.balance_of(account) if account else None,
+        runway=budgets.runway_of(account) if account else None,
         budgets=budget_states,
         usage=usage,
         silent_clusters=[name for name, totals in cluster_totals.items() if totals is None],

@@ -12,9 +12,9 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from billing import messages as billing_messages
 from billing import payments
 from billing import selectors as billing
+from billing.amounts import parse_amount
 from billing.models import Quote
 from billing.taxes import tax_for
 from console.accounts.models import Organization
@@ -87,6 +87,6 @@ def posted_ceiling(posted: QueryDict, currency: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        return {"ceiling_minor": billing_messages.parse_amount(text, currency)}
+        return {"ceiling_minor": parse_amount(text, currency)}
     except ValueError:
         raise InvalidInput(fields={"ceiling_minor": _("Enter a number or leave the field empty.")}) from None

@@ -58,12 +58,12 @@ def admit(request: HttpRequest) -> HttpResponse:
     if exchange is None or shell_request is None:
         return HttpResponseNotFound()
     if shell_request.end is not None:
-        _record_end(shell_request.job, shell_request.node, shell_request.end)
+        _record_end(shell_request.job_id, shell_request.node, shell_request.end)
         return HttpResponse()
-    membership = _membership(request.session.session_key or "", shell_request.job)
+    membership = _membership(request.session.session_key or "", shell_request.job_id)
     if membership is None:
         return HttpResponse(status=403)
-    job = selectors.job_row(membership.organization, shell_request.job)
+    job = selectors.job_row(membership.organization, shell_request.job_id)
     socket = shells.socket_of(job, shell_request.node)
     if socket is None:
         return HttpResponse(status=409)
@@ -89,12 +89,12 @@ def _membership(session: str, pk: int) -> Membership | None:
 
 def _record_end(pk: int, node: int, end: ShellEnd) -> None:
     # The organization and the user may have been deleted while the shell was open.
-    organization = Organization.objects.filter(pk=end.shell.organization).first()
+    organization = Organization.objects.filter(pk=end.shell.organization_id).first()
     if organization is None:
         return
     record(
         organization=organization,
-        actor=User.objects.filter(pk=end.shell.user).first(),
+        actor=User.objects.filter(pk=end.shell.user_id).first(),
         action="shell.closed",
         target=f"job:{pk}",
         data={"node": node, "why": end.reason, "seconds": end.seconds},

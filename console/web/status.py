@@ -13,7 +13,7 @@ from console.accounts import second_factors
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
 from jobs import clusters, selectors
-from jobs.clusters import ClusterRow, ClusterTotals, cluster_named
+from jobs.clusters import ClusterRow, ClusterTotals, resolve_cluster_name
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def status(request: MemberRequest) -> HttpResponse:
     capacities = selectors.capacities_now()
     specs_by_cluster: dict[str, list[str]] = {}
     for spec in NodeSpec.objects.filter(is_active=True):
-        specs_by_cluster.setdefault(cluster_named(spec.cluster), []).append(spec.title)
+        specs_by_cluster.setdefault(resolve_cluster_name(spec.cluster), []).append(spec.title)
     cards = [
         Card(
             row,

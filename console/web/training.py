@@ -23,9 +23,9 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import messages as billing_messages
 from billing import payments, receivables
 from billing import selectors as billing
+from billing.amounts import parse_amount, to_major
 from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Quote
 from billing.quotes import quote_for, require_valid
@@ -39,10 +39,10 @@ from console.web.quote_cards import posted_key
 from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checkout, comparison, orders, packages, probes, reruns, script_data
 from jobs import selectors as jobs
-from jobs.clusters import cluster_named, resources_of
+from jobs.clusters import resolve_cluster_name, resources_of
 from jobs.environment import code_settings, lines_of
 from jobs.fault_tolerance import MAX_RETRIES
-from jobs.images import default_image, problems, runs_own_images
+from jobs.images import any_cluster_pulls_images, default_image, problems
 from jobs.launch_preview import launch_preview
 from jobs.messages import terms_sentences
 from jobs.models import Job
@@ -179,7 +179,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
             "not_ready": problems_by_image,
-            "runs_own_images": runs_own_images(),
+            "pulls_images": any_cluster_pulls_images(),
             "workspaces": workspaces,
             "scripts": scripts,
             "script_tree": _script_tree(scripts),
@@ -361,7 +361,7 @@ def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
         url = reverse("job_detail", args=[order.job.pk])
         return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
     template = "jobs/_training_paid.html" if request.htmx else "jobs/training_paid.html"
-    is_waiting = top_up.state in payments.OPEN and "paid" in request.GET
+    is_waiting = top_up.state in payments.OPEN_STATES and "paid" in request.GET
     return render(request, template, {"top_up": top_up, "quote": quote, "is_waiting": is_waiting})
 
 
@@ -442,7 +442,7 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
     unit_seconds = TIME_UNITS.get(str(posted.get("max_time_unit")), 60)
     parsers: dict[str, tuple[str, Callable[[str], int]]] = {
         "max_seconds": ("max_time", lambda text: parse_seconds(text, unit_seconds)),
-        "ceiling_minor": ("ceiling", lambda text: billing_messages.parse_amount(text, currency)),
+        "ceiling_minor": ("ceiling", lambda text: parse_amount(text, currency)),
     }
     for name, (input_name, parse) in parsers.items():
         text = str(posted.get(input_name, "")).strip()
@@ -513,7 +513,7 @@ def _rerun_values(job: Job | None) -> dict[str, Any]:
             "datasets": ",".join(purchase["datasets"]),
             "models": purchase.get("models", []),
             "from_checkpoint": purchase.get("from_checkpoint") or "",
-            "ceiling": f"{billing_messages.to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
+            "ceiling": f"{to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
             "max_time": f"{Decimal(max_seconds) / 60:f}" if max_seconds else "",
             "rerun_of": job.pk,
             "tags": ", ".join(job.tags),
@@ -536,7 +536,7 @@ def specs_on_offer(currency: str) -> list[SpecChoice]:
     capacities = jobs.capacities_now()
     choices = []
     for offer in billing.offered_specs(currency):
-        capacity = capacities.get(cluster_named(offer.spec.cluster))
+        capacity = capacities.get(resolve_cluster_name(offer.spec.cluster))
         if capacity is None or capacity.elastic:
             choices.append(SpecChoice(offer, free=None, total=None))
             continue

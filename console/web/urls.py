@@ -95,7 +95,7 @@ JOBS = [
     path("<int:pk>/files/", job_files.job_files, name="job_files"),
     path(f"<int:pk>/folder/{FILE}", job_files.job_files, name="job_folder"),
     path(f"<int:pk>/file/{FILE}", job_files.job_file, name="job_file"),
-    path(f"<int:pk>/image/{FILE}", job_files.job_image, name="job_image"),
+    path(f"<int:pk>/image/{FILE}", job_files.job_picture, name="job_image"),
 ]
 WORKSPACES = [
     path("", workspaces.workspace_list, name="workspace_list"),
@@ -187,7 +187,7 @@ WALLET = [
     path("cards/default/", cards.card_default, name="card_default"),
     path("cards/remove/", cards.card_remove, name="card_remove"),
     path("cards/automatic-off/", cards.card_automatic_off, name="card_automatic_off"),
-    path("arrival/", wallet.arrival, name="wallet_arrival"),
+    path("arrival/", wallet.pending_top_up, name="pending_top_up"),
 ]
 RECEIPTS = [
     path("", wallet.receipt_list, name="receipt_list"),

@@ -252,7 +252,9 @@ def workspace_train(request: MemberRequest, name: str, path: str) -> HttpRespons
                 sentence = _("%(path)s exists and was not exported from a notebook. Rename it, or the notebook.")
                 raise NameTaken(sentence % {"path": script_path})
             expected = [earlier.version]
-        catalog.write_file(workspace=workspace, path=script_path, stream=io.BytesIO(script.encode()), expected=expected)
+        catalog.write_file(
+            workspace=workspace, path=script_path, stream=io.BytesIO(script.encode()), expected_versions=expected
+        )
     except CustomerError as error:
         show_error(request, error)
         return redirect("workspace_file", name, path)
@@ -286,7 +288,10 @@ def workspace_save(request: MemberRequest, name: str, path: str) -> JsonResponse
         if len(text.encode()) > files.TEXT_LIMIT:
             raise NotText(_("This file is too large for the editor. Upload it instead."))
         written = catalog.write_file(
-            workspace=workspace, path=path, stream=io.BytesIO(text.encode()), expected=[version] if version else []
+            workspace=workspace,
+            path=path,
+            stream=io.BytesIO(text.encode()),
+            expected_versions=[version] if version else [],
         )
     except (ValueError, KeyError, TypeError):
         return JsonResponse({"message": _("The upload was incomplete. Save again.")}, status=400)

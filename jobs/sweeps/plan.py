@@ -1,4 +1,7 @@
-"""The plan of a sweep: search space, objective, method, number of trials. A quote stores it as its `sweep` object."""
+"""The plan of a sweep: search space, objective, method and number of trials.
+
+A quote stores the plan as the object `sweep` in its purchase.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,14 @@ from jobs.sweeps.suggestions import Method, Pruner
 from runtime.launcher.variables import escape
 
 MAX_TRIALS = spaces.MAX_GRID_TRIALS
-"""Maximum trials of a sweep. With this number, a suggestion takes less than 200 ms."""
+"""Maximum trials of a sweep. With as many earlier trials, a suggestion takes less than 200 ms."""
 MAX_CONCURRENCY = 100
 """Maximum trials at once. Each is a job in the queue, and counts for the organization's limit of open jobs."""
 MAX_METRIC_LENGTH = 100
-"""Characters of a metric's name: the length of its column."""
+"""Characters of the name of a metric: the length of its column. Also limits the names of parameters."""
 FIELDS = {"LR": "lr", "EPOCHS": "epochs", "BATCH_SIZE": "batch_size"}
-"""Parameters that set a field of the purchase. Others set arguments (`--hidden`) or environment variables (`DEPTH`)."""
+"""The purchase's field by the parameter that sets it. Other parameters set an argument, if their name begins with a
+hyphen (`--hidden`), or an environment variable (`DEPTH`)."""
 
 
 class Goal(StrEnum):
@@ -43,19 +47,20 @@ class Plan:
     metric: str
     goal: Literal["maximize", "minimize"]
     is_against_cost: bool
-    """Whether the sweep searches the best value at each cost, so that cheap trials count too."""
+    """Whether the sweep searches for the best value at each cost, not only for the best value."""
     method: Method
     trials: int
     concurrency: int
     pruner: Pruner
     tried: int = 0
-    """Number of trials in the earlier sweeps of this search."""
+    """Number of trials in the earlier sweeps of this search, which this sweep extends."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Return the plan of the `sweep` object that a quote stores.
+        """Return the plan that a quote stores as its object `sweep`.
 
-        Its space is a list of pairs: the order of parameters matters, and PostgreSQL sorts the keys of an object.
+        The space is stored as a list of pairs, because the order of parameters matters, and PostgreSQL does not keep
+        the order of an object's keys.
         """
         return cls(
             space=spaces.parse(dict(data["space"])),
@@ -70,7 +75,7 @@ class Plan:
         )
 
     def grid(self) -> list[Values]:
-        """Return the trials of a grid in order; an empty list for the other methods."""
+        """Return the parameters of this sweep's trials in order if the method is a grid; else an empty list."""
         return spaces.grid(self.space)[self.tried :][: self.trials] if self.method is Method.GRID else []
 
     def is_better(self, value: float, other: float) -> bool:
@@ -81,10 +86,10 @@ class Plan:
 def apply_parameters(purchase: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any]:
     """Return a purchase (the API's fields) with the parameters of a trial.
 
-    Arguments are appended, because parsers use the last one of a name. Dollar signs in them are escaped, so that they
-    are not expanded as variables.
+    Arguments are appended, because argument parsers use the last value of an argument that occurs twice. Dollar signs
+    in them are escaped, so that they are not expanded as variables.
     """
-    changed = {FIELDS[name]: str(value) if name == "LR" else value for name, value in values.items() if name in FIELDS}
+    fields = {FIELDS[name]: str(value) if name == "LR" else value for name, value in values.items() if name in FIELDS}
     arguments = list(purchase.get("arguments") or [])
     environment = dict(purchase.get("environment") or {})
     for name, value in values.items():
@@ -94,13 +99,14 @@ def apply_parameters(purchase: Mapping[str, Any], values: Mapping[str, Value]) -
             arguments += [escape(name), escape(str(value))]
         elif name not in FIELDS:
             environment[name] = str(value)
-    return {**purchase, **changed, "arguments": arguments, "environment": environment}
+    return {**purchase, **fields, "arguments": arguments, "environment": environment}
 
 
 def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
-    """Return parameters that bound the price: all combinations of the ends of EPOCHS and BATCH_SIZE.
+    """Return parameters that bound a trial's price: all combinations of the ends of EPOCHS and BATCH_SIZE.
 
-    The other parameters have their first value. Conditions are ignored, so that each parameter's name is checked.
+    Other parameters hardly change the price, so they have their first value. Conditions are ignored, so that the names
+    of all parameters are validated.
     """
     combinations: list[Values] = [{}]
     for parameter in space:
@@ -115,7 +121,7 @@ def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
 
 
 class ObjectiveSerializer(serializers.Serializer[Any]):
-    """The objective of a sweep: the last value of a metric that the runs report."""
+    """The objective of a sweep: which metric of the runs it improves. The last value that a run reports counts."""
 
     metric = serializers.CharField(
         max_length=MAX_METRIC_LENGTH, help_text="Its name on the job's page, such as test_accuracy."
@@ -134,7 +140,7 @@ class ObjectiveSerializer(serializers.Serializer[Any]):
 
 
 class SpaceField(serializers.JSONField):
-    """A search space, kept as JSON."""
+    """A search space. It stays JSON after it was validated."""
 
     def to_internal_value(self, data: Any) -> Any:
         """Check the space and return it. Raises ValidationError."""
@@ -154,7 +160,7 @@ class SpaceField(serializers.JSONField):
 
 
 def space_sentence(error: InvalidSpace) -> str:
-    """Return the sentence of an invalid space, with the parameter at fault."""
+    """Return the error's sentence, after the name of the parameter that is at fault."""
     return f"{error.parameter[:MAX_METRIC_LENGTH]}: {error}" if error.parameter else str(error)
 
 
@@ -169,7 +175,7 @@ class _TrialsSerializer(FormSerializer):
     )
 
     def validate_trials(self, trials: int | None) -> int:
-        """Return the number of trials; without one, a ceiling must limit the sweep."""
+        """Return the number of trials. It may be left out if a ceiling limits the sweep."""
         if trials is None and not self.initial_data.get("ceiling_minor"):
             raise ValidationError(_("Enter the number of trials, or a ceiling."))
         return trials or MAX_TRIALS
@@ -201,9 +207,9 @@ class PlanSerializer(_TrialsSerializer):
 
     def validate_method(self, method: Method) -> Method:
         """Check that a grid has choices or steps for each parameter."""
-        if method is Method.GRID and "space" in self.chosen:
+        if method is Method.GRID and "space" in self.valid_values:
             try:
-                spaces.grid(spaces.parse(self.chosen["space"]))
+                spaces.grid(spaces.parse(self.valid_values["space"]))
             except InvalidSpace as error:
                 raise ValidationError(space_sentence(error)) from error
         if self._is_against_cost() and method not in {Method.RANDOM, Method.TPE}:
@@ -217,7 +223,7 @@ class PlanSerializer(_TrialsSerializer):
         return pruner
 
     def _is_against_cost(self) -> bool:
-        return bool(self.chosen.get("objective", {}).get("against_cost"))
+        return bool(self.valid_values.get("objective", {}).get("against_cost"))
 
 
 class SweepQuoteRequestSerializer(PlanSerializer, QuoteRequestSerializer):
@@ -225,7 +231,7 @@ class SweepQuoteRequestSerializer(PlanSerializer, QuoteRequestSerializer):
 
 
 def parse_plan(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `sweep` object of a request, which `Plan.from_json` reads. Raises InvalidInput."""
+    """Return the plan of a request as a quote stores it (see `Plan.from_json`). Raises InvalidInput."""
     values = PlanSerializer(data=data).values()
     values |= {"objective": dict(values["objective"]), "space": list(values["space"].items())}
     values["trials"] = len(Plan.from_json(values).grid()) or values["trials"]

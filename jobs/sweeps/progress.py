@@ -1,9 +1,10 @@
-"""Advance a sweep: record the ends of its trials, stop unpromising trials, order the next ones, and end the sweep.
+"""Advance a sweep: store the outcomes of its trials, stop unpromising trials, order the next ones, and end the sweep.
 
 `advance` reads everything from the rows, so any process may call it at any time. A crash between two steps loses
 nothing, because a trial's row, its part of the hold, its order and its job are written in one transaction.
 
-Lock order: the sweep, the organization's quota, the sweep's hold, the wallet. Jobs are never locked with the sweep.
+Rows are locked in this order: the sweep, the organization's quota, the sweep's hold, the wallet. No job is locked while
+its sweep is.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from jobs.sweeps.suggestions import Method, PastTrial, Pruner, Suggestion, judge
 logger = logging.getLogger(__name__)
 
 FAILING_TRIALS = 3
-"""A sweep ends if at least this many trials have ended and all failed, because then the script is at fault."""
+"""A sweep ends if at least this many trials have ended and all of them failed: then probably the script is at fault."""
 MAX_VALUES_JUDGED = 200
-"""Maximum values of a metric that a pruner compares. Scripts usually report one per epoch."""
+"""Values of each trial's metric that a pruner compares, the first ones. Scripts usually report one per epoch."""
 
 
 @shared_task
@@ -69,7 +70,7 @@ def advance(*, sweep_pk: int) -> None:
 
 
 def record_ends(sweep: Sweep, plan: Plan) -> None:
-    """Store the outcome and value of trials whose jobs have ended."""
+    """Store the outcome and the metric's value of trials whose jobs have ended."""
     for trial in sweep.trials.filter(outcome="", job__finished_at__isnull=False).select_related("job"):
         values = _values(trial, plan)
         value = values[-1] if values and math.isfinite(values[-1]) else None
@@ -89,7 +90,7 @@ def _values(trial: Trial, plan: Plan) -> list[float]:
 
 
 def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = None) -> list[PastTrial]:
-    """Return trials as `suggestions` needs them. `values`: the metric's values by job."""
+    """Return trials as `suggestions` needs them. `values` are all values of the metric by job id, for pruners."""
     return [
         PastTrial(
             parameters=trial.parameters,
@@ -106,7 +107,8 @@ def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = No
 def _prune(sweep: Sweep, plan: Plan) -> None:
     """Mark the trials that the pruner stops.
 
-    Trials that have ended since the last call are judged too, because successive halving compares others with them.
+    Trials whose jobs have ended since the last call are judged too: successive halving stores with each trial how far
+    it came, and compares other trials with that.
     """
     trials = list(sweep.trials.select_related("job__order__hold"))
     values: dict[int, list[float]] = {}
@@ -130,7 +132,7 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
 
 
 def _cancel_open(sweep: Sweep) -> None:
-    """Cancel the jobs of pruned trials; all open jobs if the customer has stopped the sweep."""
+    """Cancel the jobs of pruned trials, or all open jobs if the customer has stopped the sweep."""
     open_trials = sweep.trials.filter(outcome="", job__finished_at=None, job__cancel_requested_at=None)
     if not Sweep.objects.filter(pk=sweep.pk, reason=Sweep.Reasons.STOPPED).exists():
         open_trials = open_trials.filter(is_pruned=True)
@@ -140,12 +142,15 @@ def _cancel_open(sweep: Sweep) -> None:
 
 
 def _order_next(sweep: Sweep, plan: Plan) -> bool:
-    """Order the next trial, if the plan, its concurrency and its ceiling allow one. Return whether one was ordered."""
+    """Order the next trial if the plan's number of trials and concurrency allow it. Return whether one was ordered.
+
+    Otherwise store why none was ordered, and stop the sweep if no further trial can succeed or be ordered.
+    """
     trials = list(sweep.trials.select_related("job__order__hold").order_by("number"))
     if len(trials) >= plan.trials or sum(not trial.outcome for trial in trials) >= plan.concurrency:
         return False
-    ended = [trial for trial in trials if trial.outcome]
-    if len(ended) >= FAILING_TRIALS and all(trial.outcome == Trial.Outcomes.FAILED for trial in ended):
+    outcomes = [trial.outcome for trial in trials if trial.outcome]
+    if len(outcomes) >= FAILING_TRIALS and all(outcome == Trial.Outcomes.FAILED for outcome in outcomes):
         _stop(sweep, Sweep.Reasons.FAILING)
         return False
     suggestion = _suggest(sweep, plan, trials)
@@ -155,7 +160,7 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
         Sweep.objects.filter(pk=sweep.pk).update(waiting=str(error.message))
         return False
     except HoldUsedUp:
-        if all(trial.outcome for trial in trials):  # no trial is open, so no part of the hold can be returned
+        if all(trial.outcome for trial in trials):  # an open trial could return a part of the hold when it ends
             _stop(sweep, Sweep.Reasons.CEILING)
         return False
     except CustomerError as error:
@@ -168,21 +173,21 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
 
 
 def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
-    """Return the parameters of the next trial, from the trials of this sweep and earlier sweeps of its search."""
+    """Return the parameters of the next trial, from those of this sweep and of the earlier sweeps of its search."""
     if plan.method is Method.GRID:
         return Suggestion(plan.grid()[len(trials)], {})
     return suggest(
         space=plan.space,
         goal=plan.goal,
         method=plan.method,
-        seed=sweep.quote_id.int % 2**32,  # constant for the sweep, so that a repeated call gives the same suggestion
+        seed=sweep.quote_id.int % 2**32,  # the same in every call, so that a repeated call gives the same suggestion
         trials=_past_trials([*selectors.earlier_trials(sweep), *trials]),
         is_against_cost=plan.is_against_cost,
     )
 
 
 def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
-    """Order trial `number`. Return False if another process has ordered it or stopped the sweep in the meantime.
+    """Order trial `number`. Return False if another process has ordered it, or stopped the sweep, in the meantime.
 
     Raises QuotaExceeded, HoldUsedUp, and other CustomerErrors if the purchase is no longer possible.
     """
@@ -190,11 +195,9 @@ def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     require_active(organization=organization)
     if sweep.placed_by is None:
         raise ChoiceUnavailable(_("The account of the person who bought this sweep was deleted."))
-    base = {name: value for name, value in sweep.quote.purchase.items() if name != "sweep"}
-    name = {"name": f"{sweep.name[:80]} #{number + 1}"}  # cut, so that the name fits its 100 characters
-    purchase = parse(
-        organization=organization, data=apply_parameters(base | name, suggestion.parameters), is_pinned=True
-    )
+    data = {name: value for name, value in sweep.quote.purchase.items() if name != "sweep"}
+    data["name"] = f"{sweep.name[:80]} #{number + 1}"  # cut, because a job's name has at most 100 characters
+    purchase = parse(organization=organization, data=apply_parameters(data, suggestion.parameters), is_pinned=True)
     first = sweep.trials.filter(number=0).select_related("job__script").first()
     script = None if first else orders.read_script(purchase)
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))
@@ -214,14 +217,14 @@ def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             membership=Membership(organization=organization, user=sweep.placed_by),
             quote=quote,
             product=sweep.product,
-            key=f"quote:{quote.pk}",
+            idempotency_key=f"quote:{quote.pk}",
             quota=quota,
             versions=purchase.dataset_versions,
             requirements=purchase.requirements,
             models=purchase.model_versions,
-            job=orders.job_columns(purchase, script)
+            columns=orders.job_columns(purchase, script)
             | {"image_digest": orders.pinned_digest(sweep.quote, purchase.image)}
-            | ({"script": first.job.script} if first else {}),  # all trials compare the same code
+            | ({"script": first.job.script} if first else {}),  # all trials run the same script
             parent=locked.hold,
         )
         Trial.objects.create(

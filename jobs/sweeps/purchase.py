@@ -20,7 +20,7 @@ from jobs import estimates, quotas
 from jobs.details import default_name
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
 from jobs.models import Product, Sweep, Trial
-from jobs.orders import checked_reason, pinned_image, pricing_inputs
+from jobs.orders import normalize_reason, pinned_image, pricing_inputs
 from jobs.purchase import parse
 from jobs.sweeps import selectors
 from jobs.sweeps.plan import FIELDS, MAX_TRIALS, ExtensionSerializer, Plan, apply_parameters, extreme_values, parse_plan
@@ -31,29 +31,30 @@ from jobs.sweeps.suggestions import Method
 def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     """Price a sweep. `data` has the API's fields of a purchase and of `PlanSerializer`.
 
-    `ceiling_minor` limits the whole sweep. Fields of the purchase that the sweep searches may be left out. Raises
-    ServiceInactive, InvalidInput, and billing's errors.
+    `ceiling_minor` limits the whole sweep. Fields of the purchase that are parameters of the search may be left out.
+    Raises ServiceInactive, InvalidInput, and billing's errors.
     """
     organization = membership.organization
     require_active(organization=organization)
     sweep = parse_plan(data)
-    first = extreme_values(Plan.from_json(sweep).space)[0]
-    searched = {FIELDS[name]: value for name, value in first.items() if name in FIELDS}
-    purchase = parse(organization=organization, data={**searched, **_without_empty(data), "exact": False})
+    example = extreme_values(Plan.from_json(sweep).space)[0]
+    searched_fields = {FIELDS[name]: value for name, value in example.items() if name in FIELDS}
+    purchase = parse(organization=organization, data={**searched_fields, **_without_empty(data), "exact": False})
     base = {**purchase.to_json(), "ceiling_minor": None}  # the ceiling is the sweep's, not that of each trial
     return _price(
         membership=membership,
         base=base,
         sweep=sweep,
-        pinned=pinned_image(organization, purchase.image),
+        pinned_image=pinned_image(organization, purchase.image),
         ceiling_minor=purchase.ceiling_minor,
     )
 
 
 def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, Any]) -> Quote:
-    """Price more trials of an ended search. `data` has `trials`, `ceiling_minor`, or both; all else stays as bought.
+    """Price more trials of a search whose sweeps have ended. `data` has `trials`, `ceiling_minor`, or both.
 
-    The quote is bought like that of a sweep. Raises ServiceInactive, InvalidInput, and billing's errors.
+    Everything else stays as it was bought. The quote is bought like that of a sweep. Raises ServiceInactive,
+    InvalidInput, and billing's errors.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -63,20 +64,20 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     if search.filter(ended_at=None).exists():
         raise InvalidInput(fields={"trials": _("A sweep of this search is open. Wait for it to end, or stop it.")})
     tried = Trial.objects.filter(sweep__in=search).count()
-    bought = first.quote.purchase
-    extension = bought["sweep"] | {"trials": min(limits["trials"], MAX_TRIALS - tried)}
+    first_purchase = first.quote.purchase
+    extension = first_purchase["sweep"] | {"trials": min(limits["trials"], MAX_TRIALS - tried)}
     extension |= {"tried": tried, "extends": first.pk}
     if extension["method"] == Method.GRID:
         extension["trials"] = len(Plan.from_json(extension).grid())
     if extension["trials"] < 1:
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
-    base = {name: value for name, value in bought.items() if name not in {"sweep", "pinned_image"}}
-    parse(organization=organization, data=base, is_pinned=True)  # a choice may have been deleted since
+    base = {name: value for name, value in first_purchase.items() if name not in {"sweep", "pinned_image"}}
+    parse(organization=organization, data=base, is_pinned=True)  # a dataset, for example, may have been deleted since
     return _price(
         membership=membership,
         base=base,
         sweep=extension,
-        pinned={"pinned_image": bought["pinned_image"]},
+        pinned_image={"pinned_image": first_purchase["pinned_image"]},
         ceiling_minor=limits["ceiling_minor"],
     )
 
@@ -86,10 +87,14 @@ def _price(
     membership: Membership,
     base: Mapping[str, Any],
     sweep: Mapping[str, Any],
-    pinned: Mapping[str, Any],
+    pinned_image: Mapping[str, Any],
     ceiling_minor: int | None,
 ) -> Quote:
-    """Store the quote of a sweep. `base` is the purchase of its trials, `sweep` what `Plan.from_json` reads."""
+    """Price a sweep and store its quote.
+
+    `base` is the purchase of its trials, `sweep` the plan as `Plan.from_json` reads it, and `pinned_image` comes from
+    `orders.pinned_image`.
+    """
     organization = membership.organization
     plan = Plan.from_json(sweep)
     prices = current_prices(organization)
@@ -98,7 +103,7 @@ def _price(
         try:
             purchase = parse(organization=organization, data=apply_parameters(base, values), is_pinned=True)
         except InvalidInput as error:
-            # `base` is valid, so the parameters are at fault.
+            # `base` was validated before, so the parameters are at fault.
             raise InvalidInput(fields={"space": " ".join(map(str, error.fields.values()))}) from error
         estimate = estimates.estimate(purchase)
         offers.append((price(prices, **pricing_inputs(purchase, estimate)), estimate))
@@ -106,7 +111,7 @@ def _price(
         organization=organization,
         user=membership.user,
         prices=prices,
-        payload={**base, "sweep": sweep, **pinned},
+        payload={**base, "sweep": sweep, **pinned_image},
         offers=offers,
         trials=plan.trials,
         ceiling_minor=ceiling_minor,
@@ -135,7 +140,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     purchase = quote.purchase
     with transaction.atomic():
         quotas.lock_quota(organization)
-        # Again, under the lock: a concurrent request may have bought it meanwhile.
+        # Checked again under the lock, because a concurrent request may have bought the quote meanwhile.
         if sweep := _existing(organization, quote, key):
             return sweep
         extends = _extended_sweep(purchase["sweep"])
@@ -161,10 +166,10 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
 
 
 def _extended_sweep(sweep: Mapping[str, Any]) -> Sweep | None:
-    """Return the first sweep of the search that a quote extends, or None. The caller has locked the quota.
+    """Return the first sweep of the search that a plan extends; None if it extends none.
 
-    Only one sweep of a search may be open, so that each uses all earlier trials. Raises ChoiceUnavailable if one is
-    open, or if trials were added since the quote.
+    The caller has locked the quota. Only one sweep of a search may be open, so that each learns from all earlier
+    trials. Raises ChoiceUnavailable if one is open, or if trials were added since the quote.
     """
     if "extends" not in sweep:
         return None
@@ -184,14 +189,15 @@ def stop_sweep(*, membership: Membership, sweep: Sweep) -> Sweep:
 
 
 def stop_sweep_as_operator(*, actor: User, sweep: Sweep, why: str) -> Sweep:
-    """Stop a customer's sweep as `stop_sweep` does. *Recent activity* says that an administrator did, and why.
+    """Stop a customer's sweep as `stop_sweep` does. The audit log says that an administrator stopped it, and why.
 
     Safe to repeat. Raises InvalidInput (`why`), AlreadyEnded.
     """
-    return _stop(sweep, actor=actor, action="sweep.stopped_by_operator", data={"why": checked_reason(why)})
+    return _stop(sweep, actor=actor, action="sweep.stopped_by_operator", data={"why": normalize_reason(why)})
 
 
 def _stop(sweep: Sweep, *, actor: User, action: str, data: Mapping[str, Any] | None = None) -> Sweep:
+    """Stop a sweep as `stop_sweep` does, and write the audit log entry `action`. Raises AlreadyEnded."""
     with transaction.atomic():
         sweep = Sweep.objects.select_for_update().get(pk=sweep.pk)
         if sweep.state == Sweep.States.ENDED:
@@ -207,12 +213,12 @@ def _stop(sweep: Sweep, *, actor: User, action: str, data: Mapping[str, Any] | N
 
 
 def _existing(organization: Organization, quote: Quote, key: str) -> Sweep | None:
-    """Return the sweep that this key bought for this quote; None if both are unused.
+    """Return the sweep that this idempotency key bought for this quote; None if neither was used before.
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    bought = Sweep.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
-    sweeps = {sweep.quote_id: sweep for sweep in bought}
+    matching_sweeps = Sweep.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
+    sweeps = {sweep.quote_id: sweep for sweep in matching_sweeps}
     if sweep := sweeps.get(quote.pk):
         if sweep.idempotency_key != key:
             raise QuoteBought

@@ -21,10 +21,10 @@ from jobs.sweeps.suggestions import PastTrial
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial as it is shown. `cost_minor` is its cost so far, `value` the metric's latest value."""
+    """A trial as pages and API show it. `cost_minor` is its cost so far, `value` the metric's latest value."""
 
     number: int
-    job: int
+    job_id: int
     name: str
     state: str
     outcome: str
@@ -45,22 +45,22 @@ def sweeps_for(organization: Organization) -> QuerySet[Sweep]:
 def listed(organization: Organization) -> QuerySet[Sweep]:
     """Return the organization's sweeps, newest first, annotated for `list_row`.
 
-    Annotations: `done` (ended trials), `lowest` and `highest` (values of completed trials, None before the first), and
-    `metered_minor` (the cost so far).
+    The annotations are `done` (the number of ended trials), `lowest` and `highest` (of the values of completed trials;
+    None before the first one), and `metered_minor` (the cost so far).
     """
     trials = Trial.objects.filter(sweep=OuterRef("pk")).order_by().values("sweep")
     completed = trials.filter(outcome=Trial.Outcomes.COMPLETED)
-    parts = Hold.objects.filter(parent=OuterRef("hold")).order_by().values("parent")
+    trial_holds = Hold.objects.filter(parent=OuterRef("hold")).order_by().values("parent")
     return sweeps_for(organization).annotate(
         done=Coalesce(Subquery(trials.exclude(outcome="").annotate(result=Count("pk")).values("result")), 0),
         lowest=Subquery(completed.annotate(result=Min("value")).values("result")),
         highest=Subquery(completed.annotate(result=Max("value")).values("result")),
-        metered_minor=Coalesce(Subquery(parts.annotate(result=Sum("metered_minor")).values("result")), 0),
+        metered_minor=Coalesce(Subquery(trial_holds.annotate(result=Sum("metered_minor")).values("result")), 0),
     )
 
 
 def list_row(sweep: Any) -> dict[str, Any]:
-    """Return a row of `listed` as a list shows it."""
+    """Return a sweep from `listed` as the list of sweeps shows it."""
     plan = plan_of(sweep)
     return {
         "sweep": sweep,
@@ -73,7 +73,7 @@ def list_row(sweep: Any) -> dict[str, Any]:
 
 
 def sweep_for(organization: Organization, pk: int) -> Sweep:
-    """Return a sweep. Raises NotFound if it belongs to another organization."""
+    """Return a sweep of the organization. Raises NotFound."""
     sweep = sweeps_for(organization).filter(pk=pk).first()
     if sweep is None:
         raise NotFound(_("This sweep does not exist."))
@@ -106,14 +106,14 @@ def cost_minor(sweep: Sweep) -> int:
 
 
 def best_trial(sweep: Sweep, plan: Plan) -> Trial | None:
-    """Return the completed trial with the best value, of equal values the earliest; None if no trial completed."""
+    """Return the completed trial with the best value, the earliest of equal ones; None if no trial completed."""
     order = "-value" if plan.goal == "maximize" else "value"
     completed = sweep.trials.filter(outcome=Trial.Outcomes.COMPLETED).select_related("job")
     return completed.order_by(order, "number").first()
 
 
 def end_data(sweep: Sweep, plan: Plan) -> dict[str, Any]:
-    """Return the data of the notification of an ended sweep, which `jobs.messages.sweep_end_sentence` reads."""
+    """Return the data of the notification about the end of a sweep, for `jobs.messages.sweep_end_sentence`."""
     best = best_trial(sweep, plan)
     return {
         "sweep": sweep.pk,
@@ -133,13 +133,13 @@ def summary(sweep: Sweep) -> dict[str, Any]:
     """Return the sweep as the API shows it."""
     plan = plan_of(sweep)
     best = best_trial(sweep, plan)
-    is_refused = sweep.reason == Sweep.Reasons.UNAVAILABLE
+    was_refused = sweep.reason == Sweep.Reasons.UNAVAILABLE  # the text then says why no trial could be ordered
     return {
         "id": sweep.pk,
         "name": sweep.name,
         "state": sweep.state,
         "reason": sweep.reason,
-        "waiting_for": sweep.waiting if is_refused or sweep.state == Sweep.States.RUNNING else "",
+        "waiting_for": sweep.waiting if was_refused or sweep.state == Sweep.States.RUNNING else "",
         "objective": {"metric": plan.metric, "goal": plan.goal, "against_cost": plan.is_against_cost},
         "method": plan.method.value,
         "pruner": plan.pruner.value,
@@ -174,7 +174,7 @@ def trial_rows(sweep: Sweep) -> list[TrialRow]:
     return [
         TrialRow(
             number=trial.number,
-            job=trial.job_id,
+            job_id=trial.job_id,
             name=trial.job.name,
             state=trial.job.state,
             outcome=trial.outcome,
@@ -190,21 +190,25 @@ def trial_rows(sweep: Sweep) -> list[TrialRow]:
 
 
 def _efficient(plan: Plan, trials: Sequence[Trial]) -> set[int]:
-    """Return the ids of the efficient completed trials: every cheaper trial is worse. Of equal trials, the oldest."""
-    done = [trial for trial in trials if trial.outcome == Trial.Outcomes.COMPLETED and trial.value is not None]
+    """Return the ids of the efficient completed trials: those that are better than every cheaper one.
+
+    Of trials with the same cost and value, only the oldest is efficient.
+    """
+    completed = [trial for trial in trials if trial.outcome == Trial.Outcomes.COMPLETED and trial.value is not None]
     sign = -1 if plan.goal == "maximize" else 1
-    done.sort(key=lambda trial: (trial.job.order.hold.metered_minor, sign * (trial.value or 0), trial.number))
+    completed.sort(key=lambda trial: (trial.job.order.hold.metered_minor, sign * (trial.value or 0), trial.number))
     efficient: set[int] = set()
     best: float | None = None
-    for trial in done:  # from cheap to expensive
+    for trial in completed:  # from the cheapest to the most expensive
         if trial.value is not None and (best is None or plan.is_better(trial.value, best)):
             best = trial.value
             efficient.add(trial.pk)
     return efficient
 
 
-def _latest_values(jobs: Sequence[int], metric: str) -> dict[int, float]:
-    points = MetricPoint.objects.filter(job__in=jobs, name=metric).order_by("job", "-pk").distinct("job")
+def _latest_values(job_ids: Sequence[int], metric: str) -> dict[int, float]:
+    """Return the last reported value of a metric by job id. Jobs that have not reported it are left out."""
+    points = MetricPoint.objects.filter(job__in=job_ids, name=metric).order_by("job", "-pk").distinct("job")
     return dict(points.values_list("job", "value"))
 
 

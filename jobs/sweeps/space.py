@@ -14,19 +14,21 @@ Values = dict[str, Value]
 """The values of a trial by the names of its parameters."""
 
 MAX_PARAMETERS = 32
+"""Parameters of a search space."""
 MAX_CHOICES = 100
-"""Limits far above those of real searches, so that a request is checked in milliseconds."""
-MAX_GRID_TRIALS = 1000
-"""Maximum combinations of a grid, and trials of a search: with this number, a suggestion takes less than 200 ms."""
+"""Values of a categorical parameter."""
 MAX_CHOICE_LENGTH = 1000
+"""Characters of such a value. These three limits are far above real searches. They bound the time of the validation."""
+MAX_GRID_TRIALS = 1000
+"""Combinations of a grid, and trials of a search. With as many trials, a suggestion takes less than 200 ms."""
 MAX_INTEGER = 2**53
-"""JSON numbers above this lose digits in browsers."""
+"""Largest number in a space: browsers would round larger whole numbers in JSON."""
 FIELDS = {
     "categorical": {"type", "choices", "when"},
     "int": {"type", "low", "high", "step", "log", "when"},
     "float": {"type", "low", "high", "step", "log", "when"},
 }
-"""The fields of a parameter's definition by its type."""
+"""The fields that a parameter's definition may have, by its `type`."""
 
 
 class InvalidSpace(ValueError):
@@ -46,15 +48,15 @@ class Condition:
     values: tuple[Value, ...]
 
     def holds(self, values: Mapping[str, Value]) -> bool:
-        """Return whether the condition holds for the values of the earlier parameters."""
+        """Whether the condition holds for the values of the earlier parameters."""
         return self.parameter in values and values[self.parameter] in self.values
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One dimension of a search space: `choices` if it is categorical, else the range `low` to `high`, both included.
+    """One parameter of a search space: `choices` if it is categorical, else the range from `low` to `high`, inclusive.
 
-    `step` None means that the range is continuous.
+    `step` None means that the range is continuous. `log`: values are searched on a logarithmic scale.
     """
 
     name: str
@@ -67,7 +69,7 @@ class Parameter:
     when: Condition | None = None
 
     def applies(self, values: Mapping[str, Value]) -> bool:
-        """Return whether a trial with these earlier values has this parameter."""
+        """Whether a trial has this parameter, given the values of the earlier parameters."""
         return self.when is None or self.when.holds(values)
 
     def grid(self) -> tuple[Value, ...]:
@@ -76,11 +78,12 @@ class Parameter:
             return self.choices
         if self.step is None:
             raise InvalidSpace(self.name, _("A grid needs choices or a step for each parameter."))
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1  # 0.3 / 0.1 is a little below 3
+        # A small number is added, because the quotient may be a little too small: 0.3 / 0.1 is below 3.
+        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
         if count > MAX_GRID_TRIALS:
             raise InvalidSpace(self.name, _("A grid has at most %(limit)d trials.") % {"limit": MAX_GRID_TRIALS})
         values = [self.low + index * self.step for index in range(count)]
-        # Twelve digits remove the noise of binary fractions: 0.1 + 2 * 0.1 is 0.3.
+        # Rounded to twelve digits, because binary fractions are inexact: 0.1 + 2 * 0.1 should be 0.3.
         return tuple(round(value) if self.kind == "int" else float(f"{value:.12g}") for value in values)
 
 
@@ -100,9 +103,9 @@ def parse(data: Any) -> tuple[Parameter, ...]:
 
 
 def grid(space: Sequence[Parameter]) -> list[Values]:
-    """Return all trials of the grid, the last parameter varying fastest. Raises InvalidSpace."""
+    """Return the parameters of all trials of the grid. The last parameter varies fastest. Raises InvalidSpace."""
     for parameter in space:
-        parameter.grid()  # raises for a continuous range, even if the condition of its parameter never holds
+        parameter.grid()  # raises InvalidSpace for a continuous range, even if the parameter's condition never holds
     trials: list[Values] = []
     for values in _combinations(space, {}):
         if len(trials) == MAX_GRID_TRIALS:
@@ -112,7 +115,7 @@ def grid(space: Sequence[Parameter]) -> list[Values]:
 
 
 def _combinations(space: Sequence[Parameter], values: Values) -> Iterator[Values]:
-    """Yield all combinations of the parameters in `space`, each added to `values`, those of the parameters before."""
+    """Yield all combinations of the parameters in `space`, each together with `values`, those of earlier parameters."""
     if not space:
         yield values
         return
@@ -125,7 +128,7 @@ def _combinations(space: Sequence[Parameter], values: Values) -> Iterator[Values
 
 
 def _parse(name: str, definition: Any, earlier: Mapping[str, Parameter]) -> Parameter:
-    """Return one parameter. `earlier` are the parameters before it, to which its condition may refer."""
+    """Return one parameter. Its condition may refer to the `earlier` parameters, which are given by name."""
     kind = definition.get("type") if isinstance(definition, Mapping) else None
     if not isinstance(kind, str) or kind not in FIELDS:
         raise InvalidSpace(name, _("`type` must be categorical, int or float."))
@@ -153,19 +156,20 @@ def _parse(name: str, definition: Any, earlier: Mapping[str, Parameter]) -> Para
 
 
 def _condition(name: str, when: Any, earlier: Mapping[str, Parameter]) -> Condition:
+    """Return the condition of the parameter `name`. `earlier` are the parameters to which it may refer."""
     if not isinstance(when, Mapping) or set(when) != {"parameter", "in"}:
         raise InvalidSpace(name, _("`when` must have `parameter` and `in`."))
-    referenced = earlier.get(when["parameter"]) if isinstance(when["parameter"], str) else None
-    if referenced is None or referenced.kind != "categorical":
+    condition_parameter = earlier.get(when["parameter"]) if isinstance(when["parameter"], str) else None
+    if condition_parameter is None or condition_parameter.kind != "categorical":
         raise InvalidSpace(name, _("`when` must name an earlier categorical parameter."))
     values = _choices(name, when["in"], "in")
-    if not set(values) <= set(referenced.choices):
-        raise InvalidSpace(name, _("`in` must list choices of %(name)s.") % {"name": referenced.name})
-    return Condition(referenced.name, values)
+    if not set(values) <= set(condition_parameter.choices):
+        raise InvalidSpace(name, _("`in` must list choices of %(name)s.") % {"name": condition_parameter.name})
+    return Condition(condition_parameter.name, values)
 
 
 def _choices(name: str, choices: Any, field: str) -> tuple[Value, ...]:
-    """Check a list of values in a field of the parameter `name`, and return it."""
+    """Validate a list of values in a field of the parameter `name`, and return it."""
     if not isinstance(choices, list) or not 1 <= len(choices) <= MAX_CHOICES:
         raise InvalidSpace(
             name, _("`%(field)s` must list 1 to %(limit)d values.") % {"field": field, "limit": MAX_CHOICES}
@@ -176,14 +180,14 @@ def _choices(name: str, choices: Any, field: str) -> tuple[Value, ...]:
                 raise InvalidSpace(name, _("A value has at most %(limit)d characters.") % {"limit": MAX_CHOICE_LENGTH})
         else:
             _number(name, value, "float", field)
-    # As text, "1" and 1 are equal; as values, 1 and 1.0 are.
+    # Compared both as text, where "1" equals 1, and as values, where 1 equals 1.0: scripts get text.
     if len({str(value) for value in choices}) < len(choices) or len(set(choices)) < len(choices):
         raise InvalidSpace(name, _("`%(field)s` lists a value twice.") % {"field": field})
     return tuple(choices)
 
 
 def _number(name: str, value: Any, kind: str, field: str) -> float:
-    """Check a number in a field of the parameter `name`, and return it."""
+    """Validate a number in a field of the parameter `name`, and return it."""
     # A bool is an int in Python, and JSON may hold NaN or integers too large for a float.
     is_number = isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
     if not is_number or not -MAX_INTEGER <= value <= MAX_INTEGER:

@@ -1,7 +1,7 @@
-"""Suggest the parameters of a sweep's next trial, and judge open trials, with Optuna.
+"""Suggest the parameters of a sweep's next trial, and decide which open trials to stop, with Optuna.
 
-Each call rebuilds Optuna's study from our rows. The same rows and trial number give the same suggestion, so a crash
-before the trial's row is written changes nothing.
+Each call rebuilds Optuna's study from the rows of the trials. The same rows and trial number give the same suggestion,
+so a crash before the next trial's row is written changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Method(StrEnum):
-    """The method by which a sweep chooses parameters. GRID: `jobs.sweeps.space.grid`; the others are Optuna's."""
+    """The method by which a sweep chooses parameters. GRID is `jobs.sweeps.space.grid`; the others are Optuna's."""
 
     GRID = "grid"
     RANDOM = "random"
@@ -48,18 +48,18 @@ class Pruner(StrEnum):
 
 
 MEDIAN_TRIALS = 4
-"""Trials that must have ended before the median stops others: the median of fewer says little."""
+"""Trials that must have ended before the median pruner stops others: the median of fewer says little."""
 MIN_RANKED_TRIALS = 5
-"""Minimum completed trials for the importance of parameters: with fewer, it is chance."""
-REDUCTION = 3
-"""At each step, successive halving continues one of this many trials. Its authors recommend 3 or 4."""
+"""Completed trials that the importance of parameters needs. With fewer, it would be chance."""
+REDUCTION_FACTOR = 3
+"""At each step, successive halving lets one of this many trials continue. Its authors recommend 3 or 4."""
 
 
 @dataclass(frozen=True)
 class PastTrial:
-    """An earlier trial. `value` counts if it `is_ended`; None: it ended without the metric.
+    """An earlier trial. `value` is its result if it `is_ended`; None if it ended without one.
 
-    `cost` is in any unit; only a search against cost needs it.
+    `cost` may be in any unit. Only a search against cost needs it. `state` is what sampler and pruner stored.
     """
 
     parameters: Mapping[str, Value]
@@ -73,7 +73,7 @@ class PastTrial:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The next trial's parameters, and the sampler's `state` to store with it: CMA-ES continues from it."""
+    """The parameters of the next trial, and the sampler's `state` to store with it, from which CMA-ES continues."""
 
     parameters: Values
     state: dict[str, Any]
@@ -88,14 +88,14 @@ def suggest(
     trials: Sequence[PastTrial],
     is_against_cost: bool = False,
 ) -> Suggestion:
-    """Return the suggestion for trial number `len(trials)`. `trials` are all earlier trials, in order of number.
+    """Return the suggestion for the next trial. `trials` are all earlier trials of the search, in their order.
 
-    `is_against_cost`: search for good values at every cost, not for the best value at any cost.
+    `is_against_cost`: search for the best value at each cost, not only for the best value.
     """
     study = study_of(space=space, goal=goal, method=method, seed=seed, trials=trials, is_against_cost=is_against_cost)
     trial = study.ask()
     values = values_of(trial, space)
-    # Not `trial.system_attrs`, which Optuna deprecates. The frozen trial has the same attributes.
+    # Read from the study, because Optuna deprecates `trial.system_attrs`. The trial there has the same attributes.
     return Suggestion(values, dict(study.get_trials(deepcopy=False)[trial.number].system_attrs))
 
 
@@ -108,10 +108,10 @@ def study_of(
     trials: Sequence[PastTrial],
     is_against_cost: bool,
 ) -> optuna.Study:
-    """Return Optuna's study of earlier trials; the parameters are those of `suggest`."""
+    """Return Optuna's study with the earlier trials. The arguments are those of `suggest`."""
     directions = [goal, "minimize"] if is_against_cost else [goal]
     study = optuna.create_study(directions=directions, sampler=_sampler(method, seed, len(trials)))
-    study.add_trials([_frozen(space, past, is_against_cost=is_against_cost) for past in trials])
+    study.add_trials([_frozen_trial(space, past, is_against_cost=is_against_cost) for past in trials])
     return study
 
 
@@ -144,10 +144,10 @@ def judge(
     optuna_pruner = (
         optuna.pruners.MedianPruner(n_startup_trials=MEDIAN_TRIALS)
         if pruner is Pruner.MEDIAN
-        else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
+        else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION_FACTOR)
     )
     study = optuna.create_study(direction=goal, pruner=optuna_pruner)
-    study.add_trials([_frozen(space, past) for past in trials])
+    study.add_trials([_frozen_trial(space, past) for past in trials])
     is_pruned = optuna_pruner.prune(study, study.get_trials(deepcopy=False)[number])
     return Verdict(is_pruned, dict(study.get_trials(deepcopy=False)[number].system_attrs))
 
@@ -157,14 +157,14 @@ def importance(
 ) -> dict[str, float]:
     """Return the importance of each parameter for a good value, the most important first.
 
-    They sum to 1. Empty for fewer than MIN_RANKED_TRIALS completed trials. Parameters with a condition are left out.
-    Source: PED-ANOVA, https://arxiv.org/abs/2304.10255.
+    The numbers sum to 1. Empty for fewer than MIN_RANKED_TRIALS completed trials. Parameters that some completed trial
+    does not have, because of a condition, are left out. Source: PED-ANOVA, https://arxiv.org/abs/2304.10255.
     """
     completed = [past for past in trials if past.is_ended and past.value is not None]
     if len(completed) < MIN_RANKED_TRIALS:
         return {}
     study = optuna.create_study(direction=goal)
-    study.add_trials([_frozen(space, past) for past in completed])
+    study.add_trials([_frozen_trial(space, past) for past in completed])
     names = [parameter.name for parameter in space if all(parameter.name in past.parameters for past in completed)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -173,11 +173,14 @@ def importance(
 
 
 def _sampler(method: Method, seed: int, number: int) -> BaseSampler:
-    # A seed per trial, because a sampler of a rebuilt study would draw the same first numbers for every trial.
+    """Return the sampler of trial `number`.
+
+    Each trial has its own seed, because the sampler of a rebuilt study draws the same first numbers every time.
+    """
     digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=4).digest()
     trial_seed = int.from_bytes(digest, "big")
     if method is Method.TPE:
-        # `constant_liar`: trials that run at the same time get different parameters.
+        # `constant_liar` gives different parameters to trials that run at the same time.
         return TPESampler(seed=trial_seed, constant_liar=True)
     if method is Method.CMAES:
         return CmaEsSampler(seed=trial_seed, warn_independent_sampling=False)
@@ -187,6 +190,7 @@ def _sampler(method: Method, seed: int, number: int) -> BaseSampler:
 
 
 def _suggest(trial: optuna.Trial, parameter: Parameter) -> Value:
+    """Let Optuna choose the value of one parameter."""
     name = parameter.name
     if parameter.kind == "categorical":
         return trial.suggest_categorical(name, list(parameter.choices))  # type: ignore[return-value]
@@ -197,14 +201,16 @@ def _suggest(trial: optuna.Trial, parameter: Parameter) -> Value:
     return trial.suggest_float(name, parameter.low, parameter.high, step=parameter.step, log=parameter.log)
 
 
-def _frozen(space: Sequence[Parameter], past: PastTrial, *, is_against_cost: bool = False) -> optuna.trial.FrozenTrial:
+def _frozen_trial(
+    space: Sequence[Parameter], past: PastTrial, *, is_against_cost: bool = False
+) -> optuna.trial.FrozenTrial:
     """Return an earlier trial as Optuna's study stores it."""
-    ended = TrialState.FAIL if past.value is None else TrialState.COMPLETE
+    end_state = TrialState.FAIL if past.value is None else TrialState.COMPLETE
     values = None
     if past.is_ended and past.value is not None:
         values = [past.value, past.cost] if is_against_cost else [past.value]
     return optuna.trial.create_trial(
-        state=ended if past.is_ended else TrialState.RUNNING,
+        state=end_state if past.is_ended else TrialState.RUNNING,
         values=values,
         params=dict(past.parameters),
         distributions={each.name: _distribution(each) for each in space if each.name in past.parameters},

@@ -17,14 +17,14 @@ from runtime.images.recipes import can_use_gpus
 from runtime.specs import NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
 
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-"""Checkpoint keys. They name folders, so they have no '/', do not begin with '.', and are far shorter than 255
-bytes."""
+"""Valid checkpoint keys. A key names a folder, so it has no '/' and does not begin with '.'. Its length, at most 100,
+leaves room for suffixes within the 255 bytes of a file name."""
 _BUILTIN_SCRIPTS = frozenset({"hello", "install", "notebook", "smoke"})
 """Scripts of the platform, by the names of their modules in `runtime.launcher`."""
 _RESERVED_FOLDERS = frozenset(
     ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "sys", "tmp", "opt", "trainyard"]
 )
-"""Top folders that the sandbox itself fills; a mount there would hide the system, the launcher or RUN_DIR."""
+"""Folders below / that the sandbox itself fills; a mount there would hide the system, the launcher or RUN_DIR."""
 
 
 def check_name(name: str) -> None:
@@ -35,15 +35,18 @@ def check_name(name: str) -> None:
         )
 
 
-def check(spec: RunSpec, images_root: Path) -> RunSpec:
-    """Check a spec for the local backend; return it with the sources of its mounts resolved. Raises InvalidSpec."""
+def admit(spec: RunSpec, images_root: Path) -> RunSpec:
+    """Check a spec for a backend that runs built-in images in sandboxes.
+
+    Return the spec with the sources of its mounts resolved. Raises InvalidSpec.
+    """
     check_values(spec)
     check_image(spec.image, images_root, spec.controller, gpus=spec.resources.gpus)
-    return check_folders(spec)
+    return resolve_mounts(spec)
 
 
 def check_values(spec: RunSpec) -> RunSpec:
-    """Check the parts that do not depend on this machine; return the spec unchanged. Raises InvalidSpec."""
+    """Check the parts of a spec that do not depend on this machine; return it unchanged. Raises InvalidSpec."""
     check_name(spec.name)
     _check_numbers(spec)
     if spec.checkpoint_key and not _KEY_PATTERN.match(spec.checkpoint_key):
@@ -56,13 +59,13 @@ def check_values(spec: RunSpec) -> RunSpec:
     return spec
 
 
-def cannot_extend() -> InvalidSpec:
-    """Return the error of a cluster that keeps the deadline with which a run was submitted."""
+def extension_error() -> InvalidSpec:
+    """Return the error of a cluster that cannot move the deadline of a running run."""
     return InvalidSpec("This cluster cannot move the deadline of a running run.", field="deadline_seconds")
 
 
-def check_folders(spec: RunSpec) -> RunSpec:
-    """Check the mounted folders and the script; return the spec with the mounts' sources resolved.
+def resolve_mounts(spec: RunSpec) -> RunSpec:
+    """Return the spec with the links in its mounts' sources resolved, after checking the folders and the script.
 
     Raises InvalidSpec.
     """
@@ -147,7 +150,7 @@ def _resolve(spec: RunSpec, mount: Mount) -> Mount:
 
 def _check_packages(spec: RunSpec) -> None:
     folder = Path(spec.packages)
-    # No link is followed: code of a package ran beside this folder during its installation, and might have made one.
+    # Must not be a link: installing a package runs its code, which could have replaced this folder by a link.
     if spec.packages and (not folder.is_absolute() or folder.is_symlink() or not folder.is_dir()):
         raise InvalidSpec("The packages of the run are not installed.", field="packages")
 

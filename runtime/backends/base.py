@@ -21,8 +21,8 @@ one connection on to that program and is removed afterwards. Raises RunNotFound,
 
 
 @dataclass(frozen=True)
-class Check:
-    """The result of one check of a cluster: whether it passed, and how to fix it if not."""
+class CheckResult:
+    """The result of one check of a cluster: whether it passed, what it found, and how to fix the fault if it failed."""
 
     name: str
     ok: bool
@@ -64,15 +64,15 @@ class Backend(Protocol):
     ) -> LogChunk:
         """Return up to `limit` bytes of one rank's output, from byte `offset` on. Raises RunNotFound.
 
-        A negative `offset` counts from the end of the output, or stands for 0 on a cluster that does not know the size.
-        `at_line`: leave out an incomplete line at the beginning. `with_times`: add the times of the lines, where they
-        are known.
+        A negative `offset` counts from the end of the output. On a cluster that does not know the output's size, it
+        stands for 0. `at_line`: leave out an incomplete line at the beginning. `with_times`: add the times of the
+        lines, where they are known.
         """
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
-        """Return a node's resource usage over time, as JSON lines. Raises RunNotFound.
+        """Return a node's resource usage over time, as JSON lines of up to `limit` bytes in total. Raises RunNotFound.
 
-        `runtime.launcher.telemetry.sampling` defines their fields.
+        `runtime.launcher.telemetry.sampling` defines the fields of a line.
         """
 
     def stacks(self, name: str) -> dict[int, str]:
@@ -103,7 +103,7 @@ class Backend(Protocol):
     def names(self, *, live: bool = False) -> list[str]:
         """Return the names of all runs that the backend holds. Reconciliation compares them with the jobs.
 
-        `live`: only the runs that may still have processes. That stays cheap as ended runs accumulate.
+        `live`: only the runs that may still have processes. The cost of this call does not grow with the ended runs.
         """
 
     def capacity(self) -> Capacity:
@@ -112,11 +112,12 @@ class Backend(Protocol):
     def is_reachable(self) -> bool:
         """Whether the cluster answers within two seconds. Asks the cluster even if earlier calls failed."""
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """Yield the names of runs whose status or output changed; block between changes.
 
-        An empty set is a heartbeat, sent at least every second. Ends after `stop_after` seconds; None: never. Changes
-        are lost while no caller iterates. So a caller that begins also describes all runs that it knows.
+        An empty set is a heartbeat: something is yielded at least every second. The iterator ends after
+        `stop_after_seconds`; None: never. Changes are lost while no caller iterates, so a caller that begins must
+        describe all runs that it knows.
         """
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
@@ -129,12 +130,12 @@ class Backend(Protocol):
     def image_identity(self, image: Image) -> str:
         """Return a text that identifies the content of an image on this cluster; empty if that is not known.
 
-        It is the digest of a built image, or a registry reference, which may be without a digest. Asks neither the
-        cluster nor the registry.
+        The text is the digest of a built image, or a registry reference, which may lack a digest. This call asks
+        neither the cluster nor the registry.
         """
 
     def prepare(self, image: Image) -> None:
-        """Prepare for runs of this image so that they start sooner. A hint; returns at once."""
+        """Prepare for runs of this image, so that they start sooner. Returns at once; a backend may do nothing."""
 
     def stop_prepared(self) -> None:
         """End the processes that `prepare` has started. Called when the console stops; runs continue."""
@@ -142,7 +143,7 @@ class Backend(Protocol):
     def shell_socket(self, name: str, node: int) -> Path | None:
         """Return the Unix socket on which a node starts a shell for each connection; None on a cluster without shells.
 
-        Nothing listens there while the node does not run. `runtime.launcher.shell` defines what passes over a
+        Nothing listens there while the node does not run. `runtime.launcher.shell` defines the messages on a
         connection. Customer code decides what the shell sends, but cannot replace the socket. Raises RunNotFound for a
         name that no run can have.
         """
@@ -159,7 +160,7 @@ class Backend(Protocol):
         """Return one English sentence for each resource that this cluster cannot isolate or limit."""
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
-        """Return a rank's environment by `docs/environment.md`. Ports are 0, since they are chosen at submission."""
+        """Return a rank's environment variables (docs/environment.md). Ports are 0: submission chooses them."""
 
     def run_folder(self, name: str) -> Path:
         """Return the run's folder on shared storage; RUN_DIR is its `run/`.

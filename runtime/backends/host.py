@@ -14,14 +14,15 @@ from runtime.launcher import disk
 _NVIDIA_SMI_SECONDS = 10
 """How long nvidia-smi may take; it answers within a second unless the driver hangs."""
 _MIN_FREE_MIB = 1024
-"""Free space that a run needs to start, in addition to the disk's reserve. A lower disk limit replaces this value."""
+"""Free space that a run needs to start, in addition to the disk's reserve: enough for logs and a small model. For runs
+with a lower disk limit, that limit is enough."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: its device number, its name for CUDA_VISIBLE_DEVICES, and its model."""
+    """One GPU: its index in nvidia-smi's list, its UUID (which CUDA_VISIBLE_DEVICES accepts), and its model."""
 
     index: int
     uuid: str
@@ -44,12 +45,12 @@ def memory_mib() -> int:
 class Disk:
     """The disk that holds the runs' folders. `limit_mib` is how much one run may write.
 
-    The customer pays for a run that ends because it filled the disk. Therefore no run starts while little is free.
+    A customer pays for a run that fills the disk. So no run may start on a disk that other runs have almost filled.
     """
 
     def __init__(self, folder: Path, limit_mib: int) -> None:
         self._folder = folder
-        # When only the reserve is free, running runs end too, since the disk counts as full.
+        # A disk on which only the reserve is free counts as full, and running runs that write to it end.
         self._min_free_bytes = (min(limit_mib, _MIN_FREE_MIB) << 20) + disk.RESERVE_BYTES
         self._was_full = False
 

@@ -1,4 +1,4 @@
-"""Build the part of a node's plan that is the same on all backends. Pure: a RunSpec in, plain data out."""
+"""Build the parts of a node's plan that do not depend on the backend. Pure: a RunSpec in, plain data out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from runtime.specs import Controller, Framework, RunSpec
 
 
 def disk_limit(spec: RunSpec, disk_mib: int) -> NodePlan:
-    """Return a run's disk limit: its own, or `disk_mib` if it has none, and never more than its quota has left.
+    """Return the fields of a NodePlan with a run's disk limit: its own, or `disk_mib` if it has none.
 
-    A run whose quota is used up gets a limit of 1 MiB, since 0 means no limit.
+    The limit is never more than the unused part of the organization's storage quota. If the quota is used up, the limit
+    is 1 MiB, since 0 means no limit.
     """
     run_limit_mib, quota_left_mib = spec.resources.disk_mib or disk_mib, spec.storage_left_mib
     if quota_left_mib is None or quota_left_mib >= run_limit_mib:
@@ -21,10 +22,10 @@ def disk_limit(spec: RunSpec, disk_mib: int) -> NodePlan:
 
 
 def launcher_arguments(folder: str) -> list[str]:
-    """Return the arguments with which Python starts the launcher of this folder. The launcher's own arguments follow.
+    """Return Python's arguments to start the launcher in this folder. The launcher's own arguments come after them.
 
-    `python <folder>` would take longer, since Python would first search it for `__main__`. The garbage collector stays
-    off until the ranks run, because almost none of the objects of the start become garbage.
+    `python <folder>` would take longer, since Python would first search the folder for `__main__`. The garbage
+    collector stays off until the ranks run, because almost no objects that the start creates become garbage.
     """
     parent, _, package = folder.rpartition("/")
     code = f"import gc, sys; gc.disable(); sys.path[:0] = [{parent!r}]; from {package}.__main__ import start; start()"
@@ -39,7 +40,7 @@ def _script(spec: RunSpec) -> str:
 
 
 def _collectives(spec: RunSpec) -> str:
-    """Return the library for collectives, by its name in `torch.distributed`."""
+    """Return the library for collectives, by the name that `torch.distributed` gives it as a backend."""
     if spec.controller is Controller.MPI:
         return "mpi"
     return "nccl" if spec.resources.gpus else "gloo"
@@ -48,7 +49,7 @@ def _collectives(spec: RunSpec) -> str:
 def plan(spec: RunSpec) -> dict[str, Any]:
     """Return the launchers' plan, the same on every node; `runtime.launcher.topology.Plan` documents its fields.
 
-    The last fields are left out where they have the default of `Plan`.
+    A field of the last lines is left out if its value is the default of `Plan`.
     """
     return {
         "run_id": spec.name,
@@ -94,5 +95,5 @@ def ports_needed(spec: RunSpec) -> dict[str, int]:
     each time it continues without a node: one for each worker, or the master port alone.
     """
     workers = spec.world_size if spec.framework is Framework.TENSORFLOW else 0
-    rounds = spec.nodes - spec.min_nodes if 0 < spec.min_nodes < spec.nodes else 0
-    return {"worker_ports": workers, "spare_ports": rounds * max(1, workers)}
+    later_rounds = spec.nodes - spec.min_nodes if 0 < spec.min_nodes < spec.nodes else 0
+    return {"worker_ports": workers, "spare_ports": later_rounds * max(1, workers)}

@@ -1,6 +1,6 @@
-"""Cut the bytes of ranks' logs and nodes' samples into LogChunks.
+"""Convert bytes that were read from ranks' logs and nodes' samples (RawChunk) to LogChunks.
 
-The parameter `final` is true if the run has ended and the bytes reach the end of the file.
+The parameter `is_final` is true if the run has ended and the bytes reach the end of the file: nothing will follow them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ MAX_LINE_BYTES = 1 << 20
 """The longest line of samples and the longest stack dump that are read. Both arrive in launchers' messages, which have
 the same limit (`runtime.launcher.protocol`)."""
 _MAX_TIMES = 16384
-"""Maximum times of one piece: each is a read of a file that customer code may have filled. A piece of 64 KiB with more
-of them has lines of less than four bytes."""
+"""Maximum number of times that are read for one chunk. Each takes one read of a file that customer code may have
+filled. Usual chunks of 64 KiB have fewer: more would mean lines of less than four bytes."""
 _MAX_MILLISECONDS = 1000 << 32
-"""Later times, after the year 2100, come from a damaged file."""
+"""The latest time that is believed, in milliseconds since 1970: in the year 2106. Later times come from a damaged file.
+"""
 
 Times = list[tuple[int, float]]
 """(offset in a log in bytes, Unix seconds), in order. A time holds for the bytes up to the next offset."""
 
 
-class Piece(NamedTuple):
-    """Bytes read from a file. `at_end`: they reach the file's end. `size` is the file's (None: unknown)."""
+class RawChunk(NamedTuple):
+    """Bytes that were read from a file at `offset`. `at_end`: they reach the file's end.
+
+    `size` is the size of the file; None if it is not known.
+    """
 
     data: bytes
     at_end: bool
@@ -36,31 +40,31 @@ class Piece(NamedTuple):
     size: int | None = None
 
 
-def read_piece(stream: BinaryIO, offset: int, limit: int) -> Piece:
-    """Read up to `limit` bytes of a file from an offset; a negative one counts from the end."""
+def read_raw_chunk(stream: BinaryIO, offset: int, limit: int) -> RawChunk:
+    """Read up to `limit` bytes of a file from an offset; a negative offset counts from the end."""
     size = stream.seek(0, os.SEEK_END)
     offset = max(0, size + offset) if offset < 0 else offset
     stream.seek(offset)
     data = stream.read(limit)
-    return Piece(data, not stream.read(1), offset, size)
+    return RawChunk(data, not stream.read(1), offset, size)
 
 
-def read_times(file_fd: int, piece: Piece) -> Times:
-    """Return the times of a piece of a log, from the open file that `LogTimes` has written for the log.
+def read_times(file_fd: int, raw_chunk: RawChunk) -> Times:
+    """Return the times of a chunk of a log, from the open file that `LogTimes` has written for the log.
 
-    Customer code may have replaced the file: any content is read within bounds, and anything but a regular file is
-    empty. If there are too many times, only every nth is returned.
+    Customer code may have replaced the file. So any content is accepted, the number of reads is limited, and anything
+    but a regular file counts as empty. If there are more than `_MAX_TIMES`, only every nth is returned.
     """
-    start, end = piece.offset, piece.offset + len(piece.data)
+    start, end = raw_chunk.offset, raw_chunk.offset + len(raw_chunk.data)
     try:
         pairs = range(os.fstat(file_fd).st_size // PAIR.size)
         first = max(0, bisect_right(pairs, start, key=lambda pair: _read_pair(file_fd, pair)[0]) - 1)
         last = bisect_left(pairs, end, lo=first, key=lambda pair: _read_pair(file_fd, pair)[0])
         step = max(1, -(-(last - first) // _MAX_TIMES))
-        read = [_read_pair(file_fd, pair) for pair in pairs[first:last:step]]
+        pairs_read = [_read_pair(file_fd, pair) for pair in pairs[first:last:step]]
     except OSError:
         return []
-    return sorted((offset, time / 1000) for offset, time in read if 0 < time < _MAX_MILLISECONDS)
+    return sorted((offset, time / 1000) for offset, time in pairs_read if 0 < time < _MAX_MILLISECONDS)
 
 
 def _read_pair(file_fd: int, index: int) -> tuple[int, int]:
@@ -69,35 +73,35 @@ def _read_pair(file_fd: int, index: int) -> tuple[int, int]:
     return offset, time
 
 
-def text_chunk(piece: Piece, *, final: bool, at_line: bool = False, times: Times | None = None) -> LogChunk:
-    """Decode the bytes of a log. Unless `final`, an incomplete character at their end is left to the next chunk.
+def text_chunk(raw_chunk: RawChunk, *, is_final: bool, at_line: bool = False, times: Times | None = None) -> LogChunk:
+    """Decode the bytes of a log. Unless `is_final`, an incomplete character at their end is left to the next chunk.
 
     `at_line`: leave out an incomplete line at the beginning. If the bytes have no other line, leave out only an
-    incomplete character. `times` are those of the piece.
+    incomplete character. `times` are those of this chunk.
     """
-    data, offset = piece.data, piece.offset
+    data, offset = raw_chunk.data, raw_chunk.offset
     if offset and at_line:
-        # A newline in the last byte is no start, since nothing follows it.
+        # The last byte is not searched: no line of this chunk begins after it.
         start = data.find(b"\n", 0, len(data) - 1) + 1
         if not start:
-            # UTF-8 has at most three continuation bytes in a character.
+            # A character of UTF-8 has at most three continuation bytes (10xxxxxx), so one of four bytes begins one.
             start = next((index for index, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
         data, offset = data[start:], offset + start
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(data, final=final)
+    text = decoder.decode(data, final=is_final)
     incomplete_bytes = len(decoder.getstate()[0])
     return LogChunk(
         text,
         offset + len(data) - incomplete_bytes,
-        eof=final,
+        eof=is_final,
         offset=offset,
-        size=piece.size,
+        size=raw_chunk.size,
         times=None if times is None else _times_of_lines(data, offset, times),
     )
 
 
 def _times_of_lines(data: bytes, offset: int, times: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return when the lines of `data` began, which was read at `offset`, as `LogChunk.times`."""
+    """Return the times of the lines of `data`, which was read at `offset`, in the form of `LogChunk.times`."""
     by_line: dict[int, float] = {}
     line, position = 0, 0  # the line that contains the byte at `position`
     for time_offset, seconds in times:
@@ -111,10 +115,10 @@ def _times_of_lines(data: bytes, offset: int, times: Iterable[tuple[int, float]]
     return tuple(by_line.items())
 
 
-def lines_chunk(data: bytes, offset: int, *, final: bool) -> LogChunk:
+def lines_chunk(data: bytes, offset: int, *, is_final: bool) -> LogChunk:
     """Decode the complete lines of `data`, which was read at `offset`.
 
     Leave an incomplete last line to the next chunk.
     """
     data = data[: data.rfind(b"\n") + 1]
-    return LogChunk(data.decode("utf-8", "replace"), max(0, offset) + len(data), eof=final)
+    return LogChunk(data.decode("utf-8", "replace"), max(0, offset) + len(data), eof=is_final)

@@ -31,14 +31,15 @@ _unshare = ctypes.CDLL(None, use_errno=True).unshare
 _BRIDGE = "mpi0"
 """The name of the interface that `add_bridge` adds."""
 _BRIDGE_ADDRESS = "169.254.77.1"
-"""Any address that is not a loopback address; this one is link-local. No other namespace sees it."""
+"""The address of that interface. Any address that is not a loopback address would do; this one is link-local, and no
+other namespace sees it."""
 
 
 def enter() -> str:
-    """Move this process into a new network namespace; return "", or an English sentence that says why it cannot.
+    """Move this process into a new network namespace; return "", or an English sentence that says why that failed.
 
     An unprivileged user needs a new user namespace as well. It maps only this user, and gives rights only over the new
-    network namespace. The kernel creates a user namespace only for a process with a single thread.
+    network namespace. The kernel creates a user namespace only for a process with a single thread (unshare(2)).
     """
     # Succeeds for root, which needs no user namespace.
     if not _unshare(_CLONE_NEWNET):
@@ -60,7 +61,7 @@ def enter() -> str:
 
 
 def add_bridge() -> str:
-    """Add an interface that leads nowhere; return "", or an English sentence that says why it cannot.
+    """Add an interface that leads nowhere; return "", or an English sentence that says why the kernel refuses.
 
     Runs with MPI need it: Open MPI's daemons never connect to each other by a loopback address, even if they have no
     other address.
@@ -96,7 +97,7 @@ def _set_interface_up(interface: str) -> None:
 
 
 def main() -> None:
-    """Try to enter a network and print why it is impossible; print nothing on success.
+    """Try to enter a network namespace and print why that is impossible; print nothing on success.
 
     The entry point of a short-lived process: `warm_pool.client.network_gap` starts it to probe the kernel.
     """
@@ -109,13 +110,13 @@ def listen(address: str = ADDRESS) -> socket.socket:
 
 
 def reserve_port() -> socket.socket:
-    """Reserve a free port for the run's code: no other process gets it while the socket is open.
+    """Reserve a free port for the run's code: no other process gets it while the returned socket is open.
 
     The socket is bound with SO_REUSEADDR but does not listen, so a listener with the same option can still bind the
     port.
     """
-    # The kernel chooses a free port for the number 0. On all addresses, because the code may bind any of them.
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("", 0))
-    return reserved
+    # Port 0 makes the kernel choose a free port. It is bound on all addresses, because the code may use any of them.
+    reserved_socket = socket.socket()
+    reserved_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved_socket.bind(("", 0))
+    return reserved_socket

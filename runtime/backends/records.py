@@ -1,7 +1,7 @@
-"""Read the records that launchers write: the failure they describe and their latest timestamps. Pure.
+"""Read records of nodes: the failure that they describe and their latest timestamps. Pure.
 
-`runtime.launcher.protocol` documents the fields of a cause. The launcher runs beside customer code, so readers convert
-every value and expect any key to be missing.
+`runtime.launcher.protocol` documents the fields of a cause. A pod's record is written beside customer code, so this
+module converts every value and expects any key to be missing.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import Any
 
 from runtime.specs import Failure, FailureCode, Outcome
 
-Record = Mapping[str, Any]
-"""One node's record, or one cause in it, as decoded from JSON: its values are unchecked."""
+RecordData = Mapping[str, Any]
+"""One node's record (`runtime.launcher.record.Record`), as decoded from JSON: its values are unchecked."""
+Cause = Mapping[str, Any]
+"""One cause in a record, also unchecked."""
 
 
-def failure_from(cause: Record) -> Failure:
-    """Convert a launcher's cause to a Failure."""
+def failure_from(cause: Cause) -> Failure:
+    """Convert a cause in a record to a Failure."""
     return Failure(
         message=str(cause.get("message") or _describe(cause)),
         code=_code(cause),
@@ -29,17 +31,17 @@ def failure_from(cause: Record) -> Failure:
     )
 
 
-def latest(records: Iterable[Record], field: str) -> float | None:
+def latest(records: Iterable[RecordData], field: str) -> float | None:
     """Return the highest value of a timestamp among the records; None if no record has it."""
     return max((float(record[field]) for record in records if record.get(field) is not None), default=None)
 
 
-def restarts(records: Iterable[Record]) -> int:
+def restarts(records: Iterable[RecordData]) -> int:
     """Return how often the ranks were restarted inside the run."""
     return max((int(record.get("round", 0)) for record in records), default=0)
 
 
-def progress_at(records: Iterable[Record], hang_data: Mapping[str, Any] | None) -> float | None:
+def progress_at(records: Iterable[RecordData], hang_data: Mapping[str, Any] | None) -> float | None:
     """Return when the run last made progress. `hang_data` is the data of the cause if the run hung, else None.
 
     A hung run is billed up to this time. Output that ranks wrote while they were being ended does not count. CPU time
@@ -53,7 +55,7 @@ def progress_at(records: Iterable[Record], hang_data: Mapping[str, Any] | None) 
     )
 
 
-def _code(cause: Record) -> FailureCode:
+def _code(cause: Cause) -> FailureCode:
     """Return the cause's own code if it is a known one, else the code that its kind implies."""
     code = cause.get("code")
     if code in set(FailureCode):
@@ -63,7 +65,7 @@ def _code(cause: Record) -> FailureCode:
     return FailureCode(cause["kind"])
 
 
-def _describe(cause: Record) -> str:
+def _describe(cause: Cause) -> str:
     """Return an English sentence for the failure of a rank."""
     rank = f"Rank {cause.get('rank')} on node {cause.get('node')}"
     data = cause.get("data") or {}

@@ -17,7 +17,10 @@ class NodeRequest(NamedTuple):
 
 
 def reserve(capacity: Capacity, requests: Iterable[NodeRequest]) -> Capacity:
-    """Subtract each request from the first machine that it fits on; ignore a request that fits on none."""
+    """Return the capacity after each request was put on the first machine where it fits.
+
+    A request that fits on no machine is ignored.
+    """
     machines = list(capacity.machines)
     for request in requests:
         for index, machine in enumerate(machines):
@@ -27,16 +30,16 @@ def reserve(capacity: Capacity, requests: Iterable[NodeRequest]) -> Capacity:
     return replace(capacity, machines=tuple(machines))
 
 
-def subtract(total: Resources, items: Iterable[Resources]) -> Resources:
-    """Return `total` minus the sum of the items; no amount falls below 0."""
-    used = sum_of(items)
-    gpus = max(0, total.gpus - used.gpus)
-    cores = max(0.0, round(total.cpus - used.cpus, 6))  # drops the rounding residue of binary floats
-    return Resources(cores, max(0, total.memory_mib - used.memory_mib), gpus, total.gpu_type if gpus else "")
+def subtract(total: Resources, used_resources: Iterable[Resources]) -> Resources:
+    """Return `total` minus all `used_resources`; no amount falls below 0."""
+    used_sum = sum_of(used_resources)
+    gpus = max(0, total.gpus - used_sum.gpus)
+    cpus = max(0.0, round(total.cpus - used_sum.cpus, 6))  # rounded, since 0.3 - 0.1 is not exactly 0.2
+    return Resources(cpus, max(0, total.memory_mib - used_sum.memory_mib), gpus, total.gpu_type if gpus else "")
 
 
 def sum_of(items: Iterable[Resources]) -> Resources:
-    """Return the sum of the items, without a GPU type."""
+    """Return the sum of the items' CPUs, memory and GPUs, without a GPU type."""
     items = list(items)
     return Resources(
         sum(item.cpus for item in items), sum(item.memory_mib for item in items), sum(item.gpus for item in items)

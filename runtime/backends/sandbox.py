@@ -57,8 +57,8 @@ _SYSTEM_PATHS = (
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Device files that CUDA needs in addition to that of each GPU."""
-# Machine-wide parts of /proc. If root runs the console, code in the sandbox owns root's files, though it has no
-# capability. Without this it could change kernel settings.
+# Parts of /proc that hold settings of the whole machine. If root runs the console, code in the sandbox is root on the
+# host, though without capabilities. It could change these settings if they were writable.
 _PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr", "pressure")
 # Files of /proc that appear empty in the sandbox: they control or reveal the whole machine.
 _PROC_MASKED = (
@@ -89,7 +89,7 @@ class Sandbox:
     image: Path
     """The image's virtual environment."""
     interpreter_prefixes: tuple[Path, ...]
-    """The result of the function `interpreter_prefixes`."""
+    """Folders outside the image that hold its interpreter; see the function `interpreter_prefixes`."""
     launcher: Path
     mounts: tuple[Mount, ...]
     datasets_target: str
@@ -105,7 +105,10 @@ class Sandbox:
 
 
 def base_arguments(hostname: str, memory_bytes: int) -> list[str]:
-    """Return bubblewrap's arguments for a sandbox with the system's libraries, /proc, /dev and a private /tmp only."""
+    """Return bubblewrap's arguments for a sandbox that has only the system's libraries, /proc, /dev and its own /tmp.
+
+    `memory_bytes` limits the size of /tmp and of /dev/shm.
+    """
     args = [*_NAMESPACES, "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", hostname]
     for source in _SYSTEM_PATHS:
         args += ["--ro-bind-try", source, source]
@@ -182,8 +185,8 @@ def write_etc(folder: Path, hostname: str) -> None:
     files = {
         "passwd": f"trainyard:x:{USER_ID}:{USER_ID}:trainyard:/tmp:/bin/sh\n",
         "group": f"trainyard:x:{USER_ID}:\n",
-        # The last entry is 127.0.0.1 as a dual-stack socket sees it. PyTorch's store looks up the name of this address.
-        # Without the entry it would ask a name server, which is unreachable, and log an error in every run.
+        # The last entry is 127.0.0.1 as a dual-stack socket shows it. PyTorch's TCPStore looks up the name of this
+        # address. Without the entry it would ask a name server, which is unreachable, and log an error in every run.
         "hosts": f"127.0.0.1 localhost\n127.0.0.1 {hostname}\n::1 localhost\n::ffff:127.0.0.1 loopback\n",
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     }
@@ -208,7 +211,7 @@ def find_bubblewrap() -> str:
 
 
 def interpreter_prefixes(image: Path) -> tuple[Path, ...]:
-    """Return the folders outside the image and /usr that hold its interpreter and standard library; none or one.
+    """Return the folder that holds the image's interpreter and standard library, if it is outside the image and /usr.
 
     The image is a virtual environment, whose `python` is a link to the interpreter that created it.
     """

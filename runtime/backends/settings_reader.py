@@ -12,7 +12,11 @@ DNS_LABEL = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
 
 
 class SettingsReader:
-    """Reads typed values from one cluster's JSON object; each method raises ValueError naming the setting."""
+    """Reads typed values from one cluster's JSON object.
+
+    Each method raises ValueError with the setting's name for an invalid value, and returns the default for a missing
+    one.
+    """
 
     def __init__(self, name: str, data: object) -> None:
         self.cluster = name
@@ -26,11 +30,11 @@ class SettingsReader:
         """Return the error for a setting. `problem` follows the setting's name: "must be a string"."""
         return ValueError(f"The cluster '{self.cluster}': '{setting}' {problem}.")
 
-    def refuse_unknown(self, known: set[str], *, backend: str) -> None:
-        """Refuse a setting that is not `known`, and a setting `backend` that names another kind."""
+    def refuse_unknown(self, known_settings: set[str], *, backend: str) -> None:
+        """Refuse a setting that is not `known_settings`, and a setting `backend` that names another kind."""
         for setting in self.data:
-            if setting not in known:
-                raise self.error(setting, f"is not a setting; the settings are {', '.join(sorted(known))}")
+            if setting not in known_settings:
+                raise self.error(setting, f"is not a setting; the settings are {', '.join(sorted(known_settings))}")
         if self.data.get("backend", backend) != backend:
             raise self.error("backend", f"must be {backend} here")
 

@@ -7,13 +7,13 @@ import time
 import uuid
 from pathlib import Path
 
-from runtime.backends.base import Backend, Check
+from runtime.backends.base import Backend, CheckResult
 from runtime.errors import BackendUnavailable
 from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunPhase, RunSpec, RunStatus
 
 _CHECK_NAME = "smoke run"
 _MAX_LAST_LINES = 3
-"""How many lines of a failed run's output the result shows: the last ones name the exception."""
+"""How many of the last lines of a failed run's output the result shows: a traceback ends with the exception."""
 
 
 def new_name() -> str:
@@ -21,10 +21,10 @@ def new_name() -> str:
     return f"check-{uuid.uuid4().hex[:12]}"
 
 
-def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mib: int, seconds: float) -> Check:
-    """Test the cluster with the built-in image `image` for at most `seconds`; return the result.
+def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mib: int, seconds: float) -> CheckResult:
+    """Run the platform's script `hello` on two nodes with the built-in image `image`; return the result.
 
-    Raises RuntimeFault.
+    Waits for the run's end for at most `seconds`, and deletes the run. Raises RuntimeFault.
     """
     spec = RunSpec(
         name=name,
@@ -39,11 +39,11 @@ def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mi
         grace_seconds=1,
         mounts=(Mount(str(workspace), "/workspace", read_only=True),),
     )
-    started = time.monotonic()
+    started_at = time.monotonic()
     try:
         backend.submit(spec)
         status = await_end(backend, name, seconds)
-        return _result(status, backend, seconds, elapsed_seconds=time.monotonic() - started)
+        return _result(status, backend, seconds, elapsed_seconds=time.monotonic() - started_at)
     finally:
         with contextlib.suppress(BackendUnavailable):
             backend.delete(name)
@@ -52,24 +52,26 @@ def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mi
 def await_end(backend: Backend, name: str, seconds: float) -> RunStatus:
     """Return the run's status at its end, or after `seconds`. Raises RunNotFound, BackendUnavailable."""
     status = backend.describe(name)
-    for _names in backend.changes(stop_after=seconds):
-        # Describes the run after a heartbeat too, since it may have changed before this loop started to listen.
+    for _names in backend.changes(stop_after_seconds=seconds):
+        # After a heartbeat, too: the run may have changed before `changes` began to watch it.
         status = backend.describe(name)
         if status.phase is RunPhase.ENDED:
             break
     return status
 
 
-def _result(status: RunStatus, backend: Backend, seconds: float, *, elapsed_seconds: float) -> Check:
-    """Return the result of the check. `seconds` is the limit that the run had."""
+def _result(status: RunStatus, backend: Backend, seconds: float, *, elapsed_seconds: float) -> CheckResult:
+    """Return the result for a run with this status. `seconds` is how long the check has waited for its end at most."""
     if status.outcome is Outcome.COMPLETED:
         detail = f"Two nodes met and finished {elapsed_seconds:.1f} s after submission."
-        return Check(_CHECK_NAME, ok=True, detail=detail)
+        return CheckResult(_CHECK_NAME, ok=True, detail=detail)
     if status.phase is not RunPhase.ENDED:
         detail = f"It did not end in {seconds:.0f} s. {status.waiting_for}".strip()
         remedy = "Fix the reason why it waits, or check which other work uses the machines."
-        return Check(_CHECK_NAME, ok=False, detail=detail, remedy=remedy)
+        return CheckResult(_CHECK_NAME, ok=False, detail=detail, remedy=remedy)
     message = status.failure.message if status.failure is not None else ""
     last_lines = backend.logs(status.name, 0).text.strip().splitlines()[-_MAX_LAST_LINES:]
     detail = " ".join([f"It ended as {status.outcome}: {message}", *last_lines]).strip()
-    return Check(_CHECK_NAME, ok=False, detail=detail, remedy="The detail ends with the last output of its rank 0.")
+    return CheckResult(
+        _CHECK_NAME, ok=False, detail=detail, remedy="The detail ends with the last output of its rank 0."
+    )

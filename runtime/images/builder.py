@@ -28,14 +28,15 @@ _VISION_HOOK = "trainyard_torchvision"
 """The name of the module and of the .pth file that `_declare_vision_operators` adds to an image."""
 _VARIABLES_FILE = "trainyard_variables.pth"
 """The file that `_set_variables` adds to an image. Python executes .pth files in site-packages when it starts."""
-# Why a flavour was chosen that the administrator did not set.
+# Why a flavour was chosen if the administrator has set none.
 _FLAVOUR_REASONS = {Flavour.CPU: "this machine shows no NVIDIA GPU", Flavour.CUDA: "this machine has an NVIDIA GPU"}
 _ERROR_LINES = 15
-"""Lines from the end of the output that an error shows: enough for pip's own summary."""
+"""How many of the last lines of the output an error shows: enough for pip's own summary."""
 _SMOKE_SECONDS = 120
-"""How long a test run may take. On a slow disk, the import of TensorFlow takes most of this time."""
+"""How long a test run may take. It usually takes seconds, but importing TensorFlow from a slow disk may take a minute.
+"""
 _START_AND_END_SECONDS = 60
-"""How much longer to wait for a test run, since `_SMOKE_SECONDS` counts only from the start of its ranks."""
+"""How much longer than `_SMOKE_SECONDS` to wait for a test run. That limit counts only from the start of its ranks."""
 _SMOKE_NODES = 2
 """Nodes of a test run: the smallest number that needs a collective."""
 
@@ -101,8 +102,8 @@ def build(
 ) -> bool:
     """Build the image unless it is current; return whether it was built. Raises InvalidSpec, ImageBuildFailed.
 
-    Without `flavour`, it is the machine's. `force`: build a current image too, and compile its wheels again. Live runs
-    keep the image that they started with.
+    `flavour` is the requested one; None: the machine's. `force`: build even a current image, and compile its wheels
+    again. Live runs keep the image that they started with.
     """
     target_flavour = flavour or machine_flavour()
     recipe = read_recipe(name, recipes)
@@ -133,7 +134,7 @@ def build(
 def install(folder: Path, name: str, *, flavour: Flavour, progress: Progress, recipes: Path = RECIPES) -> None:
     """Install a recipe into `folder` without a test run. Raises InvalidSpec, ImageBuildFailed.
 
-    The container images (deploy/docker) are built by this.
+    The build of the container images (deploy/docker) calls this.
     """
     recipe = read_recipe(name, recipes)
     if recipe.unbuildable:
@@ -163,7 +164,7 @@ def _set_aside(folder: Path) -> None:
 def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress, *, rebuild: bool) -> None:
     """Create a virtual environment in `folder` by this recipe. `rebuild`: compile its wheels again."""
     progress.step(f"Creating a virtual environment in {folder}")
-    # In its final folder from the start, since scripts of the environment contain absolute paths.
+    # It is created in its final folder, since scripts of the environment contain absolute paths.
     venv.create(folder, with_pip=bool(recipe.sections), symlinks=True)
     python = folder / "bin" / "python"
     for section in recipe.sections:
@@ -202,7 +203,10 @@ def _install_section(
 
 
 def _install_fallback(section: Section, python: Path, progress: Progress) -> None:
-    """Install a section whose CPU build is in none of the configured indexes and folders of packages."""
+    """Install a section from PyTorch's index, or else as published.
+
+    Call this if none of the configured indexes and folders of packages has the section's CPU build.
+    """
     packages = ", ".join(section.requirements)
     progress.step(
         f"No configured package index has the CPU build of {packages}. Trying PyTorch's own index of CPU builds"
@@ -261,7 +265,7 @@ def _declare_vision_operators(python: Path, progress: Progress) -> None:
     """Make torchvision's CUDA wheel importable beside a torch without CUDA.
 
     On such a torch, torchvision's library does not register two operators that its Python code needs. The hook
-    registers them when torchvision is first imported, so scripts without torchvision start as fast as before.
+    registers them when torchvision is first imported, so it does not slow the start of scripts without torchvision.
     """
     if _evaluate(python, "import torch", "torch.version.cuda") != "None":
         return
@@ -272,7 +276,7 @@ def _declare_vision_operators(python: Path, progress: Progress) -> None:
 
 
 def _set_variables(python: Path, variables: Sequence[tuple[str, str]]) -> None:
-    """Have every interpreter of the image set these environment variables when it starts, unless they are set."""
+    """Make every interpreter of the image set these environment variables when it starts, unless they are set."""
     lines = [f"import os; os.environ.setdefault({name!r}, {value!r})\n" for name, value in variables]
     (_site_packages(python) / _VARIABLES_FILE).write_text("".join(lines))
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from runtime.images import venvs
 
 _SUFFIX = ".dist-info"
+"""The suffix of the folders in which installers store a package's metadata."""
 _CUDA_RUNTIMES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13")
-"""Packages whose version is the version of CUDA."""
+"""Packages whose version is that of CUDA; which of them an image has depends on that version."""
 _FRAMEWORKS = {
     "pytorch": ("torch",),
     "horovod": ("horovod",),

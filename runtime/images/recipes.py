@@ -3,7 +3,7 @@
 A recipe is a requirements file that pip can read. Its comments hold directives that pip does not have:
 
     # --- <pip options>         opens a section; sections are installed in order, each with its options
-    # compile: with <requirements>   the section is published as source only. It is compiled into wheels, once per
+    # compile: with <requirements>   the section is published as source only, and is compiled into wheels, once per
                                 machine, with these build tools installed
     # compile: set NAME=VALUE ...    and with these environment variables
     # compile: flag OLD -> NEW       and with NEW for each g++ argument that matches the shell pattern OLD. Without NEW,
@@ -14,8 +14,8 @@ A recipe is a requirements file that pip can read. Its comments hold directives 
     # cuda: OLD -> NEW          the CUDA flavour installs the requirement NEW for OLD. An image without such a line
                                 uses no GPU in any flavour
     # check: <python>           a statement that must run in the finished image
-    # variable: NAME=VALUE      set in every interpreter of the image, unless the run sets it
-    # preload: <modules>        the image's fork server imports these for warm starts; does not change the image
+    # variable: NAME=VALUE      an environment variable of every interpreter of the image, unless the run sets it
+    # preload: <modules>        modules that the image's fork server imports for warm starts; does not change the image
     # smoke: <framework> [mpi]  the image is ready only after a test run of two processes of this framework
     # unbuildable: <reason>     the image cannot be built yet
 """
@@ -50,7 +50,7 @@ class Compilation(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Requirements that are installed together, with these options of pip; compiled first if `compilation` is set."""
+    """Requirements that are installed together with these options of pip. `compilation` is None if wheels exist."""
 
     options: tuple[str, ...]
     requirements: tuple[str, ...]
@@ -98,8 +98,8 @@ class Recipe(NamedTuple):
 def can_use_gpus(name: str, flavour: Flavour | None) -> bool:
     """Whether a built-in image uses the GPUs of its node. `flavour`: None where it is not known.
 
-    An image of unknown flavour counts as built from the recipe's own requirements. These are for CUDA if the CPU
-    flavour replaces any of them. An image without a recipe counts as using GPUs.
+    An image of unknown flavour counts as built from the recipe's own requirements. If the CPU flavour replaces any of
+    them, these requirements are for CUDA. An image without a recipe counts as using GPUs.
     """
     try:
         recipe = read_recipe(name)

@@ -1,8 +1,8 @@
 """The state of the local backend's images, which are virtual environments in `<root>/<name>`.
 
-The file `ready.json` in an image holds the digest of its recipe and its flavour. While the image is under test, the
-file holds the builder's process instead, and only that process may start runs. If the builder dies, the image stays
-unusable until it is built again.
+The file `ready.json` in an image has the digest of its recipe and its flavour. While the image is under test, the file
+names the builder's process instead, and only that process may start runs. If the builder dies, the image stays unusable
+until it is built again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compile wheels of packages that are published as source only, once per machine, and cache them.
 
-A wheel's folder in the cache is named by a digest of the recipe's section, the interpreter and the installed packages,
-from which the wheel is built. The folder appears by one rename, with complete wheels.
+The name of a wheel's folder in the cache is a digest of everything that determines the wheel: the recipe's section, the
+interpreter and the installed packages. The folder appears by one rename, with complete wheels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from runtime.images import uv
 from runtime.images.recipes import Compilation, Section
 
 _COMPILER_MEMORY_MIB = 2048
-"""Memory that one C++ compiler process needs for torch's headers. It limits how many run at once."""
+"""Memory that one C++ compiler process needs for torch's headers. The machine's memory, divided by this, limits how
+many compilers run at once."""
 # The text of a sitecustomize.py, which Python imports when it starts.
 _HIDE_CUDA = """\
 import os.path
@@ -46,14 +47,13 @@ def build_wheels(
 ) -> list[str]:
     """Return the paths of the section's wheels, built for the interpreter `python` and its installed packages.
 
-    Uses the cache unless `rebuild`. `report_step` is called with the text of each step.
-
-    Raises CompilerMissing, OSError where the cache cannot be written, and the exceptions of `run`.
+    Uses the cache unless `rebuild` is set. `report_step` is called with the text of each step. Raises CompilerMissing,
+    OSError if the cache cannot be written, and the exceptions of `run`.
     """
     if section.compilation is None:
         raise ValueError("this section is not compiled")
-    installed = run([uv.executable(), "pip", "freeze", "--python", str(python)], {})
-    cached = cache_folder() / _digest(section, installed)
+    installed_packages = run([uv.executable(), "pip", "freeze", "--python", str(python)], {})
+    cached = cache_folder() / _digest(section, installed_packages)
     if rebuild:
         shutil.rmtree(cached, ignore_errors=True)
     if not cached.is_dir():
@@ -71,17 +71,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard" / "wheels"
 
 
-def _digest(section: Section, installed: str) -> str:
-    """Return the name of the cache folder. `installed` is the list of the interpreter's packages."""
+def _digest(section: Section, installed_packages: str) -> str:
+    """Return the name of the cache folder. `installed_packages` is the list of the interpreter's packages."""
     interpreter = [sys.version, sysconfig.get_platform()]
-    return hashlib.sha256(json.dumps([section, installed, interpreter]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([section, installed_packages, interpreter]).encode()).hexdigest()
 
 
 def _require_tools() -> None:
-    missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
-    if missing:
+    missing_tools = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
+    if missing_tools:
         raise CompilerMissing(
-            f"{' and '.join(missing)} must be installed to compile this image (Debian, Ubuntu: apt-get install "
+            f"{' and '.join(missing_tools)} must be installed to compile this image (Debian, Ubuntu: apt-get install "
             "g++ make; Fedora: dnf install gcc-c++ make). Then build it again."
         )
 
@@ -134,9 +134,10 @@ def _compile(
 
 
 def _path_without_cuda(folder: Path) -> list[str]:
-    """Return the folders of PATH. Replace each that has CUDA's compiler by a folder of links to its other programs.
+    """Return the folders of PATH, without CUDA's compiler `nvcc`.
 
-    Wheels are compiled for CPUs. If Horovod's build finds an `nvcc`, it looks for a complete CUDA toolkit and fails.
+    A folder that has it is replaced by a folder of links to its other programs. Wheels are compiled for CPUs, and if
+    Horovod's build finds an `nvcc`, it looks for a complete CUDA toolkit and fails.
     """
     folders = []
     for number, directory in enumerate(os.environ.get("PATH", os.defpath).split(os.pathsep)):

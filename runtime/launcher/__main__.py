@@ -24,9 +24,10 @@ from .variables import need_cold_start
 from .warm.client import WarmRanks, import_folders, is_warm_start_useful, python_path
 
 _MAX_SOURCE_BYTES = 1 << 20
-"""Only this much of a source is searched for flags and imports. Larger files are usually generated data."""
+"""Maximum bytes of a source that are searched for flags and imports. Larger files are usually generated data."""
 _MAX_MODULES = 64
-"""Maximum number of modules beside the script that are searched. Reading so many takes milliseconds."""
+"""Maximum number of modules beside the script that are searched, since the ranks start only after that. Reading so many
+takes milliseconds."""
 
 
 def main(arguments: List[str]) -> int:
@@ -36,7 +37,7 @@ def main(arguments: List[str]) -> int:
     # Python's own handler would let any process in the sandbox end this one by SIGINT. Without a handler, the first
     # process of a pid namespace does not receive the signal.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The ranks inherit this. On Slurm the sandbox starts with SIGTERM ignored.
+    # The ranks inherit the default action. On Slurm the sandbox starts with SIGTERM ignored.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     supervisor_socket = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
     supervisor = Link(supervisor_socket)
@@ -135,7 +136,7 @@ def start() -> None:
         exit_code = run_pod()
     else:
         exit_code = main(sys.argv[1:])
-    # Everything is closed or written by now; the interpreter's own shutdown would only take time.
+    # `os._exit` skips the interpreter's shutdown, which would only take time: everything is closed or written by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

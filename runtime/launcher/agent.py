@@ -1,7 +1,7 @@
 """The launcher of one node: starts the ranks once all nodes have met, watches them, and ends at the first failure.
 
-One loop on one thread handles events: a rank's end, a message, a timer. It completes each before the next. The launcher
-of node 0 is the *hub*, to which all others are connected.
+One loop on one thread handles events: a rank's end, a message, a timer. It completes each event before the next. The
+launcher of node 0 is the *hub*, to which all others are connected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, List, Optional, Tuple
 
 from .elastic import node_list
 from .processes import Exit, reap
-from .protocol import ConnectionLost, Link, Message, cause, first_cause
+from .protocol import ConnectionLost, Link, Message, first_cause, new_cause
 from .rendezvous.peers import HEARTBEAT_SECONDS, Peers
 from .rendezvous.rounds import Rounds
 from .shells import Shells
@@ -25,11 +25,14 @@ from .warm.client import WarmRanks
 from .worker_group import Rank, WorkerGroup
 
 START_SECONDS = 60.0
-"""How long the nodes may take to meet, unless the launch plan says otherwise. An idle machine needs under a second."""
+"""How long the nodes may take to meet, unless the launch plan says otherwise. On an idle machine they take less than a
+second; a busy one may need far longer."""
 EXPLANATION_SECONDS = 1.0
-"""How long an elastic run delays the report of a failure. If a lost node caused it, the loss is known by then."""
+"""How long an elastic run delays the report of a failure. If a lost node caused the failure, its connection has broken
+by then."""
 ECHO_SECONDS = 5.0
-"""How long to delay an echo (`echoes`). The peer that failed first may report only after its shutdown."""
+"""How long to delay the report of an echo (`echoes`). The peer that failed first may report its failure only after its
+shutdown, which takes seconds."""
 WATCH_DELAY_SECONDS = 1.0
 """How long after the start of the ranks their watch begins, so that it does not slow the start."""
 _POLL_SECONDS = 0.5
@@ -71,14 +74,14 @@ class Agent:
         self._start_seconds = float(launch_plan.get("start_seconds") or START_SECONDS)
         self._node_watch: Any = None  # `telemetry.node_watch.NodeWatch`, once ranks run
         self._failures: List[Message] = []  # failures of this node's ranks, as causes, that are not reported yet
-        self._decide_at: Optional[float] = None  # when to report them (monotonic)
+        self._report_failures_at: Optional[float] = None  # when to report them (monotonic; None: there are none)
         self._is_ending = False  # the run ends, by a failure or on request: later failures are effects
-        self._has_failed = False  # a cause was found on this node
+        self._has_failed = False  # this node has reported a cause
         self._next_heartbeat_at = 0.0
         # On nodes other than the hub.
         self._has_reported_done = False  # this node has reported to the hub that its ranks have succeeded
         self._hub_has_ended = False  # the hub has ended since this node reported that
-        self._wakeup: Tuple[int, int] = (-1, -1)  # reading and writing end of a pipe that SIGCHLD makes readable
+        self._wakeup_pipe: Tuple[int, int] = (-1, -1)  # reading and writing end of a pipe that SIGCHLD makes readable
 
     @property
     def _is_hub(self) -> bool:
@@ -113,19 +116,19 @@ class Agent:
     def _timeout(self) -> float:
         """Return the seconds until the next timer, `_POLL_SECONDS` at most."""
         seconds = self._worker_group.timeout(_POLL_SECONDS)
-        if self._decide_at is not None:
-            seconds = max(0.0, min(seconds, self._decide_at - time.monotonic()))
+        if self._report_failures_at is not None:
+            seconds = max(0.0, min(seconds, self._report_failures_at - time.monotonic()))
         return seconds if self._node_watch is None else float(self._node_watch.timeout(seconds))
 
     def _catch_sigchld(self) -> None:
         # Python writes to the pipe only for signals with a handler, so SIGCHLD gets one that does nothing. A full pipe
         # wakes up the loop as well, so it needs no warning.
-        self._wakeup = os.pipe()
-        for end in self._wakeup:
+        self._wakeup_pipe = os.pipe()
+        for end in self._wakeup_pipe:
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_pipe[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._selector.register(self._wakeup[0], EVENT_READ, self._handle_ended_children)
+        self._selector.register(self._wakeup_pipe[0], EVENT_READ, self._handle_ended_children)
 
     def _handle(self, source: Any) -> None:
         """Handle one ready file, by the data that was registered with it.
@@ -144,41 +147,41 @@ class Agent:
             self._handle_peers(source)
 
     def _handle_ended_children(self) -> None:
-        os.read(self._wakeup[0], 4096)  # one byte per signal, whose number does not matter
-        for ended in reap():
-            self._note_rank_exit(ended)
-        # Only after all ends are collected: ranks that died together each report their own cause.
+        os.read(self._wakeup_pipe[0], 4096)  # one byte per signal, whose number does not matter
+        for process_exit in reap():
+            self._note_rank_exit(process_exit)
+        # Done after all ends are collected, so that ranks which died together each report their own cause.
         if self._failures:
-            self._schedule_decision(time.monotonic())
+            self._schedule_failure_report(time.monotonic())
 
-    def _schedule_decision(self, now: float) -> None:
-        """Decide on the failures now, or set a timer if another node or rank may still report what caused them."""
+    def _schedule_failure_report(self, now: float) -> None:
+        """Report the failures now, or set a timer if another node or rank may still report what caused them."""
         # An abort may be an effect too: gloo and NCCL abort the process if they cannot raise an error in the script.
         may_be_effects = all(failure.get("echo") or failure["signal"] == "SIGABRT" for failure in self._failures)
         other_ranks_may_report = self._plan.nodes > 1 or bool(self._worker_group.live_ranks)
-        seconds = EXPLANATION_SECONDS if self._plan.elastic else 0.0
+        delay_seconds = EXPLANATION_SECONDS if self._plan.elastic else 0.0
         if may_be_effects and other_ranks_may_report:
-            seconds = ECHO_SECONDS
-        # A failure that cannot be an effect needs no delay, and the earlier ones are decided with it.
-        if self._decide_at is None or now + seconds < self._decide_at:
-            self._decide_at = now + seconds
-        if now >= self._decide_at and not self._is_ending:
+            delay_seconds = ECHO_SECONDS
+        # A failure that cannot be an effect needs no delay, and earlier failures are reported with it.
+        if self._report_failures_at is None or now + delay_seconds < self._report_failures_at:
+            self._report_failures_at = now + delay_seconds
+        if now >= self._report_failures_at and not self._is_ending:
             self._fail_by_own_ranks()
 
     def _handle_timers(self, now: float) -> None:
-        """Do the work that is due: heartbeat, pending decisions, the limit for the start, hang detection."""
+        """Do the work that is due: heartbeat, delayed reports of failures, the limit for the start, hang detection."""
         if now >= self._next_heartbeat_at:
             self._next_heartbeat_at = now + HEARTBEAT_SECONDS
             self._report({"type": "heartbeat"})
         self._worker_group.handle_timers()
-        if self._decide_at is not None and now >= self._decide_at:
+        if self._report_failures_at is not None and now >= self._report_failures_at:
             self._fail_by_own_ranks()
         if self._is_ending:
             return
         if self._rounds.is_waiting and now >= self._give_up_at:
-            missing = self._peers.missing if self._is_hub else [0]  # other nodes are connected to the hub only
-            message = "Nodes {} did not connect in time.".format(node_list(missing))
-            self._fail(cause("platform_error", "nodes_not_met", self._plan.node, message=message))
+            missing_nodes = self._peers.missing if self._is_hub else [0]  # other nodes are connected to the hub only
+            message = "Nodes {} did not connect in time.".format(node_list(missing_nodes))
+            self._fail(new_cause("platform_error", "nodes_not_met", self._plan.node, message=message))
         round_failure = self._rounds.handle_timers(now)
         if round_failure is not None:
             self._fail(round_failure)
@@ -201,7 +204,7 @@ class Agent:
         return self._node_watch
 
     def _is_over(self) -> bool:
-        """Whether this node is done. Once its own ranks have succeeded, it also reports that to the hub."""
+        """Whether this node is done. Once its own ranks have succeeded, this call also reports that to the hub."""
         if self._is_ending:
             return not self._worker_group.live_ranks
         if self._rounds.started_at is None or self._worker_group.live_ranks or self._failures:
@@ -260,33 +263,36 @@ class Agent:
             elif self._node_watch is not None:
                 self._node_watch.handle_message(node, message)
 
-    def _handle_lost_node(self, node: int, silent: bool) -> None:
-        """Continue without a lost node if the run can, else fail. `silent`: its connection was still open."""
+    def _handle_lost_node(self, node: int, was_silent: bool) -> None:
+        """Continue without a lost node if the run can, else fail.
+
+        `was_silent`: the node sent no more heartbeats, although its connection was still open.
+        """
         if self._is_ending:
             return
         if self._has_reported_done:
-            # Only nodes other than the hub report this, and their only peer is the hub: it has ended first.
+            # Only nodes other than the hub report `done`, and their only peer is the hub, so the hub has ended.
             self._hub_has_ended = True
             return
         reason = self._rounds.continue_without(node)
         if reason is None:
             return
-        message = "Node {} {}{}.".format(node, "stopped answering" if silent else "was lost", reason)
-        self._fail(cause("node_lost", "node_silent" if silent else "node_lost", node, message=message))
+        message = "Node {} {}{}.".format(node, "stopped answering" if was_silent else "was lost", reason)
+        self._fail(new_cause("node_lost", "node_silent" if was_silent else "node_lost", node, message=message))
 
     def _reset_failures(self) -> None:
         """Drop the failures of the previous round: they were effects of the lost node."""
         self._failures = []
-        self._decide_at = None
+        self._report_failures_at = None
 
     # Ending
 
-    def _note_rank_exit(self, ended: Exit) -> None:
+    def _note_rank_exit(self, process_exit: Exit) -> None:
         """Report a rank's end, and collect its failure unless the loss of a node explains it."""
-        rank = self._worker_group.note_exit(ended)
+        rank = self._worker_group.note_exit(process_exit)
         if rank is None or rank.exit is None:
             if self._rounds.mpi is not None:
-                self._rounds.mpi.note_exit(ended)
+                self._rounds.mpi.note_exit(process_exit)
             return
         self._report(
             {
@@ -307,8 +313,9 @@ class Agent:
         """Return a rank's failure as a cause. The rank's process may still run."""
         script_failure = rank.script_failure
         code = "rank_raised" if script_failure.exception else "rank_killed" if rank.failed_by_signal else "rank_exited"
-        failure = cause("code_failed", code, self._plan.node, at=rank.failed_at, rank=rank.rank_id)
-        # A rank that still runs or was killed after its exception has no exit code of its own. Use the reported one.
+        failure = new_cause("code_failed", code, self._plan.node, at=rank.failed_at, rank=rank.rank_id)
+        # A rank that still runs, or was killed after its exception, has no exit code of its own. Then the code that it
+        # reported counts.
         exit_code = script_failure.exit_code if rank.exit is None or script_failure.exception else rank.exit.exit_code
         failure.update(exit_code=None if rank.failed_by_signal else exit_code, signal=rank.failed_by_signal)
         if script_failure.exception:
@@ -327,11 +334,12 @@ class Agent:
 
     def _report_failures(self) -> List[Message]:
         """Report the failures of this node's ranks to the supervisor, and return their causes."""
-        # Read all reports so far. These ranks failed before this node ends its ranks, so their failures are causes.
+        # Read all reports that have arrived. These ranks failed before this node ends its ranks, so their failures are
+        # causes.
         for rank in self._worker_group.live_ranks:
             self._worker_group.read_reports(rank)
-        for ended in reap():
-            self._note_rank_exit(ended)
+        for process_exit in reap():
+            self._note_rank_exit(process_exit)
         failures = self._failures
         if not self._is_ending:
             failures = failures + [self._cause_of(rank) for rank in self._worker_group.live_ranks if rank.is_failing]
@@ -339,16 +347,16 @@ class Agent:
             self._report({"type": "cause", "cause": failure})
         self._has_failed |= bool(failures)
         self._failures = []
-        self._decide_at = None
+        self._report_failures_at = None
         return failures
 
-    def _abort(self, reported: Any) -> None:
-        """End the run because another node has failed; `reported` is its cause, if it sent one."""
+    def _abort(self, reported_cause: Any) -> None:
+        """End the run because another node has failed; `reported_cause` is its cause, if it sent one."""
         self._report_failures()
-        if isinstance(reported, dict):
-            self._report({"type": "cause", "cause": {**reported, "heard": True}})
-        # The hub passes the abort on, since other nodes are connected only to the hub. The sender ignores it.
-        self._peers.send({"type": "abort", "cause": reported})
+        if isinstance(reported_cause, dict):
+            self._report({"type": "cause", "cause": {**reported_cause, "heard": True}})
+        # The hub passes the abort on, since other nodes are connected only to the hub. Its sender then ignores it.
+        self._peers.send({"type": "abort", "cause": reported_cause})
         self._end_ranks()
 
     def _fail(self, failure: Message) -> None:

@@ -11,11 +11,12 @@ from typing import Optional, Sequence
 
 ROOT = "/sys/fs/cgroup"
 """Where a container sees its control group; with v1, a folder for each controller."""
-# Files below ROOT: of v2, then of v1.
+# Files below ROOT: that of v2, then that of v1.
 _OOM_FILES = ("memory.events", "memory/memory.oom_control")
 _REFUSAL_FILES = ("pids.events", "pids/pids.events")
 _LIMIT_FILES = ("pids.max", "pids/pids.max")
-# The same: memory in use, statistics, and the field of the statistics with the caches that the kernel can drop.
+# For v2, then for v1: the file with the memory in use, the file with statistics, and their field with the size of the
+# caches that the kernel can drop.
 _MEMORY_FILES = (
     ("memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -24,15 +25,15 @@ _UNLIMITED_BYTES = 1 << 60
 """For a group without a limit, v1 reports the largest number of whole pages, which is more than this."""
 
 
-class Counter:
-    """A kernel counter's last value, and when it last increased (monotonic; None: never)."""
+class EventCounter:
+    """The last value of a counter of the kernel. `increased_at` is when it last increased (monotonic; None: never)."""
 
     def __init__(self, value: int = 0) -> None:
         self._value = value
         self.increased_at: Optional[float] = None
 
-    def count(self, value: int, now: float) -> None:
-        """Set the current value."""
+    def update(self, value: int, now: float) -> None:
+        """Set the counter's current value, as read at `now`."""
         if value > self._value:
             self._value = value
             self.increased_at = now
@@ -49,13 +50,16 @@ def process_refusals(root: str = ROOT) -> int:
 
 
 def process_limit(root: str = ROOT) -> Optional[int]:
-    """Return the limit of processes and threads; None if it is not visible, for example because the pod has it."""
+    """Return the limit of processes and threads; None if the container does not see it.
+
+    The kubelet may set it on the pod's group, which is above the container's.
+    """
     limits = [_read_number(root, name) for name in _LIMIT_FILES]
     return next((limit for limit in limits if limit is not None), None)
 
 
 def memory_bytes(root: str = ROOT) -> Optional[int]:
-    """Return the memory in use, without file caches that the kernel can drop; None without a group."""
+    """Return the memory in use, without file caches that the kernel can drop; None without a group of its own."""
     if (_read_number(root, "memory/memory.limit_in_bytes") or 0) >= _UNLIMITED_BYTES:
         return None
     for usage_file, statistics_file, cache_field in _MEMORY_FILES:
@@ -66,7 +70,7 @@ def memory_bytes(root: str = ROOT) -> Optional[int]:
 
 
 def cpu_seconds(root: str = ROOT) -> Optional[float]:
-    """Return the CPU time used by all processes so far; None without a group."""
+    """Return the CPU seconds that all processes have used so far; None without a group of its own."""
     if os.path.exists(os.path.join(root, "cpu.max")):
         return _read_field(root, ["cpu.stat"], "usage_usec") / 1e6
     nanoseconds = _read_number(root, "cpuacct/cpuacct.usage")

@@ -1,7 +1,8 @@
 """Measure how much a run has written, and how much space its disk has.
 
 Hostile code may write to these folders. A measurement therefore opens each folder relative to its parent's descriptor
-and follows no links. It proceeds in small steps, so that no tree of files delays a supervisor's timers.
+and follows no links. It proceeds in small steps, so that even a huge tree of files does not delay a supervisor's
+timers.
 """
 
 from __future__ import annotations
@@ -15,36 +16,39 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Mapping, Name
 from .record import Record, Verdict
 
 MAX_DEPTH = 200
-"""Maximum depth of folders, since measuring keeps two descriptors open per level. Deeper ones exceed the limit."""
+"""Maximum depth of folders, since measuring keeps two descriptors open per level. A run with deeper folders is ended as
+if it had exceeded its limit."""
 RESERVE_BYTES = 256 << 20
-"""If less space is free, the disk counts as full."""
+"""A disk with less free space than this counts as full. The reserve leaves room for records and logs of other runs."""
 _MIN_ENTRY_BYTES = 4096
-"""How much each entry counts at least in addition to its data, as in the storage quota: its inode uses disk too."""
+"""How much each entry counts at least, in addition to its data, since its inode uses disk too. The storage quota counts
+the same."""
 _ENTRIES_PER_STEP = 128
-"""Entries between two checks of the clock. They take far less than `_STEP_SECONDS`."""
+"""Entries that are read between two checks of the clock. They take far less than `_STEP_SECONDS`."""
 _STEP_SECONDS = 0.005
 """How long one step of a measurement may take. The supervisor does nothing else meanwhile."""
 _MIN_PAUSE_SECONDS = 2.0
-"""Minimum pause between two measurements. A run can hardly fill a disk's reserve in this time."""
+"""Minimum pause between two measurements. In this time, a run can hardly write as much as the disk's reserve."""
 _PAUSE_FACTOR = 50
 """Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _FINAL_SECONDS = 10.0
-"""How long measuring one folder may take after the run. Beyond that, the run counts as having filled the disk."""
+"""How long measuring one folder may take after the run. If it takes longer, the run counts as having filled the disk.
+"""
 _FILLED_SHARE = 0.9
-"""A run that used this share of its limit counts as having filled the disk."""
+"""If the disk is full, a run that used at least this share of its limit counts as having filled it."""
 
 
 class FolderUsage(NamedTuple):
     """The contents of some folders. `newest_mtime` is the latest modification of a file (Unix seconds; 0: no file).
 
-    `bytes` are on disk. `too_deep`: there are folders deeper than `MAX_DEPTH`, so the other values are incomplete.
+    `bytes` are on disk. `is_too_deep`: there are folders deeper than `MAX_DEPTH`, so the other values are incomplete.
     """
 
     bytes: int
     newest_mtime: float
-    too_deep: bool = False
+    is_too_deep: bool = False
 
 
 class _Measurement:
@@ -135,9 +139,9 @@ class DiskLimit:
         return bool(self._measurements)
 
     def check(self, now: float, record: Record) -> Optional[Verdict]:
-        """Measure for one step at the monotonic time `now`; return a verdict if the run is over its limit.
+        """Measure for one step at the monotonic time `now`; return a verdict if the run is over its limit, else None.
 
-        Records the newest checkpoint's time.
+        This call also records the time of the newest checkpoint.
         """
         if not self._measurements:
             if now < self._next_measurement_at:
@@ -169,14 +173,14 @@ class DiskLimit:
     def has_filled_the_disk(self) -> bool:
         """Whether the run itself filled the disk: it wrote about as much as its limit. True in case of doubt.
 
-        Call after the run's end, if the disk is full.
+        Call this after the run's end, if the disk is full.
         """
         if not self._has_initial_sizes:
             return True
         added_bytes = 0
         for name, folder in self._folders.items():
             usage = measure([folder], _FINAL_SECONDS)
-            if usage is None or usage.too_deep:
+            if usage is None or usage.is_too_deep:
                 return True
             added_bytes += usage.bytes - self._initial_bytes[name]
         return added_bytes >= self._limit_bytes * _FILLED_SHARE
@@ -191,8 +195,8 @@ class DiskLimit:
             record.note_checkpoint(usage.newest_mtime)
 
     def _evaluate(self, record: Record) -> Optional[Verdict]:
-        """Return a verdict by the complete measurement if the run is over its limit."""
-        too_deep = False
+        """Return a verdict if the run is over its limit by the measurement that has just been completed, else None."""
+        is_too_deep = False
         for name, measurement in self._measurements.items():
             usage = measurement.usage
             if usage is None:
@@ -200,14 +204,14 @@ class DiskLimit:
             # The first measurement sets the size before the run, except for deleted files: those are the run's own.
             initial_bytes = self._initial_bytes.setdefault(name, 0 if name == "unlinked" else usage.bytes)
             self._added_bytes[name] = usage.bytes - initial_bytes
-            too_deep |= usage.too_deep
+            is_too_deep |= usage.is_too_deep
             if name == "checkpoints":
                 record.note_checkpoint(usage.newest_mtime)
         added_bytes = max(0, sum(self._added_bytes.values()))  # negative if the run deleted older files
-        if added_bytes <= self._limit_bytes and not too_deep:
+        if added_bytes <= self._limit_bytes and not is_too_deep:
             return None
         used_mib, limit_mib = added_bytes >> 20, self._limit_bytes >> 20
-        if too_deep:
+        if is_too_deep:
             message = "There are folders nested deeper than {}, which cannot be measured.".format(MAX_DEPTH)
         else:
             message = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(used_mib, limit_mib)
@@ -249,8 +253,8 @@ def _status(path: str) -> Optional[os.stat_result]:
 def entry_bytes(folder: Path) -> int:
     """Return how many bytes each entry of this folder counts in addition to its data.
 
-    A file system with a fixed number of inodes is full once they are used. Each entry therefore counts as one inode's
-    share of the disk, if that is more than the minimum.
+    A file system with a fixed number of inodes is full once all inodes are used. Each entry therefore counts as one
+    inode's share of the disk, if that is more than `_MIN_ENTRY_BYTES`.
     """
     try:
         status = os.statvfs(folder)
@@ -310,10 +314,13 @@ def _entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
             os.close(descriptor)
 
 
-def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent: Optional[int]) -> None:
-    """Append a folder to the path; leave it out if it was deleted, replaced by a link, or may not be read."""
+def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent_fd: Optional[int]) -> None:
+    """Open the folder `name` and append it to `open_folders`.
+
+    Does nothing if the folder was deleted or replaced by a link, or may not be read.
+    """
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     except OSError:
         return
     try:

@@ -18,7 +18,7 @@ _FREQUENT_INTERVAL_SECONDS = 0.2
 _INTERVAL_SECONDS = 1.0
 """Interval of all later lookups, which would otherwise load the cluster's DNS."""
 _FREQUENT_LOOKUPS = 20
-"""How many lookups use the short interval: those of the first four seconds."""
+"""How many lookups use the short interval: those of the first four seconds, in which most names become known."""
 _READ_BYTES = 1 << 16
 """The default size of a pipe, so one read returns all addresses."""
 _RESOLVER_CONFIG = "/etc/resolv.conf"
@@ -27,9 +27,9 @@ Resolve = Callable[[str], Optional[str]]
 
 
 class NameLookup:
-    """Resolves a name until `close`. `fileno` becomes readable whenever the address is new.
+    """Resolves a name repeatedly until `close`. `fileno` becomes readable whenever the address has changed.
 
-    A cluster's DNS may return the address of an earlier pod of that name for half a minute.
+    The name is resolved again because a cluster's DNS may return the address of an earlier pod for half a minute.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,7 +64,7 @@ class NameLookup:
 
 
 def watch_address(name: str, report: Callable[[str], object], resolver: Optional[Resolve] = None) -> None:
-    """Resolve the name for ever and call `report` with each new address."""
+    """Resolve the name repeatedly, without end, and call `report` with each new address."""
     last_address: Optional[str] = None
     lookups = 0
     while True:

@@ -1,9 +1,9 @@
 """Recognize errors that are only the effect of a lost peer. Pure.
 
-When a rank fails, its connections close, and its peers fail a moment later with an error about that. Such an error is
-an *echo*. An echo becomes the run's cause only if the run has no other cause. A script that fails because its own
-connection broke, such as a download, looks like an echo too. Its error is still reported, because the run has no other
-cause.
+When a rank fails, its connections close, and its peers fail a moment later with an error about a closed connection.
+Such an error is an *echo*. An echo becomes the run's cause only if the run has no other cause. The error of a script
+whose own connection broke, for example during a download, looks like an echo too. It is still reported, because such a
+run has no other cause.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def is_echo(exceptions: Sequence[Tuple[str, str]]) -> bool:
 
 
 def is_echo_in_output(lines: Sequence[str]) -> bool:
-    """Whether the last output of a process contains an echo. For processes that reported no exception, as on abort."""
+    """Whether the last output of a process contains an echo.
+
+    This is for processes that reported no exception, for example because they aborted.
+    """
     return any(_mentions_peer(line) for line in lines)
 
 

@@ -12,7 +12,7 @@ from .topology import Plan
 
 
 class Round(NamedTuple):
-    """One round and its nodes, `members`. In a soft round, ranks stay alive and reconnect by themselves (Horovod)."""
+    """One round and its nodes, `members`. In a `soft` round, ranks stay alive and reconnect by themselves (Horovod)."""
 
     number: int
     members: List[int]
@@ -37,42 +37,46 @@ def can_reconnect(plan: Plan) -> bool:
     return plan.elastic and plan.framework == "horovod" and plan.controller == "gloo"
 
 
-def can_lose(plan: Plan, current: Round, node: int) -> bool:
-    """Whether the run can go on without this node. It can never lose node 0, which coordinates it."""
-    remaining_nodes = len(current.members) - (node in current.members)
+def can_lose(plan: Plan, current_round: Round, node: int) -> bool:
+    """Whether the run can go on without this node. It can never go on without node 0, which coordinates it."""
+    remaining_nodes = len(current_round.members) - (node in current_round.members)
     return plan.elastic and bool(node) and remaining_nodes >= plan.min_nodes
 
 
-def round_plan(plan: Plan, current: Round) -> Plan:
+def round_plan(plan: Plan, current_round: Round) -> Plan:
     """Return the launcher's plan in this round; `plan` is the one at submission."""
-    if not current.number:
-        return plan._replace(original_nodes=current.members)
+    members = current_round.members
+    if not current_round.number:
+        return plan._replace(original_nodes=members)
     ports_per_round = max(1, len(plan.worker_ports))
     ports_by_round = [
         plan.spare_ports[start : start + ports_per_round] for start in range(0, len(plan.spare_ports), ports_per_round)
     ]
-    # Ports are used again if there are more rounds than the run can lose nodes.
-    ports = list(ports_by_round[(current.number - 1) % len(ports_by_round)]) if ports_by_round else [plan.master_port]
+    # Restarts of a soft round add rounds, so there may be more rounds than the run can lose nodes. Then ports are used
+    # again.
+    round_index = (current_round.number - 1) % len(ports_by_round) if ports_by_round else 0
+    ports = list(ports_by_round[round_index]) if ports_by_round else [plan.master_port]
     return plan._replace(
-        node=current.members.index(plan.node),
-        nodes=len(current.members),
-        addresses=[plan.addresses[member] for member in current.members],
+        node=members.index(plan.node),
+        nodes=len(members),
+        addresses=[plan.addresses[member] for member in members],
         master_port=ports[0],
-        worker_ports=ports[: len(current.members) * plan.workers] if plan.worker_ports else [],
-        restart_count=plan.restart_count + current.number,
+        worker_ports=ports[: len(members) * plan.workers] if plan.worker_ports else [],
+        restart_count=plan.restart_count + current_round.number,
         original_node=plan.node,
-        original_nodes=current.members,
+        original_nodes=members,
     )
 
 
-def horovod_places(plan: Plan, current: Round) -> Dict[str, str]:
+def horovod_places(plan: Plan, current_round: Round) -> Dict[str, str]:
     """Return each Horovod worker's place in the round.
 
     The result is {"<host>:<local rank>": "rank,size,local rank,local size,cross rank,cross size"}.
     """
-    size = len(current.members) * plan.workers
+    members = current_round.members
+    size = len(members) * plan.workers
     places = {}
-    for cross_rank, member in enumerate(current.members):
+    for cross_rank, member in enumerate(members):
         for local_rank in range(plan.workers):
             fields = (
                 cross_rank * plan.workers + local_rank,
@@ -80,12 +84,12 @@ def horovod_places(plan: Plan, current: Round) -> Dict[str, str]:
                 local_rank,
                 plan.workers,
                 cross_rank,
-                len(current.members),
+                len(members),
             )
             places["{}:{}".format(plan.host(member), local_rank)] = ",".join(map(str, fields))
     return places
 
 
 def node_list(nodes: Sequence[int]) -> str:
-    """Return node numbers as text."""
+    """Return the numbers of nodes as text, separated by commas."""
     return ", ".join(map(str, nodes))

@@ -1,4 +1,4 @@
-"""Extract files of this package if it is an archive, as in a pod: an interpreter cannot run a script inside one.
+"""Extract files of this package if it is an archive, as in a pod. An interpreter cannot run a script in an archive.
 
 The run's code can write to the folder of the extracted files. Therefore only files that the code's own processes run
 are extracted. The platform's processes import from the archive, which the code cannot change.
@@ -18,7 +18,10 @@ _FOLDER_NAME = ".trainyard"
 
 
 def extract_file(name: str, *companions: str) -> str:
-    """Return the path of a file of this package; `companions` are files that it needs beside it. Raises OSError."""
+    """Return the path of a file of this package, extracted if necessary. Raises OSError.
+
+    `companions` are files that it needs in the same folder.
+    """
     path = os.path.join(_PACKAGE_FOLDER, name)
     if os.path.exists(path):
         return os.path.abspath(path)
@@ -40,7 +43,7 @@ def _extract(name: str) -> str:
 
 @functools.lru_cache(maxsize=None)
 def _extraction_folder() -> str:
-    """Return the folder for extracted files. If another user has created one of its name, add a random part."""
+    """Return the folder for extracted files. If another user has created a folder of this name, add a random part."""
     last_error = OSError("no folder to write to")
     for parent in _PARENT_FOLDERS:
         for name in (_FOLDER_NAME, "{}-{}".format(_FOLDER_NAME, os.urandom(8).hex())):

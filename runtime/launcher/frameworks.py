@@ -1,6 +1,6 @@
 """The environment variables that each framework needs. Pure.
 
-They replace the framework's own agent, ssh and mpirun.
+They replace the framework's own launcher, such as torchrun or horovodrun.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Callable, Dict
 from .topology import Plan, common_environment
 
 _STALL_WARNING_SECONDS = 60
-"""After how long Horovod warns, by default, that ranks are missing in a collective."""
+"""Horovod's default for HOROVOD_STALL_CHECK_TIME_SECONDS: after how long it warns that ranks are missing in a
+collective."""
 
 
 def rank_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
@@ -75,6 +76,7 @@ def horovod_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 
 
 def _gloo_variables(plan: Plan, local_rank: int) -> Dict[str, str]:
+    """Return the variables of the Gloo controller, which horovodrun would set, without the prefix HOROVOD_."""
     values = {
         "HOSTNAME": plan.host(plan.node if plan.original_node < 0 else plan.original_node),
         "RANK": str(plan.rank(local_rank)),
@@ -96,17 +98,17 @@ def _gloo_variables(plan: Plan, local_rank: int) -> Dict[str, str]:
 
 
 def _timeout_variables(plan: Plan) -> Dict[str, str]:
-    """Return Horovod's time-outs, where the run sets them.
+    """Return Horovod's time-outs that the run sets, without the prefix HOROVOD_.
 
     Horovod gives up on a stall only after it has warned of it, so the warning must not come later.
     """
     values = {}
-    timeout, warning = plan.collective_timeout_seconds, plan.stall_check_seconds
-    if timeout:
-        warning = min(warning or _STALL_WARNING_SECONDS, timeout)
-        values["GLOO_TIMEOUT_SECONDS"] = values["STALL_SHUTDOWN_TIME_SECONDS"] = str(timeout)
-    if warning:
-        values["STALL_CHECK_TIME_SECONDS"] = str(warning)
+    timeout_seconds, warning_seconds = plan.collective_timeout_seconds, plan.stall_check_seconds
+    if timeout_seconds:
+        warning_seconds = min(warning_seconds or _STALL_WARNING_SECONDS, timeout_seconds)
+        values["GLOO_TIMEOUT_SECONDS"] = values["STALL_SHUTDOWN_TIME_SECONDS"] = str(timeout_seconds)
+    if warning_seconds:
+        values["STALL_CHECK_TIME_SECONDS"] = str(warning_seconds)
     return values
 
 

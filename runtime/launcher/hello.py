@@ -1,6 +1,6 @@
-"""The platform's smallest script: every rank prints its place, and rank 0 meets all others over TCP.
+"""The platform's smallest script: every rank prints its number and host, and connects to rank 0 over TCP.
 
-It needs only Python, so the cause of a failure is the cluster.
+The script needs only Python, so if it fails, the cluster is the cause.
 """
 
 import os
@@ -10,14 +10,14 @@ import time
 from typing import Tuple
 
 WAIT_SECONDS = 60.0
-"""How long a rank waits for the others."""
+"""How long a rank waits for the others, which start at nearly the same time. A busy cluster may be slow."""
 
 
 def main() -> int:
-    """Connect to the other ranks; return 0 when all have come."""
+    """Connect to rank 0, or as rank 0 accept all other ranks; return 0."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    print_line("rank {} of {} on {}, meeting at {}:{}".format(rank, size, socket.gethostname(), *address))
+    print_line("rank {} of {} on {}; rank 0 listens at {}:{}".format(rank, size, socket.gethostname(), *address))
     if rank:
         connect_to_rank_0(address, rank)
     else:
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def accept_ranks(address: Tuple[str, int], size: int) -> None:
-    """Wait for each other rank once, then let them all end."""
+    """Accept a connection of each other rank, then answer all of them."""
     with socket.create_server(address) as listener:
         listener.settimeout(WAIT_SECONDS)
         connections: "dict[int, tuple[socket.socket, str]]" = {}
@@ -35,8 +35,8 @@ def accept_ranks(address: Tuple[str, int], size: int) -> None:
             connection.settimeout(WAIT_SECONDS)
             connections[int(connection.recv(32))] = (connection, peer[0])  # a rank sends its number
         for rank, (connection, peer_address) in sorted(connections.items()):
-            print_line("rank {} came from {}".format(rank, peer_address))
-            connection.sendall(b"well met\n")
+            print_line("rank {} connected from {}".format(rank, peer_address))
+            connection.sendall(b"connected\n")
             connection.close()
 
 
@@ -53,7 +53,7 @@ def connect_to_rank_0(address: Tuple[str, int], rank: int) -> None:
             time.sleep(0.05)  # there is no event for a peer that begins to listen
     with connection:
         connection.sendall(str(rank).encode())
-        print_line("rank 0 says: {}".format(connection.recv(32).decode().strip() or "nothing"))
+        print_line("rank 0 answered: {}".format(connection.recv(32).decode().strip() or "nothing"))
 
 
 def print_line(line: str) -> None:

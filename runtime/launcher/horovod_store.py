@@ -1,8 +1,9 @@
 """The key-value server where the ranks of Horovod's Gloo controller meet: GET, PUT and DELETE on `/scope/key`.
 
-For an elastic run it also replaces `horovodrun`'s driver. A worker that has lost a peer asks for
+For an elastic run the server also replaces `horovodrun`'s driver. A worker that has lost a peer asks for
 `/rank_and_size/<host>:<local rank>`. The server answers once every worker of the new round has asked. Workers store
-addresses at `/worker_addresses` to be notified of added hosts. They are not used, since nodes are never added.
+addresses at `/worker_addresses`, in order to be notified of added hosts. These addresses are not used, since nodes are
+never added.
 
 The server listens before any rank starts, because Horovod aborts after three tries. It never unpickles workers' data.
 """
@@ -21,8 +22,9 @@ _MAX_VALUE_BYTES = 1 << 20
 _MAX_KEYS = 100_000
 """Maximum number of keys; Horovod stores a few for each pair of ranks."""
 _PLACE_PATH = "/rank_and_size/"
+"""The beginning of the paths at which Horovod's elastic workers ask for their place."""
 _REMOVED_WORKER_PLACE = "-1,-1,-1,-1,-1,-1"
-"""The answer to a worker that is no longer part of the run. Otherwise a place: see `elastic.horovod_places`."""
+"""The answer to a worker that is no longer part of the run, in the form of a place (`elastic.horovod_places`)."""
 
 
 class RendezvousServer(ThreadingHTTPServer):
@@ -34,12 +36,12 @@ class RendezvousServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), _Handler)
         self.values: Dict[str, bytes] = {}
-        self._serving = False
+        self._is_serving = False
         self._changed = threading.Condition()
         self._places: Dict[str, str] = {}  # the place of each worker of the round
         self._waiting_workers: Set[str] = set()  # the workers that wait for their place
-        self._meeting_count = 0  # how often all workers have asked
-        self._have_all_met = False  # whether they have since the last `assign`
+        self._meeting_count = 0  # how often all workers have asked for their places
+        self._have_all_met = False  # whether all of them have asked since the last `assign`
 
     def server_bind(self) -> None:
         """As in `http.server`, but without the reverse lookup of the address, which may take long."""
@@ -54,8 +56,8 @@ class RendezvousServer(ThreadingHTTPServer):
 
     def serve(self) -> None:
         """Answer requests from now on, in the background."""
-        if not self._serving:
-            self._serving = True
+        if not self._is_serving:
+            self._is_serving = True
             threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True).start()
 
     def assign(self, places: Dict[str, str], *, new_workers: bool = False) -> None:
@@ -75,9 +77,9 @@ class RendezvousServer(ThreadingHTTPServer):
         return self._have_all_met
 
     def wait_for_place(self, worker: str) -> str:
-        """Return the worker's place once all workers have asked.
+        """Return the worker's place once all workers have asked for theirs.
 
-        They may ask although no node was lost, if a collective failed by itself. Each then gets its old place.
+        Workers may ask although no node was lost, if a collective failed by itself. Each then gets its old place.
         """
         with self._changed:
             previous_count = self._meeting_count

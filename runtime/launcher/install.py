@@ -1,9 +1,9 @@
 """The platform's script that installs packages: it runs uv as `plan.json` in the mounted inputs says.
 
-It runs in a sandbox, since packages that are published as source run their own code when they are built. On the local
-backend the sandbox has no network. uv's requests then go to a port of its loopback, and this script passes them on to a
-mounted socket. There a proxy of the console connects only to package indexes (`runtime.packages.proxy`). On a cluster,
-the pod's network policy allows the connections to the index.
+The script runs in a sandbox, since packages that are published as source run their own code when they are built. On the
+local backend the sandbox has no network. uv's requests then go to a port of the sandbox's loopback, and this script
+passes them on to a mounted socket. On that socket a proxy of the console listens, which connects only to package
+indexes (`runtime.packages.proxy`). On a cluster, the pod's network policy allows the connections to the index.
 
 Fields of `plan.json`:
 
@@ -25,9 +25,11 @@ import threading
 from typing import Any, Dict, List
 
 _CHUNK_BYTES = 1 << 16
+"""Maximum bytes that are copied at a time between uv and the proxy."""
 _DIST_INFO = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([A-Za-z0-9][A-Za-z0-9.!+_]*)\.dist-info")
 """A folder with the metadata of an installed package. Installers leave others behind, such as `~orch-2.0.dist-info`."""
 _PTH_LOADER = "sitecustomize.py"
+"""The name of the module that `write_pth_loader` adds. Python imports a module of this name when it starts."""
 _PTH_LOADER_SOURCE = '''"""Process the .pth files beside this file, then run the image's own sitecustomize, if any.
 
 Python itself processes .pth files only in the folders of its own packages.
@@ -89,17 +91,17 @@ def write_pth_loader(target: str) -> None:
 def copy_image_metadata(target: str) -> List[str]:
     """Copy the metadata of the image's packages to `target`; return the names of the copies.
 
-    If two folders on the path have the same package, copy from the first, which imports use.
+    If two folders of `sys.path` have the same package, the metadata is that of the first, from which Python imports.
     """
-    copied: Dict[str, str] = {}  # the folder of each package's metadata, by the package's name
+    copies: Dict[str, str] = {}  # the folder of each package's metadata, by the package's name
     for folder in filter(os.path.isdir, sys.path):
         for name in sorted(os.listdir(folder)):
             match = _DIST_INFO.fullmatch(name)
             package = re.sub(r"[._]+", "-", match.group(1)).lower() if match else ""
-            if match and package not in copied:
-                copied[package] = name
+            if match and package not in copies:
+                copies[package] = name
                 shutil.copytree(os.path.join(folder, name), os.path.join(target, name))
-    return list(copied.values())
+    return list(copies.values())
 
 
 def serve_proxy(path: str) -> int:

@@ -1,8 +1,8 @@
 """When the bytes of a rank's log were written: pairs of an offset and a time, in a file beside the log.
 
-The time of a pair holds for the bytes from its offset to that of the next pair. A pair is written before its bytes, so
-a reader that reads the log first finds their times. A run without this file, or with a damaged one, has no times. Read
-it with `runtime.backends.log_chunks.read_times`.
+The time of a pair holds for the bytes from its offset to that of the next pair. A pair is written before the bytes, so
+a reader that reads the log first finds the times of all bytes. A run without this file, or with a damaged one, has no
+times. `runtime.backends.log_chunks.read_times` reads the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ steady output, 7 MiB after a month, with times that are 40 s off at most."""
 class LogTimes:
     """The times of the log at `log_path`, in a file of the same name with the suffix `.times`.
 
-    The file is created with the first output. Errors only cost times: the log does not need them.
+    The file is created with the first output. If writing fails, only times are missing: the log does not need them.
     """
 
     def __init__(self, log_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Replace the values of secrets in the output of a run before it is stored.
 
 An exact value is replaced by `***`, and so is each line of a value of several lines. Values of fewer than MIN_LENGTH
-characters are not, because they would also match ordinary text.
+characters are not replaced, because they would also match ordinary text.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any, Iterable, List, Optional
 
 MIN_LENGTH = 6
-"""Characters that a value, or one of its lines, must have to be replaced. Shorter ones occur in ordinary text."""
+"""Minimum length of a value, or of one of its lines, to be replaced. Shorter ones occur in ordinary text."""
 MAX_LINES = 100
-"""Lines of one value that are replaced one by one. A private key has about 50; each costs a search of the output."""
+"""Maximum number of lines of one value that are replaced one by one, since each costs a search of the output. A private
+key has about 50 lines."""
 MASK = b"***"
+"""The text that replaces each value."""
 
 
 class Mask:
@@ -20,7 +22,7 @@ class Mask:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         texts = {text for value in values for text in (value, value.strip(), *_lines(value)) if len(text) >= MIN_LENGTH}
-        # Longest first: of two values that begin alike, the longer one is replaced.
+        # Longest first, so that of two values that begin alike, the longer one is replaced.
         self._texts = [text.encode("utf-8", "surrogatepass") for text in sorted(texts, key=len, reverse=True)]
 
     def new_stream(self) -> Optional[MaskedStream]:
@@ -34,7 +36,7 @@ class Mask:
         return data
 
     def apply_to_text(self, text: str) -> str:
-        """Return a text with the values replaced. Its end may be the beginning of a value that was cut."""
+        """Return a text with the values replaced, also the beginning of a value at the text's end, where it was cut."""
         if not self._texts:
             return text
         data = self.apply_to_bytes(text.encode("utf-8", "surrogatepass"))
@@ -54,10 +56,10 @@ class Mask:
         return value
 
     def complete_length(self, data: bytes) -> int:
-        """Return how many of these bytes can be stored now. The rest may be the beginning of a value."""
+        """Return how many of these bytes can be stored now. The bytes after them may be the beginning of a value."""
         end = len(data) - max(_overlap(data, text) for text in self._texts)
         while True:
-            # A value that lies across `end` stays in one piece.
+            # A value that lies across `end` must not be split, so `end` moves to its start.
             crossing = [data.find(text, max(0, end - len(text) + 1), end + len(text) - 1) for text in self._texts]
             starts = [start for start in crossing if start >= 0]
             if not starts:
@@ -66,21 +68,21 @@ class Mask:
 
 
 class MaskedStream:
-    """Replaces the values in one stream, in which a value may be split across pieces."""
+    """Replaces the values in one stream, in which a value may be split between two reads."""
 
     def __init__(self, mask: Mask) -> None:
         self._mask = mask
         self._pending = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the next piece with the values replaced. Keep an end that may be the beginning of a value."""
+        """Return these bytes with the values replaced. Bytes that may begin a value are kept for the next call."""
         data = self._pending + data
         end = self._mask.complete_length(data)
         self._pending = data[end:]
         return self._mask.apply_to_bytes(data[:end])
 
     def finish(self) -> bytes:
-        """Return what is left at the end of the stream."""
+        """Return the bytes that were kept, at the end of the stream."""
         remaining, self._pending = self._pending, b""
         return self._mask.apply_to_bytes(remaining)
 

@@ -8,7 +8,8 @@ The stub also replaces ssh. mpirun starts a daemon (`orted`, `prted`) on each ot
 command to node 0's launcher, which sends it to the launcher of that node.
 
 mpirun ends because the ranks end, so its end is a cause only before it has started all ranks. The run's code can reach
-the socket, which is in the sandbox's /tmp. It can do nothing through it that it could not do anyway.
+the stubs' socket, which is in the sandbox's /tmp. Through it, the code can only start processes of its own, which it
+could do anyway.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from typing import Callable, Dict, List, Optional, Set
 
 from .extract import extract_file
 from .processes import Exit, spawn
-from .protocol import ConnectionLost, Link, Message, cause
+from .protocol import ConnectionLost, Link, Message, new_cause
 from .topology import LaunchPlan, Plan
 from .worker_group import Rank, WorkerGroup
 
 START_SECONDS = 60.0
-"""How long mpirun may take to start its stubs on every node. It usually needs a few seconds."""
+"""How long mpirun may take to start its stubs on every node. It usually takes a few seconds."""
 RANK_EXIT_SECONDS = 1.0
 """How long to wait after mpirun has ended a stub before its rank is ended. After MPI_Abort the rank ends by itself, and
 its own exit code says more than a SIGTERM."""
 _EXTRA_CONNECTIONS = 16
-"""Connections that are accepted beyond one per rank and node, since the run's code can connect as well."""
+"""Connections that are accepted in addition to one per rank and node. The run's code can connect as well, and the limit
+keeps it from using up the launcher's descriptors."""
 _MAX_COMMAND_BYTES = 1 << 16
-"""Maximum length of a daemon's command. Real ones are far shorter; each must fit into one line of `protocol`."""
-_FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
+"""Maximum length of a daemon's command, which must fit into one line of `protocol`. Real commands are far shorter."""
+_SOCKET_FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
+"""Where the socket is that the stubs connect to. Each node has its own /tmp."""
 _SAME_MACHINE_TRANSPORTS = "self,sm,tcp"
 """Open MPI's transports where all nodes are on one machine: to itself, shared memory, TCP."""
 
@@ -89,9 +92,9 @@ class Mpi:
         self._give_up_at = time.monotonic() + START_SECONDS
         self._worker_group.clear()
         if self._listener is None:
-            os.makedirs(_FOLDER, mode=0o700, exist_ok=True)
-            # mpirun runs one command line on all nodes, so the path is the same everywhere. Each node has its own /tmp.
-            self._socket_path = "{}/{}".format(_FOLDER, plan.run_id)
+            os.makedirs(_SOCKET_FOLDER, mode=0o700, exist_ok=True)
+            # mpirun runs one command line on all nodes, so the path is the same everywhere.
+            self._socket_path = "{}/{}".format(_SOCKET_FOLDER, plan.run_id)
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(self._socket_path)
             self._listener.listen(128)  # all stubs of a node connect at once
@@ -107,7 +110,7 @@ class Mpi:
         return self._plan is not None and len(self._started_local_ranks) < self._plan.workers
 
     def handle_timers(self, now: float) -> Optional[Message]:
-        """End ranks whose stubs mpirun has ended; return a cause if mpirun did not start this node's ranks."""
+        """End ranks whose stubs mpirun has ended; return a cause if mpirun has not started its node, else None."""
         for pid in [pid for pid, since in self._ended_stubs.items() if now >= since + RANK_EXIT_SECONDS]:
             del self._ended_stubs[pid]
             self._worker_group.terminate_rank(pid)
@@ -120,7 +123,7 @@ class Mpi:
             text = "mpirun did not start the ranks of node {} within a minute.".format(self._node)
         else:
             return None
-        return cause("platform_error", "node_not_started", self._node, message=text)
+        return new_cause("platform_error", "node_not_started", self._node, message=text)
 
     def handle_message(self, message: Message) -> bool:
         """Handle another launcher's message; return whether it was about MPI.
@@ -142,13 +145,13 @@ class Mpi:
             self._answer(self._daemon_waiters.pop(daemon_id), {"exit_code": message["ended"], "signal": ""})
         return True
 
-    def note_exit(self, ended: Exit) -> None:
+    def note_exit(self, process_exit: Exit) -> None:
         """Note that a process of this node ended, perhaps mpirun or a daemon."""
-        if ended.pid == self._mpirun_pid:
-            self._mpirun_exit = ended
-        elif ended.pid in self._daemons:
-            code = 1 if ended.exit_code is None else ended.exit_code  # None: ended by a signal
-            self._send({"type": "mpi", "id": self._daemons.pop(ended.pid), "ended": code})
+        if process_exit.pid == self._mpirun_pid:
+            self._mpirun_exit = process_exit
+        elif process_exit.pid in self._daemons:
+            code = 1 if process_exit.exit_code is None else process_exit.exit_code  # None: ended by a signal
+            self._send({"type": "mpi", "id": self._daemons.pop(process_exit.pid), "ended": code})
 
     def end_stub(self, rank: Rank) -> None:
         """Make the rank's stub end as the rank did.
@@ -170,7 +173,7 @@ class Mpi:
         environment = dict(self._environment)
         if self._plan is not None:
             environment.update(mpirun_environment(self._plan, " ".join(self._stub_command("remote"))))
-        return spawn(arguments, environment, output=sys.stderr.fileno(), new_session=True)
+        return spawn(arguments, environment, output_fd=sys.stderr.fileno(), new_session=True)
 
     def _accept(self) -> None:
         """Accept the connection of a stub, unless there are too many."""
@@ -221,12 +224,12 @@ class Mpi:
             return
         try:
             variables = {str(name): str(value) for name, value in environment.items()}
-            started = self._worker_group.start_rank(plan, local_rank, variables)
+            started_rank = self._worker_group.start_rank(plan, local_rank, variables)
         except OSError:  # the ranks that run already have used up the process limit
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
         self._started_local_ranks.add(local_rank)
-        self._stubs[started.pid] = link
+        self._stubs[started_rank.pid] = link
         if not self.is_starting:
             self._worker_group.finish_starting()
             self._on_all_started()
@@ -286,8 +289,8 @@ def mpirun_command(plan: Plan, path: str, stub: List[str]) -> List[str]:
 def mpirun_environment(plan: Plan, agent: str) -> Dict[str, str]:
     """Return the environment of mpirun, for Open MPI 4 (ORTE) and 5 (PRRTE). Pure.
 
-    `agent` is the command that replaces ssh. Daemons stay attached, so that launchers notice their end. Node 0 starts
-    all daemons. A node may have more ranks than cores.
+    `agent` is the command that replaces ssh. Other variables make node 0 start all daemons and allow more ranks than
+    cores on a node. Daemons stay attached, so that launchers notice their end.
     """
     values = {
         "OMPI_MCA_plm_rsh_agent": agent,
@@ -301,7 +304,7 @@ def mpirun_environment(plan: Plan, agent: str) -> Dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     if plan.interface == "lo":
-        # All nodes are on one machine. Open MPI refuses loopback between hosts, so `lo` is not named to it.
+        # All nodes are on one machine. Open MPI refuses loopback between hosts, so the interface is not set.
         values.update({"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": _SAME_MACHINE_TRANSPORTS})
     elif plan.interface:
         values.update({"OMPI_MCA_btl_tcp_if_include": plan.interface, "PRTE_MCA_prte_if_include": plan.interface})

@@ -1,4 +1,4 @@
-"""The stub that mpirun starts in place of a rank and of ssh. It ends as the process that it stands for.
+"""The stub that mpirun starts in place of a rank or of ssh. It ends in the same way as the process that it stands for.
 
     mpi_stub.py SOCKET slot                       stands for a rank
     mpi_stub.py SOCKET remote HOST COMMAND...     runs a command on another node

@@ -34,7 +34,8 @@ class ProcessTree(Protocol):
 
 
 _DRAIN_SECONDS = 5.0
-"""How long the pipes of an ended node are read. The limit is needed because an orphan may keep a pipe open."""
+"""How long the pipes of an ended node are read, which takes milliseconds. The limit is needed because a process that
+outlived the launcher may keep a pipe open."""
 _OUTPUT_SECONDS = 1.0
 """Minimum interval between reports of output to the launcher. Hangs take far longer, so more reports would not help."""
 _START_NOTIFICATION_SECONDS = 0.1
@@ -89,12 +90,13 @@ class Node:
         self._metrics_state = (0, 0)  # modification time (ns) and size at the last check
 
     @property
-    def _is_over(self) -> bool:
+    def _has_ended(self) -> bool:
+        """Whether the launcher has ended, and with it every process of the node."""
         return self._tree.exit is not None
 
     def _run_loop(self) -> None:
         """Handle events until the launcher has ended. The processes that it started end with it."""
-        while not self._is_over:
+        while not self._has_ended:
             for key, _events in self._selector.select(self._timeout()):
                 self._handle(key.data)
             self._handle_timers()
@@ -123,10 +125,10 @@ class Node:
         self._selector.register(self._link, selectors.EVENT_READ, self._link)
         self._send({**launch_plan, "outputs": outputs, "listener": listener, **extra_fields})
 
-    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
+    def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
         """Start the launcher's process; return fields to add to its launch plan. Raises OSError.
 
-        The launcher reads its plan from the socket `launch_plan_fd`, prints to `output`, and inherits `inherit`.
+        The launcher reads its plan from the socket `launch_plan_fd`, prints to `output_fd`, and inherits `inherit_fds`.
         """
         raise NotImplementedError
 
@@ -181,12 +183,12 @@ class Node:
         elif kind == "ended":
             self._has_reported_end = True
             if self._is_aborting:
-                self._kill()  # the other nodes know now
+                self._kill()  # the launcher has reported the failure to the other nodes
 
     def _note_running(self, message: Message) -> None:
         self._limits.note_running({int(pid): rank for pid, rank in message["pids"].items()})
         self._record.data["round"] = message.get("round", 0)
-        if not self._record.started:
+        if not self._record.has_started:
             now = time.time()
             self._record.data.update(phase="running", started_at=now, progress_at=now)
             self._record.delay_notification(_START_NOTIFICATION_SECONDS)
@@ -194,14 +196,14 @@ class Node:
 
     def _add_cause(self, failure: Message) -> None:
         """Record a cause. If a limit explains a rank's failure or a lost node, that limit becomes the cause."""
-        # A cause that another node reported is about its limits, which that node checks itself.
+        # A cause that another node reported (`heard`) is not explained by this node's limits.
         verdict = None if failure.get("heard") else self._limits.explain_failure(failure, time.monotonic())
         if verdict is not None:
-            limit: Dict[str, Any] = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message}
-            limit["data"] = dict(verdict.data)
+            explanation: Dict[str, Any] = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message}
+            explanation["data"] = dict(verdict.data)
             if failure["kind"] == "node_lost":
-                limit["node"] = self._node  # this node exceeded the limit, so the other one only seemed lost
-            failure = {**failure, **limit}
+                explanation["node"] = self._node  # this node exceeded the limit, so the other one only seemed lost
+            failure = {**failure, **explanation}
         self._record.data["causes"].append(failure)
 
     def _accept_late_abort(self, rank: int) -> None:
@@ -226,7 +228,7 @@ class Node:
             self._end(self._limits.time_limit_verdict())
         if self._limits.kill_at is not None and now >= self._limits.kill_at:
             self._kill()
-        if not self._is_over and self._limits.is_due(now):
+        if not self._has_ended and self._limits.is_due(now):
             self._check(now)
         self._record.notify_if_due(now)
 
@@ -242,7 +244,7 @@ class Node:
             self._fail(verdict)
 
     def _check_metrics(self, now: float) -> None:
-        """Detect new metrics by their file's size and time, since the code writes the file itself. On node 0 only."""
+        """On node 0, detect new metrics by the size and the time of METRICS_FILE, which the code writes itself."""
         if self._node or now < self._next_metrics_check_at:
             return
         self._next_metrics_check_at = now + self._metrics_seconds
@@ -283,11 +285,11 @@ class Node:
     def _fail(self, verdict: Verdict) -> None:
         """End the node at once for this reason.
 
-        An elastic run could take the node for lost and go on without it. Its launcher first reports the failure to the
-        other nodes, unless the node itself counts as lost.
+        The other nodes of an elastic run could take the node for lost and go on without it. So in an elastic run the
+        launcher first reports the failure to them, unless the verdict is that this node is lost.
         """
         self._record.add_cause(verdict)
-        if self._is_elastic and self._record.started and verdict.kind != "node_lost":
+        if self._is_elastic and self._record.has_started and verdict.kind != "node_lost":
             self._send({"type": "abort", "cause": self._record.causes[-1]})
             self._is_aborting = True
             self._limits.kill_by(time.monotonic() + _ABORT_SECONDS)
@@ -311,16 +313,16 @@ class Node:
         self._output.drain(give_up_at)
         if self._unreported_output_at is not None:
             self._record.note_progress(self._unreported_output_at)
-        ended = self._tree.exit
-        if ended is not None and not self._has_reported_end and not self._record.causes:
-            self._explain_exit(ended)
+        launcher_exit = self._tree.exit
+        if launcher_exit is not None and not self._has_reported_end and not self._record.causes:
+            self._explain_exit(launcher_exit)
         self._check_after_end()
         for problem in self._output.problems:
             self._record.add_detail(problem)
         own_causes = [cause for cause in self._record.causes if cause.get("rank") in self._output.ranks]
         for cause in own_causes:
             cause["last_lines"] = self._output.ranks[cause["rank"]].last_lines()
-            # These ranks reported no exception, so only their output can show that the failure is an echo.
+            # This rank reported no exception, so only its output can show that the failure is an echo.
             has_no_exception = cause["code"] == "rank_exited" or cause.get("signal") == "SIGABRT"
             if self._has_peers and has_no_exception and is_echo_in_output(cause["last_lines"]):
                 cause["echo"] = True
@@ -330,8 +332,11 @@ class Node:
             if cause is not first:
                 del cause["last_lines"]
 
-    def _explain_exit(self, ended: Exit) -> None:
-        """Add a cause for the end of a launcher that reported neither a cause nor `ended`."""
+    def _explain_exit(self, launcher_exit: Exit) -> None:
+        """Add a cause for the end of a launcher that reported neither a cause nor its end.
+
+        `launcher_exit` says how its process ended.
+        """
         raise NotImplementedError
 
     def _check_after_end(self) -> None:

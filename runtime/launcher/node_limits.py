@@ -5,8 +5,8 @@ process's monotonic clock.
 
 If the launcher dies or stops answering, who pays depends on whether customer code has started. If it has, the customer
 pays: the code shares the launcher's user and node, and the supervisor still runs, so the machine works. Otherwise the
-platform pays. Two observations override this: the supervisor was itself stopped for a while, or the kernel has counted
-OOM kills.
+platform pays. Two observations override this rule: the supervisor was itself stopped for a while, or the kernel has
+counted OOM kills.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Mapping, Optional, TypedDict
 
-from .cgroup_events import Counter
+from .cgroup_events import EventCounter
 from .record import Record, Verdict
 
 SILENCE_SECONDS = 12.0
-"""How long a launcher may send no message. It sends a heartbeat every second; ten may be late under load."""
+"""How long a launcher may send no message. It sends a heartbeat every second, and under load ten may be late."""
 KILL_MARGIN_SECONDS = 0.25
-"""SIGKILL is sent this long before the deadline, so that no process is left at the deadline."""
+"""SIGKILL is sent this long before the deadline, so that no process is left at the deadline. The kernel ends killed
+processes within milliseconds, unless they release much memory."""
 CHECK_SECONDS = 0.25
-"""Interval of checks if the kernel does not enforce the limits. In between, a process may exceed them."""
+"""Interval of checks if the kernel does not enforce the limits. Between two checks a process may exceed them, so the
+interval is short; a check takes milliseconds."""
 STOPPED_SECONDS = 5.0
-"""If two checks are this far apart, this process was stopped, perhaps with the whole machine. Normally they are 0.25 to
-1 s apart."""
+"""If two checks are further apart than this, this process was stopped, perhaps with the whole machine. Normally they
+are 0.25 to 1 s apart."""
 EVENT_EFFECT_SECONDS = 30.0
 """How long after an event (an OOM kill, a refused process, a starved launcher) a failure may be its effect. A rank may
 fail late, because it lost a helper process or waited for a killed peer."""
@@ -46,7 +48,8 @@ class NodePlan(TypedDict, total=False):
     disk_by_quota: bool
     """Whether the organization's storage quota, not the run's own limit, sets `disk_bytes`."""
     written: Dict[str, str]
-    """The folders that the run may write to, by name."""
+    """The folders that the run may write to, by name. The key is that of earlier versions, whose launchers may read a
+    plan of this version."""
 
 
 class NodeLimits:
@@ -58,10 +61,10 @@ class NodeLimits:
     def __init__(self, plan: NodePlan, record: Record) -> None:
         self._plan = plan
         self._record = record
-        self._created_at = self._last_message_at = self._last_poll_at = time.monotonic()
-        self._has_code_started = False  # the launcher has sent `starting`
-        self._checked_at = float("-inf")
-        self._oom = Counter()
+        self._created_at = self._last_message_at = self._silence_checked_at = time.monotonic()
+        self._is_code_starting = False  # the launcher has sent `starting`: the code may run from then on
+        self._checked_at = float("-inf")  # so that the first check is due at once
+        self._oom_counter = EventCounter()
         self.term_at: Optional[float] = None
         self.kill_at: Optional[float] = None
 
@@ -71,10 +74,10 @@ class NodeLimits:
         """Note that these ranks run; the first call starts the deadline."""
         del ranks_by_pid  # for subclasses that measure each process
         deadline = float(self._plan["deadline_seconds"])
-        if self._record.started or not deadline:
+        if self._record.has_started or not deadline:
             return
         now = time.monotonic()
-        # A short run must not spend most of its time ending.
+        # At most half of the time, since a short run must not spend most of its time in the grace period.
         grace = min(float(self._plan["grace_seconds"]), deadline / 2)
         self.term_at = now + max(0.0, deadline - grace)
         self.kill_by(now + max(0.0, deadline - KILL_MARGIN_SECONDS))
@@ -84,21 +87,21 @@ class NodeLimits:
 
         Once SIGTERM is sent, the deadline stays, because the run is ending.
         """
-        added = deadline_seconds - float(self._plan["deadline_seconds"])
-        if added <= 0 or self.term_at is None or self.kill_at is None:
+        added_seconds = deadline_seconds - float(self._plan["deadline_seconds"])
+        if added_seconds <= 0 or self.term_at is None or self.kill_at is None:
             return
         self._plan["deadline_seconds"] = deadline_seconds
-        self.term_at += added
-        self.kill_at += added
+        self.term_at += added_seconds
+        self.kill_at += added_seconds
 
     def note_code_started(self) -> None:
         """Note that customer code may run from now on."""
-        self._has_code_started = True
+        self._is_code_starting = True
 
     @property
     def code_has_started(self) -> bool:
         """Whether customer code may have run."""
-        return self._has_code_started or self._record.started
+        return self._is_code_starting or self._record.has_started
 
     def note_message(self) -> None:
         """Note that the launcher has sent a message."""
@@ -109,20 +112,20 @@ class NodeLimits:
 
         The time between two calls shows whether this process itself was stopped.
         """
-        last_poll_at, self._last_poll_at = self._last_poll_at, now
-        if now - last_poll_at > STOPPED_SECONDS:
+        previous_check_at, self._silence_checked_at = self._silence_checked_at, now
+        if now - previous_check_at > STOPPED_SECONDS:
             # The launcher was stopped together with this process.
             self._last_message_at = now
         return now - self._last_message_at > SILENCE_SECONDS
 
     def kill_by(self, at: float) -> None:
-        """Kill everything at this time, unless it is due earlier already."""
+        """Set `kill_at` to this time, unless it is earlier already."""
         if self.kill_at is None or at < self.kill_at:
             self.kill_at = at
 
     @property
     def check_interval(self) -> float:
-        """How long to wait between two checks."""
+        """How many seconds to wait between two checks."""
         return CHECK_SECONDS
 
     def timeout(self, now: float) -> float:
@@ -139,7 +142,7 @@ class NodeLimits:
         return True
 
     def time_limit_verdict(self) -> Verdict:
-        """Return the verdict of the deadline."""
+        """Return the verdict for a run that has reached its deadline."""
         data = {"limit_seconds": self._plan["deadline_seconds"]}
         return Verdict("time_limit", "time_limit", "The run reached its time limit.", data=data)
 
@@ -162,7 +165,7 @@ class NodeLimits:
         return Verdict("code_failed", "launcher_killed", message)
 
     @staticmethod
-    def is_recent(counter: Counter, now: float) -> bool:
+    def is_recent(counter: EventCounter, now: float) -> bool:
         """Whether the kernel counted such an event so recently that it explains a rank that fails now."""
         return counter.increased_at is not None and now - counter.increased_at <= EVENT_EFFECT_SECONDS
 

@@ -1,9 +1,9 @@
 """The platform's script of a notebook: it runs a JupyterLab that listens on a Unix socket in RUN_DIR.
 
-Arguments: after how many seconds without activity it ends; in a pod also a port. It then listens on this port of
-127.0.0.1 instead, because a Unix socket on shared storage cannot be reached from another machine.
+Its arguments are after how many seconds without activity JupyterLab ends and, in a Pod, a port. There it listens on
+this port of 127.0.0.1 instead, because a Unix socket on shared storage cannot be reached from another machine.
 
-JupyterLab listens nowhere else, and every process in the run's sandbox or pod may connect. From outside, the console
+JupyterLab listens nowhere else, and every process in the run's sandbox or Pod may connect. From outside, the console
 connects to it for members of the organization only, so JupyterLab asks for no token. The console also checks the origin
 of each request. It passes no cookies on, so JupyterLab's own check of a cookie against a form field (XSRF) is off.
 """
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 SOCKET = "notebook.sock"
 """The socket's name in RUN_DIR, where the local backend finds it."""
 AUTOSAVE_SECONDS = 30
-"""How often JupyterLab saves a changed file, so that the end of a notebook loses little. Its default is 120."""
+"""Interval at which JupyterLab saves a changed file, so that little is lost when a notebook ends. Its default is 120 s.
+"""
 
 
 def options(idle_seconds: int, folder: str, run_dir: str, port: int = 0) -> "List[str]":
@@ -75,7 +76,10 @@ def end_when_idle() -> None:
 
 
 def write_preferences(home: str) -> None:
-    """Have JupyterLab save open files often, and turn off what needs the internet: its news and search for updates."""
+    """Have JupyterLab save open files often, and turn off its news and its search for updates.
+
+    The latter two need the internet, which a sandbox does not have.
+    """
     settings = {
         "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
         "docmanager-extension/plugin": {"autosaveInterval": AUTOSAVE_SECONDS},

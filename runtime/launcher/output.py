@@ -31,45 +31,45 @@ class Output:
 
     @property
     def is_full(self) -> bool:
-        """Whether reading must pause: never here; in a subclass, while its copy for a slow reader has no room."""
+        """Whether reading must pause. Subclasses that also send output to a slow reader override it."""
         return False
 
     def open_rank(self, rank: int, limit_bytes: int) -> int:
         """Create a rank's log and return the descriptor that the rank writes to. Raises OSError."""
-        pipe, write_end = os.pipe()
-        self.ranks[rank] = self._open("rank-{}.log".format(rank), pipe, limit_bytes, rank)
+        pipe_fd, write_end = os.pipe()
+        self.ranks[rank] = self._open("rank-{}.log".format(rank), pipe_fd, limit_bytes, rank)
         return write_end
 
     def open_launcher(self, node: int) -> int:
         """Create the launcher's log and return the descriptor that it writes to. Raises OSError."""
-        pipe, write_end = os.pipe()
-        self._launcher = self._open("node-{}.log".format(node), pipe, _LAUNCHER_LOG_BYTES, LAUNCHER)
+        pipe_fd, write_end = os.pipe()
+        self._launcher = self._open("node-{}.log".format(node), pipe_fd, _LAUNCHER_LOG_BYTES, LAUNCHER)
         return write_end
 
-    def _open(self, name: str, pipe: int, limit_bytes: int, rank: int) -> RankLog:
-        log = RankLog(self._folder / name, pipe, limit_bytes, self._listener_of(rank), self.mask.new_stream())
+    def _open(self, name: str, pipe_fd: int, limit_bytes: int, rank: int) -> RankLog:
+        log = RankLog(self._folder / name, pipe_fd, limit_bytes, self._listener_of(rank), self.mask.new_stream())
         self.selector.register(log, selectors.EVENT_READ, log)
         return log
 
     def _listener_of(self, rank: int) -> Optional[Callable[[bytes], None]]:
-        """Return a function that also receives this rank's output; None without one. For subclasses."""
+        """Return a function that also receives this rank's output, or None. Subclasses override it."""
         del rank
         return None
 
     def pump(self, log: RankLog) -> bool:
         """Move the contents of a log's pipe to its file; return whether the file changed."""
         changed = log.pump()
-        if log.open and log.paused_until is None and self.is_full:
+        if log.is_open and log.paused_until is None and self.is_full:
             log.paused_until = time.monotonic()  # due at once, but `handle_timers` waits while `is_full`
-        if not log.open or log.paused_until is not None:
+        if not log.is_open or log.paused_until is not None:
             self.selector.unregister(log)
-        if log.open and log.paused_until is not None:
+        if log.is_open and log.paused_until is not None:
             self._paused_logs.append(log)
         return changed
 
     def is_live_rank(self, log: RankLog) -> bool:
         """Whether this is the log of a rank that still writes."""
-        return log.open and log is not self._launcher
+        return log.is_open and log is not self._launcher
 
     def handle_timers(self, now: float) -> None:
         """Resume reading from pipes whose pause has ended."""
@@ -91,15 +91,15 @@ class Output:
     def drain(self, give_up_at: float) -> None:
         """After the end of all processes, read the rest of the pipes, until `give_up_at` (monotonic) at most.
 
-        Ignores pauses: the processes have ended, so what is left is at most the contents of the pipes.
+        Pauses are ignored: the processes have ended, so at most the contents of the pipes are left.
         """
-        open_logs = [log for log in [*self.ranks.values(), self._launcher] if log is not None and log.open]
+        open_logs = [log for log in [*self.ranks.values(), self._launcher] if log is not None and log.is_open]
         while open_logs and time.monotonic() < give_up_at:
             for log in open_logs:
                 log.pump()
             if self.is_full:
                 self._flush(give_up_at - time.monotonic())
-            open_logs = [log for log in open_logs if log.open]
+            open_logs = [log for log in open_logs if log.is_open]
 
     def _flush(self, seconds: float) -> None:
         """Make room within `seconds`, in a subclass whose `is_full` may be true."""

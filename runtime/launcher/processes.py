@@ -23,18 +23,17 @@ def spawn(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     *,
-    output: int,
-    inherit: Sequence[int] = (),
+    output_fd: int,
+    inherit_fds: Sequence[int] = (),
     folder: Optional[str] = None,
     new_session: bool = False,
     delay_seconds: float = 0.0,
     prepare: Optional[Callable[[], None]] = None,
 ) -> int:
-    """Start a program with `output` as its stdout and stderr and an empty stdin; return its pid at once.
+    """Start a program with `output_fd` as its stdout and stderr and an empty stdin; return its pid at once.
 
-    The program begins after `delay_seconds`. Before that, `prepare` is called in the new process, which then changes to
-    `folder`. If the program cannot be started, the new process writes the reason to `output` and exits with 127, as a
-    shell does.
+    The program begins after `delay_seconds`. Before that, the new process calls `prepare` and changes to `folder`. If
+    the program cannot be started, the new process writes the reason to `output_fd` and exits with 127, as a shell does.
     """
     pid = os.fork()
     if pid:
@@ -48,11 +47,11 @@ def spawn(
             signal.signal(name, signal.SIG_DFL)
         dev_null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(dev_null, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 2)
         if prepare is not None:
             prepare()
-        for descriptor in inherit:
+        for descriptor in inherit_fds:
             os.set_inheritable(descriptor, True)
         if folder is not None:
             os.chdir(folder)

@@ -15,7 +15,7 @@ Launcher to supervisor:
     running  pids {pid: rank}, round          ranks have (re)started; the round is 0 at first and rises when a node is
                                               lost
     rank_ended  rank, exit_code, signal, aborted_late, round
-    cause    cause {kind, code, at, node, rank?, exit_code?, signal?, message?, data?, echo?, heard?}; see `cause`.
+    cause    cause {kind, code, at, node, rank?, exit_code?, signal?, message?, data?, echo?, heard?}; see `new_cause`.
                                               For a rank that raised an exception, `data` has exception, message, file,
                                               line and function. `echo`: the failure may be the effect of a lost peer.
                                               `heard`: reported by another node.
@@ -72,16 +72,16 @@ from typing import Any, Dict, List, Optional, Sequence
 Message = Dict[str, Any]
 
 MAX_LINE_BYTES = 1 << 20
-"""Maximum length of a message: stacks and samples of hundreds of ranks need less."""
+"""Maximum length of a message. The longest ones, with stacks or samples of hundreds of ranks, are shorter."""
 _PR_SET_DUMPABLE = 4
 _READ_BYTES = 1 << 16
 """Maximum bytes that one call reads: more than almost every message has."""
-# Signals that may be effects: a rank that lost a connection may abort, and the launcher ends ranks by SIGTERM. A rank
-# that died by any other signal is more likely the first cause.
+# Signals by which a rank may end as an effect of another failure: a rank that lost a connection may abort, and the
+# launcher ends ranks by SIGTERM. "" is a rank that no signal ended. Any other signal is more likely the first cause.
 _EFFECT_SIGNALS = ("", "SIGABRT", "SIGTERM")
 _SIMULTANEOUS_SECONDS = 1.0
 """Two failures of the same moment may be reported this far apart, because of clocks and the order of reaping."""
-# Kinds of causes that may be about one rank. The supervisor changes the first to the second after an OOM kill.
+# Kinds of causes that are about one rank. The supervisor changes the first to the second after an OOM kill.
 _KINDS_OF_A_RANK = ("code_failed", "out_of_memory")
 
 
@@ -90,7 +90,7 @@ class ConnectionLost(Exception):
 
 
 class Link:
-    """One end of a JSON-lines connection. Reading blocks no longer than the socket's own time-out."""
+    """One end of a connection that carries JSON lines. Reading and writing block as the socket's time-out says."""
 
     def __init__(self, connection: socket.socket, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self.socket = connection
@@ -132,6 +132,7 @@ class Link:
 
 
 def _parse(line: bytes) -> Optional[Message]:
+    """Return the message in a line; None if the line is not a JSON object."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):  # RecursionError: nested too deep
@@ -139,16 +140,19 @@ def _parse(line: bytes) -> Optional[Message]:
     return message if isinstance(message, dict) else None
 
 
-def cause(kind: str, code: str, node: int, **fields: Any) -> Message:
-    """Return a cause of the run's end, by the values of an Outcome and a FailureCode; `at` defaults to now."""
+def new_cause(kind: str, code: str, node: int, **fields: Any) -> Message:
+    """Return a cause of the run's end. `kind` is the value of an Outcome, `code` that of a FailureCode.
+
+    `fields` are further fields of the message; `at` defaults to now.
+    """
     return {"kind": kind, "code": code, "at": time.time(), "node": node, **fields}
 
 
 def first_cause(causes: Sequence[Message]) -> Optional[Message]:
     """Return the cause that came first; the others are its effects. Pure.
 
-    A cause has `kind` and `at` (Unix seconds), and `signal` if a signal ended the rank. An `echo` is an error that a
-    lost peer causes; it comes first only if there are no other causes.
+    None if there are no causes. A cause has `kind` and `at` (Unix seconds), and `signal` if a signal ended the rank. A
+    cause that is marked as an `echo` comes first only if there are no other causes.
 
     The times of two failures are not exact. A rank may seem to fail up to a second before the failure that caused its
     error, and `echoes` may not know that error. Within that second, a rank that was killed by a signal comes first,

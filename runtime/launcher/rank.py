@@ -1,9 +1,9 @@
 """The first module that a rank's interpreter runs: it runs the customer's script, as `python script.py` would.
 
-When the script's last line has returned, it reports `finished` to the launcher. When an exception leaves the script, it
-reports `raised`, with the exception and its place, and then shows the exception with the customer's frames only. Both
-reports precede the interpreter's shutdown. During shutdown gloo may abort although the script succeeded, and the peers
-of a failing rank may fail before it has ended.
+When the script's last line has returned, this module reports `finished` to the launcher. When an exception leaves the
+script, it reports `raised`, with the exception and its place. Then it shows the exception with the customer's frames
+only. Both reports precede the interpreter's shutdown. During shutdown gloo may abort although the script succeeded, and
+the peers of a failing rank may fail before that rank has ended.
 
 On STACK_SIGNAL from the launcher, the stacks of all threads are written to the same pipe. When the script imports a
 framework, `step_timer` begins to count its steps.
@@ -29,12 +29,12 @@ _PLATFORM_FILES = (os.path.join(_FOLDER, "rank.py"), os.path.join(_FOLDER, "warm
 _MAX_REPORT_BYTES = 4000
 """Maximum bytes of a report. A write of up to 4096 bytes to a pipe is atomic, so stacks cannot be mixed into it."""
 _MAX_TEXT_BYTES = 400
-"""How much of the beginning of an exception's text is reported. With the other limits, a report fits
-`_MAX_REPORT_BYTES`."""
+"""How much of the beginning of an exception's text is reported: a few lines. With the other limits, a report has at
+most `_MAX_REPORT_BYTES`."""
 _MAX_TEXT_END_BYTES = 200
-"""How much of the end of a longer text is reported too, since some libraries put the reason there."""
+"""How much of the end of a longer text is reported in addition, since some libraries put the reason there."""
 _MAX_NAME_BYTES = 120
-"""Maximum length of the name of a type, file or function; longer ones are cut."""
+"""Maximum length of the name of a type, file or function; real names are shorter, and longer ones are cut."""
 _MAX_CHAIN_LENGTH = 4
 """Maximum number of exceptions of a chain that are reported: the first ones and the last."""
 STACK_SIGNAL = 50
@@ -49,6 +49,7 @@ _COUNTED_MODULES = frozenset(
     )
 )
 _STEP_TIMER_MODULE = "_trainyard_steps"
+"""The name of `step_timer` in `sys.modules`, which no module of a script has."""
 
 
 def run(report_fd: int, script: str, counts_fd: int = -1) -> None:
@@ -117,7 +118,10 @@ def _describe_exception(error: BaseException) -> str:
 
 
 def _most_informative_line(text: str) -> str:
-    """Return the most informative line of an exception's text: the first that does not only introduce others."""
+    """Return the most informative line of an exception's text: the first that does not only introduce other lines.
+
+    Such an introduction ends with a colon, such as "Error(s) in loading state_dict:".
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not lines[0].endswith(":"):
         return lines[0] if lines else ""
@@ -155,8 +159,8 @@ def _find_place(error: BaseException) -> "List[str]":
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python" in file
-        if not (library or file.startswith("<") or _is_platform_file(file)):
+        is_library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python" in file
+        if not (is_library or file.startswith("<") or _is_platform_file(file)):
             name = trace.tb_frame.f_code.co_name
             place = [os.path.basename(file), str(trace.tb_lineno), "" if name == "<module>" else name]
         trace = trace.tb_next
@@ -164,15 +168,15 @@ def _find_place(error: BaseException) -> "List[str]":
 
 
 def _chain(error: BaseException) -> "List[BaseException]":
-    """Return an exception, its causes and contexts, and the members of groups; the outermost first."""
+    """Return an exception, its causes and contexts, and the members of exception groups; the outermost first."""
     chain: "List[BaseException]" = []
-    seen = set()
+    seen_ids = set()
     pending: "List[Any]" = [error]
     while pending:
         chained = pending.pop(0)
-        if not isinstance(chained, BaseException) or id(chained) in seen:
+        if not isinstance(chained, BaseException) or id(chained) in seen_ids:
             continue
-        seen.add(id(chained))
+        seen_ids.add(id(chained))
         chain.append(chained)
         pending.append(chained.__cause__)
         if not chained.__suppress_context__:
@@ -187,7 +191,7 @@ def _is_platform_file(file: str) -> bool:
 
 
 class _Excepthook:
-    """Shows an exception by the given hook, without the platform's frames and with the image's paths as in the run."""
+    """Shows an exception through `hook`, without the platform's frames, and with the image's paths as in the run."""
 
     def __init__(self, hook: "Any") -> None:
         self._hook = hook
@@ -279,7 +283,7 @@ def show_stacks(report_fd: int) -> None:
 
 
 def count_steps(counts_fd: int) -> None:
-    """Count steps of a framework when it is imported, or now if it is already (in a forked rank)."""
+    """Count a framework's steps once the script imports it, or from now on if it is imported (in a forked rank)."""
     if counts_fd < 0:
         return
     try:
@@ -292,7 +296,7 @@ def count_steps(counts_fd: int) -> None:
 
 
 class _ImportObserver:
-    """The first import finder. It delegates to the others, and starts the counting of a module once it is imported."""
+    """The first import finder. It delegates to the others, and starts the counting once a module is imported."""
 
     def __init__(self, counts_fd: int) -> None:
         self._counts_fd = counts_fd
@@ -318,7 +322,7 @@ class _ImportObserver:
                 execute(module)
                 _count_steps_of(module, self._counts_fd)
 
-            # Set on this one loader, and removed when it runs.
+            # Set only on this loader of one module, and removed when it is called.
             loader.exec_module = execute_and_count
         except Exception:  # a loader of another kind: its steps are not counted
             return

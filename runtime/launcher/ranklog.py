@@ -1,7 +1,7 @@
 """One rank's output, from its pipe to a file of limited size. The pipe is always read, so that the rank never blocks.
 
-A rank that prints without end uses no more disk than the limit, and little CPU time here. No work is done per line. The
-kernel discards output beyond the limit. A pipe that fills slowly is read less often.
+A rank that prints without end uses no more disk than the limit, and little CPU time of this process: no work is done
+per line, the kernel discards output beyond the limit, and a pipe that fills slowly is read less often.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 """Maximum bytes that one call reads. One rank that prints much must not delay the others."""
 _PAUSE_SECONDS = 0.005
-"""How long reading a slowly filling pipe pauses, so that each call reads more."""
+"""How long reading a slowly filling pipe pauses, so that each call reads more. People do not notice such a delay."""
 _TAIL_BYTES = 4096
-"""How much of the end of the output is kept in memory for `last_lines`."""
+"""How many bytes of the end of the output are kept in memory for `last_lines`: about 40 lines."""
 _LAST_LINES = 20
-"""Maximum number of lines that a failure shows: usually a whole traceback."""
+"""Maximum number of lines that a failure shows: enough for most tracebacks."""
 _MARKERS = re.compile(r"(\[rank\d+\]:)? +[~^]+$")
 """The marker lines that Python 3.11 prints below lines of a traceback; PyTorch prefixes them with the rank."""
 
@@ -47,14 +47,14 @@ class RankLog:
     def __init__(
         self,
         path: Path,
-        pipe: int,
+        pipe_fd: int,
         limit_bytes: int,
         listener: Optional[Callable[[bytes], None]] = None,
         mask: Optional[MaskedStream] = None,
     ) -> None:
-        self.pipe = pipe
+        self.pipe_fd = pipe_fd
         self._mask = mask
-        self.open = True
+        self.is_open = True
         self.problem = ""
         self._remaining_bytes = limit_bytes
         self._limit_bytes = limit_bytes
@@ -63,21 +63,21 @@ class RankLog:
         self._listener = listener
         self._file = -1
         self._times = LogTimes(path)
-        self._dev_null = -1  # /dev/null, once output is discarded
+        self._dev_null = -1  # the descriptor of /dev/null, once output is discarded
         self._pumped_at = 0.0
         self.paused_until: Optional[float] = None
         try:
             self._file = open_file(path, os.O_CREAT | os.O_APPEND)
         except OSError as error:
             self._note_error(error)
-        os.set_blocking(pipe, False)
+        os.set_blocking(pipe_fd, False)
         # The pipe keeps its default size where the user's limit of pipe memory is reached.
         with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
+            fcntl.fcntl(pipe_fd, _SET_PIPE_SIZE, _PIPE_BYTES)
 
     def fileno(self) -> int:
         """The pipe's descriptor, for a selector."""
-        return self.pipe
+        return self.pipe_fd
 
     def pump(self) -> bool:
         """Move the pipe's present contents to the file; return whether the file changed.
@@ -93,10 +93,10 @@ class RankLog:
         if self._is_full and pipe_bytes > _TAIL_BYTES:
             self._discard(pipe_bytes - _TAIL_BYTES)
         try:
-            data = os.read(self.pipe, _READ_BYTES)
+            data = os.read(self.pipe_fd, _READ_BYTES)
         except BlockingIOError:
             return False
-        self.open = bool(data)
+        self.is_open = bool(data)
         if self._mask is not None:
             data = self._mask.feed(data) if data else self._mask.finish()
         if not data:
@@ -106,13 +106,12 @@ class RankLog:
 
     def _bytes_waiting(self) -> int:
         """Return the number of bytes in the pipe."""
-        return int(struct.unpack("i", fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)))[0])
+        return int(struct.unpack("i", fcntl.ioctl(self.pipe_fd, termios.FIONREAD, bytes(4)))[0])
 
     def _discard(self, byte_count: int) -> None:
         """Discard `byte_count` bytes in the kernel.
 
-        The run's code can read from this pipe too (`/proc/self/fd/1`). It may hold fewer bytes by now, so this must not
-        block.
+        This must not block if the pipe has fewer bytes by now: the run's code can read from it too (`/proc/self/fd/1`).
         """
         if not hasattr(os, "splice"):
             return  # before Python 3.10: `pump` reads the bytes and drops them
@@ -120,7 +119,7 @@ class RankLog:
             self._dev_null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):
             while byte_count > 0:
-                discarded = os.splice(self.pipe, self._dev_null, byte_count, flags=os.SPLICE_F_NONBLOCK)
+                discarded = os.splice(self.pipe_fd, self._dev_null, byte_count, flags=os.SPLICE_F_NONBLOCK)
                 if not discarded:
                     return
                 byte_count -= discarded
@@ -138,7 +137,7 @@ class RankLog:
     def close(self) -> None:
         """Close the pipe and the files."""
         self._times.close()
-        for descriptor in (self.pipe, self._file, self._dev_null):
+        for descriptor in (self.pipe_fd, self._file, self._dev_null):
             if descriptor >= 0:
                 os.close(descriptor)
 

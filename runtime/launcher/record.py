@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 SAMPLES_LIMIT_BYTES = 16 << 20
-"""Maximum size of a node's file of samples; later samples are dropped."""
+"""Maximum size of a node's file of samples; later samples are dropped. Samples of a few hundred bytes, one every two to
+five seconds, reach it after about a day."""
 STACKS_LIMIT_BYTES = 256 << 10
 """Maximum size of a rank's stacks: twice `telemetry.stacks.MAX_TEXT_LENGTH`, since a character may have several
 bytes."""
 _MIN_NOTIFY_SECONDS = 0.02
-"""Minimum interval between notifications, so that an event of several parts wakes readers once."""
+"""Minimum interval between notifications. An event that changes several files, such as the end of a rank, then wakes
+readers once."""
 FINAL_WRITE_TRIES = 60
 """Tries to write the last record, one each second. Within a minute, a full disk may have room again."""
 RESERVED_BYTES = 256 << 10
@@ -31,7 +33,7 @@ class Verdict(NamedTuple):
     """Why a node must end.
 
     `kind` is the value of an Outcome, `code` that of a FailureCode, and `message` a sentence for logs. `node` is the
-    node that it is about (None: this one), `rank` the rank, if one is to blame.
+    node at fault (None: this one), and `rank` the rank at fault, if it was one rank.
     """
 
     kind: str
@@ -43,7 +45,7 @@ class Verdict(NamedTuple):
 
 
 class Record:
-    """The record of one node. Change `data` by the methods below, or call `save` afterwards.
+    """The record of one node. Change `data` by the methods below, or call `save` after a change.
 
     `folder` is the run's. `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the
     readers.
@@ -94,7 +96,7 @@ class Record:
         return str(self.data["phase"])
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the ranks have run."""
         return self.data["started_at"] is not None
 
@@ -118,7 +120,7 @@ class Record:
         )
 
     def add_detail(self, sentence: str) -> None:
-        """Add a sentence that helps to understand the end but is no cause."""
+        """Add a sentence that helps to understand the node's end but names no cause of it."""
         self.data["detail"] = f"{self.data['detail']} {sentence}".strip()
 
     def note_progress(self, at: float) -> None:
@@ -158,7 +160,10 @@ class Record:
             os.utime(self._path)
 
     def finish(self, max_tries: int = FINAL_WRITE_TRIES, **last_fields: Any) -> None:
-        """Write the last record. If the disk refuses, try for a minute: a node without a last record counts as lost."""
+        """Write the last record, with `last_fields`. If the disk refuses, try again each second, `max_tries` in all.
+
+        A node without a last record counts as lost.
+        """
         self.data.update(phase="ended", **last_fields)
         for attempt in range(max_tries):
             if attempt:
@@ -199,7 +204,7 @@ class Record:
 
     def timeout(self, now: float) -> float:
         """Return the seconds until the next notification is due."""
-        # 60: no notification is due, and the caller has a shorter timer.
+        # 60 stands for "no notification is due"; the caller's other timers are shorter.
         return self._next_notification_at - now if self._has_changed and self._change_file is not None else 60.0
 
     def notify_if_due(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The seccomp filter that refuses a run's code some system calls. Pure, except for `install_filter`.
+"""Build the seccomp filters that refuse some system calls to a run's code. Pure, except for `install_filter`.
 
 The sandbox decides which files and processes a run can see. The filter refuses calls whose effects go beyond the
 sandbox. Code in a sandbox runs as the console's user (root, if root runs the console). Runs and the console therefore
@@ -15,8 +15,8 @@ share every resource that the kernel counts or locks per user. The filter refuse
 A second part protects the launcher, which runs as the same user. Code cannot send it signals, or set its resource
 limits, priority or scheduling class. Pods get only this part (`pod_filter`): a container runtime has its own filter.
 
-The filter refuses no call that training needs; Docker's default filter refuses more calls. A refused call fails as it
-would on a kernel without it, so libraries use their fallback.
+The filter refuses no call that training needs; Docker's default filter refuses more calls. A refused call fails as on a
+kernel that does not have it, so libraries use their fallback.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _AF_VSOCK = 1, 2, 10, 16, 40
 _NETLINK_ROUTE = 0
 _FIRST_X32_CALL = 0x40000000
-"""The first number of the x32 calls, which x86-64 kernels may also serve. They would bypass the rules, so all are
-refused."""
+"""The number from which on calls are those of the x32 ABI, which x86-64 kernels may also serve. They would bypass the
+rules, so all of them are refused."""
 # Calls that are refused with any arguments.
 _REFUSED_CALLS = (
     # name, number on x86_64, number on aarch64 (0: does not exist), error
@@ -52,7 +52,8 @@ _REFUSED_CALLS = (
     ("io_uring_setup", 425, 425, errno.ENOSYS),
     ("io_uring_enter", 426, 426, errno.ENOSYS),
     ("io_uring_register", 427, 427, errno.ENOSYS),
-    # Its flags are in memory, which a filter cannot read. After ENOSYS, libraries use `clone`, whose flags are checked.
+    # The flags of `clone3` are in memory, which a filter cannot read. After ENOSYS, libraries use `clone`, whose flags
+    # are checked.
     ("clone3", 435, 435, errno.ENOSYS),
     ("setns", 308, 268, errno.EPERM),
     ("mount", 165, 40, errno.EPERM),
@@ -169,8 +170,8 @@ def sandbox_filter(machine: str = "") -> Optional[bytes]:
     for name, x86_64, aarch64 in (("socket", 41, 198), ("socketpair", 53, 199)):
         rules.append(_Rule(name, x86_64, aarch64, errno.EAFNOSUPPORT, other_family))
         rules.append(_Rule(name, x86_64, aarch64, errno.EPROTONOSUPPORT, other_netlink))
-    refused = [_Rule(*call) for call in _REFUSED_CALLS]
-    return _build_filter(machine, [*rules, *_protection_rules((LAUNCHER_PID,)), *refused])
+    refused_calls = [_Rule(*call) for call in _REFUSED_CALLS]
+    return _build_filter(machine, [*rules, *_protection_rules((LAUNCHER_PID,)), *refused_calls])
 
 
 def pod_filter(protected_pids: Sequence[int], machine: str = "") -> Optional[bytes]:
@@ -183,7 +184,7 @@ def _protection_rules(pids: Sequence[int]) -> List[_Rule]:
     """Return rules that protect these processes: no call may end, stop or starve them, or make the kernel signal them.
 
     Each pid is also the number of a process group, which is protected as well. Code may still do all this to its own
-    processes, except that a process may set limits only for itself (`prlimit64` of pid 0).
+    processes, with one exception: it may set resource limits only for the calling process (`prlimit64` of pid 0).
     """
     rules = [
         _Rule("prlimit64", 302, 261, errno.EPERM, (_differs(0, 0),)),
@@ -206,8 +207,8 @@ def _protection_rules(pids: Sequence[int]) -> List[_Rule]:
                 conditions = (_equals(position, pid), _differs(signal_position, 0))
                 rules.append(_Rule(name, x86_64, aarch64, errno.EPERM, conditions))
         if pid != 1:
-            # Refuse signals to its group (-pid) and to all processes (-1), which would reach it. They do not reach a
-            # namespace's first process: the kernel exempts it.
+            # Signals to the process's group (-pid) and to all processes (-1) would reach it, so they are refused. They
+            # do not reach the first process of a namespace (pid 1), since the kernel exempts it.
             rules += [_Rule("kill", 62, 129, errno.EPERM, (_equals(0, group), _differs(1, 0))) for group in (-pid, -1)]
         rules += [
             _Rule("fcntl", 72, 25, errno.EPERM, (_equals(1, _F_SETOWN), _equals(2, owner))) for owner in (pid, -pid)
@@ -216,7 +217,7 @@ def _protection_rules(pids: Sequence[int]) -> List[_Rule]:
 
 
 def _build_filter(machine: str, rules: Sequence[_Rule]) -> Optional[bytes]:
-    """Return a filter that refuses calls by these rules and allows all others."""
+    """Return a filter that refuses calls by these rules and allows all others; None on an unknown architecture."""
     machine = machine or os.uname().machine
     architecture = _ARCHITECTURES.get(machine)
     if architecture is None:

@@ -1,7 +1,7 @@
-"""A shell on a terminal of its own, whose screen and keyboard are a socket: descriptor 1. See `shells`.
+"""Run a shell on a pseudo-terminal, and connect the terminal with a socket: descriptor 1. See `shells`.
 
-What the terminal shows goes to the socket as it is. What comes from the socket are frames: one byte that says what it
-is, the length of its content in two bytes (big-endian), and the content.
+The terminal's output is sent to the socket unchanged. The socket delivers frames. A frame is one byte with its kind,
+the length of its content in two bytes (big-endian), and the content. The kinds are:
 
     i   input for the terminal
     s   the terminal's size: rows and columns, two bytes each
@@ -21,74 +21,76 @@ if TYPE_CHECKING:
     from typing import List, NoReturn, Tuple
 
 HEADER = struct.Struct(">cH")
-"""The beginning of a frame: what it is, and the length of its content."""
+"""The beginning of a frame: its kind, and the length of its content."""
 SIZE = struct.Struct(">HH")
 """The content of a frame with the terminal's size: rows and columns."""
 INPUT, RESIZE = b"i", b"s"
 _SHELLS = ("/bin/bash", "/bin/sh")
 _READ_BYTES = 32768
+"""Maximum bytes that one read returns. A frame has at most 65538 bytes, so input needs three reads at most."""
 _CHECK_MS = 500
-"""How often to look whether the shell has ended. A process that it left behind may keep the terminal open."""
+"""Interval of checks whether the shell has ended. The terminal's end does not show it, since a process that the shell
+left behind may keep the terminal open."""
 
 
 def main() -> None:
     """Connect a shell and the socket until one of them ends."""
-    connection = os.dup(1)
-    pid, terminal = pty.fork()
+    connection_fd = os.dup(1)
+    pid, terminal_fd = pty.fork()
     if not pid:
-        _become_shell(connection)
-    for descriptor in (connection, terminal):
+        _become_shell(connection_fd)
+    for descriptor in (connection_fd, terminal_fd):
         os.set_blocking(descriptor, False)
-    pump(connection, terminal, pid)
+    pump(connection_fd, terminal_fd, pid)
 
 
-def _become_shell(output: int) -> "NoReturn":
+def _become_shell(output_fd: int) -> "NoReturn":
     try:
-        path = next(each for each in _SHELLS if os.access(each, os.X_OK))
+        path = next(shell for shell in _SHELLS if os.access(shell, os.X_OK))
         environment = {**os.environ, "TERM": "xterm-256color", "SHELL": path}
         if path.endswith("bash"):
             environment.setdefault("PS1", r"\u@\h:\w\$ ")
-        os.execve(path, [path], environment)  # noqa: S606 - a shell is what is wanted
+        os.execve(path, [path], environment)  # noqa: S606 - starting a shell is the purpose
     except (OSError, StopIteration) as error:
-        os.write(output, "There is no shell in this image: {}\r\n".format(error).encode())
+        os.write(output_fd, "There is no shell in this image: {}\r\n".format(error).encode())
     finally:
         os._exit(127)
 
 
-def pump(connection: int, terminal: int, pid: int) -> None:
+def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
     """Pass bytes in both directions until the shell (`pid`) has ended, or the socket is closed.
 
-    Each direction holds what one read returns, and reads on only when that is written.
+    Each direction buffers the bytes of one read, and reads again only when these are written.
     """
     frames, to_terminal, to_connection = Frames(), b"", b""
     has_ended = False
     while True:
-        wanted = {
-            connection: (0 if to_terminal else select.POLLIN) | (select.POLLOUT if to_connection else 0),
-            terminal: (0 if to_connection else select.POLLIN) | (select.POLLOUT if to_terminal else 0),
+        poll_masks = {
+            connection_fd: (0 if to_terminal else select.POLLIN) | (select.POLLOUT if to_connection else 0),
+            terminal_fd: (0 if to_connection else select.POLLIN) | (select.POLLOUT if to_terminal else 0),
         }
         poll = select.poll()
-        poll.register(connection, wanted[connection])
-        if wanted[terminal]:  # a terminal that hung up would otherwise be ready again and again
-            poll.register(terminal, wanted[terminal])
+        poll.register(connection_fd, poll_masks[connection_fd])
+        if poll_masks[terminal_fd]:  # poll(2) reports a terminal that hung up at once, even with an empty mask
+            poll.register(terminal_fd, poll_masks[terminal_fd])
         ready = dict(poll.poll(0 if has_ended else _CHECK_MS))
-        events, shown = ready.get(connection, 0), ready.get(terminal, 0)
-        if has_ended and wanted[terminal] & select.POLLIN and not shown:
+        connection_events, terminal_events = ready.get(connection_fd, 0), ready.get(terminal_fd, 0)
+        if has_ended and poll_masks[terminal_fd] & select.POLLIN and not terminal_events:
             return  # everything that the shell wrote is sent
-        if to_terminal and events & (select.POLLHUP | select.POLLERR):
+        if to_terminal and connection_events & (select.POLLHUP | select.POLLERR):
             return
         try:
-            if to_connection and events & select.POLLOUT:
-                to_connection = to_connection[os.write(connection, to_connection) :]
-            if to_terminal and shown & select.POLLOUT:
-                to_terminal = to_terminal[os.write(terminal, to_terminal) :]
-            if wanted[terminal] & select.POLLIN and shown & (select.POLLIN | select.POLLHUP):
-                to_connection = os.read(terminal, _READ_BYTES)
-            if wanted[connection] & select.POLLIN and events & (select.POLLIN | select.POLLHUP):
-                data = os.read(connection, _READ_BYTES)
+            if to_connection and connection_events & select.POLLOUT:
+                to_connection = to_connection[os.write(connection_fd, to_connection) :]
+            if to_terminal and terminal_events & select.POLLOUT:
+                to_terminal = to_terminal[os.write(terminal_fd, to_terminal) :]
+            if poll_masks[terminal_fd] & select.POLLIN and terminal_events & (select.POLLIN | select.POLLHUP):
+                to_connection = os.read(terminal_fd, _READ_BYTES)
+            if poll_masks[connection_fd] & select.POLLIN and connection_events & (select.POLLIN | select.POLLHUP):
+                data = os.read(connection_fd, _READ_BYTES)
                 if not data:
                     return
-                to_terminal = _handle_frames(frames.add(data), terminal)
+                to_terminal = _handle_frames(frames.add(data), terminal_fd)
         except BlockingIOError:
             continue
         except OSError:  # the terminal is closed by its last process (EIO), or the socket by the console
@@ -96,12 +98,12 @@ def pump(connection: int, terminal: int, pid: int) -> None:
         has_ended = has_ended or os.waitpid(pid, os.WNOHANG)[0] == pid
 
 
-def _handle_frames(frames: "List[Tuple[bytes, bytes]]", terminal: int) -> bytes:
+def _handle_frames(frames: "List[Tuple[bytes, bytes]]", terminal_fd: int) -> bytes:
     """Set the terminal's size as the frames ask; return the input in them."""
     for kind, content in frames:
         if kind == RESIZE and len(content) == SIZE.size:
             rows, columns = SIZE.unpack(content)
-            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            fcntl.ioctl(terminal_fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     return b"".join(content for kind, content in frames if kind == INPUT)
 
 
@@ -112,7 +114,7 @@ class Frames:
         self._data = b""
 
     def add(self, data: bytes) -> "List[Tuple[bytes, bytes]]":
-        """Return the frames that are complete now, as (what it is, content)."""
+        """Add bytes; return the frames that are complete now, as pairs of kind and content."""
         self._data += data
         frames = []
         while len(self._data) >= HEADER.size:

@@ -1,11 +1,10 @@
 """The shells of one node. The launcher starts one for each connection to a socket that it inherits.
 
-Only the console can connect: the socket's path is outside of the sandbox, and ranks do not inherit the descriptor. So a
-shell is a process of the sandbox like any other, with the filter, limits and user of the run's code. It is no rank:
-its end is no failure, its output no sign of progress, and it ends with the launcher.
+Only the console can connect: the socket's path is outside of the sandbox, and ranks do not inherit the descriptor. A
+shell is a process of the sandbox like any other, with the filter, limits and user of the run's code. It is not a rank:
+its end is not a failure, its output is not a sign of progress, and it ends with the launcher.
 
-The launcher never reads what comes over a connection. `shell` does, in a process of its own that customer code may
-kill or replace.
+The launcher never reads from a connection. Only the process of `shell` does, which customer code may kill or replace.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Shells:
         selector.register(self._listener, EVENT_READ, self.start_next)
 
     def start_next(self) -> None:
-        """Start a shell for the next connection; close the connection where none can start."""
+        """Start a shell for the next connection; close the connection if no shell can be started."""
         try:
             connection, _address = self._listener.accept()
         except OSError:  # the console has closed it already
@@ -42,7 +41,7 @@ class Shells:
                 spawn(
                     [self._python, "-I", extract_file("shell.py")],
                     environment,
-                    output=connection.fileno(),
+                    output_fd=connection.fileno(),
                     folder=self._worker_group.folder,
                     new_session=True,
                 )

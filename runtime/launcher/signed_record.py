@@ -22,17 +22,17 @@ STOP_FILE = "stop.json"
 _SIGNATURE_START = b',"signature":"'
 _SIGNATURE_END = b'"}'
 _MAX_SHORT_LINES = 5
-"""Last lines that a shortened record keeps: the exception and its nearest frames."""
+"""How many last lines of a cause a shortened record keeps: the exception and its nearest frames."""
 _MAX_SHORT_LINE_LENGTH = 160
-"""Characters of each of these lines. Several causes then fit into MAX_RECORD_BYTES."""
+"""Characters that a shortened record keeps of each of these lines. Several causes then fit into MAX_RECORD_BYTES."""
 _MAX_SHORT_TEXT_LENGTH = 300
-"""Characters of a text in a shortened record: most messages are shorter."""
+"""Characters that a shortened record keeps of a message: most messages are shorter."""
 
 
 def sign_record(record: Dict[str, Any], key: str, max_bytes: Optional[int] = None) -> bytes:
     """Return the record as signed JSON of at most `max_bytes` bytes (None: any length).
 
-    A longer record is shortened, but keeps the first cause. `record` must have `run` and `node`.
+    A record that is too long is shortened in steps, but keeps the first cause. `record` must have `run` and `node`.
     """
     data = record
     signed = _sign(data, key)
@@ -46,23 +46,23 @@ def sign_record(record: Dict[str, Any], key: str, max_bytes: Optional[int] = Non
     return signed
 
 
-def read_record(signed: bytes, key: str, *, run: str, node: int) -> Optional[Dict[str, Any]]:
+def read_record(signed: bytes, key: str, *, run_name: str, node: int) -> Optional[Dict[str, Any]]:
     """Return the record without its signature; None unless it is signed for this run and node with this key."""
     record = _verify(signed, key)
-    if record is None or record.get("run") != run or record.get("node") != node:
+    if record is None or record.get("run") != run_name or record.get("node") != node:
         return None
     return record
 
 
-def sign_stop(run: str, grace_seconds: float, key: str) -> bytes:
+def sign_stop(run_name: str, grace_seconds: float, key: str) -> bytes:
     """Return a signed request that the pods of a run end within so many seconds after they read it."""
-    return _sign({"run": run, "end_within": grace_seconds}, key)
+    return _sign({"run": run_name, "end_within": grace_seconds}, key)
 
 
-def read_stop(signed: bytes, key: str, *, run: str) -> Optional[float]:
+def read_stop(signed: bytes, key: str, *, run_name: str) -> Optional[float]:
     """Return the seconds of a `sign_stop` request; None unless it is valid for this run and key."""
     request = _verify(signed, key)
-    grace_seconds = request.get("end_within") if request is not None and request.get("run") == run else None
+    grace_seconds = request.get("end_within") if request is not None and request.get("run") == run_name else None
     return float(grace_seconds) if isinstance(grace_seconds, (int, float)) else None
 
 

@@ -27,7 +27,7 @@ CONTRACT_VARIABLES = (
 )
 """Variables of the environment contract that are never empty."""
 MAX_COUNTED_FILES = 100_000
-"""Files of a dataset after which counting stops, at the end of their folder; counting more could take minutes."""
+"""After so many files of a dataset, counting stops at the end of their folder. Counting more could take minutes."""
 ALL_REDUCE_ELEMENTS = 1 << 20
 """Numbers that the timed all-reduce sums: 4 MiB of 32-bit floats, about the size of one of DDP's buckets."""
 ALL_REDUCE_REPETITIONS = 5
@@ -84,7 +84,7 @@ class Report:
         except CheckFailed as failure:
             error = str(failure)
         except Exception as failure:  # any error of the image or the node is a result to report
-            # Cut, since the console shows it in a table.
+            # 500 characters are enough for the console's table of findings.
             error = "{}: {}".format(type(failure).__name__, failure)[:500]
         seconds = round(time.monotonic() - started_at, 4)
         self.findings.append({"name": name, "ok": not error, "data": data, "error": error, "seconds": seconds})
@@ -109,9 +109,9 @@ def print_line(line: str) -> None:
 
 def check_environment() -> Dict[str, Any]:
     """Check that every variable of the contract is set."""
-    missing = [name for name in CONTRACT_VARIABLES if not os.environ.get(name)]
-    if missing:
-        raise CheckFailed(f"missing: {', '.join(missing)}")
+    missing_variables = [name for name in CONTRACT_VARIABLES if not os.environ.get(name)]
+    if missing_variables:
+        raise CheckFailed(f"missing: {', '.join(missing_variables)}")
     return {"variables": len(os.environ), "hostname": socket.gethostname()}
 
 
@@ -148,7 +148,7 @@ def check_dataset(dataset: str) -> Dict[str, Any]:
         if files >= MAX_COUNTED_FILES:
             break
     if not files:
-        raise CheckFailed("it holds no file, or is not there")
+        raise CheckFailed("the folder has no file, or does not exist")
     with open(first_path, "rb") as file:
         file.read(65536)  # listing a dataset does not show that its files can be read
     new_path = os.path.join(dataset, ".trainyard-check")
@@ -158,7 +158,7 @@ def check_dataset(dataset: str) -> Dict[str, Any]:
     except OSError:
         return {"name": os.path.basename(dataset), "files": files, "bytes": total_bytes}
     os.unlink(new_path)
-    raise CheckFailed("it can be written, and should not")
+    raise CheckFailed("the folder can be written to, but should be read-only")
 
 
 def check_host_names() -> Dict[str, Any]:
@@ -242,17 +242,17 @@ def _load_tensorflow() -> Framework:
 
 
 def _barrier_by_all_reduce(all_reduce: Callable[[List[float]], List[float]]) -> None:
-    """Wait for all ranks: a sum is complete only after every rank has joined it."""
+    """Wait for all ranks. A sum over all ranks serves as a barrier, since it is complete only once every rank joins."""
     all_reduce([0.0, 0.0])
 
 
 def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Dict[str, Any]:
     """Check that a sum over all ranks is right; report the shortest time for 4 MiB."""
     # Every rank adds its number plus one: 1 + 2 + ... + world_size.
-    expected = world_size * (world_size + 1) / 2
+    expected_sum = world_size * (world_size + 1) / 2
     total = collectives.all_reduce([rank + 1.0, 0.0])[0]
-    if total != expected:
-        raise CheckFailed(f"the ranks' numbers add up to {total}, not to {expected}")
+    if total != expected_sum:
+        raise CheckFailed(f"the ranks' numbers add up to {total}, not to {expected_sum}")
     values = [1.0] * ALL_REDUCE_ELEMENTS
     shortest_seconds = float("inf")
     for _repetition in range(ALL_REDUCE_REPETITIONS):
@@ -266,9 +266,9 @@ def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Di
 def check_broadcast(collectives: Collectives, rank: int) -> Dict[str, Any]:
     """Check that a value of rank 0 reaches every rank, by a sum to which the other ranks add 0."""
     # Any number except 0: without rank 0's value, the sum would be 0.
-    received = collectives.all_reduce([42.0 if rank == 0 else 0.0, 0.0])[0]
-    if received != 42.0:
-        raise CheckFailed(f"rank 0 sent 42, and {received} arrived")
+    received_number = collectives.all_reduce([42.0 if rank == 0 else 0.0, 0.0])[0]
+    if received_number != 42.0:
+        raise CheckFailed(f"rank 0 sent 42, and {received_number} arrived")
     return {}
 
 
@@ -299,9 +299,11 @@ def main() -> int:
         report.run("sum", functools.partial(check_all_reduce, collectives, rank, world_size), dict)
         report.run("broadcast", functools.partial(check_broadcast, collectives, rank), dict)
         report.run("clock", functools.partial(check_clock, collectives), dict)
-    failed = [finding["name"] for finding in report.findings if not finding["ok"]]
-    print_line("rank {}: {}".format(rank, "failed: " + ", ".join(failed) if failed else "everything works"))
-    return 1 if failed else 0
+    failed_checks = [finding["name"] for finding in report.findings if not finding["ok"]]
+    print_line(
+        "rank {}: {}".format(rank, "failed: " + ", ".join(failed_checks) if failed_checks else "everything works")
+    )
+    return 1 if failed_checks else 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 `rank.py` calls `watch` for each framework module that the script imports. From then on every optimizer step and every
 blocking collective adds to a few numbers in a small file in memory. The launcher created the file and reads it. Nothing
-is sent and nothing waits, so a crash loses nothing and a slow launcher delays nothing. It measures:
+is sent and nothing waits, so a crash loses nothing and a slow launcher delays nothing. The file counts:
 
     steps     Calls of `step()` of the optimizer that steps most regularly, by PyTorch's hook for all optimizers,
               Horovod's included. Not available for TensorFlow, which steps inside a compiled graph.
@@ -30,9 +30,10 @@ import weakref
 from typing import Any, Callable, List, NamedTuple, Optional
 
 FILE_BYTES = 64
-"""The size of the file: more than `_LAYOUT` needs, so that fields can be added."""
+"""The size of the file. It is larger than `_LAYOUT`, so that a later version can add fields."""
 _LAYOUT = struct.Struct("<8sQQdd")  # `_MAGIC`, then the fields of `Counts`
 _MAGIC = b"yardstep"
+"""The first bytes of a valid file, which the rank writes with its first counts."""
 _UNKNOWN = -1.0  # `communication`, until something was measured
 # Blocking functions of `torch.distributed`.
 _COLLECTIVES = (
@@ -42,15 +43,16 @@ _COLLECTIVES = (
     "reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "send_object_list",
 )  # fmt: skip
 _DDP_INTERVAL_SECONDS = 1.0
-"""Minimum interval between two readings of DDP's measurements, which take 0.1 ms."""
+"""Minimum interval between two readings of DDP's measurements. A reading takes 0.1 ms."""
 _DDP_SAMPLE_RATE = 20
-"""DDP measures one step in this many on CPU, instead of one in a hundred. On a CPU, steps are long and measuring is
+"""On CPU, DDP measures one step in this many, instead of one in a hundred. On a CPU, steps are long and measuring is
 cheap."""
 _STEPS_TO_REPLACE = 3
-"""If another optimizer steps this often while the counted one does not, the other is counted from then on. Fewer would
-switch between optimizers that alternate."""
+"""If another optimizer steps this often while the counted one does not, the other is counted from then on. A smaller
+number would switch between optimizers that alternate, as in a GAN."""
 _MAX_CALLER_DEPTH = 6
-"""How many callers of a `step()` are searched for another `step()`."""
+"""How many callers of a `step()` are searched for another `step()`: wrappers such as Horovod's and a scheduler's lie in
+between."""
 _MAX_VALID_SECONDS = 1e9
 """Larger sums of seconds are invalid: they exceed 30 years."""
 
@@ -58,7 +60,7 @@ _MAX_VALID_SECONDS = 1e9
 class Counts(NamedTuple):
     """A rank's counts: calls of `step()`, steps with a duration, and the sum of the durations in seconds.
 
-    `communication` is the part of these seconds that it waited for other ranks; None where not known.
+    `communication` is the part of these seconds in which the rank waited for other ranks; None if it is not known.
     """
 
     calls: int
@@ -68,7 +70,10 @@ class Counts(NamedTuple):
 
 
 def open_counts() -> int:
-    """Create the file of a rank's counts in memory; return its descriptor, which the rank inherits. -1: unavailable."""
+    """Create the file of a rank's counts in memory; return its descriptor, which the rank inherits.
+
+    -1 if this system has no such files.
+    """
     try:
         counts_fd = os.memfd_create("steps")
         os.ftruncate(counts_fd, FILE_BYTES)
@@ -78,29 +83,29 @@ def open_counts() -> int:
 
 
 def read_counts(counts_fd: int) -> Counts:
-    """Read a rank's counts; 0 if the file is invalid, since the rank's code can write to it and truncate it."""
+    """Return a rank's counts; zeros if the file is invalid, since the rank's code can write to it and truncate it."""
     invalid = Counts(0, 0, 0.0, None)
     try:
-        # Not mapped: access to a truncated mapping would kill this process.
+        # The file is read and not mapped, since access to a truncated mapping would kill this process.
         data = os.pread(counts_fd, _LAYOUT.size, 0)
         magic, calls, steps, seconds, communication = _LAYOUT.unpack(data)
     except (OSError, struct.error):
         return invalid
-    # Written so that NaN is invalid too. A negative `communication` stands for "not known".
+    # The comparisons are false for NaN, so NaN is invalid too. A negative `communication` stands for "not known".
     if magic != _MAGIC or not 0.0 <= seconds < _MAX_VALID_SECONDS or not communication < _MAX_VALID_SECONDS:
         return invalid
     return Counts(calls, steps, seconds, communication if communication >= 0.0 else None)
 
 
 class Recorder:
-    """Counts in one process. Optimizers call `note_step`; `timed` wraps functions that wait for other ranks."""
+    """Counts in one process. Optimizers call `note_step`; `with_timing` wraps functions that wait for other ranks."""
 
     def __init__(self, counts_fd: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._map: Any = mmap.mmap(counts_fd, FILE_BYTES)
         self._clock = clock
         self._thread_state = threading.local()  # `is_timing`: this thread is inside a timed function
         self._counted_optimizer = 0  # its id()
-        self._other_optimizers: List[int] = []  # ids of the others that have stepped since it did
+        self._other_optimizers: List[int] = []  # ids of the others that have stepped since the counted one did
         self._calls = 0
         self._steps = 0
         self._seconds = 0.0
@@ -172,7 +177,10 @@ class Recorder:
             return
 
     def _read_ddp_time(self, module: Any, last_iteration: int) -> int:
-        """Count DDP's latest measurement for every step since the previous one; return the measured step's number."""
+        """Count DDP's latest measurement for every step since the previous measurement.
+
+        Returns the number of the step that was measured last.
+        """
         data = module._get_ddp_logging_data()  # noqa: SLF001 - torch has no public name for it
         iteration = int(data.get("iteration", 0))
         if iteration > last_iteration and "backward_comm_time" in data:
@@ -184,7 +192,7 @@ class Recorder:
     def _add_communication(self, seconds: float) -> None:
         self._communication = max(0.0, self._communication) + seconds
 
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_timing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, timed as communication; nested calls count once."""
         state = self._thread_state
         clock = self._clock
@@ -261,12 +269,12 @@ def _wrap(owner: Any, name: str, recorder: Recorder) -> None:
     function = getattr(owner, name, None)
     if function is None or getattr(function, "trainyard", False):
         return
-    timed = recorder.timed(function)
-    setattr(owner, name, timed)
+    timed_function = recorder.with_timing(function)
+    setattr(owner, name, timed_function)
     package = getattr(owner, "__name__", "").partition(".")[0]
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] == package and getattr(module, "__dict__", {}).get(name) is function:
-            setattr(module, name, timed)
+            setattr(module, name, timed_function)
 
 
 _WATCH_FUNCTIONS = {

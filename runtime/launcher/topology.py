@@ -11,7 +11,9 @@ from .variables import expand
 
 LOCAL_RANK_FLAGS = ("--local_rank", "--local-rank")
 _ABSL_PREFIX = "DEFINE_"
+"""The beginning of the names of absl's functions that declare flags, such as DEFINE_integer."""
 _FLAGS_BY_CHOICE = {"underscore": "--local_rank", "dash": "--local-rank", "none": None}
+"""The flag for each value of `runtime.specs.LocalRankArgument` except `auto`."""
 
 
 class LaunchPlan(TypedDict, total=False):
@@ -24,7 +26,7 @@ class LaunchPlan(TypedDict, total=False):
     control_port: int
     """Where the launcher of node 0 listens for the others."""
     listener: Optional[int]
-    """Descriptor of that listening socket; None on every other node, and where the supervisor could not open it."""
+    """Descriptor of the socket that listens there; None on every other node, or if the supervisor could not open it."""
     shells: Optional[int]
     """Descriptor of the socket on which the launcher starts shells (`shells`); None where there are none."""
     outputs: List[int]
@@ -38,7 +40,7 @@ class LaunchPlan(TypedDict, total=False):
     variables: Dict[str, str]
     """The order's own environment variables, which only the ranks get."""
     secrets: Dict[str, str]
-    """Further variables of the ranks. The supervisor replaces their values in all that it stores (`masking`)."""
+    """Further variables of the ranks. The supervisor replaces their values in everything that it stores (`masking`)."""
     devices: List[str]
     """GPUs of this node, by the names that the container runtime gave them."""
     umask: int
@@ -182,7 +184,7 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 
 
 def scaled_lr(lr: str, world_size: int) -> str:
-    """Return a learning rate times the number of processes, without the rounding errors of binary numbers."""
+    """Return a learning rate times the number of processes. Decimal numbers avoid rounding errors."""
     # Imported here because few runs need it.
     from decimal import Decimal  # noqa: PLC0415
 
@@ -192,7 +194,7 @@ def scaled_lr(lr: str, world_size: int) -> str:
 def imported_names(source: str) -> List[str]:
     """Return the top-level names of the modules that a source imports, found by a quick scan of its lines."""
     names: List[str] = []
-    # Without regular expressions, for speed: this reads every line of every source before the ranks start.
+    # Regular expressions would be slower, and this reads every line of every source before the ranks start.
     for line in source.splitlines():
         keyword, _, clause = line.replace("\t", " ").strip(" ").partition(" ")
         if keyword == "from":
@@ -215,8 +217,8 @@ def local_rank_flag(sources: Iterable[str], choice: str = "auto") -> Optional[st
     """Return the flag by which the script expects its local rank; None if it expects no flag.
 
     If `choice` is `auto`, it is the flag that an argument parser in one of the sources declares. PyTorch 2 renamed the
-    flag, and a parser rejects a spelling that it does not know, so only a declared flag is passed. A source that cannot
-    be parsed declares none.
+    flag, and a parser rejects a spelling that it does not declare, so only a declared flag is passed. A source that
+    cannot be parsed counts as declaring none.
     """
     if choice in _FLAGS_BY_CHOICE:
         return _FLAGS_BY_CHOICE[choice]
@@ -229,7 +231,7 @@ def local_rank_flag(sources: Iterable[str], choice: str = "auto") -> Optional[st
 
 
 def _declared_flag(source: str) -> Optional[str]:
-    """Return the local-rank flag that an argument parser in this source declares (argparse, click, absl)."""
+    """Return the local-rank flag that an argument parser in this source declares (argparse, click, absl), or None."""
     # Imported here because few scripts need it, and importing `ast` takes a fifth of the launcher's start.
     import ast  # noqa: PLC0415
 
@@ -241,20 +243,20 @@ def _declared_flag(source: str) -> Optional[str]:
         if not isinstance(call, ast.Call):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        values = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+        constants = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
         if name in ("add_argument", "add_option", "option"):
-            for value in values:
+            for value in constants:
                 if value in LOCAL_RANK_FLAGS:
                     return str(value)
-        elif name.startswith(_ABSL_PREFIX) and values[:1] == ["local_rank"]:
+        elif name.startswith(_ABSL_PREFIX) and constants[:1] == ["local_rank"]:
             return "--local_rank"
     return None
 
 
 def rank_arguments(plan: Plan, local_rank: int, flag: Optional[str], environment: Mapping[str, str]) -> List[str]:
-    """Return the script's arguments, with the local-rank flag if it is declared and not given already.
+    """Return the script's arguments, with the local-rank flag added unless the order already has it.
 
-    `environment` has the variables that the arguments may refer to.
+    `flag` is the result of `local_rank_flag`. `environment` has the variables that the arguments may refer to.
     """
     arguments = (
         [expand(argument, environment) for argument in plan.arguments] if plan.expands_arguments else [*plan.arguments]

@@ -6,13 +6,13 @@ import re
 from typing import Iterable, List, Mapping
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-# A dollar sign, a name, a name in braces, or an invalid brace.
+# After a dollar sign: another dollar sign, a name, a name in braces, or a brace that begins no reference.
 _REFERENCE = re.compile(r"\$(?:(\$)|(" + _NAME + r")|\{(" + _NAME + r")\}|(\{))")
 _READ_AT_IMPORT = (
     *("OMP", "MKL", "KMP", "GOMP", "OPENBLAS", "NUMEXPR", "NPY", "TORCH", "PYTORCH", "ATEN", "TF", "KERAS", "XLA"),
     *("ONEDNN", "DNNL", "GRPC", "PROTOCOL", "LD", "GLIBC", "MALLOC", "LC", "LANG", "LANGUAGE", "TZ"),
 )
-"""First words of variables that an interpreter, the C library or a framework reads while it is loaded."""
+"""First words (up to "_") of the names of variables that the C library or a framework reads while it is loaded."""
 
 
 def references(argument: str) -> List[str]:
@@ -39,10 +39,10 @@ def expand(argument: str, environment: Mapping[str, str]) -> str:
 
 
 def escape(argument: str) -> str:
-    """Return an argument that `expand` turns into this one."""
+    """Return the argument in a form that `expand` turns back into it."""
     return argument.replace("$", "$$")
 
 
 def need_cold_start(names: Iterable[str]) -> bool:
-    """Whether a process reads any of these variables before its script can run: too early for a forked rank."""
+    """Whether any of these variables is read before a script runs. A forked rank would get such a variable too late."""
     return any(name.startswith("PYTHON") or name.split("_")[0] in _READ_AT_IMPORT for name in names)

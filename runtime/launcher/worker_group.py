@@ -22,11 +22,11 @@ from .topology import LaunchPlan, Plan, rank_arguments
 from .warm.client import WarmRanks
 
 TERMINATE_SECONDS = 3.0
-"""How long ranks get between SIGTERM and SIGKILL when the run or a round fails. The grace period is for runs that are
-stopped."""
+"""How long ranks get between SIGTERM and SIGKILL when the run or a round fails: enough to print a traceback. The grace
+period of the order is for runs that are stopped."""
 EXIT_SECONDS = 30.0
-"""How long a rank may take to end after its script has failed. Some never end, because they wait for a worker thread or
-process that never ends."""
+"""How long a rank may take to end after its script has failed. It usually takes seconds, but some ranks wait for a
+worker thread or process that never ends."""
 HEAD_START_SECONDS = 0.05
 """How much later than rank 0 the other PyTorch ranks start. Rank 0 serves the store that they connect to. A rank that
 connects too early is refused, and retries only after about half a second."""
@@ -70,7 +70,7 @@ class Rank:
         self.script_failed_at: Optional[float] = None  # by the rank's report, in Unix seconds
         self.failure_reported_at: Optional[float] = None  # when that report arrived (monotonic)
         self.script_failure = ScriptFailure()
-        self.was_killed_late = False  # this launcher killed it EXIT_SECONDS after its script failed
+        self.was_killed_late = False  # this launcher killed the rank EXIT_SECONDS after its script failed
         self._partial_line = b""
 
     def read(self) -> bool:
@@ -125,7 +125,7 @@ class Rank:
 def _parse_time(text: bytes) -> float:
     """Parse the time at which a rank failed, in Unix seconds; return now if it is invalid.
 
-    The customer's code can report any time, so only one within the last minute is accepted.
+    The customer's code can report any time, so only a time within the last minute is accepted.
     """
     now = time.time()
     try:
@@ -170,7 +170,7 @@ class WorkerGroup:
         self._import_folders: List[str] = launch_plan.get("import_folders", [])
         self._may_restart = plan.elastic
         self._owns_pid_namespace = bool(launch_plan.get("owns_pid_namespace"))
-        self._by_pid: Dict[int, Rank] = {}
+        self._ranks_by_pid: Dict[int, Rank] = {}
         self._kill_at: Optional[float] = None
         self.first_environment: Optional[Dict[str, str]] = None
         """The environment of the node's first rank; None before its start."""
@@ -192,21 +192,27 @@ class WorkerGroup:
 
     def clear(self) -> None:
         """Drop the ranks of the previous round, which have all ended."""
-        for rank in self._by_pid.values():
+        for rank in self._ranks_by_pid.values():
             if rank.counts_fd >= 0:
                 os.close(rank.counts_fd)
-        self._by_pid.clear()
+        self._ranks_by_pid.clear()
         self._kill_at = None
 
     def finish_starting(self) -> None:
-        """Close the descriptors that only starting needs; keep the outputs if later rounds may start ranks again."""
+        """Close the descriptors that are only needed to start ranks.
+
+        The outputs stay open if later rounds may start ranks again.
+        """
         self._warm_ranks.close()
         if not self._may_restart:
             for output in self._outputs:
                 os.close(output)
 
     def start_rank(self, plan: Plan, local_rank: int, extra_environment: Optional[Mapping[str, str]] = None) -> Rank:
-        """Start one rank, warm if a forked rank is ready, else cold. It also gets the variables `extra_environment`."""
+        """Start one rank: warm if a forked rank is ready, else cold.
+
+        `extra_environment` has variables in addition to those of the contract.
+        """
         report_fd, rank_report_fd = os.pipe()
         os.set_blocking(report_fd, False)
         counts_fd = open_counts()
@@ -232,15 +238,15 @@ class WorkerGroup:
         ) or spawn(
             arguments,
             environment,
-            output=self._outputs[local_rank],
-            inherit=inherited,
+            output_fd=self._outputs[local_rank],
+            inherit_fds=inherited,
             folder=self._folder,
             new_session=True,
             delay_seconds=delay_seconds,
         )
         os.close(rank_report_fd)
         rank = Rank(self._rank_ids[local_rank], pid, report_fd, counts_fd)
-        self._by_pid[pid] = rank
+        self._ranks_by_pid[pid] = rank
         self._selector.register(report_fd, EVENT_READ, rank)
         return rank
 
@@ -252,48 +258,56 @@ class WorkerGroup:
     @property
     def pids(self) -> Dict[str, int]:
         """{pid: rank_id}, as in the message `running`."""
-        return {str(pid): rank.rank_id for pid, rank in self._by_pid.items()}
+        return {str(pid): rank.rank_id for pid, rank in self._ranks_by_pid.items()}
 
     @property
     def ranks(self) -> List[Rank]:
         """All ranks of this round, whether or not they have ended."""
-        return list(self._by_pid.values())
+        return list(self._ranks_by_pid.values())
 
     @property
     def live_ranks(self) -> List[Rank]:
         """The ranks that have not ended."""
-        return [rank for rank in self._by_pid.values() if rank.exit is None]
+        return [rank for rank in self._ranks_by_pid.values() if rank.exit is None]
 
     @property
     def succeeded(self) -> bool:
         """Whether there are ranks and all of them have succeeded."""
-        return bool(self._by_pid) and all(rank.succeeded for rank in self._by_pid.values())
+        return bool(self._ranks_by_pid) and all(rank.succeeded for rank in self._ranks_by_pid.values())
 
     @property
     def has_ended_ranks(self) -> bool:
         """Whether any rank has ended, or its script has failed."""
-        return any(rank.exit is not None or rank.script_failed_at is not None for rank in self._by_pid.values())
+        return any(rank.exit is not None or rank.script_failed_at is not None for rank in self._ranks_by_pid.values())
 
     def read_reports(self, rank: Rank) -> None:
-        """Read a rank's reports, unless its pipe is closed: it is read to its end when the rank ends."""
+        """Read the reports of a rank that have arrived. Does nothing once its pipe is closed."""
         if rank.report_fd >= 0 and not rank.read():
             self._selector.unregister(rank.report_fd)
             os.close(rank.report_fd)
             rank.report_fd = -1
 
-    def note_exit(self, ended: Exit) -> Optional[Rank]:
-        """Note the end of a process; return its rank. None if it is no rank: mpirun, a daemon, an adopted orphan."""
-        rank = self._by_pid.get(ended.pid)
+    def note_exit(self, process_exit: Exit) -> Optional[Rank]:
+        """Note the end of a process; return its rank.
+
+        None if the process is not a rank: mpirun, a daemon, or an adopted orphan.
+        """
+        rank = self._ranks_by_pid.get(process_exit.pid)
         if rank is None or rank.exit is not None:
             return None
-        # SIGKILL came from `handle_timers`; the failure of the script counts, with exit code 1.
-        rank.exit = Exit(ended.pid, 1, "") if rank.was_killed_late and ended.signal == "SIGKILL" else ended
+        # If `handle_timers` has killed the rank, its script's failure counts, which means exit code 1.
+        rank.exit = (
+            Exit(process_exit.pid, 1, "") if rank.was_killed_late and process_exit.signal == "SIGKILL" else process_exit
+        )
         if rank.report_fd >= 0:
             self.read_reports(rank)
         return rank
 
     def terminate(self) -> None:
-        """Send SIGTERM now and SIGKILL later. Ranks whose script has failed get no SIGTERM: they print a traceback."""
+        """Send SIGTERM now, and SIGKILL after TERMINATE_SECONDS.
+
+        Ranks whose script has failed get no SIGTERM, so that they can print their traceback.
+        """
         for rank in self.live_ranks:
             if not rank.is_failing:
                 send_signal(rank.pid, signal.SIGTERM)
@@ -325,12 +339,12 @@ class WorkerGroup:
 
     def terminate_rank(self, pid: int) -> None:
         """Send SIGTERM to one rank, unless it has ended."""
-        rank = self._by_pid.get(pid)
+        rank = self._ranks_by_pid.get(pid)
         if rank is not None and rank.exit is None:
             send_signal(pid, signal.SIGTERM)
 
     def kill_leftovers(self) -> None:
-        """Kill the processes that ended ranks have left behind. Call when no rank runs."""
+        """Kill the processes that ended ranks have left behind. Call this only when no rank runs."""
         if os.getpid() == 1:  # in a sandbox: everything in this pid namespace belongs to the run
             send_signal(-1, signal.SIGKILL)
             return
@@ -341,6 +355,6 @@ class WorkerGroup:
                     send_signal(pid, signal.SIGKILL)
             return
         # Elsewhere only the ranks' own process groups are known to belong to the run.
-        for rank in self._by_pid.values():
+        for rank in self._ranks_by_pid.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.pid, signal.SIGKILL)

@@ -32,27 +32,32 @@ from runtime.trash import Trash, remove_tree
 RUN_NAME = "packages"
 """The name of each installation's run. The runs have different roots."""
 REPLACED_FOLDER = "A package has replaced the folder that it was to be installed in."
-"""The reason of a failure: see `layers.move_installed`."""
+"""The reason for a failed installation if `layers.move_installed` returns None."""
 LOG_LIMIT_BYTES = 1 << 20
-"""Bytes of an installation's output that its run keeps until it is deleted. Afterwards, only the end is kept."""
+"""Maximum bytes of an installation's output that its run keeps. After the run is deleted, only the end is kept."""
 MAX_LOG_BYTES = 64 * 1024
-"""Bytes from the end of an installation's output that are kept after the run is deleted. The database stores them."""
+"""How many bytes from the end of an installation's output are kept after the run is deleted. The database stores them,
+and uv reports errors at the end."""
 MAX_CACHE_BYTES = 2 << 30
-"""A larger cache is removed after an installation, since the cache only saves downloads."""
+"""A cache larger than this is removed after an installation: the cache only saves downloads, and each organization has
+one."""
 _MAX_REASON_LENGTH = 2000
-"""Characters of the reason for a failure."""
+"""Maximum length of the reason for a failure, which pages show: enough for uv's explanation of a conflict."""
 _START_AND_END_SECONDS = 60
-"""How much longer than its deadline to wait for an installation, since its node needs time to start and end."""
+"""How much longer than its deadline to wait for an installation, since its node needs seconds to start and to end."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _CPUS = 2
-"""Cores of an installation, which mostly waits for downloads and compiles one package at a time."""
+"""Cores of an installation. It mostly waits for downloads, and compiles one package at a time."""
 _REASON_MARKS = ("error:", "  ×", "×")
-"""uv's explanation of a failure starts with a line that begins with one of these."""
+"""uv's explanation of a failure begins with a line that starts with one of these."""
 
 
 @dataclass(frozen=True)
 class InstallRequest:
-    """The requirements to install on an image, and the limits. `indexes` and `file_hosts` are for `load_indexes`."""
+    """The requirements to install on an image, and the limits. `indexes` and `file_hosts` are for `load_indexes`.
+
+    `seconds` is how long the installation may run.
+    """
 
     image: str
     images_root: str
@@ -78,7 +83,7 @@ class InstallResult:
 
 
 def install(layer: Layer, request: InstallRequest) -> InstallResult:
-    """Install the layer's packages, unless they are installed. The caller holds the organization's `try_lock`."""
+    """Install the layer's packages, unless they are installed. The caller must hold the organization's `try_lock`."""
     if layer.is_complete:
         return InstallResult(size_bytes=layers.size_of(layer.packages))
     backend = LocalBackend(
@@ -89,7 +94,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         memory_mib=1 << 30,
         network=request.network,
     )
-    backend.delete(RUN_NAME)  # a process that died may have left it
+    backend.delete(RUN_NAME)  # a process that died may have left this run
     try:
         allowed_indexes = indexes.load_indexes(request.indexes, request.file_hosts)
         sandbox_settings = {"proxy": "/datasets/inputs/proxy", "cache": "/workspace"}
@@ -97,7 +102,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         with proxy.running(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
             backend.submit(_spec(layer, request, mounts))
             status = smoke_run.await_end(backend, RUN_NAME, request.seconds + _START_AND_END_SECONDS)
-        log = _read_log(layer, backend, request, index_proxy.refused)
+        log = _read_log(layer, backend, request, index_proxy.refused_hosts)
         (layer.folder / "log.txt").write_text(log)
         if status.outcome is Outcome.COMPLETED:
             size = layers.move_installed(layer, backend.run_folder(RUN_NAME))
@@ -159,7 +164,7 @@ def prepare_inputs(
     mounts = [Mount(str(folder), "/datasets/inputs"), Mount(str(_uv_folder(layer.root)), "/datasets/uv")]
 
     def make_visible(address: str) -> str:
-        """Return an index's address in the sandbox. If the index is a folder of this machine, mount it."""
+        """Return an index's address in the sandbox. If the index is a folder of this machine, add a mount for it."""
         source = indexes.folder_of(address)
         if source is None:
             return address
@@ -214,12 +219,15 @@ def _uv_folder(root: Path) -> Path:
     return folder
 
 
-def _read_log(layer: Layer, backend: LocalBackend, request: InstallRequest, refused: set[str]) -> str:
-    """Return the end of the installation's output, without paths of this machine. `refused`: see `proxy.Proxy`."""
+def _read_log(layer: Layer, backend: LocalBackend, request: InstallRequest, refused_hosts: set[str]) -> str:
+    """Return the end of the installation's output, without paths of this machine.
+
+    `refused_hosts` has the hosts to which the proxy has refused connections; a line about each is added.
+    """
     text = _read_end(backend.run_folder(RUN_NAME) / "logs" / "rank-0.log").replace(
         str(Path(request.images_root).resolve()), "/images"
     )
-    for host in sorted(refused):
+    for host in sorted(refused_hosts):
         text += f"[trainyard] Refused a connection to {host}: it is not one of the configured package indexes.\n"
     return text
 

@@ -22,7 +22,8 @@ from runtime.packages.layers import Layer
 from runtime.specs import Image, Mount, Outcome, PullSecret, RunPhase
 
 START_SECONDS = 1800
-"""How long an installation may wait for a free machine and for its image before it is given up and tried again."""
+"""How long an installation may wait for a free machine and for its image. Then it counts as failed by a platform fault,
+and is tried again."""
 
 
 def can_install(config: ClusterConfig) -> bool:
@@ -33,8 +34,8 @@ def can_install(config: ClusterConfig) -> bool:
 def layer_key(config: ClusterConfig, image: Image, requirements: Sequence[str]) -> str:
     """Return the key of the layer with these requirements on an image of this cluster."""
     return layers.cluster_layer_key(
-        cluster=config.name,
-        image=image.reference + image.digest or config.images.get(image.builtin, image.builtin),
+        cluster_name=config.name,
+        image_reference=image.reference + image.digest or config.images.get(image.builtin, image.builtin),
         python=config.pythons.get(image.builtin or image.reference, ""),
         requirements=requirements,
     )
@@ -67,7 +68,7 @@ def start(
         folder.chmod(0o711)  # kubelets may enter these folders to mount others, and other users cannot list them
     allowed_indexes = Indexes(addresses=(index.url,), find_links=(), hosts={}, certificate=index.certificate)
     mounts = builder.prepare_inputs(layer, request.requirements, allowed_indexes, {})
-    # Each run needs a workspace, although this run does not use it.
+    # Each run needs a workspace, even this one, which does not use it.
     workspace = Mount(str(layer.folder / "inputs"), "/workspace")
     spec = builder.install_spec(_run_name(layer), image, request, (workspace, *mounts))
     labels = {"organization": organization_slug}
@@ -86,8 +87,8 @@ def has_run(layer: Layer, backend: Backend) -> bool:
 def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] | None:
     """Return how the installation ended, and the end of its output; None if it has not ended or does not exist.
 
-    Removes the installation's run. If the caller dies before it stores the result, a later call finds the layer
-    complete, or the installation starts again. Raises BackendUnavailable.
+    This call also deletes the installation's run. If the caller dies before it stores the result, a later call finds
+    the layer complete, or the installation starts again. Raises BackendUnavailable.
     """
     if layer.is_complete:
         backend.delete(_run_name(layer))
@@ -121,13 +122,13 @@ def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] 
 def log_of(layer: Layer) -> str:
     """Return the end of the installation's output so far. Reads the shared storage without asking the cluster."""
     folders = RunFolders(_runs_root(layer), uid=0)
-    piece = folders.read(_run_name(layer), "logs", "rank-0.log", -MAX_LOG_BYTES, MAX_LOG_BYTES)
-    return piece.data.decode("utf-8", "replace").replace("\0", "")
+    raw_chunk = folders.read(_run_name(layer), "logs", "rank-0.log", -MAX_LOG_BYTES, MAX_LOG_BYTES)
+    return raw_chunk.data.decode("utf-8", "replace").replace("\0", "")
 
 
 def _run_name(layer: Layer) -> str:
-    """Return the name of the installation's run. It contains the organization, since two may have layers of one key."""
-    return f"packages-{layer.organization}-{layer.key[:12]}"
+    """Return the name of the installation's run. It contains the organization, since keys are not unique among them."""
+    return f"packages-{layer.organization_id}-{layer.key[:12]}"
 
 
 def _runs_root(layer: Layer) -> Path:

@@ -20,7 +20,7 @@ DEFAULT_FILE_HOSTS = ("files.pythonhosted.org",)
 _PORTS = {"http": 80, "https": 443}
 """The default port of each scheme that an index may have."""
 _UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE")
-"""Environment variables by which uv takes the settings that are read here."""
+"""Environment variables of uv for the settings that this module reads."""
 
 
 class InvalidIndexes(RuntimeFault):
@@ -48,12 +48,12 @@ def load_indexes(
 ) -> Indexes:
     """Return the allowed indexes. `addresses` and `file_hosts` are the settings PACKAGE_INDEXES and PACKAGE_FILE_HOSTS.
 
-    Without `addresses`, the indexes of pip's configuration are allowed. `environment` has that configuration as uv's
-    variables; None: read it from pip. Raises InvalidIndexes.
+    Without `addresses`, the indexes of pip's configuration are allowed. `environment` has that configuration in the
+    form of uv's variables; None: ask pip for it. Raises InvalidIndexes.
     """
     variables = _pip_configuration() if environment is None else environment
     find_links: tuple[str, ...] = ()
-    # An index in a private network must be chosen by the operator; the default index must have a public address.
+    # Only an index that the operator has chosen may have a private address; the default index must have a public one.
     is_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in variables
     if not addresses:
         default = variables.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX
@@ -67,7 +67,7 @@ def load_indexes(
         if parts.scheme not in _PORTS or not parts.hostname:
             raise InvalidIndexes(f"PACKAGE_INDEXES: '{address}' is neither an http address nor a folder.")
         if parts.username or parts.password:
-            # The build code of packages runs beside the installer and could read the credentials.
+            # Packages that are built run their own code beside the installer, and it could read the credentials.
             raise InvalidIndexes(
                 f"PACKAGE_INDEXES: the index on {parts.hostname} has credentials in its address. Customers' packages "
                 "could read them. Use an index that needs none."
@@ -90,6 +90,6 @@ def folder_of(address: str) -> Path | None:
 
 
 def _pip_configuration() -> dict[str, str]:
-    """Return pip's configuration as uv's variables. A variable of this process overrides pip's configuration."""
+    """Return pip's configuration as uv's variables, each overridden by this process's own variable of that name."""
     variables = uv.environment()
     return variables | {name: os.environ[name] for name in _UV_VARIABLES if name in os.environ}

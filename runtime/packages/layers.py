@@ -31,10 +31,13 @@ from packaging.utils import canonicalize_name
 from runtime.trash import Trash
 
 SITE_PACKAGES = "site-packages"
+"""The folder of the installed packages, in a layer and in the RUN_DIR of its installation."""
 CACHE = "cache"
+"""The folder of uv's cache, in an organization's folder."""
 _DIST_INFO = ".dist-info"
+"""The suffix of the folders in which installers store a package's metadata."""
 _VERSION = 2
-"""Part of each key. After an increase, all packages are installed again when they are next ordered."""
+"""A part of each key. After an increase, packages are installed again when they are next ordered."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,13 @@ class Layer:
     """The folder of one layer, which may not exist. `root` holds the layers of all organizations."""
 
     root: Path
-    organization: str
+    organization_id: str
     key: str
 
     @property
     def folder(self) -> Path:
         """The layer's folder."""
-        return self.root / self.organization / self.key
+        return self.root / self.organization_id / self.key
 
     @property
     def packages(self) -> Path:
@@ -83,7 +86,10 @@ def installed_versions(image: Path) -> dict[str, str]:
 
 
 def layer_key(*, image: Path, versions: Mapping[str, str], requirements: Sequence[str]) -> str:
-    """Return the key of the layer with these requirements on this image (its folder and `installed_versions`)."""
+    """Return the key of the layer with these requirements on an image of this machine.
+
+    `image` is the image's folder, and `versions` its `installed_versions`.
+    """
     interpreters = sorted(folder.name for folder in image.glob("lib/python*"))
     return _digest(
         image=image.name,
@@ -94,13 +100,13 @@ def layer_key(*, image: Path, versions: Mapping[str, str], requirements: Sequenc
     )
 
 
-def cluster_layer_key(*, cluster: str, image: str, python: str, requirements: Sequence[str]) -> str:
+def cluster_layer_key(*, cluster_name: str, image_reference: str, python: str, requirements: Sequence[str]) -> str:
     """Return the key of the layer with these requirements on a cluster's image. `python` is its interpreter's path.
 
-    `image` is the reference by which the cluster pulls the image. The key stays the same if the registry later has
-    another image under this reference.
+    The cluster pulls the image by `image_reference`. The key stays the same if the registry later has another image
+    under this reference.
     """
-    return _digest(cluster=cluster, image=image, python=python, requirements=list(requirements))
+    return _digest(cluster=cluster_name, image=image_reference, python=python, requirements=list(requirements))
 
 
 def move_installed(layer: Layer, run_folder: Path) -> int | None:
@@ -131,7 +137,7 @@ def move_installed(layer: Layer, run_folder: Path) -> int | None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes that a folder's files take on the disk. Follows no links, since hostile code wrote the files."""
+    """Return the bytes that a folder's files take up on disk. Follows no links, since hostile code wrote the files."""
     total = 0
     pending_folders = [folder]
     while pending_folders:

@@ -19,29 +19,29 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 _MAX_HEAD_BYTES = 16 * 1024
-"""Bytes of a request's head; pip's and uv's have less than 1 KiB."""
+"""Maximum length of a request's head. Those of pip and uv have less than 1 KiB."""
 _HEAD_SECONDS = 10.0
 """How long a client may take to send a request's head. Clients on the same machine send it at once."""
 _CONNECT_SECONDS = 20.0
-"""How long an index may take to accept a connection, for each of its addresses."""
+"""How long each address of an index may take to accept a connection. Even a far server accepts within a second."""
 _IDLE_SECONDS = 120.0
 """How long a connection may stay without data. An index may take a minute to prepare a large listing."""
 _MAX_CONNECTIONS = 64
-"""Connections that are served at once; more wait. An installation downloads 8 files at once."""
+"""Connections that are served at once; further ones wait. An installation downloads 8 files at once."""
 _CHUNK_BYTES = 1 << 16
 """Bytes that are read at a time."""
 _MAX_REFUSED_HOSTS = 20
-"""Refused hosts that are kept for the log."""
+"""Maximum number of refused hosts that are kept for the installation's log, since hostile code can try any number."""
 
 Hosts = Mapping[tuple[str, int], bool]
 """Allowed hosts. A key is the lower-case name and the port, a value whether the host may have a private address."""
 
 
 class Proxy:
-    """The proxy while it runs. `refused` has the hosts, as `name:port`, to which it has refused connections."""
+    """The proxy while it runs. `refused_hosts` has the hosts, as `name:port`, to which it has refused connections."""
 
     def __init__(self, hosts: Hosts) -> None:
-        self.refused: set[str] = set()
+        self.refused_hosts: set[str] = set()
         self._hosts = hosts
         self._connection_slots = asyncio.Semaphore(_MAX_CONNECTIONS)
 
@@ -51,7 +51,7 @@ class Proxy:
             try:
                 await self._handle_request(reader, writer)
             except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                pass  # the client or the index broke off, and the client reports that itself
+                pass  # the client or the index has closed the connection, and the client reports that itself
             finally:
                 writer.close()
 
@@ -73,8 +73,8 @@ class Proxy:
             forwarded_head = _forwarded_head(method, path, header_lines)
         host = name.strip("[]").lower(), int(port)
         if host not in self._hosts:
-            if len(self.refused) < _MAX_REFUSED_HOSTS:
-                self.refused.add(f"{host[0][:253]}:{host[1]}")  # a host name has at most 253 characters
+            if len(self.refused_hosts) < _MAX_REFUSED_HOSTS:
+                self.refused_hosts.add(f"{host[0][:253]}:{host[1]}")  # a host name has at most 253 characters
             await _refuse(writer, 403, "This host is not one of the configured package indexes.")
             return
         upstream = await self._connect(*host)
@@ -121,24 +121,24 @@ def running(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
     listener = socket.socket(socket.AF_UNIX)
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # By the short path of the descriptor, since a socket's path may have at most 107 bytes.
+        # By the short path of the descriptor, since the address of a Unix socket has at most 107 bytes.
         listener.bind(f"/proc/self/fd/{folder_fd}/{name}")
     finally:
         os.close(folder_fd)
     listener.listen(_MAX_CONNECTIONS)
     proxy = Proxy(hosts)
-    started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
+    server_handles: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
     async def serve() -> None:
         stop = asyncio.Event()
         async with await asyncio.start_unix_server(proxy.serve, sock=listener, limit=_MAX_HEAD_BYTES):
-            started.put((asyncio.get_running_loop(), stop))
+            server_handles.put((asyncio.get_running_loop(), stop))
             await stop.wait()
 
     # When the event ends `serve`, `asyncio.run` cancels the connections that are still open.
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="index-proxy", daemon=True)
     thread.start()
-    loop, stop = started.get()
+    loop, stop = server_handles.get()
     try:
         yield proxy
     finally:

@@ -16,15 +16,15 @@ from packaging.utils import canonicalize_name
 from runtime.errors import RuntimeFault
 
 MAX_BYTES = 64 * 1024
-"""The largest requirements file; a file with every package of a large project has a few KiB."""
+"""Maximum size of a requirements file. A file with every package of a large project has a few KiB."""
 MAX_REQUIREMENTS = 500
-"""The largest number of requirements in one file; large projects have about a hundred."""
+"""Maximum number of requirements in one file. Large projects have about a hundred."""
 _MAX_QUOTED_LENGTH = 100
-"""Characters of a faulty line that an error quotes: enough to recognize the line."""
+"""How many characters of a faulty line an error quotes: enough to recognize the line."""
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(r"(^|\s)--?[A-Za-z]")
 """An option of pip, such as `--index-url` or `-e`."""
-_PLACE = re.compile(r"^(\.|/|~|[A-Za-z]:\\|(git|hg|svn|bzr)\+)|://|^file:", re.IGNORECASE)
+_LOCATION = re.compile(r"^(\.|/|~|[A-Za-z]:\\|(git|hg|svn|bzr)\+)|://|^file:", re.IGNORECASE)
 """A requirement that is a path, an address or a repository."""
 
 
@@ -57,11 +57,11 @@ class InvalidRequirements(RuntimeFault):
 
 @dataclass(frozen=True)
 class Conflict:
-    """A requirement that the image cannot meet: it has the version `installed` of the package `name`."""
+    """A requirement that the image cannot meet: it has the version `installed_version` of the package `name`."""
 
     requirement: str
     name: str
-    installed: str
+    installed_version: str
 
 
 def parse(text: str) -> tuple[str, ...]:
@@ -76,15 +76,16 @@ def parse(text: str) -> tuple[str, ...]:
     return tuple(sorted(requirements))
 
 
-def find_conflict(requirements: Sequence[str], installed: Mapping[str, str]) -> Conflict | None:
+def find_conflict(requirements: Sequence[str], installed_versions: Mapping[str, str]) -> Conflict | None:
     """Return the first requirement for another version of a package that the image has; None if there is none.
 
-    `installed` are versions by canonical name. Requirements with an environment marker are left to the installer.
+    `installed_versions` has versions by canonical name. Requirements with an environment marker are left to the
+    installer.
     """
     for text in requirements:
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        version = installed.get(name)
+        version = installed_versions.get(name)
         if version is None or requirement.marker is not None:
             continue
         if not requirement.specifier.contains(version, prereleases=True):
@@ -111,7 +112,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _requirement(line: str, number: int) -> Requirement:
     """Parse one requirement; `number` is its line's. Raises InvalidRequirements."""
-    if _PLACE.search(line):
+    if _LOCATION.search(line):
         raise InvalidRequirements(Problem.PLACE, line=number, text=line)
     if _OPTION.search(line):
         raise InvalidRequirements(Problem.OPTION, line=number, text=line)

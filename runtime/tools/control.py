@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SOCKET = "s"
-"""The tool's socket in its session's folder. This name and that of the folder are short, since a socket's path has at
-most 107 bytes."""
+"""The tool's socket in its session's folder. This name and that of the folder are short, since the address of a Unix
+socket has at most 107 bytes."""
 CONTROL_SOCKET = "tools.sock"
 """The owner's socket in `root`."""
 SESSIONS_FOLDER = "t"
@@ -27,10 +27,10 @@ RECORD = "session.json"
 _KEY = re.compile(r"[A-Za-z0-9_-]{16}")
 """A session's key: 96 random bits as URL-safe base64."""
 _TIMEOUT_SECONDS = 10.0
-"""How long the owner may take to start a tool and answer. Starting takes well below a second; other requests may come
-first."""
+"""How long the owner may take to start a tool and answer. Starting takes well below a second, but the owner may have to
+handle other requests first."""
 _MAX_ANSWER_BYTES = 65536
-"""The longest answer that is read; the owner sends a key or an error message."""
+"""Maximum length of an answer that is read. The owner sends a key or an error message, which are far shorter."""
 
 
 class ToolsUnavailable(Exception):
@@ -43,30 +43,30 @@ class TooManySessions(Exception):
 
 @dataclass(frozen=True)
 class LogFolder:
-    """Logs that a session shows as `name`. They are at the path `below`, relative to `folder`.
+    """Logs that a session shows as `name`. They are at `subpath` in `folder`.
 
     `folder` is mounted into the sandbox, so customers' code must not be able to replace it. That code may put links at
-    `below`: they are followed only inside the sandbox, where they cannot lead to other files of the host.
+    `subpath`: they are followed only inside the sandbox, where they cannot lead to other files of the host.
     """
 
     name: str
     folder: str
-    below: str
+    subpath: str
 
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """The user and organization (primary keys) for whom to start a session, and the logs that it shows."""
+    """The organization and the user for whom to start a session, and the logs that it shows."""
 
-    organization: int
-    user: int
+    organization_id: int
+    user_id: int
     logs: tuple[LogFolder, ...]
 
     @classmethod
     def from_data(cls, data: dict[str, object]) -> SessionRequest:
-        """Return the request that `to_data` wrote."""
+        """Return the request that `to_data` has converted to JSON data."""
         logs = tuple(LogFolder(**log_data) for log_data in data["logs"])  # type: ignore[attr-defined]
-        return cls(int(data["organization"]), int(data["user"]), logs)  # type: ignore[call-overload]
+        return cls(int(data["organization_id"]), int(data["user_id"]), logs)  # type: ignore[call-overload]
 
     def to_data(self) -> dict[str, object]:
         """Return the request as JSON data."""
@@ -79,8 +79,8 @@ class Session:
 
     key: str
     folder: Path
-    organization: int
-    user: int
+    organization_id: int
+    user_id: int
 
     @property
     def socket(self) -> Path:

@@ -1,8 +1,8 @@
 """The owner of an installation's tools: one process that starts and ends them on request over a Unix socket.
 
 Each session is one TensorBoard in a bubblewrap sandbox without a network. Only the interpreter and the session's logs
-are mounted there, both read-only. The tool inherits the socket that it listens on. All tools end with this process,
-even if it is killed.
+are mounted there, both read-only. The tool inherits the socket that it listens on. If this process ends, even by being
+killed, the kernel ends all tools.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ VIEW_TARGET = "/view"
 MAX_PROCESSES = 128
 """Processes and threads that a tool may have; TensorBoard needs about 20."""
 MAX_FILE_BYTES = 64 * 1024**2
-"""The largest file that a tool may write. It can write only in its own /tmp and /dev/shm, which are in memory."""
+"""The largest file that a tool may write. It can write only to its own /tmp and /dev/shm, which take up its memory."""
 _BACKLOG = 64
-"""Connections that may wait while the tool starts: a browser opens some at once."""
+"""Connections that may wait while the tool starts: a browser opens several at once."""
 _MAX_REQUEST_BYTES = 1 << 20
-"""The longest request that is read; it lists folders."""
+"""Maximum length of a request that is read. It lists folders of logs, in far fewer bytes."""
 _HANDLER_SECONDS = 5.0
 """How long a client may take to send its request. The owner handles one request at a time, so others wait."""
 _END_SECONDS = 5.0
-"""How long to wait until a killed tool has ended."""
+"""How long to wait until a killed tool has ended, which takes milliseconds."""
 _CHECK_SECONDS = 1.0
-"""Interval of checks for sessions that are idle or whose tool has ended."""
+"""Interval of checks for sessions that are idle or whose tool has ended; neither is urgent."""
 _CGROUPS = "cgroups"
 """File in a session's folder that lists the tool's control groups, for their removal."""
 LOG = "log"
@@ -123,7 +123,7 @@ class Owner:
                     self._end(key)
 
     def stop(self) -> None:
-        """Make `serve` return. Call this in another thread than `serve`, since it waits until `serve` has noticed."""
+        """Make `serve` return, and wait for that. Call this in another thread than `serve`."""
         if self._server is not None:
             self._server.shutdown()
 
@@ -147,14 +147,17 @@ class Owner:
                 self._end(key)
 
     def _start(self, request: SessionRequest) -> dict[str, str]:
-        """Return the `key` of a session for this request, new or existing; the `error` is "limit" at a limit."""
+        """Return the `key` of a session for this request, new or existing.
+
+        If a limit is reached, return the `error` "limit" instead.
+        """
         self.end_unused_sessions()
         for key, session in self._sessions.items():
             if session.request == request:
                 os.utime(session.folder / RECORD)
                 return {"key": key}
-        organizations = [session.request.organization for session in self._sessions.values()]
-        is_organization_full = organizations.count(request.organization) >= self._limits.per_organization
+        organization_ids = [session.request.organization_id for session in self._sessions.values()]
+        is_organization_full = organization_ids.count(request.organization_id) >= self._limits.per_organization
         if is_organization_full or len(self._sessions) >= self._limits.total:
             return {"error": "limit"}
         key = secrets.token_urlsafe(12)  # 96 bits
@@ -162,7 +165,8 @@ class Owner:
         folder.mkdir(parents=True, mode=0o700)
         try:
             process = self._spawn(key, folder, request)
-            (folder / RECORD).write_text(json.dumps({"organization": request.organization, "user": request.user}))
+            record = {"organization": request.organization_id, "user": request.user_id}
+            (folder / RECORD).write_text(json.dumps(record))
         except BaseException:
             _remove(folder)
             raise
@@ -230,7 +234,7 @@ def _sandbox_arguments(request: SessionRequest, memory_bytes: int) -> list[str]:
     for number, logs in enumerate(request.logs):
         mount_target = f"{LOGS_TARGET}/{number}"
         args += ["--ro-bind", logs.folder, mount_target]
-        args += ["--symlink", f"{mount_target}/{logs.below}".rstrip("/"), f"{VIEW_TARGET}/{logs.name}"]
+        args += ["--symlink", f"{mount_target}/{logs.subpath}".rstrip("/"), f"{VIEW_TARGET}/{logs.name}"]
     environment: dict[str, Any] = sandbox.base_environment(prefix, ()) | {"OPENBLAS_NUM_THREADS": "1"}
     return args + sandbox.closing_arguments(environment)
 

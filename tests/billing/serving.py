@@ -80,7 +80,7 @@ def running(path, webhook_url):
 def page(customer, reference="top-up-1", **changes):
     fields = {"amount_minor": 5000, "currency": "USD", "title": "Wallet of <Acme & Sons>"} | changes
     return gateway.create_checkout(
-        reference=reference, customer=customer, return_url="http://127.0.0.1:8000/wallet/", **fields
+        reference=reference, customer_id=customer, return_url="http://127.0.0.1:8000/wallet/", **fields
     )
 
 

@@ -29,7 +29,7 @@ def top_up(provider):
 @pytest.fixture
 def failing(provider, top_up):
     """Automatic top-ups with a card that the bank declines."""
-    page = customers.save_card_page(account=top_up.account, email="a@example.com")
+    page = customers.create_card_page(account=top_up.account, email="a@example.com")
     provider.pay(page.rsplit("/", 1)[1], FAILS_LATER)
     provider.deliver()
     return switch_on(top_up, card=FAILS_LATER)

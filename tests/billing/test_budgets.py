@@ -185,23 +185,23 @@ class TestFormerMember:
 
 
 class TestLowWallet:
-    def spend(self, account: Account, amount: int, *, days_ago: int = 1) -> budgets.Balance:
+    def spend(self, account: Account, amount: int, *, days_ago: int = 1) -> budgets.Runway:
         hold = buy(account, amount)
         settle(hold, amount)
         Hold.objects.filter(pk=hold.pk).update(ended_at=timezone.now() - timedelta(days=days_ago))
         account.refresh_from_db()
-        return budgets.balance_of(account)
+        return budgets.runway_of(account)
 
     def test_covers_less_than_a_week_of_recent_spend(self, account):
         assert not self.spend(account, 6600).is_low
-        balance = self.spend(account, 100)
-        assert (account.available_minor, balance.is_low, balance.days_left) == (3300, True, 6)
+        runway = self.spend(account, 100)
+        assert (account.available_minor, runway.is_low, runway.days_left) == (3300, True, 6)
 
     def test_does_not_count_held_money(self, account):
         assert not self.spend(account, 6000).is_low
         buy(account, 1500)
         account.refresh_from_db()
-        assert budgets.balance_of(account).is_low
+        assert budgets.runway_of(account).is_low
 
     def test_needs_recent_spend(self, account):
         assert not self.spend(account, 9000, days_ago=budgets.SPEND_DAYS + 1).is_low

@@ -10,7 +10,7 @@ from django.core.checks import run_checks
 from django.urls import reverse
 from django.utils import translation
 
-from billing import currencies, gateway, messages, payments, pricebooks, refunds
+from billing import amounts, currencies, gateway, payments, pricebooks, refunds
 from billing.checks import check_payment_settings
 from billing.errors import AmountRefused, BookRefused, PaymentRefused, RefundRefused
 from billing.models import TopUp
@@ -51,12 +51,12 @@ UNSUPPORTED = ["XAU", "XXX", "BTC", "usd", "IRR", "KPW", "", "US"]
 
 @pytest.mark.parametrize(("currency", "major", "minor", "step", "english"), TABLE, ids=[row[0] for row in TABLE])
 def test_a_currency(currency, major, minor, step, english):
-    assert messages.to_minor(Decimal(major), currency) == minor
-    assert messages.to_major(minor, currency) == Decimal(major)
+    assert amounts.to_minor(Decimal(major), currency) == minor
+    assert amounts.to_major(minor, currency) == Decimal(major)
     assert currencies.step(currency) == step
     assert currency in currencies.SUPPORTED
     with translation.override("en"):
-        assert messages.money(minor, currency) == english
+        assert amounts.money(minor, currency) == english
 
 
 def test_the_differences_between_cldr_and_the_provider_are_known():
@@ -107,7 +107,12 @@ class TestPayments:
         assert not TopUp.objects.exists()
         with pytest.raises(PaymentRefused):
             gateway.create_checkout(
-                reference="r", amount_minor=amount, currency=currency, title="t", customer="", return_url="https://t/"
+                reference="r",
+                amount_minor=amount,
+                currency=currency,
+                title="t",
+                customer_id="",
+                return_url="https://t/",
             )
 
     def test_a_refund_that_is_too_fine_is_refused(self, provider):

@@ -77,7 +77,7 @@ class TestDeleted:
         member = MembershipFactory()
         ours = {"organization": member.organization, "email": member.user.email}
         with provider.network_failing("after"), pytest.raises(PaymentUnavailable):
-            customers.customer_of(**ours)
+            customers.ensure_customer(**ours)
         (created,) = existing(provider)
         provider.ask("DELETE", f"customers/{created}")
         assert customers.with_customer(**ours, call=gateway.cards) == []
@@ -97,7 +97,7 @@ class TestDeleted:
                 act(organization=organization, method_id=saved.card.method_id)
         assert PaymentCustomer.objects.get().default_method == ""
         assert existing(provider) == []  # reading creates no customer
-        page = customers.save_card_page(account=top_up.account, email="a@example.com")
+        page = customers.create_card_page(account=top_up.account, email="a@example.com")
         provider.pay(page.rsplit("/", 1)[1])
         assert [each.card.last4 for each in customers.saved_cards(organization)] == ["4242"]
 
@@ -154,7 +154,7 @@ def test_another_refusal_creates_no_customer(provider, top_up):
         customers.with_customer(
             organization=top_up.account.organization,
             email="a@example.com",
-            call=lambda customer: gateway.charge_card(customer=customer, **charge),
+            call=lambda customer_id: gateway.charge_card(customer_id=customer_id, **charge),
         )
     assert not isinstance(caught.value, CustomerGone)
     assert len(existing(provider)) == 1

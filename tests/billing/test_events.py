@@ -191,7 +191,7 @@ class TestOutOfOrder:
         assert row.state == PARKED
         assert "No top-up has this payment intent" in row.reason
         assert row.retry_at > timezone.now()
-        StripeEvent.objects.update(received_at=timezone.now() - events.MAX_PARKED - timedelta(seconds=1))
+        StripeEvent.objects.update(received_at=timezone.now() - events.MAX_PARKED_AGE - timedelta(seconds=1))
         events.apply(event_pk=row.pk)
         row.refresh_from_db()
         assert row.state == QUARANTINED

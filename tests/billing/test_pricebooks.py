@@ -196,7 +196,7 @@ class TestPreview:
         preview = self.preview(draft_of(published))
         assert preview.runs == 6
         assert preview.charged_minor == preview.simulated_minor > 0
-        assert (preview.change_minor, preview.change, preview.unpriced, preview.unknown) == (0, 0, {}, 0)
+        assert (preview.change_minor, preview.change, preview.unpriced, preview.without_usage) == (0, 0, {}, 0)
 
     def test_is_for_each_customer_and_all(self, published, account):
         other = wallet(balance_minor=10_000)
@@ -227,11 +227,11 @@ class TestPreview:
         assert preview.simulated_minor == preview.charged_minor == 360
         self.run(account, 1800, labels=False)
         preview = self.preview(draft_of(published, node_hour="720"))
-        assert (preview.unknown, preview.simulated_minor) == (1, 720 + 360)
+        assert (preview.without_usage, preview.simulated_minor) == (1, 720 + 360)
 
     def test_leaves_out_another_month_and_currency(self, published, account):
         self.run(account, 1800)
-        assert price_simulation.preview(book=draft_of(published), month=costs.month_of().before).runs == 0
+        assert price_simulation.preview(book=draft_of(published), month=costs.month_of().previous).runs == 0
         assert self.preview(PriceBookFactory(currency="CNY")).runs == 0
 
 

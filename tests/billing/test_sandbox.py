@@ -32,12 +32,12 @@ WALLET = "http://127.0.0.1:8000/wallet/"
 
 def charge(customer, method):
     return gateway.charge_card(
-        reference="1", customer=customer, method_id=method, amount_minor=700, currency="USD", title="T"
+        reference="1", customer_id=customer, method_id=method, amount_minor=700, currency="USD", title="T"
     )
 
 
 def setup_page(customer):
-    return gateway.create_card_setup(reference="1", customer=customer, currency="USD", return_url=f"{WALLET}cards/")
+    return gateway.create_card_setup(reference="1", customer_id=customer, currency="USD", return_url=f"{WALLET}cards/")
 
 
 class TestPage:
@@ -155,7 +155,7 @@ def test_a_dispute_is_decided_by_its_evidence(customer, served, console, status,
     dispute = console.event("charge.dispute.created")["data"]["object"]
     assert (dispute["amount"], dispute["status"], served.balance("usd")) == (5000, "needs_response", 0)
     with pytest.raises(PaymentRefused):
-        gateway.refund(reference="r1", payment_intent=dispute["payment_intent"], amount_minor=1)
+        gateway.refund(reference="r1", payment_intent_id=dispute["payment_intent"], amount_minor=1)
     client = gateway._client()
     evidence = "winning_evidence" if status == "won" else "losing_evidence"
     client.v1.disputes.update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
@@ -175,7 +175,7 @@ class TestIdempotency:
         assert page(customer, "top-up-2").session_id != first.session_id
         assert len(list(served.account.store.all("checkout.session"))) == 2
         now = served.account.clock()
-        served.account.clock = lambda: now + sandbox_provider.KEY_SECONDS + 1
+        served.account.clock = lambda: now + sandbox_provider.IDEMPOTENCY_KEY_SECONDS + 1
         assert page(customer).session_id != first.session_id
 
     def test_a_key_is_refused_for_another_request_but_free_after_an_invalid_one(self, customer):
@@ -281,6 +281,7 @@ def test_the_form_encoding():
     assert sandbox_provider.decode("a=1&b[c]=2&b[d][0][e]=3&b[d][1][e]=4&f[]=5") == {
         "a": "1", "b": {"c": "2", "d": [{"e": "3"}, {"e": "4"}]}, "f": {"": "5"},
     }  # fmt: skip
+    assert sandbox_provider.decode("a[1]=y&a[0]=x") == {"a": ["x", "y"]}
 
 
 def test_it_binds_to_loopback_and_refuses_live_keys(served):

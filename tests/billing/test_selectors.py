@@ -24,8 +24,8 @@ def test_rows_of_money_are_the_organizations_own(account):
     assert list(selectors.open_holds(ours)) == [hold]
     receipt = settle(hold, 10)
     assert list(selectors.open_holds(ours)) == []
-    assert [entry.amount_minor for entry in selectors.movements(ours)] == [-10, 10_000]
-    assert [entry.amount_minor for entry in selectors.movements(theirs)] == [1000]
+    assert [entry.amount_minor for entry in selectors.wallet_entries(ours)] == [-10, 10_000]
+    assert [entry.amount_minor for entry in selectors.wallet_entries(theirs)] == [1000]
     assert list(selectors.receipts_for(ours)) == [receipt] == [selectors.receipt_for(ours, receipt.pk)]
     assert not selectors.receipts_for(theirs).exists()
     with pytest.raises(NotFound):
@@ -40,7 +40,7 @@ def test_node_specs_are_offered_at_the_price_of_one_node():
     assert [(offer.spec, offer.hourly_minor) for offer in selectors.offered_specs("USD")] == [(small, None)]
     pricebooks.publish(book=draft)
     (offer,) = selectors.offered_specs("USD")
-    assert (offer.hourly_minor, offer.discounts) == (90, (selectors.Discount(4, Decimal(80)),))
+    assert (offer.hourly_minor, offer.discounts) == (90, (selectors.PriceTier(4, Decimal(80)),))
     book(hourly="100")
     assert [offer.hourly_minor for offer in selectors.offered_specs("USD")] == [100]
     NodeSpec.objects.update(is_active=False)

@@ -89,7 +89,7 @@ class TestCheckBooks:
     def test_finds_nothing_wrong_and_reports_it(self, embedded):
         heartbeats._next_at.clear()
         tasks.check_books()
-        assert heartbeats.latest(heartbeats.recent(), heartbeats.BOOKS)[""].details == {"wrong": CORRECT}
+        assert heartbeats.latest(heartbeats.recent(), heartbeats.LEDGER)[""].details == {"wrong": CORRECT}
 
     @pytest.mark.parametrize(
         ("change", "wrong"),

@@ -133,7 +133,7 @@ NO_PAGES = {
     "image_check", "invoice_csv", "invoice_pdf", "job_export", "job_image", "job_live", "job_metrics",
     "job_points_csv", "job_stacks", "job_tab", "notebook_admit", "notebook_open", "organization_export",
     "security_export", "shell_admit", "sweep_importance", "tool", "tool_root", "top_up", "training_comparison",
-    "training_environment", "training_paid", "training_script", "training_scripts", "wallet_arrival",
+    "training_environment", "training_paid", "training_script", "training_scripts", "pending_top_up",
     "workspace_download", "workspace_imports", "workspace_picture",
 }  # fmt: skip
 """URLs that answer a GET with a fragment or a file."""

@@ -10,6 +10,7 @@ from tests.console.processes import wait_for
 from tests.flows.console import PASSWORD, Buyer
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.torch,
     pytest.mark.flow,

@@ -11,6 +11,7 @@ from runtime.specs import Outcome
 from tests.browser.conftest import log_in
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.late("it awaits a browser, with limits of seconds"),
     pytest.mark.django_db(transaction=True),

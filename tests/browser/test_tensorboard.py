@@ -9,6 +9,7 @@ from tests.console.processes import wait_for
 from tests.tools import asgi_console, owner_of_tools, write_scalars
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.late("it awaits TensorBoard and a browser, with limits of seconds"),
     pytest.mark.django_db(transaction=True),

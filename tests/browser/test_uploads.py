@@ -14,6 +14,7 @@ from tests.factories.storage import DatasetFactory, WorkspaceFactory
 from tests.storage.archives import tar_of
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.late("it awaits a server and a browser, with limits of seconds"),
     pytest.mark.xdist_group("uploads"),

@@ -124,18 +124,18 @@ FILES = [{"path": "a", "size": 1, "sha256": "0" * 64}]
 CALLS = {
     "whoami": (), "products": (), "node_specs": (), "images": (), "datasets": (), "dataset": ("a/b",),
     "create_dataset": ("a",), "create_upload": {"size_bytes": 3, "metadata": {"purpose": "dataset"}},
-    "upload_offset": ("key",), "append_upload": {"key": "key", "offset": 0, "content": [b"abc"], "size": 3},
+    "upload_offset": ("key",), "append_upload": {"upload_id": "key", "offset": 0, "content": [b"abc"], "size": 3},
     "upload": ("key",), "workspaces": (), "workspace": ("a",), "create_workspace": ("a",),
     "differing_files": ("a", FILES), "workspace_entries": ("a", "data"), "write_file": ("a", "x/y z#?%.py", b"1"),
-    "delete_file": ("a", "x"), "quote": (QUOTE,), "order": {"quote": "1", "idempotency_key": "k"},
+    "delete_file": ("a", "x"), "quote": (QUOTE,), "order": {"quote_id": "1", "idempotency_key": "k"},
     "jobs": {"state": "running", "tag": "a", "name": "b"}, "job": (1,), "diagnosis": (1,), "cancel": (1,),
-    "log": {"job": 1, "rank": 1, "attempt": 2, "offset": 3}, "log_events": {"job": 1, "timestamps": True},
+    "log": {"job_id": 1, "rank": 1, "attempt": 2, "offset": 3}, "log_events": {"job_id": 1, "timestamps": True},
     "job_events": (1,), "metrics": (1,), "receipt": (1,), "receipts": (), "job_files": (1, "outputs"),
-    "job_file": {"job": 1, "path": "outputs/a b", "offset": 3, "etag": "e"}, "models": (), "model": ("a",),
-    "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": {"quote": "1", "idempotency_key": "k"},
+    "job_file": {"job_id": 1, "path": "outputs/a b", "offset": 3, "etag": "e"}, "models": (), "model": ("a",),
+    "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": {"quote_id": "1", "idempotency_key": "k"},
     "quote_extension": (1, {"trials": 2}), "sweeps": (), "sweep": (1,), "trials": (1,), "stop_sweep": (1,),
-    "quote_notebook": (NOTEBOOK,), "order_notebook": {"quote": "1", "idempotency_key": "k"}, "notebooks": (),
-    "notebook": (1,), "stop_notebook": (1,), "quote_notebook_extension": {"notebook": 1, "added_seconds": 3600},
+    "quote_notebook": (NOTEBOOK,), "order_notebook": {"quote_id": "1", "idempotency_key": "k"}, "notebooks": (),
+    "notebook": (1,), "stop_notebook": (1,), "quote_notebook_extension": {"notebook_id": 1, "added_seconds": 3600},
 }  # fmt: skip
 """The arguments of a call of each method."""
 

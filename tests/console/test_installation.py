@@ -105,3 +105,11 @@ def test_a_notice_is_on_every_page_in_its_time(client):
         shown = client.get(reverse(page)).content.decode()
         assert "Maintenance &lt;soon&gt;" in shown
         assert not re.search("not yet|over<", shown)
+
+
+def test_notices_that_are_deleted_in_the_list_disappear_at_once(admin):
+    notice = Notice.objects.create(text="Maintenance", begins_at=timezone.now())
+    assert [shown.text for shown in selectors.installation().notices] == ["Maintenance"]
+    form = {"action": "delete_selected", "_selected_action": [notice.pk], "post": "yes"}
+    assert admin.post(reverse("admin:installation_notice_changelist"), form).status_code == 302
+    assert selectors.installation().notices == []

@@ -84,6 +84,7 @@ def fields_of(schema, route, method):
 
 
 @pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.slow
 def test_in_every_body_of_the_api(world, schema, turn):
     """One field at a time is odd, and then the whole body: the text, a list of it, or an object."""
     texts = turn(ODD_JSON)
@@ -100,6 +101,7 @@ def test_in_every_body_of_the_api(world, schema, turn):
 
 
 @pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.slow
 def test_in_every_parameter_and_path_of_the_api(world, schema, turn):
     texts = turn(ODD)
     for route, asks in ROUTES.items():
@@ -123,6 +125,7 @@ def test_a_nul_byte_in_a_query_is_refused(world, client):
 
 
 @pytest.mark.parametrize("name", ODD)
+@pytest.mark.slow
 def test_in_every_header(world, client, name):
     client.force_login(world.owner.user)
     text = ODD[name].encode().decode("latin-1")  # as a server passes it on
@@ -156,6 +159,7 @@ def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
 
 
 @pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.slow
 def test_in_every_page_and_form(world, client, turn):
     texts = turn(ODD)
     ids = {"<int:pk>": world.job, "<int:attempt>": 1, "<uuid:quote_id>": world.quote, "<file:path>": "train.py"}

@@ -1,10 +1,14 @@
-"""The real web server, with real sockets: streams, uploads, and clients that are slow or hold too much."""
+"""The real web server, with real sockets: streams, uploads, and clients that are slow or hold too much.
+
+It is tried alone, and behind Debian's nginx with the settings of the ingress in `deploy/`.
+"""
 
 import asyncio
 import json
 import os
 import re
 import selectors
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +19,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import yaml
 from django.db import connection
 from django.http import StreamingHttpResponse
 
@@ -32,7 +37,29 @@ GET = "GET /page HTTP/1.1\r\nX-Slow: "
 FORM = "POST /form HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
 
 
-class Server:
+class Listener:
+    """A web server on `self.port`."""
+
+    port: int
+    visitor = httpx.Client(headers={"Connection": "close"})  # `httpx.get` reads certificates for each poll
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def is_ready(self):
+        try:
+            return self.visitor.get(f"{self.url}/page").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def connect(self, sent="", *, address="127.0.0.1"):
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=30, source_address=(address, 0))
+        client.sendall(sent.encode())
+        return client
+
+
+class Server(Listener):
     """A web process of the console, on a free port."""
 
     def __init__(self, **environment):
@@ -45,21 +72,9 @@ class Server:
 
     def _start(self, environment):
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         bind = {"DJANGO_SETTINGS_MODULE": "tests.console.serving_settings", "WEB_BIND": f"127.0.0.1:{self.port}"}
         command = [sys.executable, "-m", "console.serving.server"]
         self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | bind | environment)
-
-    def is_ready(self):
-        try:
-            return httpx.get(f"{self.url}/page").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def connect(self, sent="", *, address="127.0.0.1"):
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=30, source_address=(address, 0))
-        client.sendall(sent.encode())
-        return client
 
     def census(self):
         return httpx.get(f"{self.url}/census").json()
@@ -74,6 +89,65 @@ class Server:
         self.process.wait(30)
 
 
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+INGRESS = ROOT / "deploy/kubernetes/overlays/production/console/ingress.yaml"
+NGINX_CONFIGURATION = """
+daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://127.0.0.1:{server_port};
+      proxy_http_version 1.1; proxy_set_header Host $http_host; proxy_set_header X-Forwarded-For $remote_addr;
+      {of_the_ingress}
+    }}
+  }}
+}}
+"""
+
+
+class Nginx(Listener):
+    """nginx in front of a server, with the directives that ingress-nginx makes of our annotations."""
+
+    def __init__(self, server, folder):
+        annotations = yaml.safe_load(INGRESS.read_text())["metadata"]["annotations"]
+        values = {name.rpartition("/")[2].replace("-", "_"): value for name, value in annotations.items()}
+        del values["ssl_redirect"]  # this nginx has no TLS
+        values["client_max_body_size"] = values.pop("proxy_body_size")
+        self.port = free_port()
+        configuration = NGINX_CONFIGURATION.format(
+            folder=folder,
+            port=self.port,
+            server_port=server.port,
+            of_the_ingress="".join(f"{name} {value}; " for name, value in values.items()),
+        )
+        (folder / "nginx.conf").write_text(configuration)
+        self.process = subprocess.Popen([NGINX, "-c", folder / "nginx.conf"])
+        wait_for(self.is_ready)
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def behind_nginx(tmp_path):
+    """A function that gives nginx in front of a server."""
+    if NGINX is None:
+        pytest.skip("needs nginx")
+    with ExitStack() as started:
+
+        def start(server):
+            nginx = Nginx(server, tmp_path)
+            started.callback(nginx.stop)
+            return nginx
+
+        yield start
+
+
 @pytest.fixture(scope="module")
 def server():
     created = Server()
@@ -84,7 +158,7 @@ def server():
 @pytest.fixture(scope="module")
 def patient_server():
     """A server with a long deadline for slow clients, and few connections for one address."""
-    created = Server(TEST_DEADLINE_SECONDS="60", TEST_CONNECTIONS="120")
+    created = Server(TEST_DEADLINE_SECONDS="60", TEST_CONNECTIONS="120", TRUSTED_PROXIES="127.0.0.1")
     yield created
     created.stop()
 
@@ -299,16 +373,35 @@ def trickling(clients):
             client.close()
 
 
-def test_pages_answer_while_two_hundred_clients_are_slow(patient_server):
+def assert_pages_answer_while_two_hundred_clients_are_slow(listener):
     heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]
-    clients = [patient_server.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
-    clients += [patient_server.connect(UPLOAD, address=f"127.0.0.{each + 2}") for each in range(4)]
+    clients = [listener.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
+    clients += [listener.connect(UPLOAD, address=f"127.0.0.{each + 2}") for each in range(4)]
     with trickling(clients) as count_open:
         for _ in range(10):
-            assert httpx.get(f"{patient_server.url}/page").status_code == 200
-            assert httpx.get(f"{patient_server.url}/healthz").json() == {"status": "ok"}
-        assert httpx.post(f"{patient_server.url}/form", content=b"form").json() == {"size": 4}
+            assert httpx.get(f"{listener.url}/page").status_code == 200
+            assert httpx.get(f"{listener.url}/healthz").json() == {"status": "ok"}
+        assert httpx.post(f"{listener.url}/form", content=b"form").json() == {"size": 4}
         assert count_open() == len(clients)
+
+
+def test_pages_answer_while_two_hundred_clients_are_slow(patient_server):
+    assert_pages_answer_while_two_hundred_clients_are_slow(patient_server)
+
+
+def test_pages_and_streams_answer_while_two_hundred_clients_of_nginx_are_slow(patient_server, behind_nginx):
+    nginx = behind_nginx(patient_server)
+    assert_pages_answer_while_two_hundred_clients_are_slow(nginx)
+    with nginx.connect(STREAM.format("/stream"), address="127.0.0.8") as client:
+        read_until(client, b"event: hello")
+
+
+@pytest.mark.parametrize("head", [FORM, UPLOAD], ids=["a form", "an upload"])
+def test_a_slow_body_is_refused_behind_nginx(server, behind_nginx, head):
+    client = behind_nginx(server).connect(head)
+    with trickling([client]) as count_open:
+        wait_for(lambda: not count_open())
+        assert refusal(client) == (408, "request_timeout")
 
 
 @pytest.mark.parametrize("head", [GET, FORM, UPLOAD], ids=["headers", "a form", "an upload"])

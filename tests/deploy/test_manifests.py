@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 
-import kubernetes_validate
 import pytest
 from django.conf import settings
 from django.core.management import get_commands
@@ -18,6 +17,7 @@ from runtime.backends.kubernetes.names import MANAGED_BY_LABEL, MANAGER, namespa
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.specs import Framework, Image, Resources, RunSpec
 from tests.deploy.conftest import KUBERNETES, OVERLAYS, by_hand, containers, env_file, objects, pods
+from tests.kubernetes import schemas
 
 OURS = re.compile(r"(trainyard/console|console:)")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
@@ -80,7 +80,7 @@ def selects(selector, labels):
 @pytest.mark.parametrize("minor", ["1.34", "1.37"], ids="Kubernetes {}".format)
 def test_every_object_is_valid(overlay, minor):
     for each in [*objects(overlay), *by_hand()]:
-        kubernetes_validate.validate(each, minor, strict=True)
+        schemas.validate(each, minor)
 
 
 def test_every_pod_meets_the_restricted_pod_security_standard(overlay):

@@ -28,6 +28,7 @@ from console.supervision.embedded import Embedded
 from jobs.demo import Customer
 from runtime import pids
 from tests.console.processes import free_port, wait_for
+from tests.migrations import copy_migrated_database
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS = 240
@@ -51,7 +52,10 @@ print("epoch 1/1 loss 0.5", flush=True)
 
 
 class Console:
-    """An installation in a folder of its own. `process` is its `manage.py up`."""
+    """An installation in a folder of its own. `process` is its `manage.py up`.
+
+    Its first start finds a database with the present schema. `make demo` begins with an empty one.
+    """
 
     def __init__(self, var: Path, images_root: Path, **environment: str) -> None:
         self.var = var
@@ -70,12 +74,16 @@ class Console:
         }
         self.output = var / "up.log"
         self.process: subprocess.Popen[bytes] | None = None
+        # One client for all polls: `httpx.get` reads the machine's certificates each time, which keeps a core busy.
+        self._visitor = httpx.Client(headers={"Connection": "close"}, timeout=5)
 
     # Up and down
 
     def up(self) -> None:
         """Start everything, and wait until it is ready."""
         self.var.mkdir(parents=True, exist_ok=True)
+        if not self.embedded.data_dir.exists():
+            copy_migrated_database(self.var)
         with self.output.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "manage.py", "up"], cwd=ROOT, env=self.environment, stdout=log, stderr=log
@@ -99,7 +107,7 @@ class Console:
     def is_ready(self) -> bool:
         """Whether the console answers that it can work."""
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == httpx.codes.OK
+            return self._visitor.get(f"{self.url}/readyz").status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
 

@@ -10,6 +10,7 @@ import pytest
 from tests.flows.console import ROOT
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.flow,
     pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
     pytest.mark.cores(2),

@@ -75,6 +75,7 @@ def test_some_parts_are_killed(console, buyer, names):
     charged_once(console, buyer, job)
 
 
+@pytest.mark.slow
 def test_everything_is_killed_and_the_run_goes_on(console, buyer):
     job = buyer.start("all")
     buyer.running(job)

@@ -8,6 +8,7 @@ import pytest
 from tests.flows.console import Console
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.flow,
     pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
     pytest.mark.cores(2),

@@ -68,7 +68,7 @@ def test_an_owner_gets_the_sweeps_and_their_trials(sweeper, customer):
 
 
 def test_an_owner_gets_the_organization_without_secrets(customer, monkeypatch):
-    monkeypatch.setattr(account_exports, "BATCH", 2)  # so that every table has several batches
+    monkeypatch.setattr(account_exports, "BATCH_SIZE", 2)  # so that every table has several batches
     membership = customer.membership
     job = customer.end(customer.started(), Outcome.COMPLETED)
     for step in range(5):

@@ -3,7 +3,7 @@ import redis
 from django.core.cache import cache
 
 from jobs import circuit_breaker
-from jobs.circuit_breaker import circuit_is_open, guarded
+from jobs.circuit_breaker import circuit_is_open, with_circuit_breaker
 from runtime.errors import BackendUnavailable, RunNotFound
 from tests.caching import clear_cache
 from tests.fakes import FakeBackend
@@ -27,7 +27,7 @@ def fake(tmp_path, monkeypatch):
 
 
 def test_answers_and_errors_pass_through(fake, tmp_path):
-    west = guarded("west", fake)
+    west = with_circuit_breaker("west", fake)
     assert west.names(live=True) == []
     assert west.run_folder("job-1-1") == tmp_path / "job-1-1"
     with pytest.raises(RunNotFound):
@@ -38,17 +38,17 @@ def test_answers_and_errors_pass_through(fake, tmp_path):
 def test_an_unavailable_cluster_is_called_by_no_process(fake):
     fake.available = False
     with pytest.raises(BackendUnavailable, match="away"):
-        guarded("west", fake).names()
+        with_circuit_breaker("west", fake).names()
     assert circuit_is_open("west")
     for _ in range(3):
         with pytest.raises(BackendUnavailable, match="The fake cluster is away"):
-            guarded("west", fake).names()  # another process would have another object
+            with_circuit_breaker("west", fake).names()  # another process would have another object
     assert len(fake.calls) == 1
     assert not circuit_is_open("east")
 
 
 def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
-    west = guarded("west", fake)
+    west = with_circuit_breaker("west", fake)
     fake.available = False
     pauses = []
     monkeypatch.setattr(
@@ -69,7 +69,7 @@ def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
 
 
 def test_a_pause_ends_only_when_the_cluster_answers(fake):
-    west = guarded("west", fake)
+    west = with_circuit_breaker("west", fake)
     fake.available = False
     for _ in range(len(circuit_breaker.PAUSES)):
         with pytest.raises(BackendUnavailable):
@@ -86,7 +86,7 @@ def test_a_pause_ends_only_when_the_cluster_answers(fake):
 
 def test_a_slow_answer_is_returned_and_opens_the_circuit(fake, monkeypatch):
     monkeypatch.setattr(circuit_breaker, "SLOW_SECONDS", -1.0)
-    west = guarded("west", fake)
+    west = with_circuit_breaker("west", fake)
     assert west.names() == []
     circuit_breaker.close_if_reachable("west", west)
     assert circuit_is_open("west"), "it answers, but too slowly"
@@ -98,7 +98,7 @@ def test_without_a_cache_every_call_is_made(fake, monkeypatch):
 
     for name in ("get", "set", "add", "delete"):
         monkeypatch.setattr(circuit_breaker.cache, name, away)
-    west = guarded("west", fake)
+    west = with_circuit_breaker("west", fake)
     fake.available = False
     for _ in range(2):
         with pytest.raises(BackendUnavailable, match="away"):

@@ -124,7 +124,7 @@ def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, yards):
 
 def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(customer, yards, monkeypatch):
     """Even if the circuit breaker pauses calls for an hour."""
-    yards["west"] = circuit_breaker.guarded("west", fake := yards["west"])
+    yards["west"] = circuit_breaker.with_circuit_breaker("west", fake := yards["west"])
     monkeypatch.setattr(circuit_breaker, "PAUSES", (3600,))
     cluster.cache_clear()
     job = customer.job(node_spec="medium", nodes=1)
@@ -213,7 +213,7 @@ def test_old_runs_are_deleted_on_each_cluster(customer, yards):
     reconciliation.delete_old_runs()
     assert yards["west"].names() == [f"job-{jobs[1].pk}-1"]
     assert yards["west"].checkpoints == {f"job-{jobs[1].pk}"}
-    Job.objects.update(finished_at=timezone.now() - results.KEEP_RUNS - timedelta(seconds=1))
+    Job.objects.update(finished_at=timezone.now() - results.DEFAULT_RETENTION - timedelta(seconds=1))
     yards["east"].available = False
     reconciliation.delete_old_runs()
     assert (yards["west"].names(), yards["west"].checkpoints) == ([], set())

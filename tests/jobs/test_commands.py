@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from console.accounts.models import ApiToken, Membership
 from jobs import watcher
 from jobs.management.commands import check_cluster, demo
-from runtime.backends.base import Check
+from runtime.backends.base import CheckResult
 from runtime.backends.kubernetes.config import ClusterConfig
 
 
@@ -75,12 +75,12 @@ def west(settings):
 
 class TestCheckCluster:
     def test_it_prints_each_check_with_its_remedy_and_fails_if_one_fails(self, monkeypatch):
-        images = Check("images", ok=False, detail="None.", remedy="Build one")
+        images = CheckResult("images", ok=False, detail="None.", remedy="Build one")
         options = []
 
         def check(_cluster, **given):
             options.append(given)
-            return iter([Check("sandbox", ok=True, detail="there"), images])
+            return iter([CheckResult("sandbox", ok=True, detail="there"), images])
 
         monkeypatch.setattr(check_cluster.check, "check", check)
         text, error = run_command("check_cluster", "default", "--no-smoke")
@@ -93,7 +93,7 @@ class TestCheckCluster:
 
         def check(*given, **options):
             calls.append((*given, options))
-            return iter([Check("API server", ok=True, detail="1.36")])
+            return iter([CheckResult("API server", ok=True, detail="1.36")])
 
         monkeypatch.setattr(check_cluster.backend, "check", check)
         assert "1.36" in run_command("check_cluster", "west")[0]

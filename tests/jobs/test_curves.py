@@ -10,7 +10,7 @@ from django.urls import reverse
 from billing.models import Quote
 from jobs import cost_analysis, curves, reconciliation, telemetry
 from jobs.models import Job, MetricPoint
-from jobs.points import thinned
+from jobs.points import thinned_indexes
 from runtime.specs import Outcome
 from tests.factories.jobs import Customer
 
@@ -79,11 +79,11 @@ def test_a_reported_time_outside_of_the_run_counts_at_its_edge(customer):
 def test_a_long_curve_is_thinned_and_keeps_its_peaks_and_its_end():
     values = [float(place % 100) for place in range(10_001)]
     values[4321], values[8765] = -1.0, 1000.0
-    places = thinned(values, 100)
+    places = thinned_indexes(values, 100)
     assert len(places) <= 101
     assert {4321, 8765, 10_000} <= set(places)
     assert places == sorted(places)
-    assert thinned(values[:100], 100) == list(range(100))
+    assert thinned_indexes(values[:100], 100) == list(range(100))
 
 
 def test_more_points_than_are_stored_leave_the_whole_curve(customer, monkeypatch):

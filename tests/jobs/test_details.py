@@ -75,8 +75,8 @@ def test_values_beyond_the_limits_are_refused_at_their_field(customer, change):
 
 def test_the_sweep_keeps_files_until_the_chosen_time(api, customer):
     job = customer.ended_with_log()
-    default = job.finished_at + results.KEEP_RUNS
-    assert results.kept_until(job) == default
+    default = job.finished_at + results.DEFAULT_RETENTION
+    assert results.deletion_time(job) == default
     later = default + 10 * DAY
     answer = patch(api, customer, job, keep_until=later.isoformat())
     assert answer.status_code == 200
@@ -113,7 +113,7 @@ def test_the_deletion_is_announced_once_to_those_who_can_save_the_files(api, cus
     jobs = [customer.ended_with_log(name=name) for name in ("soon", "also soon", "fresh")]
     assert expiry.announce() == 0
     for job in jobs[:2]:
-        age(job, results.KEEP_RUNS - 6 * DAY)
+        age(job, results.DEFAULT_RETENTION - 6 * DAY)
     assert [expiry.announce(), expiry.announce()] == [1, 0]
     (message,) = mail.outbox
     assert message.to == [customer.membership.user.email]
@@ -129,7 +129,7 @@ def test_the_deletion_is_announced_once_to_those_who_can_save_the_files(api, cus
 
 @pytest.mark.django_db(transaction=True)
 def test_two_workers_announce_once(customer):
-    age(customer.ended_with_log(), results.KEEP_RUNS - DAY)
+    age(customer.ended_with_log(), results.DEFAULT_RETENTION - DAY)
     assert sorted(together(expiry.announce, expiry.announce)) == [0, 1]
     assert DeletionNotice.objects.count() == 1
 
@@ -145,7 +145,7 @@ def test_a_retry_that_is_cancelled_gets_its_retention_from_the_sweep(customer):
     orders.cancel_job(membership=customer.membership, job=job)
     reconciliation.delete_old_runs()
     job.refresh_from_db()
-    assert Allocation.objects.get().kept_until == job.finished_at + results.KEEP_RUNS
+    assert Allocation.objects.get().kept_until == job.finished_at + results.DEFAULT_RETENTION
 
 
 def test_an_index_finds_the_jobs_with_a_tag(db):

@@ -77,7 +77,7 @@ def test_an_unexpected_error_stops_no_other_job_and_ends_its_own_free_if_it_last
     assert "could not be started" in caplog.text
     for _ in range(3):
         Attempt.objects.filter(job=broken, finished_at=None).update(
-            claimed_at=timezone.now() - dispatch.SUBMIT_PATIENCE * 2
+            claimed_at=timezone.now() - dispatch.SUBMIT_RETRY_PERIOD * 2
         )
         for _sweep in range(2):
             reconciliation.reconcile()
@@ -132,7 +132,7 @@ def test_a_run_that_vanished_is_a_lost_node_and_is_retried(customer, backend):
 @pytest.mark.parametrize("has_ended", [False, True], ids=["the job stops", "the job has ended"])
 def test_a_cancel_between_claim_and_submit_stops_the_run(customer, backend, has_ended):
     job = customer.job()
-    attempt = lifecycle.claim(job=job, backend="local")
+    attempt = lifecycle.claim(job=job, cluster_name="local")
     orders.cancel_job(membership=customer.membership, job=job)
     if has_ended:
         reconciliation.stop(job_pk=job.pk)

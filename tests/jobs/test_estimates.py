@@ -20,9 +20,9 @@ def runs(*times, nodes=2, epochs=10, **same):
 
 
 LENGTHS = [Sample(2, epochs, 30 + 5 * epochs) for epochs in (1, 2, 5, 10, 20, 40)]
-NEAREST = runs(100, same_data=True, same_batch=True)
-OTHER_BATCH = runs(200, same_data=True, same_batch=False)
-OTHER_DATA = runs(300, same_data=False, same_batch=False)
+NEAREST = runs(100, has_same_data=True, has_same_batch=True)
+OTHER_BATCH = runs(200, has_same_data=True, has_same_batch=False)
+OTHER_DATA = runs(300, has_same_data=False, has_same_batch=False)
 ONE_AND_TWO = [*runs(160, nodes=1), *runs(100, nodes=2)]  # twice the nodes are 1.6 times as fast
 LEARNED = {
     "the median time of an epoch": (runs(100, 200, 300), 2, 20, 400, 560),

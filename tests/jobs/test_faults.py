@@ -83,7 +83,7 @@ def killed(call, owner, name, after):
 
 def ended(backend, job, seconds=60):
     """Sweep at every change of the cluster until the job has ended; return the job."""
-    for _names in itertools.chain([set()], backend.changes(stop_after=seconds)):
+    for _names in itertools.chain([set()], backend.changes(stop_after_seconds=seconds)):
         reconciliation.reconcile()
         job.refresh_from_db()
         if job.is_ended:
@@ -110,7 +110,7 @@ BEFORE, AFTER = False, True
 STEPS_OF_A_START = {
     "claimed": (lifecycle, "claim", AFTER),
     "capacity reserved": (LocalBackend, "_choose_gpus", AFTER),
-    "folders created": (Run, "prepare", AFTER),
+    "folders created": (Run, "create_folders", AFTER),
     "before the launcher": (WarmPool, "starting", BEFORE),
     "before the run's record": (Run, "record_submission", BEFORE),
     "submitted": (LocalBackend, "submit", AFTER),
@@ -135,7 +135,7 @@ def test_a_worker_killed_while_it_settles_a_run_charges_it_once(customer, backen
     customer.write("train.py", COUNT_STARTS)
     job = customer.job(nodes=1)
     dispatch.dispatch_queue()
-    for _names in backend.changes(stop_after=60):
+    for _names in backend.changes(stop_after_seconds=60):
         if backend.describe(f"job-{job.pk}-1").finished_at is not None:
             break
     killed(lambda: reconciliation.reconcile_job(job_pk=job.pk), *STEPS_OF_AN_END[step])

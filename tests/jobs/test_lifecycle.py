@@ -33,7 +33,7 @@ OF_THE_CODE = sorted(set(Outcome) - {Outcome.HUNG, Outcome.NODE_LOST, Outcome.NO
 
 @pytest.mark.parametrize("outcome", OF_THE_CODE)
 def test_an_outcome_of_the_code_ends_the_job_and_is_charged(customer, outcome):
-    reason = lifecycle.REASON_OF[outcome]
+    reason = lifecycle.REASON_BY_OUTCOME[outcome]
     began = time.time() - 600
     job = customer.end(customer.started(at=began), outcome, at=began + 100, message="why")
     job.refresh_from_db()
@@ -48,7 +48,7 @@ def test_an_outcome_of_the_code_ends_the_job_and_is_charged(customer, outcome):
 
 
 def test_every_outcome_has_a_reason():
-    assert set(lifecycle.REASON_OF) == set(Outcome)
+    assert set(lifecycle.REASON_BY_OUTCOME) == set(Outcome)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.NODE_LOST, Outcome.PLATFORM_ERROR])
@@ -72,10 +72,10 @@ def test_a_platform_fault_is_retried_free_up_to_a_limit(customer, outcome):
         reconciliation.reconcile_job(job_pk=job.pk)
     job = customer.end(attempt, outcome, at=began + 500)
     job.refresh_from_db()
-    assert (job.state, job.reason) == (JobState.FAILED, lifecycle.REASON_OF[outcome])
+    assert (job.state, job.reason) == (JobState.FAILED, lifecycle.REASON_BY_OUTCOME[outcome])
     assert Receipt.objects.get().total_minor == 0
     assert lines(job)["platform_fault"]["amount_minor"] == 0
-    assert lines(job)["platform_fault"]["evidence"]["reason"] == lifecycle.REASON_OF[outcome]
+    assert lines(job)["platform_fault"]["evidence"]["reason"] == lifecycle.REASON_BY_OUTCOME[outcome]
     assert quantities(job, "platform_fault") == pytest.approx([60, 30, 500 - 150], abs=0.2)
     assert customer.wallet.available_minor == 100_000
 
@@ -176,12 +176,12 @@ def test_a_cancel_while_it_runs(customer, outcome, reason, total_minor):
 
 def test_an_attempt_returned_to_the_queue_is_deleted_and_a_cancelled_one_ends_its_job(customer):
     job = customer.job()
-    attempt = lifecycle.claim(job=job, backend="local")
+    attempt = lifecycle.claim(job=job, cluster_name="local")
     lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
     job.refresh_from_db()
     assert (job.state, job.waiting_code) == (JobState.QUEUED, "capacity")
     assert not Attempt.objects.exists()
-    attempt = lifecycle.claim(job=job, backend="local")
+    attempt = lifecycle.claim(job=job, cluster_name="local")
     assert attempt.number == 1
     orders.cancel_job(membership=customer.membership, job=job)
     Attempt.objects.update(submitted_at=timezone.now())

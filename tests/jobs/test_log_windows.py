@@ -25,7 +25,9 @@ def huge(customer, backend, tmp_path, monkeypatch):
 
     def logs(_name, _rank, offset=0, limit=65536, *, at_line=False, with_times=False):
         with path.open("rb") as stream:
-            return log_chunks.text_chunk(log_chunks.read_piece(stream, offset, limit), final=False, at_line=at_line)
+            return log_chunks.text_chunk(
+                log_chunks.read_raw_chunk(stream, offset, limit), is_final=False, at_line=at_line
+            )
 
     monkeypatch.setattr(backend, "logs", logs)
     return f"/api/v1/jobs/{customer.started(workers_per_node=1).job_id}/logs/"

@@ -33,16 +33,16 @@ class Installer:
         monkeypatch.setattr(builder, "start", self.start)
         monkeypatch.setattr(builder, "result_of", lambda layer: self.results.get(layer.key))
         monkeypatch.setattr(builder, "remove_result", lambda layer: self.results.pop(layer.key, None))
-        monkeypatch.setattr(builder, "is_working", lambda layer: layer.organization in self.busy)
+        monkeypatch.setattr(builder, "is_working", lambda layer: layer.organization_id in self.busy)
 
     def start(self, layer, request):
         self.started.append((layer, request))
-        self.busy.add(layer.organization)
+        self.busy.add(layer.organization_id)
 
     def end(self, reason="", **values):
         """End the last installation."""
         layer: Layer = self.started[-1][0]
-        self.busy.remove(layer.organization)
+        self.busy.remove(layer.organization_id)
         if not reason:
             layer.packages.mkdir(parents=True)
         self.results[layer.key] = InstallResult(reason, **values)
@@ -71,7 +71,7 @@ def test_a_job_waits_for_its_packages_and_then_runs_with_them(customer, installe
     assert packages.advance() == set()
     ((layer, request),) = installer.started
     assert request.requirements == ("einops", "ujson>5")
-    assert layer.organization == str(customer.organization.pk)
+    assert layer.organization_id == str(customer.organization.pk)
     assert installer.end(size_bytes=7) == {"default"}
     dispatch.dispatch_queue()
     assert run_spec(job.attempts.get()).packages == str(layer.packages)
@@ -237,7 +237,7 @@ def test_organizations_share_no_layer(customer, other, installer):
     customer.job(requirements="requirements.txt")
     for _attempt in range(2):
         packages.advance()
-        assert {layer.organization for layer, _request in installer.started} == {
+        assert {layer.organization_id for layer, _request in installer.started} == {
             str(each.organization.pk) for each in (customer, other)
         }
         assert len(installer.started) == 2
@@ -248,7 +248,7 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     packages.advance()
     installer.end(size_bytes=100 << 20)
     layer, folder = PackageLayer.objects.get(), installer.started[-1][0]
-    PackageLayer.objects.update(used_at=layer.used_at - packages.UNUSED_FOR * 2)
+    PackageLayer.objects.update(used_at=layer.used_at - packages.LAYER_RETENTION * 2)
     packages.remove_unused()
     assert folder.is_complete
 

@@ -107,7 +107,7 @@ def test_the_last_nodes_of_a_quota_are_taken_once(customer, backend):
 
 def test_one_of_many_claims_wins(customer):
     job = customer.job()
-    results = together(*[lambda: lifecycle.claim(job=Job.objects.get(pk=job.pk), backend="local")] * 4)
+    results = together(*[lambda: lifecycle.claim(job=Job.objects.get(pk=job.pk), cluster_name="local")] * 4)
     assert (count(results, Attempt), count(results, StaleTransition), Attempt.objects.count()) == (1, 3, 1)
 
 

@@ -21,7 +21,7 @@ NONE = "train.py uses datasets, but none is chosen."
 
 @pytest.mark.parametrize("line", NAMING)
 def test_a_dataset_named_after_the_variable_is_recognized(line):
-    assert read_script(f"import os\ndata = {line}\n").named == {"digits"}
+    assert read_script(f"import os\ndata = {line}\n").certain == {"digits"}
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_output_before_during_and_after(customer, backend):
     attempt = customer.started()
     backend.write(attempt.run_name, "one\n")
     assert selectors.log(attempt.job, 0, 0) == selectors.LogChunk("one\n", 4, eof=False, size=4)
-    assert selectors.log(attempt.job, 0, 0, attempt=7).text == ""
+    assert selectors.log(attempt.job, 0, 0, attempt_number=7).text == ""
     ended = customer.end(attempt, Outcome.COMPLETED)
     assert selectors.log(ended, 0, 2) == selectors.LogChunk("e\n", 4, eof=True, offset=2, size=4)
     backend.lose(attempt.run_name)

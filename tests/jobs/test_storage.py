@@ -160,7 +160,7 @@ def test_results_of_a_run_count_until_they_are_removed(customer):
     job = ended_with_results(customer)
     results.count_storage(job.pk)
     allocation = Allocation.objects.get()
-    assert allocation.kept_until == job.finished_at + results.KEEP_RUNS
+    assert allocation.kept_until == job.finished_at + results.DEFAULT_RETENTION
     counted = selectors.usage(customer.organization)
     assert counted.size_bytes >= before.size_bytes + 5370
     results.remove(job=job, user=customer.membership.user)
@@ -175,7 +175,7 @@ def test_the_sweep_counts_what_no_worker_has(customer):
     job = ended_with_results(customer)
     reconciliation.delete_old_runs()
     assert Allocation.objects.get().size_bytes == 5300
-    Job.objects.update(finished_at=timezone.now() - results.KEEP_RUNS - timedelta(seconds=1))
+    Job.objects.update(finished_at=timezone.now() - results.DEFAULT_RETENTION - timedelta(seconds=1))
     reconciliation.delete_old_runs()
     assert not Allocation.objects.filter(key=results.allocation_key(job.pk)).exists()
 
@@ -196,6 +196,6 @@ def test_a_workspace_is_measured_as_runs_end_though_others_go_on(customer):
     (customer.folder / "more").write_bytes(b"x" * 1000)
     results.count_storage(second.pk)
     assert Workspace.objects.get().size_bytes == measured.size_bytes
-    Workspace.objects.update(measured_at=timezone.now() - results.MEASURE_PAUSE)
+    Workspace.objects.update(measured_at=timezone.now() - results.MIN_MEASURE_INTERVAL)
     results.count_storage(second.pk)
     assert Workspace.objects.get().size_bytes == measured.size_bytes + 1000

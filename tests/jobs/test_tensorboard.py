@@ -11,9 +11,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 
-from jobs import selectors, telemetry, tensorboard
+from jobs import event_files, selectors, telemetry
+from jobs.event_files import read_scalars
 from jobs.models import MetricPoint
-from jobs.tensorboard import read_scalars
 from tests.jobs.event_files import scalar, write
 
 LIMIT = 1 << 20
@@ -66,7 +66,7 @@ def test_a_record_counts_when_it_is_whole(tmp_path):
 
 
 def test_records_too_large_to_be_scalars_are_passed_over(tmp_path):
-    data = frame(b"x" * (tensorboard.MAX_RECORD_BYTES + 1)) + frame(scalar("loss", 1, 0.5).SerializeToString())
+    data = frame(b"x" * (event_files.MAX_RECORD_BYTES + 1)) + frame(scalar("loss", 1, 0.5).SerializeToString())
     (tmp_path / "events.out.tfevents.1").write_bytes(data)
     cursor, points = {}, []
     for _ in range(4):
@@ -112,20 +112,20 @@ def test_a_look_reads_no_more_than_its_limit(tmp_path):
 
 
 def test_files_folders_and_depth_are_bounded_and_names_may_be_anything(tmp_path):
-    for number in range(tensorboard.MAX_FILES + 20):
+    for number in range(event_files.MAX_FILES + 20):
         (tmp_path / f"{number}.tfevents").write_bytes(frame(scalar(f"t{number}", 1, 1).SerializeToString()))
     cursor = {}
-    assert len(read(tmp_path, cursor)) == tensorboard.MAX_FILES
+    assert len(read(tmp_path, cursor)) == event_files.MAX_FILES
     for path in tmp_path.iterdir():
         path.rename(path.with_name(f"again.{path.name}"))
     read(tmp_path, cursor)
-    assert len(cursor) == tensorboard.MAX_FILES
+    assert len(cursor) == event_files.MAX_FILES
     deep = tmp_path / "deep"
     folder = deep / "/".join("d" * 300)
     folder.mkdir(parents=True)
     (folder / "x.tfevents").write_bytes(frame(scalar("deep", 1, 1).SerializeToString()))
     wide = tmp_path / "wide"
-    for number in range(tensorboard.MAX_FOLDERS + 50):
+    for number in range(event_files.MAX_FOLDERS + 50):
         (wide / str(number)).mkdir(parents=True)
     began = time.monotonic()
     assert read(deep) == read(wide) == []
@@ -134,7 +134,7 @@ def test_files_folders_and_depth_are_bounded_and_names_may_be_anything(tmp_path)
 
 def test_a_read_is_limited_by_all_entries_and_not_by_the_useful_ones(tmp_path, monkeypatch):
     """Millions of other files would delay the watcher, which reads every run in turn."""
-    monkeypatch.setattr(tensorboard, "MAX_ENTRIES", 50)
+    monkeypatch.setattr(event_files, "MAX_ENTRIES", 50)
     for number in range(40):
         (tmp_path / "a" / str(number)).mkdir(parents=True)
         (tmp_path / f"other-{number}").touch()
@@ -146,7 +146,7 @@ def test_a_read_is_limited_by_all_entries_and_not_by_the_useful_ones(tmp_path, m
         with scan(place) as all_entries:
             yield (entries.append(entry) or entry for entry in all_entries)
 
-    monkeypatch.setattr(tensorboard.os, "scandir", counting)
+    monkeypatch.setattr(event_files.os, "scandir", counting)
     assert read(tmp_path) == []
     assert len(entries) == 50
 

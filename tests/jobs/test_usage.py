@@ -60,7 +60,7 @@ def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(custome
     assert job.not_before - timezone.now() == pytest.approx(timedelta(seconds=120), abs=timedelta(seconds=5))
     attempt = next_attempt(customer, job, at=began + 500)
     job = fail(customer, attempt, at=began + 800, outcome=outcome)
-    assert (job.state, job.reason) == (JobState.FAILED, lifecycle.REASON_OF[outcome])
+    assert (job.state, job.reason) == (JobState.FAILED, lifecycle.REASON_BY_OUTCOME[outcome])
     assert [line["quantity"] for line in lines(job, "time_used")] == ["0.055556", "0.111111", "0.166667"]
     assert receipt(job).total_minor == 30  # 600 s on two nodes at 90 cents an hour
     assert customer.wallet.held_minor == 0

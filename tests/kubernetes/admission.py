@@ -10,8 +10,9 @@ import re
 import secrets
 from typing import Any
 
-import kubernetes_validate
+import jsonschema
 
+from tests.kubernetes import schemas
 from tests.kubernetes.resources import LABEL, SUBDOMAIN, ApiError, Object, Resource, quantity
 
 SCHEMA_VERSION = "1.36"
@@ -29,8 +30,8 @@ def check_schema(resource: Resource, body: Object) -> None:
     if resource.plural == "events":
         return
     try:
-        kubernetes_validate.validate(body, SCHEMA_VERSION, strict=True)
-    except kubernetes_validate.ValidationError as error:
+        schemas.validate(body, SCHEMA_VERSION)
+    except jsonschema.ValidationError as error:
         path = ".".join(str(part) for part in error.path)
         message = f'{resource.kind} in version "{resource.version}" cannot be handled: strict decoding error: {path}: '
         raise ApiError(400, "BadRequest", message + error.message) from error

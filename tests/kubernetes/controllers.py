@@ -246,12 +246,14 @@ class Controllers:
                     self._store.delete(*key)
 
     def _create_accounts(self) -> None:
-        for namespace in self._store.find("namespaces"):
+        account = {"metadata": {"name": "default"}}
+        accounts = self._store.find("serviceaccounts", "", lambda one: one["metadata"]["name"] == "default")
+        finished = {one["metadata"]["namespace"] for one in accounts}
+        for namespace in self._store.find("namespaces", "", lambda one: one["metadata"]["name"] not in finished):
             meta = namespace["metadata"]
             is_due = self._has_waited(f"{meta['uid']} created", self.pace.account_seconds)
             if is_due and not meta.get("deletionTimestamp"):
                 with contextlib.suppress(ApiError):
-                    account = {"metadata": {"name": "default"}}
                     self.api.create(BY_PLURAL["serviceaccounts"], meta["name"], account)
 
     def _finish_namespaces(self) -> None:

@@ -279,7 +279,7 @@ def test_changes_are_reported_after_any_watch_failure(cluster, trouble):
             time.sleep(0.3)  # long enough for every watch to meet it
             faults.down, faults.watch_drops_after = False, None
 
-    for number, names in enumerate(cluster.another().changes(stop_after=10)):
+    for number, names in enumerate(cluster.another().changes(stop_after_seconds=10)):
         if number == 1:
             change()
         elif number > 1 and NAME in names:

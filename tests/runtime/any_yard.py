@@ -24,7 +24,7 @@ class AnyYard:
         status = self.backend.describe(name)
         if until(status):
             return status
-        for _names in self.backend.changes(stop_after=seconds):
+        for _names in self.backend.changes(stop_after_seconds=seconds):
             status = self.backend.describe(name)
             if until(status):
                 return status

@@ -232,6 +232,7 @@ def test_a_script_of_2019_runs_unchanged(torch_yard, nodes):
     assert float(result.group(1)) > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.cores(2)
 @pytest.mark.torch
 @pytest.mark.parametrize("script", ["local_sgd.py", *SPLIT])

@@ -69,7 +69,7 @@ def request_of(tmp_path):
     (tmp_path / "runs" / "secret").write_text("of another tenant")
     (run / "tensorboard" / "link").symlink_to(tmp_path / "runs" / "secret")
     logs = (LogFolder("job-1", str(run), "tensorboard"),)
-    return lambda organization=1, user=1: SessionRequest(organization, user, logs)
+    return lambda organization_id=1, user_id=1: SessionRequest(organization_id, user_id, logs)
 
 
 def ask(root, key, query="x"):
@@ -114,7 +114,7 @@ def test_sessions_are_limited_and_shared_by_the_same_request_only(root, request_
         with pytest.raises(ToolsUnavailable):
             control.start(root, SessionRequest(1, 1, ("no folder",)))
         session = control.find(root, first)
-        assert (session.organization, session.user) == (1, 1)
+        assert (session.organization_id, session.user_id) == (1, 1)
         for key in ("", "..", "../t/" + first, first + "/", first[:-1], first.swapcase()):
             assert control.find(root, key) is None
         assert len({each.pid for each in sandboxes(root)}) >= 3

@@ -50,7 +50,7 @@ def imported(dataset, url, **values):
     row = start(dataset, url, **values)
     imports.run(row)
     row.refresh_from_db()
-    assert [path.name for path in imports.folder().iterdir()] == [imports.SLOT]
+    assert [path.name for path in imports.folder().iterdir()] == [imports.LOCK_FILE]
     return row
 
 
@@ -86,7 +86,7 @@ def test_a_transfer_continues_at_any_byte(at, dataset, monkeypatch, tmp_path):
     bucket, key = bucket_import._bucket_and_key(row)
 
     def content(offset):
-        with imports._listing_of(row).open() as lines, s3.connected(bucket) as connection:
+        with imports._listing_of(row).open() as lines, s3.connect(bucket) as connection:
             return b"".join(bucket_import._content(bucket, connection, lines, offset))
 
     with imports.Reservation(dataset.organization, label="x") as reservation:
@@ -183,7 +183,7 @@ def test_over_the_api_and_on_the_page(at, dataset, api, owner, client):
     answer = api(owner).post("/api/v1/datasets/digits/imports/", body)
     assert (answer.status_code, answer.json()["endpoint"]) == (201, body["endpoint"])
     assert "key-secret" not in json.dumps(answer.json())
-    (imports.folder() / (imports._name_of(answer.json()["id"]) + imports.LISTING)).write_text("x")
+    (imports.folder() / (imports._name_of(answer.json()["id"]) + imports.LISTING_SUFFIX)).write_text("x")
     garbage_collection.collect()
     assert len(list(imports.folder().iterdir())) == 1  # the open import's
     client.force_login(owner.user)

@@ -56,7 +56,7 @@ def test_a_copy_stays_within_the_quota_and_the_limit_of_a_request(workspace, fol
             copies.copy_entry(workspace=workspace, source=source, target="copy")
         with pytest.raises(TooLarge):
             catalog.create_workspace(
-                organization=workspace.organization, user=None, name="copy", fill=copies.copy_of(workspace)
+                organization=workspace.organization, user=None, name="copy", fill=copies.copy_fill(workspace)
             )
     Quota.objects.update(max_storage_bytes=1 << 40)
     monkeypatch.setattr(copies, "MAX_COPY_BYTES", 3)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from console.serving.application import UPLOADS
+from console.serving.application import UPLOAD_PATHS
 from storage import direct_uploads, garbage_collection, s3, selectors, tasks, uploads
 from storage.models import Allocation, Upload
 from tests import seaweedfs
@@ -77,7 +77,7 @@ def test_parts_become_a_dataset_version(client, member, upload_bucket):
     assert state["sha256"] == hashlib.sha256(ARCHIVE).hexdigest()
     assert left_in(upload_bucket) == ([], [])
     assert not Allocation.objects.exists()
-    assert set(uploads.folder().iterdir()) == {uploads.folder() / uploads.FETCH_SLOT}
+    assert set(uploads.folder().iterdir()) == {uploads.folder() / uploads.FETCH_LOCK_FILE}
 
 
 def test_a_workspace_file_and_an_archive_that_can_not_be_read(client, member, upload_bucket):
@@ -106,7 +106,7 @@ def test_a_fetch_continues_after_a_crash(client, upload_bucket, monkeypatch):
     offsets = []
     opened = s3.open_object
     monkeypatch.setattr(s3, "open_object", lambda *args, offset: offsets.append(offset) or opened(*args, offset=offset))
-    with direct_uploads._slot() as is_free:
+    with direct_uploads._fetch_lock() as is_free:
         assert is_free
         direct_uploads.fetch_uploads()  # another process fetches
         assert offsets == []
@@ -162,8 +162,8 @@ def test_what_is_cancelled_expired_or_abandoned_leaves_the_bucket(client, upload
 def test_the_server_reads_the_bodies_of_its_requests():
     """Only bodies with bytes of uploads are streams, which a view reads itself."""
     for path in ("direct/", f"{'0' * 8}-0000-0000-0000-{'0' * 12}/parts/"):
-        assert not UPLOADS["POST"].fullmatch(ROOT + path)
-    assert UPLOADS["POST"].fullmatch(f"{ROOT}{'0' * 8}-0000-0000-0000-{'0' * 12}/")
+        assert not UPLOAD_PATHS["POST"].fullmatch(ROOT + path)
+    assert UPLOAD_PATHS["POST"].fullmatch(f"{ROOT}{'0' * 8}-0000-0000-0000-{'0' * 12}/")
 
 
 def test_the_object_that_is_gone_ends_the_upload(client, upload_bucket):

@@ -265,7 +265,12 @@ def test_an_invalid_cursor_is_refused(root, cursor):
 def test_a_write_replaces_only_an_expected_version(root, scratch):
     def save(content, expected):
         return files.write(
-            root=root, path="a", stream=io.BytesIO(content), scratch=scratch, limit_bytes=MIB, expected=expected
+            root=root,
+            path="a",
+            stream=io.BytesIO(content),
+            scratch=scratch,
+            limit_bytes=MIB,
+            expected_versions=expected,
         ).version
 
     for expected in (["1-2-3"], ["*"]):

@@ -117,7 +117,7 @@ def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset):
     second = imported(dataset, f"https://{server.host}/data%20set.csv?v=1")
     assert content_of(second.version, "data set.csv") == CONTENT
     assert (second.version.number, second.error, second.size_bytes) == (2, "", len(CONTENT))
-    assert [path.name for path in imports.folder().iterdir()] == [imports.SLOT]
+    assert [path.name for path in imports.folder().iterdir()] == [imports.LOCK_FILE]
 
 
 def test_a_cut_transfer_continues(server, dataset):
@@ -162,7 +162,7 @@ def test_one_import_is_carried_out_at_a_time_and_starts_the_next(server, dataset
     first, second = (
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f") for _number in range(2)
     )
-    with imports.slot(imports.SLOT) as is_free:
+    with imports.import_lock(imports.LOCK_FILE) as is_free:
         assert is_free
         assert not imports.run(first)
     assert server.requests == []

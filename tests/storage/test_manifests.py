@@ -26,7 +26,7 @@ def test_each_file_is_found_and_no_other(tmp_path_factory, paths):
         (folder / path).write_bytes(content)
     with manifests.path_of(folder).open("xb") as target:
         manifests.write(folder=folder, target=target)
-    with manifests.opened(folder) as manifest:
+    with manifests.open_manifest(folder) as manifest:
         for path, content in present.items():
             assert manifest.sha256(path) == hashlib.sha256(content).hexdigest()
         for path in ("link", "missing", "a/missing", "zz", "", *(f"{path}/x" for path in present)):
@@ -34,5 +34,5 @@ def test_each_file_is_found_and_no_other(tmp_path_factory, paths):
 
 
 def test_a_version_without_a_manifest_has_no_hashes(tmp_path):
-    with manifests.opened(tmp_path / "files") as manifest:
+    with manifests.open_manifest(tmp_path / "files") as manifest:
         assert manifest.sha256("a") == ""

@@ -94,7 +94,7 @@ def test_a_name_means_the_own_dataset_then_the_shared_then_the_public(dataset, c
 
 
 def test_public_datasets_belong_to_nobody_who_can_sign_up(stranger):
-    squatter = create_organization(user=stranger.user, name=sharing.PUBLIC_OWNER)
+    squatter = create_organization(user=stranger.user, name=sharing.PUBLIC_OWNER_SLUG)
     version = sharing.publish_public(name="digits", stream=_stream({"a": b"1"}))
     assert version.dataset.organization != squatter.organization
     assert not version.dataset.organization.memberships.exists()

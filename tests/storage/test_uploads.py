@@ -430,7 +430,7 @@ class Lost:
     def read(self, _size, /):
         if len(self.pieces) == 1:
             self.has_begun.set()
-            wait_for(lambda: uploads._is_awaited(self.upload))
+            wait_for(lambda: uploads._has_lock_waiter(self.upload))
         if not self.pieces:
             raise TimeoutError
         return self.pieces.pop(0)

@@ -63,6 +63,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBac
     cluster.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("upgraded")
 def test_an_installation_of_version_0_1_is_upgraded_with_its_running_job(backend: FakeBackend) -> None:
     assert set(check_books().values()) == {0}

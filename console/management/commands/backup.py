@@ -23,7 +23,7 @@ class Command(BaseCommand):
         parser.add_argument("destination", metavar="DEST", type=Path, help="a folder that does not exist yet")
 
     def handle(self, *_args: Any, destination: Path, **_options: Any) -> None:
-        """Make the backup, and print its contents and what was left out."""
+        """Make the backup, and print its size and the entries that were left out."""
         try:
             manifest = archive.create(destination, report=self.stdout.write)
         except (archive.BackupRefused, DatabaseToolFailed, ServiceError, OSError) as error:
@@ -31,7 +31,7 @@ class Command(BaseCommand):
         for name, part in manifest["parts"].items():
             for path in part.get("left_out", ()):
                 self.stderr.write(f"{name}: left out: {path}")
-            if part.get("missing", 0) > len(part.get("left_out", ())):
+            if part.get("missing", 0) > len(part.get("left_out", ())):  # only the first MAX_LISTED are listed
                 self.stderr.write(f"{name}: left out in all: {part['missing']}")
         size = sum(part["bytes"] for part in manifest["parts"].values())
         files = sum(part.get("files", 0) for part in manifest["parts"].values())

@@ -1,10 +1,10 @@
-"""`manage.py hold_services`: start the embedded PostgreSQL and Redis again whenever one of them dies."""
+"""`manage.py hold_services`: keep the embedded PostgreSQL and Redis running; one that has died is started again."""
 
 from __future__ import annotations
 
 import logging
 import subprocess
-from threading import Event
+import time
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -19,15 +19,15 @@ CHECK_SECONDS = 1.0
 
 
 class Command(BaseCommand):
-    """Keeps both servers running, and leaves them running when it ends: `manage.py up` stops them last."""
+    """Keeps both servers running. They continue when this command ends: `manage.py up` stops them after all others."""
 
     help = "Keep the embedded PostgreSQL and Redis running. Part of `manage.py up`."
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Keep the servers running until SIGTERM."""
-        never_set = Event()
-        while not never_set.wait(CHECK_SECONDS):
+        while True:
+            time.sleep(CHECK_SECONDS)  # the servers are no children of this process, so it cannot wait for their end
             try:
                 start_services()
             except (ServiceError, subprocess.SubprocessError, OSError):

@@ -1,4 +1,4 @@
-"""`manage.py migrate`: Django's command, made safe for replicas that start it at the same time."""
+"""`manage.py migrate`: Django's command, which several replicas may run at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py prepare`: check settings and migrate. Run it in a deployment before the processes of a new version."""
+"""`manage.py prepare`: check the settings and migrate the database, before the processes of a new version start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Command(BaseCommand):
         parser.add_argument("--trial", action="store_true", help="allow what suits a trial: play money, no mail")
 
     def handle(self, *_args: Any, trial: bool, verbosity: int, **_options: Any) -> None:
-        """Refuse unsafe settings, then migrate and create the default catalogue."""
+        """Check the settings, migrate, and fill an empty catalogue with images, node specs, prices and products."""
         findings = [finding for finding in deployment.findings() if not (trial and finding.is_fine_for_trial)]
         for finding in findings:
             self.stderr.write(f"{finding.setting}: {finding.problem} {finding.remedy}")

@@ -13,7 +13,7 @@ from console.supervision.embedded import ServiceError
 
 
 class Command(BaseCommand):
-    """Restores or verifies a backup. The console must be stopped."""
+    """Restores a backup, for which the console must be stopped, or verifies one."""
 
     help = "Restore the backup in the folder SRC into this installation, which must be stopped and empty."
     requires_system_checks = []

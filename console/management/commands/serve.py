@@ -16,7 +16,7 @@ from console.supervision import supervisor
 
 
 class Command(BaseCommand):
-    """Replaces this process by the program (exec), so that signals reach it and its exit status is the command's."""
+    """Replaces this process by the program (exec), so that the program gets its signals and sets its exit status."""
 
     help = "Run one program of the console in the foreground: web, worker, beat, watcher ..."
     requires_system_checks = []

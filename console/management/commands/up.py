@@ -1,4 +1,4 @@
-"""`manage.py up`: set up what is missing, serve the console in the foreground, and stop it all on Ctrl-C."""
+"""`manage.py up`: prepare the installation, serve the console in the foreground, and stop everything on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve until Ctrl-C. Exits 0 also if a healthy console is running already."""
+        """Serve until Ctrl-C. If this console is running already, only report where it is."""
         self.screen = Console(highlight=False)
         self.stopping = Event()
         for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -67,7 +67,7 @@ class Command(BaseCommand):
         finally:
             supervisord.stop()
             for name, config in settings.TRAINYARD_CLUSTERS.items():
-                if config is None:  # this machine: its warm pool ends, which no other cluster has
+                if config is None:  # this machine: only its backend has a warm pool, whose processes would stay
                     cluster(name).stop_prepared()
             settings.EMBEDDED.stop()
         self.screen.print("Stopped.")

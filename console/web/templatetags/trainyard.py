@@ -22,7 +22,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
-from billing import messages
+from billing import amounts, messages
 from billing.models import Receipt
 from console.accounts import zones
 from console.web import activity
@@ -61,7 +61,7 @@ BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def _locale() -> Locale:
-    return messages.locale_of(get_language() or "en")
+    return amounts.locale_of(get_language() or "en")
 
 
 @register.simple_tag
@@ -95,14 +95,14 @@ def money(amount_minor: Decimal | int | str | None, currency: str) -> str:
     """Format an amount in minor units, a dash for None."""
     if amount_minor in {None, ""}:
         return "–"
-    return messages.money(Decimal(str(amount_minor)), currency)
+    return amounts.money(Decimal(str(amount_minor)), currency)
 
 
 @register.filter
 def signed_money(amount_minor: int, currency: str) -> str:
     """Format an amount with its sign."""
     sign = "+" if amount_minor > 0 else "−"
-    text = messages.money(abs(amount_minor), currency)
+    text = amounts.money(abs(amount_minor), currency)
     return f"{sign}{text}" if amount_minor else text
 
 
@@ -111,7 +111,7 @@ def rate(amount_minor: Decimal | str | None, currency: str) -> str:
     """Format a unit price with all its decimals."""
     if amount_minor in {None, ""}:
         return "–"
-    return messages.money(Decimal(str(amount_minor)), currency, exact=True)
+    return amounts.money(Decimal(str(amount_minor)), currency, exact=True)
 
 
 @register.filter
@@ -119,7 +119,7 @@ def small_money(amount_minor: Decimal | float, currency: str) -> str:
     """Format minor units with at least two significant digits, because parts of a run may cost less than a cent."""
     amount = Decimal(str(amount_minor))
     digits = max(0, 1 - amount.adjusted()) if amount else 0
-    return messages.money(round(amount, digits), currency, exact=0 < amount < 100)
+    return amounts.money(round(amount, digits), currency, exact=0 < amount < 100)
 
 
 @register.filter

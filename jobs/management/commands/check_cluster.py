@@ -10,8 +10,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 from rich.table import Table
 
-from jobs.clusters import cluster, cluster_named, runs_root
-from runtime.backends.base import Check
+from jobs.clusters import cluster, resolve_cluster_name, runs_root
+from runtime.backends.base import CheckResult
 from runtime.backends.kubernetes import backend
 from runtime.backends.local import check
 from runtime.backends.slurm import check as slurm_check
@@ -30,25 +30,26 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, name: str, no_smoke: bool, **_options: Any) -> None:
         """Print the checks. Raises CommandError (exit status 1) if one fails or the cluster is unknown."""
-        resolved = cluster_named(name)
-        if resolved not in settings.TRAINYARD_CLUSTERS:
+        cluster_name = resolve_cluster_name(name)
+        if cluster_name not in settings.TRAINYARD_CLUSTERS:
             known = ", ".join(settings.TRAINYARD_CLUSTERS)
             raise CommandError(f"TRAINYARD_CLUSTERS names no cluster '{name}'. There are: {known}.")
         screen = Console(file=self.stdout, highlight=False)  # type: ignore[arg-type]  # Rich needs only `write`
-        failed = 0
-        table = Table(title=f"The cluster {resolved}", title_justify="left")
+        failures = 0
+        table = Table(title=f"The cluster {cluster_name}", title_justify="left")
         for title in ("", "Check", "Result", "What to do"):
             table.add_column(title, overflow="fold")
         with screen.status("Checking ..."):
-            for line in _checks(resolved, smoke=not no_smoke):
-                failed += not line.ok
-                table.add_row("[green]✓[/]" if line.ok else "[red]✗[/]", line.name, line.detail, line.remedy)
+            for check_result in _checks(cluster_name, smoke=not no_smoke):
+                failures += not check_result.ok
+                mark = "[green]✓[/]" if check_result.ok else "[red]✗[/]"
+                table.add_row(mark, check_result.name, check_result.detail, check_result.remedy)
         screen.print(table)
-        if failed:
-            raise CommandError(f"{failed} of the checks failed. Follow the column “What to do”.")
+        if failures:
+            raise CommandError(f"{failures} of the checks failed. Follow the column “What to do”.")
 
 
-def _checks(name: str, *, smoke: bool) -> Iterator[Check]:
+def _checks(name: str, *, smoke: bool) -> Iterator[CheckResult]:
     config, images_root = settings.TRAINYARD_CLUSTERS[name], settings.TRAINYARD_IMAGES_ROOT
     if isinstance(config, SlurmConfig):
         return slurm_check.check(cluster(name), config, root=runs_root(name), images_root=images_root, smoke=smoke)

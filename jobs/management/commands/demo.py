@@ -27,6 +27,7 @@ from storage import sharing
 READY_SECONDS = 120
 """How long the console may take to start: a first start creates the database."""
 LABEL = "demo"
+"""Name of the API token that the demo creates, and replaces when it runs again."""
 PUBLIC_DATASET = "mnist-digits"
 EXAMPLES: Path = settings.BASE_DIR / "examples"
 
@@ -63,6 +64,7 @@ class Command(BaseCommand):
 
 
 def _buy_and_show(customer: Customer, console: Console) -> None:
+    """Buy a run as a customer does, follow it, and print its results. Raises DemoFailed."""
     archive = settings.VAR_DIR / "demo" / "digits.tar.gz"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -73,21 +75,22 @@ def _buy_and_show(customer: Customer, console: Console) -> None:
     customer.top_up()
     customer.upload_data(archive)
     customer.upload_script(EXAMPLES / "mnist_ddp.py")
-    job = customer.buy()
-    ended = customer.follow(job)
-    console.print(customer.last_lines(job), style="dim", highlight=False)
-    if ended["state"] != "succeeded":
-        raise DemoFailed(f"Job {job} {ended['state']}: {ended['sentence']} {ended['detail']}")
-    first, last, accuracy = customer.result(job)
+    job_id = customer.buy()
+    job = customer.follow(job_id)
+    console.print(customer.last_lines(job_id), style="dim", highlight=False)
+    if job["state"] != "succeeded":
+        raise DemoFailed(f"Job {job_id} {job['state']}: {job['sentence']} {job['detail']}")
+    first_loss, last_loss, accuracy = customer.result(job_id)
     console.print(
-        f"\n[bold]Learnt:[/bold] loss {first:.3f} → {last:.3f}, test accuracy {accuracy:.1%}", highlight=False
+        f"\n[bold]Learnt:[/bold] loss {first_loss:.3f} → {last_loss:.3f}, test accuracy {accuracy:.1%}",
+        highlight=False,
     )
-    console.print(customer.receipt(job))
+    console.print(customer.receipt(job_id))
 
 
 @contextlib.contextmanager
 def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Yield while the console serves: None if it already ran, else the process started here, which is stopped after."""
+    """Serve the console during the `with` block. Yield the process that was started for it; None if it already ran."""
     if _ready():
         yield None
         return
@@ -107,6 +110,7 @@ def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
 
 
 def _await_ready(server: subprocess.Popen[bytes]) -> None:
+    """Wait until the console is ready. Raises CommandError if its process ends or READY_SECONDS have passed."""
     deadline = time.monotonic() + READY_SECONDS
     while not _ready():
         if server.poll() is not None:
@@ -117,6 +121,7 @@ def _await_ready(server: subprocess.Popen[bytes]) -> None:
 
 
 def _ready() -> bool:
+    """Whether the console answers and all its parts are ready."""
     try:
         return httpx.get(f"{settings.TRAINYARD_URL}/readyz", timeout=5).status_code == httpx.codes.OK
     except httpx.HTTPError:
@@ -132,13 +137,14 @@ def _accounts() -> dict[str, Any]:
     }
 
 
-def _account(email: str, organization: str, *, administrator: bool) -> dict[str, str]:
+def _account(email: str, organization_name: str, *, administrator: bool) -> dict[str, str]:
+    """Return e-mail address, password and API token of an account, created if needed."""
     password = secrets.token_urlsafe(12)
     user, _created = User.objects.get_or_create(email=email)
     user.is_staff = user.is_superuser = administrator
     user.set_password(password)
     user.save()
-    membership = Membership.objects.filter(user=user).first() or create_organization(user=user, name=organization)
+    membership = Membership.objects.filter(user=user).first() or create_organization(user=user, name=organization_name)
     for token in membership.tokens.filter(name=LABEL, revoked_at=None):
         revoke_token(token=token, actor=user)
     _token, secret = create_token(membership=membership, name=LABEL)

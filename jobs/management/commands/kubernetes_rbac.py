@@ -30,7 +30,7 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, name: str, service_account: str, namespace: str, **_options: Any) -> None:
         """Print the roles. Raises CommandError if there is no such Kubernetes cluster."""
         clusters = settings.TRAINYARD_CLUSTERS.items()
-        configs = {cluster: config for cluster, config in clusters if isinstance(config, ClusterConfig)}
+        configs = {cluster_name: config for cluster_name, config in clusters if isinstance(config, ClusterConfig)}
         if not configs or (name and name not in configs):
             names = f"There are: {', '.join(configs)}." if configs else "There is none."
             raise CommandError(f"TRAINYARD_CLUSTERS names no such cluster of Kubernetes. {names}")

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runtime.backends import log_chunks
-from runtime.backends.admission import cannot_extend, check_gpus
-from runtime.backends.base import Check, Tunnel
+from runtime.backends.admission import check_gpus, extension_error
+from runtime.backends.base import CheckResult, Tunnel
 from runtime.backends.kubernetes import check as cluster_check
 from runtime.backends.kubernetes import names
 from runtime.backends.kubernetes.capacity import compute_capacity, declared_capacity, pending_requests
@@ -26,7 +26,7 @@ from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
 from runtime.backends.kubernetes.logs import RankOutput, extract_rank
 from runtime.backends.kubernetes.notebooks import NotebookTunnels
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, object_labels, pod_phase, timestamp
-from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
 from runtime.backends.kubernetes.state import JobState, Termination, is_submitted, newest_pods, read_job, read_pod
 from runtime.backends.kubernetes.submission import Submission
@@ -40,13 +40,14 @@ from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Ou
 # A registry's host and the image's path, then a tag, a digest, or both.
 _IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
 _ABANDONED_SECONDS = 900.0
-"""Age at which a Job with an incomplete submission is deleted. A submission takes seconds, and its caller repeats a
+"""Age at which a Job whose submission is incomplete is deleted. A submission takes seconds, and the console repeats a
 failed one for some minutes."""
 _OUTPUT_POLL_SECONDS = 1.0
-"""Interval at which `changes` looks for new output in shared storage, which cannot be watched over a network."""
+"""Interval at which `changes` looks for new output in shared storage. A network file system reports no changes that
+other machines make."""
 _REPORT_ALL_SECONDS = 3.0
-"""Interval at which `changes` reports every running run if storage is not shared. It cannot see then which runs wrote
-output, and each report costs a request for logs."""
+"""Interval at which `changes` reports every running run if storage is not shared. The backend cannot see which of them
+wrote output, and each reported run costs a request for its logs."""
 _CAPACITY_CACHE_SECONDS = 1.0
 """How long a computed capacity is reused. One scheduling pass asks for it several times."""
 
@@ -103,15 +104,15 @@ class KubernetesBackend:
             if not 0 <= rank < state.nodes * workers:
                 raise RunNotFound(f"The run '{name}' has no rank {rank}.")
             if self._folders is not None:
-                piece = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
-                # The times are read after the log, because they are written before it.
-                times = self._folders.log_times(name, rank, piece) if with_times else None
+                raw_chunk = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
+                # The times are read after the log, because they are written before it: then no line lacks its time.
+                times = self._folders.log_times(name, rank, raw_chunk) if with_times else None
             else:
                 offset = max(0, offset)  # the size is not known without reading all of it
                 output = self._read_pod_log(job, rank // workers, rank, offset, limit, with_times=with_times)
-                piece = log_chunks.Piece(output.data, output.at_end, offset)
+                raw_chunk = log_chunks.RawChunk(output.data, output.at_end, offset)
                 times = output.times if with_times else None
-        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line, times=times)
+        return log_chunks.text_chunk(raw_chunk, is_final=has_ended and raw_chunk.at_end, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`. Empty if storage is not shared."""
@@ -122,10 +123,10 @@ class KubernetesBackend:
         if self._folders is None:
             return LogChunk("", max(0, offset), eof=has_ended)
         file = f"{node}.samples.jsonl"
-        piece = self._folders.read(name, "nodes", file, offset, limit)
-        if b"\n" not in piece.data and not piece.at_end:  # one line is longer than `limit`
-            piece = self._folders.read(name, "nodes", file, offset, log_chunks.MAX_LINE_BYTES)
-        return log_chunks.lines_chunk(piece.data, offset, final=has_ended and piece.at_end)
+        raw_chunk = self._folders.read(name, "nodes", file, offset, limit)
+        if b"\n" not in raw_chunk.data and not raw_chunk.at_end:  # one line is longer than `limit`
+            raw_chunk = self._folders.read(name, "nodes", file, offset, log_chunks.MAX_LINE_BYTES)
+        return log_chunks.lines_chunk(raw_chunk.data, offset, is_final=has_ended and raw_chunk.at_end)
 
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`. Empty if storage is not shared."""
@@ -137,8 +138,8 @@ class KubernetesBackend:
         for file in self._folders.list_files(name, "logs"):
             rank = file.removeprefix("stacks-").removesuffix(".txt")
             if rank.isdecimal() and file == f"stacks-{rank}.txt":
-                piece = self._folders.read(name, "logs", file, 0, log_chunks.MAX_LINE_BYTES)
-                stacks[int(rank)] = piece.data.decode("utf-8", "replace")
+                raw_chunk = self._folders.read(name, "logs", file, 0, log_chunks.MAX_LINE_BYTES)
+                stacks[int(rank)] = raw_chunk.data.decode("utf-8", "replace")
         return dict(sorted(stacks.items()))
 
     def stop(self, name: str, grace_seconds: int) -> None:
@@ -147,7 +148,7 @@ class KubernetesBackend:
             job = self._runs.find_job(name)
             if job is None:
                 return
-            if not is_submitted(job):  # not a run yet, so there is nothing to end in order
+            if not is_submitted(job):  # the run does not exist yet, so there are no Pods to end
                 self._runs.delete_job(job)
                 return
             state = read_job(job)
@@ -167,7 +168,7 @@ class KubernetesBackend:
     def extend(self, name: str, deadline_seconds: int) -> None:
         """See `Backend.extend`."""
         del name, deadline_seconds
-        raise cannot_extend()
+        raise extension_error()
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
@@ -178,7 +179,7 @@ class KubernetesBackend:
                 # period, and a kubelet keeps the first grace period that it received.
                 self._delete_pods(job, 0)
                 self._runs.delete_job(job)
-                self._delete_pods(job, 0)  # again, since the Job controller may have created Pods in between
+                self._delete_pods(job, 0)  # the Job controller may have created Pods in between
             self._delete_orphans(job["metadata"]["namespace"] if job is not None else self._config.namespace, name)
         if self._folders is not None:
             self._folders.remove(name)
@@ -189,7 +190,10 @@ class KubernetesBackend:
             self._folders.remove_shared(key)
 
     def names(self, *, live: bool = False) -> list[str]:
-        """See `Backend.names`. Also deletes abandoned submissions and, unless `live`, launchers of old versions."""
+        """See `Backend.names`. Also deletes abandoned submissions and, unless `live`, unused launchers.
+
+        Reconciliation calls this regularly, so no timer of its own is needed for that.
+        """
         with self._translate_refusals():
             selector = names.LIVE_RUN_SELECTOR if live else names.RUN_SELECTOR
             jobs = self._api.list(self._collection("batch/v1", "jobs"), labelSelector=selector)["items"]
@@ -211,15 +215,15 @@ class KubernetesBackend:
         """See `Backend.is_reachable`."""
         return self._api.is_ready()
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
-        """See `Backend.changes`. Finds new output by polling, as `_OUTPUT_POLL_SECONDS` explains."""
-        ends_at = None if stop_after is None else time.monotonic() + stop_after
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
+        """See `Backend.changes`. Watches Jobs, Pods and events, and polls for new output (`_OUTPUT_POLL_SECONDS`)."""
+        stop_at = None if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         paths = {
             "jobs": self._collection("batch/v1", "jobs"),
             "pods": self._collection("v1", "pods"),
             "events": self._collection("v1", "events"),
         }
-        running: set[str] = set()  # names of runs that may write output
+        running_names: set[str] = set()  # names of runs that may write output
         deletions = DeletionTracker()
 
         def on_change(kind: str, change: str, item: Object) -> None:
@@ -230,18 +234,19 @@ class KubernetesBackend:
             name = object_labels(item).get(names.RUN_LABEL, "")
             if kind == "jobs":
                 if change == "DELETED":
-                    running.discard(name)
+                    running_names.discard(name)
                     deletions.forget(item["metadata"]["uid"])
                 return
-            was_deleted_first = deletions.observe(change, item)  # its deletion precedes any failure of the run's Pods
+            # Whether the Pod was deleted before any Pod of its run failed.
+            was_deleted_first = deletions.observe(change, item)
             if change == "DELETED" or is_deleting(item):
                 self._runs.save_pod(item, was_deleted_first=was_deleted_first)
             if pod_phase(item) == "Running":
-                running.add(name)
+                running_names.add(name)
 
         watcher = Watcher(self._api, paths, on_change)
         try:
-            yield from self._changes(watcher, running, ends_at)
+            yield from self._changes(watcher, running_names, stop_at)
         finally:
             watcher.close()
 
@@ -282,8 +287,8 @@ class KubernetesBackend:
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """See `Backend.environment`. Addresses are empty: a Pod gets its address when it starts."""
-        topology = build_pod_plan(spec, self._config, self._root).topology
-        # The protocol promises 0 in place of ports.
+        topology = build_pod_inputs(spec, self._config, self._root).topology
+        # Ports are 0, as the protocol promises.
         ports = {"master_port": 0, **{name: [0] * len(topology[name]) for name in ("worker_ports", "spare_ports")}}
         pod_fields = {"addresses": [""] * spec.nodes, "node": rank // spec.workers_per_node}
         return rank_environment(Plan.from_data({**topology, **ports, **pod_fields}), rank % spec.workers_per_node)
@@ -293,7 +298,7 @@ class KubernetesBackend:
         return self._root / name
 
     def shell_socket(self, name: str, node: int) -> None:
-        """See `Backend.shell_socket`. A shell would need the right to execute programs in every pod (`pods/exec`)."""
+        """Return None: a shell would need the permission to execute programs in every Pod (`pods/exec`)."""
         del name, node
 
     def notebook_socket(self, name: str) -> Tunnel:
@@ -318,7 +323,7 @@ class KubernetesBackend:
 
     @contextlib.contextmanager
     def _translate_refusals(self) -> Iterator[None]:
-        """Map unexpected API refusals to BackendUnavailable: the cluster is not set up for the console."""
+        """Turn an unexpected refusal of the API server into BackendUnavailable: the cluster is not set up correctly."""
         try:
             yield
         except ApiError as error:
@@ -328,12 +333,15 @@ class KubernetesBackend:
             ) from error
 
     def _collection(self, version: str, plural: str) -> str:
-        """Return the path of a collection in the runs' namespace, or in all if each organization has one."""
+        """Return the path of a collection: in the namespace of runs, or in all if each organization has its own."""
         namespace = "" if self._config.namespace_per_organization else self._config.namespace
         return resource_path(version, plural, namespace)
 
     def _read_run(self, name: str) -> tuple[Object, JobState, bool]:
-        """Return a run's Job, its state, and whether the run has ended. An ended run writes nothing more."""
+        """Return a run's Job, its state, and whether the run has ended. Raises RunNotFound.
+
+        Call this before reading files: an ended run writes nothing more, so a later read is complete.
+        """
         job = self._runs.get_job(name)
         state = read_job(job)
         return job, state, state.final_status is not None or self._runs.status(name).phase is RunPhase.ENDED
@@ -369,7 +377,7 @@ class KubernetesBackend:
                 self._api.delete(path, grace_seconds=grace, uid=meta["uid"])
 
     def _delete_orphans(self, namespace: str, name: str) -> None:
-        """Delete the run's objects that somebody detached from its Job. Kubernetes deletes all others with the Job."""
+        """Delete the run's objects that have lost their owner. Kubernetes deletes all others together with the Job."""
         for version, plural, object_name in (
             ("v1", "services", name),
             ("v1", "secrets", name),
@@ -405,24 +413,24 @@ class KubernetesBackend:
         return [job for job in jobs if not job["spec"].get("suspend") and not read_job(job).end_condition]
 
     def _capacity_if_known(self) -> Capacity | None:
-        """Return the capacity, which only improves an explanation; None if the cluster does not answer."""
+        """Return the capacity; None if the cluster does not answer. `Runs` can explain a wait without it."""
         try:
             return self.capacity()
         except BackendUnavailable:
             return None
 
-    def _changes(self, watcher: Watcher, running: set[str], ends_at: float | None) -> Iterator[set[str]]:
-        """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `ends_at`."""
+    def _changes(self, watcher: Watcher, running_names: set[str], stop_at: float | None) -> Iterator[set[str]]:
+        """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `stop_at`."""
         fingerprints: dict[str, tuple[int, ...]] = {}  # of each run's files, at the last poll
         next_poll_at = 0.0
-        while ends_at is None or time.monotonic() < ends_at:
+        while stop_at is None or time.monotonic() < stop_at:
             changed = watcher.wait_for_changes()
             if time.monotonic() >= next_poll_at:
                 if self._folders is None:
-                    changed |= running.copy()
+                    changed |= running_names.copy()
                     next_poll_at = time.monotonic() + _REPORT_ALL_SECONDS
                 else:
-                    current = {name: self._folders.fingerprint(name) for name in running.copy()}
+                    current = {name: self._folders.fingerprint(name) for name in running_names.copy()}
                     changed |= {name for name, fingerprint in current.items() if fingerprints.get(name) != fingerprint}
                     fingerprints = current
                     next_poll_at = time.monotonic() + _OUTPUT_POLL_SECONDS
@@ -430,12 +438,12 @@ class KubernetesBackend:
 
 
 def _is_abandoned(job: Object) -> bool:
-    """Whether the Job's submission is incomplete and too old to be continued."""
+    """Whether the Job's submission is incomplete and too old to be completed."""
     created_at = timestamp(job["metadata"]["creationTimestamp"]) or 0.0
     return not is_submitted(job) and time.time() > created_at + _ABANDONED_SECONDS
 
 
-def check(config: ClusterConfig, root: Path, *, smoke: bool = True) -> Iterator[Check]:
-    """Yield the results of all checks of a cluster; with `smoke`, the last one is a test run."""
+def check(config: ClusterConfig, root: Path, *, smoke: bool = True) -> Iterator[CheckResult]:
+    """Yield the results of all checks of a cluster; with `smoke`, the last one is a smoke run."""
     backend = KubernetesBackend(config=config, root=root)
     return cluster_check.check(ApiClient(config), config, root, backend if smoke else None)

@@ -29,56 +29,60 @@ def compute_capacity(
 ) -> Capacity:
     """Return the machines that runs may use, with their total and their free resources.
 
-    DaemonSet and static Pods reduce a machine's total; other Pods reduce only its free resources. Each `pending`
-    request is subtracted from the first machine that it fits on, because its Pod will be scheduled soon.
+    The Pods of DaemonSets and static Pods reduce a machine's total; other Pods reduce only its free resources. Each
+    `pending` request is subtracted from the first machine that it fits on, because its Pod will be scheduled soon.
     """
-    # Requests of Pods, by machine.
-    used: dict[str, list[Resources]] = {}
-    overhead: dict[str, list[Resources]] = {}
+    # The requests of Pods, by the name of their machine.
+    system_requests: dict[str, list[Resources]] = {}
+    user_requests: dict[str, list[Resources]] = {}
     for pod in pods:
         machine_name = pod["spec"].get("nodeName")
         if machine_name and pod_phase(pod) not in TERMINAL_PHASES:
-            requests = overhead if _is_overhead(pod) else used
+            requests = system_requests if _is_system_pod(pod) else user_requests
             requests.setdefault(machine_name, []).append(_pod_request(pod, config))
-    # "" stands for the kinds that have no selector or toleration of their own.
-    kinds = frozenset({"", *config.tolerations, *config.node_selectors})
+    placed_kinds = frozenset({*config.tolerations, *config.node_selectors}) - {""}
+    all_kinds = placed_kinds | {""}  # "" stands for all kinds without a selector or toleration of their own
     machines = []
     for node in nodes:
-        closed_to = frozenset(kind for kind in kinds if not _accepts(node, kind, config))
-        if closed_to == kinds:
+        closed_to = frozenset(kind for kind in all_kinds if not _accepts(node, kind, config))
+        if closed_to == all_kinds:
             continue
         name = node["metadata"]["name"]
         gpu_type = object_labels(node).get(config.gpu_label, "")
         allocatable = resources(node["status"].get("allocatable") or {}, config, gpu_type=gpu_type)
-        total = subtract(allocatable, overhead.get(name, []))
-        free = subtract(total, used.get(name, [])) if _is_schedulable(node) else Resources(0.0, 0, 0, "")
+        total = subtract(allocatable, system_requests.get(name, []))
+        free = subtract(total, user_requests.get(name, [])) if _is_schedulable(node) else Resources(0.0, 0, 0, "")
         gpus_only = any(taint["key"] == config.gpu_resource for taint in _permanent_taints(node))
         machines.append(NodeCapacity(name, total, free, closed_to, gpus_only))
     machines.sort(key=lambda machine: machine.name)
-    return reserve(Capacity(tuple(machines), kinds - {""}, config.elastic), pending)
+    return reserve(Capacity(tuple(machines), placed_kinds, config.elastic), pending)
 
 
 def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: ClusterConfig) -> Capacity:
     """Return the capacity that the settings declare, less the requests of the runs' live Jobs.
 
-    For a console that may not list Nodes, and for a cluster that adds machines on demand.
+    This is for a console that may not list Nodes, and for a cluster that adds machines on demand.
     """
+    # Without Pods, the requests of all nodes of the Jobs count as pending, and the declared machines as empty.
     return reserve(declared, pending_requests(jobs, (), config))
 
 
 def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[NodeRequest]:
-    """Return one request for each Pod of the Jobs that is not scheduled yet. `pods` are all scheduled Pods."""
-    scheduled: dict[str, int] = {}
+    """Return one request for each Pod of the Jobs that is not among the scheduled ones in `pods`.
+
+    `pods` are all Pods that have not ended.
+    """
+    scheduled_pods: dict[str, int] = {}
     for pod in pods:
         run = object_labels(pod).get(RUN_LABEL)
         if run and pod["spec"].get("nodeName"):
-            scheduled[run] = scheduled.get(run, 0) + 1
+            scheduled_pods[run] = scheduled_pods.get(run, 0) + 1
     requests = []
     for job in jobs:
         status = job.get("status") or {}
-        ended = int(status.get("succeeded") or 0) + int(status.get("failed") or 0)
-        unscheduled = job["spec"]["completions"] - ended - scheduled.get(job["metadata"]["name"], 0)
-        requests += [request_of(job, config)] * max(0, unscheduled)
+        ended_pods = int(status.get("succeeded") or 0) + int(status.get("failed") or 0)
+        unscheduled_pods = job["spec"]["completions"] - ended_pods - scheduled_pods.get(job["metadata"]["name"], 0)
+        requests += [request_of(job, config)] * max(0, unscheduled_pods)
     return requests
 
 
@@ -92,7 +96,7 @@ def request_of(job: Object, config: ClusterConfig) -> NodeRequest:
 
 
 def not_ready_since(node: Object) -> float | None:
-    """Return when the Node stopped being Ready, in Unix seconds; None if it is Ready."""
+    """Return when the Node stopped being Ready, in Unix seconds; None if it is Ready or has no such condition."""
     ready = _condition(node, "Ready")
     return None if ready.get("status") == "True" else timestamp(ready.get("lastTransitionTime"))
 
@@ -110,7 +114,7 @@ def quantity(text: str | float) -> float:
 
 def cpus(text: str) -> float:
     """Convert a CPU quantity to cores."""
-    return round(quantity(text), 6)  # drops the rounding residue of binary floats
+    return round(quantity(text), 6)  # rounded, since binary floats are not exact
 
 
 def mebibytes(text: str) -> int:
@@ -128,7 +132,7 @@ def resources(quantities: Mapping[str, str], config: ClusterConfig, *, gpu_type:
 def _accepts(node: Object, kind: str, config: ClusterConfig) -> bool:
     """Whether Pods of this node kind may be scheduled to the Node, by its labels and permanent taints.
 
-    The taint of machines with GPUs does not count, since `NodeCapacity.gpus_only` represents it.
+    The taint of machines with GPUs is ignored here: `NodeCapacity.gpus_only` represents it.
     """
     selector = config.node_selectors.get(kind, config.node_selectors.get("", {}))
     tolerations = config.tolerations.get(kind, config.tolerations.get("", ()))
@@ -148,8 +152,8 @@ def _permanent_taints(node: Object) -> list[Object]:
     ]
 
 
-def _is_overhead(pod: Object) -> bool:
-    """Whether the Pod belongs to the machine rather than to its users: a DaemonSet's Pod, or a static Pod."""
+def _is_system_pod(pod: Object) -> bool:
+    """Whether the Pod runs on its machine for as long as the machine exists: a DaemonSet's Pod, or a static Pod."""
     owners = pod["metadata"].get("ownerReferences") or []
     return any(owner.get("kind") in {"DaemonSet", "Node"} for owner in owners)
 
@@ -168,22 +172,23 @@ def _is_schedulable(node: Object) -> bool:
 
 
 def _condition(node: Object, name: str) -> Object:
+    """Return the Node's condition of this type; an empty one if it has none."""
     conditions = (node.get("status") or {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == name), {})
 
 
 def _pod_request(pod: Object, config: ClusterConfig) -> Resources:
-    """Return the Pod's effective request as the scheduler counts it.
+    """Return the Pod's effective request, nearly as the scheduler counts it.
 
-    That is, for each resource, the sum over its containers, or the request of its largest init container if that is
-    more.
+    For each resource, it is the sum over the containers, or the request of the largest init container if that is more.
+    Sidecar containers and `spec.overhead` do not count: Pods of runs have neither, and on others they are small.
     """
-    running = sum_of(_container_requests(pod, "containers", config))
+    container_sum = sum_of(_container_requests(pod, "containers", config))
     init_requests = _container_requests(pod, "initContainers", config)
     return Resources(
-        max([running.cpus, *(request.cpus for request in init_requests)]),
-        max([running.memory_mib, *(request.memory_mib for request in init_requests)]),
-        max([running.gpus, *(request.gpus for request in init_requests)]),
+        max([container_sum.cpus, *(request.cpus for request in init_requests)]),
+        max([container_sum.memory_mib, *(request.memory_mib for request in init_requests)]),
+        max([container_sum.gpus, *(request.gpus for request in init_requests)]),
     )
 
 

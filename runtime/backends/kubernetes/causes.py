@@ -4,9 +4,9 @@ The cause decides whether the customer pays, so its two sources are trusted diff
 
 - The API server is trusted. Only it can report a cause that makes the run free: a lost, evicted or preempted Pod, or
   missing capacity.
-- A launcher's signed record is trusted only for causes that the customer pays for (`_TRUSTED_CLAIMS`). Customer code
-  shares the Pod with the launcher and may forge the record. So a claim of any other cause becomes CODE_FAILED, unless
-  the API server confirms it.
+- A launcher's record is trusted only for causes that the customer pays for (`_TRUSTED_CLAIMS`). Customer code shares
+  the Pod with the launcher. It may find the key that signs the record, and so forge one. A claim of any other cause
+  therefore becomes CODE_FAILED, unless the API server confirms it.
 
 `docs/kubernetes.md` has the complete table.
 """
@@ -20,20 +20,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_deletions
-from runtime.backends.kubernetes.state import REMOVED, JobState, PodState, Termination
-from runtime.backends.records import Record, failure_from
+from runtime.backends.kubernetes.state import EXTERNALLY_DELETED, JobState, PodState, Termination
+from runtime.backends.records import Cause as Claim
+from runtime.backends.records import RecordData, failure_from
 from runtime.launcher.protocol import first_cause
 from runtime.specs import Failure, FailureCode, Outcome
 
 _MACHINE_LOSS_LAG_SECONDS = 120.0
-"""Longest delay between the loss of a machine and its report. Kubernetes marks a Node NotReady 40 to 50 s after its
-last heartbeat. It evicts its Pods 30 s later (`pod.EVICTION_SECONDS`), and 120 s leave a reserve. A rank that fails at
-most this long before the report counts as a consequence of the loss."""
+"""Longest delay between the loss of a machine and its report. Kubernetes marks a Node NotReady 40 to 50 s after the
+Node's last heartbeat, and evicts its Pods 30 s later (`pod.EVICTION_SECONDS`); 120 s leave a reserve. A rank that fails
+at most this long before the report counts as an effect of the loss."""
 _REPORT_LAG_SECONDS = 2.0
 """Longest delay between any other cause and its report. API timestamps are whole seconds."""
 _OUT_OF_MEMORY_EXIT_CODE = 137
-"""128 + the number of SIGKILL. Other processes of a container cannot kill its first process. So if nobody deleted the
-Pod, the kernel killed the process for its memory."""
+"""128 + the number of SIGKILL. Other processes of a container cannot kill its first process. So if the Pod was not
+deleted, the kernel killed the process for its memory."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Cause:
     """How much earlier than `at` the cause may have happened."""
 
 
-class _Reason(NamedTuple):
-    """The meaning of an API server's `reason` for a run. `message` completes the sentence "Node 3 ..."."""
+class _Diagnosis(NamedTuple):
+    """The meaning for a run of a `reason` that the API server reports. `message` completes "Node 3 ..."."""
 
     outcome: Outcome
     code: FailureCode
@@ -57,32 +58,36 @@ class _Reason(NamedTuple):
     lag_seconds: float = _REPORT_LAG_SECONDS
 
 
-def _machine_loss(message: str) -> _Reason:
-    """Return the reason of a node that was lost with its machine, which is reported late."""
-    return _Reason(Outcome.NODE_LOST, FailureCode.NODE_LOST, message, _MACHINE_LOSS_LAG_SECONDS)
+def _machine_loss(message: str) -> _Diagnosis:
+    """Return the diagnosis for a node that was lost with its machine, which is reported late."""
+    return _Diagnosis(Outcome.NODE_LOST, FailureCode.NODE_LOST, message, _MACHINE_LOSS_LAG_SECONDS)
 
 
-_EVICTED = _Reason(Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted by its machine")
-_PREEMPTED = _Reason(Outcome.NODE_LOST, FailureCode.PREEMPTED, "was preempted by a Pod of higher priority")
-_UNREACHABLE = _machine_loss("was lost: its machine is unreachable")
+_EVICTED = _Diagnosis(Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted by its machine")
+_PREEMPTED = _Diagnosis(Outcome.NODE_LOST, FailureCode.PREEMPTED, "was preempted by a Pod of higher priority")
+_UNREACHABLE = _machine_loss("was lost: its machine is unreachable")  # as Kubernetes reports
 _SHUT_DOWN = _machine_loss("was lost: its machine was shut down")
-_UNRESPONSIVE = _machine_loss("was lost: its machine does not respond")
-_REMOVED = _machine_loss("was lost: its Pod was deleted from the cluster")
+_UNRESPONSIVE = _machine_loss("was lost: its machine does not respond")  # as the backend finds out
+_POD_DELETED = _machine_loss("was lost: its Pod was deleted from the cluster")
 _REBOOTED = _machine_loss("was lost: its machine restarted")
-_NO_CAPACITY = _Reason(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, "found too few free resources on its machine")
-_DISK_FULL = _Reason(Outcome.DISK_FULL, FailureCode.DISK_FULL, "wrote more than its disk limit")
-_OUT_OF_MEMORY = _Reason(Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY, "ran out of memory")
-_NO_PYTHON = _Reason(Outcome.CODE_FAILED, FailureCode.IMAGE_UNUSABLE, "could not be started: its image has no Python")
+_NO_CAPACITY = _Diagnosis(
+    Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, "found too few free resources on its machine"
+)
+_DISK_FULL = _Diagnosis(Outcome.DISK_FULL, FailureCode.DISK_FULL, "wrote more than its disk limit")
+_OUT_OF_MEMORY = _Diagnosis(Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY, "ran out of memory")
+_NO_PYTHON = _Diagnosis(
+    Outcome.CODE_FAILED, FailureCode.IMAGE_UNUSABLE, "could not be started: its image has no Python"
+)
 
 _DISRUPTION_REASONS = {
     "PreemptionByScheduler": _PREEMPTED,
     "DeletionByTaintManager": _UNREACHABLE,
     "DeletionByPodGC": _machine_loss("was lost: its machine was removed from the cluster"),
-    "EvictionByEvictionAPI": _Reason(
+    "EvictionByEvictionAPI": _Diagnosis(
         Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted: its machine is being drained"
     ),
     "TerminationByKubelet": _EVICTED,
-    REMOVED: _REMOVED,
+    EXTERNALLY_DELETED: _POD_DELETED,
 }
 """The meaning of each reason of the Pod's condition DisruptionTarget."""
 _POD_REASONS = {
@@ -92,63 +97,69 @@ _POD_REASONS = {
     "Terminated": _SHUT_DOWN,
     "NodeShutdown": _SHUT_DOWN,
     "Shutdown": _SHUT_DOWN,
-    "NodeAffinity": _Reason(
+    "NodeAffinity": _Diagnosis(
         Outcome.NODE_LOST, FailureCode.NODE_LOST, "was rejected by its machine, which restarted with other labels"
     ),
-    "UnexpectedAdmissionError": _Reason(Outcome.NODE_LOST, FailureCode.NODE_LOST, "was rejected by its machine"),
-    "DeadlineExceeded": _Reason(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "reached its time limit"),
+    "UnexpectedAdmissionError": _Diagnosis(Outcome.NODE_LOST, FailureCode.NODE_LOST, "was rejected by its machine"),
+    "DeadlineExceeded": _Diagnosis(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "reached its time limit"),
 }
 """The meaning of each reason in the Pod's status."""
 _OUT_OF_RESOURCE = re.compile(r"^(OutOf|Outof)")
-"""Pod reasons such as OutOfcpu: the kubelet rejected a Pod that the scheduler had placed."""
+"""The beginning of Pod reasons such as OutOfcpu: the kubelet rejected a Pod that the scheduler had placed. Versions of
+Kubernetes differ in the capital letter."""
 EXIT_UNKNOWN_REASONS = frozenset({"Unknown", "ContainerStatusUnknown"})
-"""Container reasons of a kubelet that restarted and found the container gone. It invents an exit code."""
+"""Container reasons of a kubelet that restarted and found the container gone. It then reports an exit code of its own.
+"""
 _CONTAINER_REASONS = {
     "OOMKilled": _OUT_OF_MEMORY,
+    # The container's command is Python, so a command that cannot be executed means that the image has none.
     "StartError": _NO_PYTHON,
     "ContainerCannotRun": _NO_PYTHON,
     **dict.fromkeys(EXIT_UNKNOWN_REASONS, _REBOOTED),
 }
 """The meaning of each reason of the container's terminated state."""
 _OWN_DISK_LIMIT = re.compile(r"exceeds the (?:total )?limit|exceeded its local ephemeral storage limit", re.IGNORECASE)
-"""The kubelet's messages for a Pod that was evicted because it exceeded its own disk limit. Other evictions mean that
-the machine ran short of resources."""
+"""Parts of the kubelet's messages for a Pod that was evicted because it exceeded its own disk limit. Other evictions
+mean that the machine ran short of resources."""
 _TRUSTED_CLAIMS = frozenset({"code_failed", "out_of_memory", "disk_full", "hung", "time_limit"})
-"""Kinds of causes that a signed record may claim: the customer pays for each of them."""
+"""Kinds of causes that a record may claim without confirmation: the customer pays for each of them."""
 
 
 def find_cause(
     job: JobState,
     pods: Mapping[int, PodState],
-    records: Mapping[int, Record],
+    records: Mapping[int, RecordData],
     unresponsive_since: Mapping[int, float],
     events: DeletionEvents | None = None,
 ) -> Cause | None:
     """Return the first cause of the run's end, or None if the run completed.
 
-    `unresponsive_since` has, by node, when its kubelet stopped responding (Unix seconds). `events` is None if they were
-    not read.
+    `pods` and `records` are by node. `unresponsive_since` has, by node, when its kubelet stopped responding (Unix
+    seconds). `events` is None if the Job's events were not read.
     """
     if len(pods) == job.nodes and all(pod.succeeded for pod in pods.values()):
         return None
     has_enough_nodes = job.is_elastic and _count_succeeded(pods) >= job.spec.min_nodes
     reported_causes = _reported_causes(job, pods, unresponsive_since, events)
-    # An elastic run that enough nodes completed has failed only for a cause that concerns no single node.
+    # If enough nodes of an elastic run succeeded, only a cause that concerns no single node can have ended it.
     if has_enough_nodes:
         reported_causes = [cause for cause in reported_causes if cause.failure.node is None]
-    reported = min(reported_causes, key=_earliest_time, default=None)
-    # A launcher that claims STOPPED only obeyed a request. The Job's termination has the cause.
+    reported_cause = min(reported_causes, key=_earliest_time, default=None)
+    # A launcher that claims STOPPED has obeyed a request to end. The reason for that is in the Job's termination.
     claims = [
         claim for record in records.values() for claim in record.get("causes", ()) if claim["kind"] != Outcome.STOPPED
     ]
     trusted_claim = first_cause([claim for claim in claims if claim["kind"] in _TRUSTED_CLAIMS])
     # If the API server's cause may have happened before the claimed one, it counts as the first cause.
-    if reported is not None and (trusted_claim is None or _earliest_time(reported) <= float(trusted_claim["at"])):
-        return reported
+    if reported_cause is not None and (
+        trusted_claim is None or _earliest_time(reported_cause) <= float(trusted_claim["at"])
+    ):
+        return reported_cause
     if trusted_claim is not None:
         return _claimed_cause(trusted_claim)
-    if claims:
-        return _unconfirmed_cause(job, records, first_cause(claims) or claims[0])
+    first_claim = first_cause(claims)
+    if first_claim is not None:
+        return _unconfirmed_cause(job, records, first_claim)
     return None if has_enough_nodes else _cause_by_exit_codes(job, pods)
 
 
@@ -170,29 +181,26 @@ def _reported_causes(
     """Return all causes that the API server reports; see `find_cause` for the arguments."""
     causes = [] if job.termination is None else [_termination_cause(job.termination)]
     causes += [cause for cause in (_pod_cause(job, pod) for pod in pods.values()) if cause is not None]
-    # Each further source counts only for nodes that the sources before it do not explain.
+    # The statuses of Pods come first. Each further source counts only for nodes that no earlier source explains.
     causes += _job_disruption(job, {cause.failure.node for cause in causes})
     if not causes:
         causes += _external_deletion(job, pods, events or DeletionEvents())
-    explained_nodes = {cause.failure.node for cause in causes}
-    unexplained_nodes = unexplained_deletions(job, pods)
+    nodes_with_cause = {cause.failure.node for cause in causes}
+    deleted_nodes = unexplained_deletions(job, pods)
     # When machines stopped responding while their Pods ran: by NodeNotReady events, or because a Pod's end is overdue.
     not_ready_at = {} if events is None else events.not_ready_at
-    silent_since = {node: at for node, at in not_ready_at.items() if node in unexplained_nodes}
+    silent_since = {node: at for node, at in not_ready_at.items() if node in deleted_nodes}
     silent_since |= {node: at for node, at in unresponsive_since.items() if node in pods}
     causes += [
         _cause(pods.get(node, PodState(node)), _UNRESPONSIVE, at=at)
         for node, at in silent_since.items()
-        if node not in explained_nodes
+        if node not in nodes_with_cause
     ]
     return causes
 
 
 def _termination_cause(termination: Termination) -> Cause:
-    """Return the console's decision to end the run as a cause.
-
-    It has no lag, since its time is that of the decision.
-    """
+    """Return the console's decision to end the run as a cause. It has no lag: its time is that of the decision."""
     failure = Failure(termination.message, termination.code, dict(termination.data))
     return Cause(termination.outcome, failure, termination.at, lag_seconds=0.0)
 
@@ -204,14 +212,15 @@ def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
     if pod.pod_reason == "Evicted" and _OWN_DISK_LIMIT.search(pod.pod_message):
         return _cause(pod, _DISK_FULL, data={"limit_mib": job.spec.disk_mib})
     reason = _DISRUPTION_REASONS.get(pod.disruption) or _POD_REASONS.get(pod.pod_reason)
-    # A Pod that was deleted before its container started also has an unknown exit. Its machine did not restart.
+    # A Pod that was deleted before its container started has the same container reasons, but its machine did not
+    # restart.
     was_never_started = pod.container_reason in EXIT_UNKNOWN_REASONS and pod.deletion_deadline is not None
     if reason is None and pod.ended and not was_never_started:
         reason = _CONTAINER_REASONS.get(pod.container_reason)
     if reason is None:
         return None
     if reason is _OUT_OF_MEMORY:
-        # The console's message about it names the limit.
+        # The console's message for the customer names the limit.
         return _cause(pod, reason, at=pod.disrupted_at, data={"limit_mib": job.spec.memory_mib})
     cause = _cause(pod, reason, at=pod.disrupted_at)
     if reason is _NO_PYTHON and job.spec.builtin:
@@ -219,18 +228,20 @@ def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
     return cause
 
 
-def _job_disruption(job: JobState, explained_nodes: Set[int | None]) -> list[Cause]:
-    """Return the disruption that the Job's Failed condition reports; the Pod may be deleted already. At most one.
+def _job_disruption(job: JobState, nodes_with_cause: Set[int | None]) -> list[Cause]:
+    """Return the disruption that the Job's Failed condition reports, unless its node is in `nodes_with_cause`.
 
-    The Job's podFailurePolicy has one rule, for the condition DisruptionTarget, and its message names the Pod.
+    It is at most one, and its Pod may be deleted already. The Job's podFailurePolicy has one rule, for the condition
+    DisruptionTarget, and the condition's message names the Pod.
     """
     if job.failure_reason != "PodFailurePolicy" or job.failed_at is None:
         return []
     match = re.search(rf"/{re.escape(job.name)}-(\d+)-", job.failure_message)
     node = int(match.group(1)) if match else None
-    if node in explained_nodes:
+    if node in nodes_with_cause:
         return []
-    failure = Failure(f"Node {node} was disrupted: {job.failure_message}.", FailureCode.EVICTED, node=node)
+    subject = "A node" if node is None else f"Node {node}"
+    failure = Failure(f"{subject} was disrupted: {job.failure_message}.", FailureCode.EVICTED, node=node)
     return [Cause(Outcome.NODE_LOST, failure, job.failed_at, _MACHINE_LOSS_LAG_SECONDS)]
 
 
@@ -241,20 +252,23 @@ def _external_deletion(job: JobState, pods: Mapping[int, PodState], events: Dele
     failed by itself, the Job controller deletes the others. A deletion then counts as external only if the Job's events
     prove it.
     """
-    # BackoffLimitExceeded is the Job's reason if a Pod failed or was deleted.
+    # BackoffLimitExceeded is the Job's reason if a Pod failed or was deleted. The Job of an elastic run has another
+    # backoff limit, by node.
     if job.failure_reason != "BackoffLimitExceeded" or job.failed_at is None or job.is_elastic or not pods:
         return []
     failed_by_itself = any(pod.ended and pod.exit_code and pod.deletion_deadline is None for pod in pods.values())
-    deleted = unexplained_deletions(job, pods)
+    deleted_nodes = unexplained_deletions(job, pods)
     if failed_by_itself:
-        deleted = events.deleted_externally(deleted)
-    if not deleted:
+        deleted_nodes = events.deleted_externally(deleted_nodes)
+    if not deleted_nodes:
         return []
-    first = min(deleted, key=lambda node: (pods[node].deletion_deadline or 0.0) if node in pods else 0.0)
-    return [_cause(pods.get(first, PodState(first)), _REMOVED, at=job.failed_at)]
+    first = min(deleted_nodes, key=lambda node: (pods[node].deletion_deadline or 0.0) if node in pods else 0.0)
+    return [_cause(pods.get(first, PodState(first)), _POD_DELETED, at=job.failed_at)]
 
 
-def _cause(pod: PodState, reason: _Reason, *, at: float | None = None, data: Mapping[str, Any] | None = None) -> Cause:
+def _cause(
+    pod: PodState, reason: _Diagnosis, *, at: float | None = None, data: Mapping[str, Any] | None = None
+) -> Cause:
     """Return the cause of a Pod's end for this reason. Without `at`, it is dated at the Pod's end or deletion."""
     detail = f" ({pod.pod_message})" if pod.pod_message else ""
     failure = Failure(f"Node {pod.node} {reason.message}{detail}.", reason.code, dict(data or {}), pod.node)
@@ -265,15 +279,15 @@ def _cause(pod: PodState, reason: _Reason, *, at: float | None = None, data: Map
 # Causes that launchers claim, and causes by exit codes
 
 
-def _claimed_cause(claim: Record) -> Cause:
+def _claimed_cause(claim: Claim) -> Cause:
     return Cause(Outcome(claim["kind"]), failure_from(claim), float(claim["at"]))
 
 
-def _unconfirmed_cause(job: JobState, records: Mapping[int, Record], claim: Record) -> Cause:
-    """Return the cause for a claim that the platform is at fault, which the API server does not confirm.
+def _unconfirmed_cause(job: JobState, records: Mapping[int, RecordData], claim: Claim) -> Cause:
+    """Return the cause for a claim that the platform is at fault, if the API server does not confirm it.
 
-    The customer pays, with one exception: the nodes of a run in a built-in image never met. No customer code had
-    started then, so none can have forged the claim.
+    The customer pays, with one exception: the nodes of a run in a built-in image never met. Then no customer code has
+    started that could have forged the claim. (A customer's own image could forge it even before that.)
     """
     never_ran = not any(record.get("started_at") for record in records.values())
     is_platform_fault = claim.get("code") == FailureCode.NODES_NOT_MET and never_ran and job.spec.builtin
@@ -286,14 +300,15 @@ def _cause_by_exit_codes(job: JobState, pods: Mapping[int, PodState]) -> Cause:
     if job.failure_reason == "DeadlineExceeded":
         failure = Failure("The run reached its time limit.", FailureCode.TIME_LIMIT)
         return Cause(Outcome.TIME_LIMIT, failure, ended_at)
-    failed = [pod for pod in pods.values() if pod.ended and pod.exit_code]
-    if not failed:
-        # Customer code cannot cause this: it cannot delete Pods unnoticed.
+    failed_pods = [pod for pod in pods.values() if pod.ended and pod.exit_code]
+    if not failed_pods:
+        # Customer code cannot cause this, since it cannot end a Pod without an exit code or delete one.
         failure = Failure(f"The run ended, and nothing shows why. {job.failure_message}".strip())
         return Cause(Outcome.PLATFORM_ERROR, failure, ended_at)
-    first = min(failed, key=lambda pod: pod.finished_at or 0.0)
+    first = min(failed_pods, key=lambda pod: pod.finished_at or 0.0)
     if first.exit_code == _OUT_OF_MEMORY_EXIT_CODE and first.deletion_deadline is None and job.spec.builtin:
-        # containerd sometimes misses the kernel's notification and reports Error in place of OOMKilled.
+        # containerd sometimes misses the kernel's notification and reports Error in place of OOMKilled. In an image of
+        # their own, customers could make the first process exit with this code.
         return _cause(first, _OUT_OF_MEMORY, data={"limit_mib": job.spec.memory_mib})
     message = f"Node {first.node} ended with exit code {first.exit_code} and left no record."
     failure = Failure(message, FailureCode.RANK_EXITED, node=first.node, exit_code=first.exit_code)

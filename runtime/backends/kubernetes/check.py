@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from runtime.backends import smoke_run
-from runtime.backends.base import Backend, Check
+from runtime.backends.base import Backend, CheckResult
 from runtime.backends.kubernetes.capacity import compute_capacity
 from runtime.backends.kubernetes.client import ApiClient, ApiError, resource_path
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -22,25 +22,25 @@ from runtime.backends.kubernetes.rbac import Rule, rules
 from runtime.errors import RuntimeFault
 
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
-"""Supported minor versions of Kubernetes 1. In the oldest, the Job features that runs use became stable. Versions after
+"""Supported minor versions of Kubernetes 1. The Job features that runs use are stable since the oldest. Versions after
 the newest are untested."""
-SMOKE_TEST_SECONDS = 180.0
-"""How long the test run may take. The first pull of its image takes most of this time."""
-_SMOKE_TEST_MEMORY_MIB = 512
-"""Memory of each node of the test run: enough to import PyTorch."""
+SMOKE_SECONDS = 180.0
+"""How long the smoke run may take. The first pull of the image may take minutes; the run itself takes seconds."""
+_SMOKE_MEMORY_MIB = 512
+"""Memory of each node of the smoke run: more than enough for an interpreter that imports no framework."""
 _UNREACHABLE_REMEDY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
 _RBAC_REMEDY = "Apply the output of 'manage.py kubernetes_rbac'."
 
 
-def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[Check]:
-    """Yield the results of all checks; the last is a test run if there is a `backend`.
+def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[CheckResult]:
+    """Yield the results of all checks; the last is a smoke run if there is a `backend`.
 
     Stops after the first check if the cluster is unreachable.
     """
     try:
         yield _check_version(api, config)
     except (RuntimeFault, ApiError) as fault:
-        yield Check("API server", ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
+        yield CheckResult("API server", ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
         return
     yield _run_guarded("namespace", lambda: _check_namespace(api, config))
     yield from _check_permissions(api, config)
@@ -55,56 +55,60 @@ def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | 
         yield _run_guarded("smoke run", lambda: _check_smoke_run(config, root, backend))
 
 
-def _run_guarded(name: str, run_check: Callable[[], Check]) -> Check:
-    """Run a check; turn an exception into a failed `Check` of this name."""
+def _run_guarded(name: str, run_check: Callable[[], CheckResult]) -> CheckResult:
+    """Run a check and return its result; turn an exception into a failed result of this name."""
     try:
         return run_check()
     except ApiError as error:
         remedy = _RBAC_REMEDY if error.status in {401, 403} else ""
-        return Check(name, ok=False, detail=f"The API server refuses: {error}", remedy=remedy)
+        return CheckResult(name, ok=False, detail=f"The API server refuses: {error}", remedy=remedy)
     except RuntimeFault as fault:
-        return Check(name, ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
+        return CheckResult(name, ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
     except (OSError, KeyError, ValueError, TypeError) as error:
-        return Check(name, ok=False, detail=f"The check failed: {type(error).__name__}: {error}")
+        return CheckResult(name, ok=False, detail=f"The check failed: {type(error).__name__}: {error}")
 
 
-def _check_version(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
     version = api.get("/version")
     match = re.match(r"\d+", str(version.get("minor", "")))
     minor = int(match.group()) if match else 0
     ok = version.get("major") == "1" and OLDEST_MINOR <= minor <= NEWEST_MINOR
     remedy = f"Use Kubernetes 1.{OLDEST_MINOR} to 1.{NEWEST_MINOR}."
-    return Check("API server", ok, f"{config.name}: {version.get('gitVersion')}", "" if ok else remedy)
+    return CheckResult("API server", ok, f"{config.name}: {version.get('gitVersion')}", "" if ok else remedy)
 
 
-def _check_namespace(api: ApiClient, config: ClusterConfig) -> Check:
-    # Listing Jobs is permitted in any case; reading the Namespace itself may not be.
+def _check_namespace(api: ApiClient, config: ClusterConfig) -> CheckResult:
+    # The console needs the permission to list Jobs anyway, but may lack the one to read the Namespace itself.
     api.list(resource_path("batch/v1", "jobs", config.namespace))
     try:
         namespace = api.find(resource_path("v1", "namespaces", name=config.namespace))
     except ApiError:
-        return Check("namespace", ok=True, detail=f"{config.namespace}: the console may list Jobs there.")
+        return CheckResult("namespace", ok=True, detail=f"{config.namespace}: the console may list Jobs there.")
     if namespace is None:
         remedy = f"kubectl create namespace {config.namespace}"
-        return Check("namespace", ok=False, detail=f"There is no namespace {config.namespace}.", remedy=remedy)
+        return CheckResult("namespace", ok=False, detail=f"There is no namespace {config.namespace}.", remedy=remedy)
     level = object_labels(namespace).get("pod-security.kubernetes.io/enforce", "")
     if config.volume.host_path and level in {"baseline", "restricted"}:
         remedy = "Use a claim as the cluster's volume, or, for trials only, label the namespace 'privileged'."
-        return Check("namespace", ok=False, detail=f"It enforces '{level}', which forbids a host_path.", remedy=remedy)
-    return Check("namespace", ok=True, detail=f"{config.namespace}, pod security: {level or 'not enforced'}.")
+        return CheckResult(
+            "namespace", ok=False, detail=f"It enforces '{level}', which forbids a host_path.", remedy=remedy
+        )
+    return CheckResult("namespace", ok=True, detail=f"{config.namespace}, pod security: {level or 'not enforced'}.")
 
 
-def _check_permissions(api: ApiClient, config: ClusterConfig) -> Iterator[Check]:
+def _check_permissions(api: ApiClient, config: ClusterConfig) -> Iterator[CheckResult]:
     for rule, namespace in rules(config):
         scope = f"in {namespace}" if namespace else "everywhere"
         name = f"may {', '.join(rule.verbs)} {rule.resource} {scope}"
 
-        def run_check(rule: Rule = rule, namespace: str = namespace, name: str = name) -> Check:
-            missing = _missing(api, rule, namespace)
-            if not missing:
-                return Check(name, ok=True, detail="yes")
-            detail = f"not: {', '.join(missing)}" + ("" if rule.needed else " (not needed, but the console shows less)")
-            return Check(name, ok=not rule.needed, detail=detail, remedy=_RBAC_REMEDY)
+        def run_check(rule: Rule = rule, namespace: str = namespace, name: str = name) -> CheckResult:
+            missing_verbs = _missing(api, rule, namespace)
+            if not missing_verbs:
+                return CheckResult(name, ok=True, detail="yes")
+            detail = f"not: {', '.join(missing_verbs)}" + (
+                "" if rule.is_needed else " (not needed, but the console shows less)"
+            )
+            return CheckResult(name, ok=not rule.is_needed, detail=detail, remedy=_RBAC_REMEDY)
 
         yield _run_guarded(name, run_check)
 
@@ -118,25 +122,25 @@ def _missing(api: ApiClient, rule: Rule, namespace: str) -> list[str]:
     return [verb for verb in rule.verbs if not api.is_allowed({**attributes, "verb": verb})]
 
 
-def _check_storage(api: ApiClient, config: ClusterConfig, root: Path) -> Check:
+def _check_storage(api: ApiClient, config: ClusterConfig, root: Path) -> CheckResult:
     volume = config.volume
     if volume.claim:
         claim = api.find(resource_path("v1", "persistentvolumeclaims", config.namespace, volume.claim))
         if claim is None:
             remedy = f"Create a ReadWriteMany claim of this name in {config.namespace}."
-            return Check("storage", ok=False, detail=f"There is no claim {volume.claim}.", remedy=remedy)
+            return CheckResult("storage", ok=False, detail=f"There is no claim {volume.claim}.", remedy=remedy)
         phase = (claim.get("status") or {}).get("phase", "")
         if phase != "Bound":
             remedy = f"kubectl -n {config.namespace} describe pvc {volume.claim}"
-            return Check("storage", ok=False, detail=f"The claim {volume.claim} is {phase}.", remedy=remedy)
+            return CheckResult("storage", ok=False, detail=f"The claim {volume.claim} is {phase}.", remedy=remedy)
         return _check_bound_claim(config, root, (claim.get("spec") or {}).get("accessModes", []))
     if not volume.shared:
         detail = f"{volume.host_path} on each machine, not shared: for trials. Checkpoints end with their pod."
-        return Check("storage", ok=True, detail=detail)
+        return CheckResult("storage", ok=True, detail=detail)
     return _check_shared_folder(config, root)
 
 
-def _check_bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) -> Check:
+def _check_bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) -> CheckResult:
     """Check whether several machines and the console can write to a bound claim."""
     if "ReadWriteMany" in modes:
         return _check_shared_folder(config, root)
@@ -144,42 +148,44 @@ def _check_bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) 
     name = config.volume.claim
     if "ReadWriteOnce" not in modes:
         detail = f"The claim {name} is {', '.join(modes) or 'without access modes'}: runs cannot write to it."
-        return Check("storage", ok=False, detail=detail, remedy=remedy)
+        return CheckResult("storage", ok=False, detail=detail, remedy=remedy)
     folder = _check_shared_folder(config, root)
     if not folder.ok:
         return folder
     limitation = (
         f"The claim {name} is ReadWriteOnce: the console and every run share one machine. Use it for trials only."
     )
-    return Check("storage", ok=True, detail=f"{folder.detail} {limitation}", remedy=f"For more machines: {remedy}")
+    return CheckResult(
+        "storage", ok=True, detail=f"{folder.detail} {limitation}", remedy=f"For more machines: {remedy}"
+    )
 
 
-def _check_shared_folder(config: ClusterConfig, root: Path) -> Check:
+def _check_shared_folder(config: ClusterConfig, root: Path) -> CheckResult:
     remedy = f"Mount the cluster's volume at {config.volume.root} here, writable for this user."
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=root, prefix=".check-"):
             pass
     except OSError as error:
-        return Check(
+        return CheckResult(
             "storage", ok=False, detail=f"The console cannot write to {root}: {error.strerror}.", remedy=remedy
         )
     if os.geteuid() not in {0, config.uid}:
         detail = f"The console runs as user {os.geteuid()} and pods as {config.uid}: it cannot delete their files."
-        return Check(
+        return CheckResult(
             "storage", ok=False, detail=detail, remedy="Run the console as the cluster's 'uid', or change that setting."
         )
-    return Check("storage", ok=True, detail=f"The console and pods can write to {root}.")
+    return CheckResult("storage", ok=True, detail=f"The console and pods can write to {root}.")
 
 
-def _check_storage_classes(api: ApiClient) -> Check:
+def _check_storage_classes(api: ApiClient) -> CheckResult:
     names = [
         item["metadata"]["name"] for item in api.list(resource_path("storage.k8s.io/v1", "storageclasses"))["items"]
     ]
-    return Check("storage classes", ok=True, detail=", ".join(sorted(names)) or "none")
+    return CheckResult("storage classes", ok=True, detail=", ".join(sorted(names)) or "none")
 
 
-def _check_machines(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_machines(api: ApiClient, config: ClusterConfig) -> CheckResult:
     nodes = api.list(resource_path("v1", "nodes"))["items"]
     cluster = compute_capacity(nodes, (), config)
     ready = [machine for machine in cluster.machines if machine.free.cpus > 0]
@@ -188,67 +194,69 @@ def _check_machines(api: ApiClient, config: ClusterConfig) -> Check:
         kind for kind in cluster.kinds if all(kind in machine.closed_to for machine in cluster.machines)
     )
     if config.elastic:
-        return Check("machines", ok=True, detail=f"{detail} The cluster adds more for pending pods.")
+        return CheckResult("machines", ok=True, detail=f"{detail} The cluster adds more for pending pods.")
     if ready and unserved_kinds:
         detail = f"{detail} None is for {', '.join(unserved_kinds)}."
         remedy = "Set labels and taints on machines to match the cluster's 'node_selectors' and 'tolerations'."
-        return Check("machines", ok=False, detail=detail, remedy=remedy)
+        return CheckResult("machines", ok=False, detail=detail, remedy=remedy)
     remedy = "Check 'kubectl get nodes'. If nodes have taints, add them to the cluster's 'tolerations'."
-    return Check("machines", bool(ready), detail, "" if ready else remedy)
+    return CheckResult("machines", bool(ready), detail, "" if ready else remedy)
 
 
-def _check_gpus(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_gpus(api: ApiClient, config: ClusterConfig) -> CheckResult:
     machines = compute_capacity(api.list(resource_path("v1", "nodes"))["items"], (), config).machines
     count = sum(machine.total.gpus for machine in machines)
     types = sorted({machine.total.gpu_type for machine in machines if machine.total.gpus})
     if not count:
         detail = f"No node offers {config.gpu_resource}: runs use CPUs only."
         remedy = "For GPUs, install the vendor's device plugin, such as NVIDIA's GPU operator."
-        return Check("GPUs", ok=True, detail=detail, remedy=remedy)
+        return CheckResult("GPUs", ok=True, detail=detail, remedy=remedy)
     if "" in types:
         detail = f"{count}, but some nodes have no label {config.gpu_label}: their GPU type is unknown."
-        return Check("GPUs", ok=False, detail=detail, remedy="Install GPU feature discovery, or set 'gpu_label'.")
-    return Check("GPUs", ok=True, detail=f"{count}: {', '.join(types)}. Use these names in node specs.")
+        return CheckResult("GPUs", ok=False, detail=detail, remedy="Install GPU feature discovery, or set 'gpu_label'.")
+    return CheckResult("GPUs", ok=True, detail=f"{count}: {', '.join(types)}. Use these names in node specs.")
 
 
-def _check_kueue(api: ApiClient, config: ClusterConfig) -> Check:
+def _check_kueue(api: ApiClient, config: ClusterConfig) -> CheckResult:
     if not config.queue:
-        return Check(
+        return CheckResult(
             "Kueue", ok=True, detail="No queue is set: a run that is only partly placed ends after 'gang_seconds'."
         )
     queue = api.find(resource_path("kueue.x-k8s.io/v1beta1", "localqueues", config.namespace, config.queue))
     if queue is None:
         detail = f"There is no LocalQueue {config.queue} in {config.namespace}."
-        return Check("Kueue", ok=False, detail=detail, remedy="Install Kueue and create that queue, or unset 'queue'.")
-    return Check("Kueue", ok=True, detail=f"LocalQueue {config.queue}.")
+        return CheckResult(
+            "Kueue", ok=False, detail=detail, remedy="Install Kueue and create that queue, or unset 'queue'."
+        )
+    return CheckResult("Kueue", ok=True, detail=f"LocalQueue {config.queue}.")
 
 
-def _check_dns(api: ApiClient) -> Check:
+def _check_dns(api: ApiClient) -> CheckResult:
     try:
         pods = api.list(resource_path("v1", "pods", "kube-system"), labelSelector="k8s-app=kube-dns")["items"]
     except ApiError:
-        return Check("DNS", ok=True, detail="The console may not read kube-system. The smoke run tests DNS.")
-    running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
-    if running:
-        return Check("DNS", ok=True, detail=f"{len(running)} DNS pods run in kube-system.")
+        return CheckResult("DNS", ok=True, detail="The console may not read kube-system. The smoke run tests DNS.")
+    running_pods = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
+    if running_pods:
+        return CheckResult("DNS", ok=True, detail=f"{len(running_pods)} DNS pods run in kube-system.")
     detail = (
         "No pod labelled k8s-app=kube-dns runs in kube-system. Some clusters use another DNS; the smoke run tests it."
     )
     remedy = "Pods of a run need DNS to find each other. If the smoke run fails for this reason, install CoreDNS."
-    return Check("DNS", ok=True, detail=detail, remedy=remedy)
+    return CheckResult("DNS", ok=True, detail=detail, remedy=remedy)
 
 
-def _check_images(config: ClusterConfig) -> Check:
+def _check_images(config: ClusterConfig) -> CheckResult:
     if config.images:
-        return Check("images", ok=True, detail=", ".join(map(": ".join, sorted(config.images.items()))))
+        return CheckResult("images", ok=True, detail=", ".join(map(": ".join, sorted(config.images.items()))))
     remedy = 'Add them to the cluster\'s \'images\', such as {"pytorch": "registry.example.com/trainyard/pytorch:1"}.'
-    return Check("images", ok=False, detail="No built-in image has a reference here.", remedy=remedy)
+    return CheckResult("images", ok=False, detail="No built-in image has a reference here.", remedy=remedy)
 
 
-def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Check:
+def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> CheckResult:
     image = "pytorch" if "pytorch" in config.images else next(iter(sorted(config.images)), "")
     if not image:
-        return Check("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")
+        return CheckResult("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")
     name = smoke_run.new_name()
     workspace = root / f".{name}"
     if config.volume.shared:
@@ -256,7 +264,7 @@ def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Che
         workspace.mkdir(mode=0o755, parents=True)
     try:
         return smoke_run.check(
-            backend, name, image, workspace=workspace, memory_mib=_SMOKE_TEST_MEMORY_MIB, seconds=SMOKE_TEST_SECONDS
+            backend, name, image, workspace=workspace, memory_mib=_SMOKE_MEMORY_MIB, seconds=SMOKE_SECONDS
         )
     finally:
         if config.volume.shared:

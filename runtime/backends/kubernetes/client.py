@@ -1,8 +1,8 @@
 """The only module that calls an API server: requests, credentials, timeouts, retries.
 
 Objects are plain dicts as the server returns them. A call raises ApiError when the server refuses the request, and
-BackendUnavailable when it does not answer. Requests that write are retried too, and a first attempt may have succeeded
-without an answer. So a caller must expect that the object exists already (`create` returns None).
+BackendUnavailable when it does not answer. Requests that write are retried too, and an attempt may have succeeded
+although its answer was lost. So a caller must expect that the object exists already (`create` returns None).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
 _RETRY_AFTER_MAX_SECONDS = 2
-"""The longest Retry-After that is honored, because a web request or a periodic task may be waiting."""
+"""The longest Retry-After that is honored. A longer one is cut, because a web request may be waiting."""
 _RETRY = urllib3.Retry(
     total=3,
     redirect=0,
@@ -45,20 +45,20 @@ _RETRY = urllib3.Retry(
     raise_on_redirect=False,
     retry_after_max=_RETRY_AFTER_MAX_SECONDS,
 )
-"""Three retries within about 2 s: enough for a load balancer to drop an API server that restarts. Jitter keeps clients
-from returning all at once."""
+"""Three retries within about 2 s. In that time, a load balancer stops sending requests to an API server that restarts.
+Jitter keeps clients from returning all at once."""
 _CONNECT_SECONDS = 3.0
-"""How long connecting may take. A server in another region needs well below 1 s."""
+"""How long connecting may take. Even a server in another region needs well below 1 s."""
 _PROBE_SECONDS = 1.0
 """How long connecting and answering may take in `is_ready`, which promises an answer within two seconds."""
 _PAGE_SIZE = 500
-"""Objects per page of a list, as kubectl uses. For larger pages the server needs more memory at once."""
+"""Objects per page of a list, which is kubectl's default too. Larger pages need more of the server's memory at once."""
 _CHUNK_BYTES = 1 << 16
-"""Bytes of a streamed response that are read at a time; logs can be far longer."""
+"""Bytes of a streamed response that are read at a time, since logs can be far longer."""
 _DOWN_SECONDS = 3.0
-"""After a request has failed with all its retries, all requests fail at once for this long. So not every caller waits
-for a server that is down. The time is about that of one failing request, so that a server that returns is noticed soon.
-"""
+"""After a request has failed with all its retries, all requests fail immediately for this long. Otherwise every caller
+would wait for a server that is down. It is about as long as one failing request takes, so that the server's return is
+noticed soon."""
 _IRREGULAR_PLURALS = {"Endpoints": "endpoints", "NetworkPolicy": "networkpolicies"}
 """Plurals, as in URL paths, of kinds whose plural does not just add an "s"."""
 
@@ -87,7 +87,7 @@ class WebsocketTarget:
 
 @dataclass(frozen=True)
 class _Request:
-    """One HTTP request. If `read_seconds` is 0, the cluster's `request_seconds` limits the wait for the answer."""
+    """One HTTP request. `read_seconds` limits the wait for the answer; 0: by the cluster's `request_seconds`."""
 
     method: str
     path: str
@@ -154,7 +154,7 @@ class ApiClient:
             except ApiError as error:
                 if error.status != 410:
                     raise
-                # The server dropped the snapshot between two pages: start over.
+                # 410: the server dropped the snapshot between two pages, so the list starts over.
 
     def create(self, manifest: Mapping[str, Any]) -> Object | None:
         """Create an object; return None if one of its name exists. Raises ApiError, BackendUnavailable."""
@@ -175,22 +175,22 @@ class ApiClient:
     def patch(self, path: str, change: Object) -> Object:
         """Merge a change into an object. Raises ApiError, BackendUnavailable.
 
-        If the change holds `metadata.uid` or `metadata.resourceVersion`, an object with another one raises ApiError
-        409.
+        If the change has `metadata.uid` or `metadata.resourceVersion`, and the object has another value, raises
+        ApiError 409.
         """
         try:
             return self._request_json(_Request("PATCH", path, {"fieldManager": FIELD_MANAGER}, change, MERGE_PATCH))
         except ApiError as error:
             if error.status == 422 and "metadata.uid:" in error.message:
-                # A patch answers 422 to a wrong UID. Other requests answer 409, as this method promises.
+                # For a wrong UID, the server answers a patch with 422 and all other requests with 409.
                 raise ApiError(409, "Conflict", error.message) from error
             raise
 
     def delete(self, path: str, *, grace_seconds: int | None = None, uid: str = "", version: str = "") -> None:
         """Delete an object; the server then deletes the objects that it owns, in the background.
 
-        Do nothing if it does not exist, or if its UID or resourceVersion is not the given one. Raises ApiError,
-        BackendUnavailable.
+        Does nothing if the object does not exist, or if its UID or resourceVersion is not the given one. Raises
+        ApiError, BackendUnavailable.
         """
         options: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -205,7 +205,10 @@ class ApiClient:
                 raise
 
     def is_allowed(self, attributes: Object) -> bool:
-        """Whether the client has a permission (resourceAttributes). Raises ApiError, BackendUnavailable."""
+        """Whether the client has the permission that these resourceAttributes describe.
+
+        Raises ApiError, BackendUnavailable.
+        """
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -238,7 +241,7 @@ class ApiClient:
             "timeoutSeconds": str(seconds),
         }
         try:
-            # The server ends the watch itself after `seconds`; 5 more cover a slow network.
+            # The server ends the watch itself after `seconds`. 5 s more cover a slow network.
             request = _Request("GET", path, {**query, **watch_query}, stream=True, read_seconds=seconds + 5.0)
             response = self._request(request)
         except ApiError as error:
@@ -277,12 +280,12 @@ class ApiClient:
         )
 
     def is_ready(self) -> bool:
-        """Return whether the server answers one short request. If it does, end the pause of `_DOWN_SECONDS`."""
+        """Return whether the server answers one short request. If it does, requests no longer fail immediately."""
         try:
             response = self._send(_Request("GET", "/readyz", read_seconds=_PROBE_SECONDS), retries=urllib3.Retry(0))
         except (urllib3.exceptions.HTTPError, OSError, BackendUnavailable):
             return False
-        # A 401 or 403 counts as ready: this client may lack the permission to read the server's health.
+        # 401 and 403 count as ready: this client may lack the permission to read the server's health.
         if response.status >= 500 or response.status == 429:
             return False
         self._down_until = 0.0
@@ -381,7 +384,7 @@ class ApiClient:
 
     def _unavailable(self, error: Exception) -> BackendUnavailable:
         """Return the error for a request without an answer. `error` says why there is none."""
-        # Cut, since urllib3 nests its errors and people read the message on one line.
+        # 300 characters are enough: urllib3 nests its errors, and people read the message on one or two lines.
         reason = f"{type(error).__name__}: {getattr(error, 'reason', None) or error}"[:300]
         return BackendUnavailable(f"The cluster '{self._config.name}' did not answer: {reason}.")
 

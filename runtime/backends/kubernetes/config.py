@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 from runtime.backends.settings_reader import DNS_LABEL, SettingsReader
 from runtime.specs import Capacity, Flavour, NodeCapacity, Resources
 
-# Names as the Kubernetes API accepts them, with its limits of their lengths.
+# Names that the Kubernetes API accepts, with the API's limits of their lengths.
 _DNS_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
 _QUALIFIED_NAME = re.compile(r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
 _EFFECTS = frozenset({"", "NoSchedule", "PreferNoSchedule", "NoExecute"})
 """Effects of a taint that a toleration may name; "" tolerates all."""
-# A read-only default for mappings: the config is frozen.
+# A read-only default for mappings, since the config is frozen.
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -35,10 +35,10 @@ class Volume:
     claim: str = ""
     """A ReadWriteMany PersistentVolumeClaim of this name in every namespace of runs."""
     host_path: str = ""
-    """A folder of each machine."""
+    """A folder that exists on each machine."""
     shared: bool = True
-    """Whether the console sees the files that Pods write. If not, each machine has a `host_path` of its own, logs come
-    from the API server, and checkpoints are lost with their Pod."""
+    """Whether the console sees the files that Pods write. If not, `host_path` is a different folder on each machine,
+    logs come from the API server, and checkpoints are lost with their Pod."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Toleration:
 
 @dataclass(frozen=True)
 class PackageIndex:
-    """The package index that installations of customers' requirements use, from inside the cluster."""
+    """The package index from which Pods install customers' requirements."""
 
     url: str
     networks: tuple[str, ...]
@@ -85,9 +85,9 @@ class ClusterConfig:
     images: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     """Registry reference of each built-in image."""
     flavours: Mapping[str, Flavour] = field(default_factory=lambda: _EMPTY)
-    """Flavour of each built-in image at its reference."""
+    """Flavour of each built-in image in `images`."""
     pythons: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    """Path of the Python interpreter in a built-in image or reference; by default `python3` on the image's PATH."""
+    """Path of the Python interpreter, by a built-in image's name or a reference; default: `python3` on its PATH."""
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets in the namespace with which every Pod pulls its image, in addition to the run's own."""
     queue: str = ""
@@ -97,15 +97,15 @@ class ClusterConfig:
     node_selectors: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: _EMPTY)
     tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=lambda: _EMPTY)
     spread: str = "pack"
-    """`pack`: prefer Pods of a run in one topology domain (`topology_key`); `spread`: prefer different domains."""
+    """`pack`: prefer to place the Pods of a run in one topology domain; `spread`: prefer different domains."""
     topology_key: str = "kubernetes.io/hostname"
     """The label of Kubernetes Nodes whose equal values form a topology domain."""
     namespace_per_organization: bool = False
-    """Whether each organization's runs have a namespace of their own (`names.namespace_for`)."""
+    """Whether each organization's runs have a namespace of their own (`names.organization_namespace`)."""
     gang_seconds: int = 300
-    """How long after the Job's start all Pods must be scheduled. A run with only some of its Pods is then ended."""
+    """How long scheduling all Pods may take, from the Job's start. Then a run with only some scheduled Pods ends."""
     start_seconds: int = 600
-    """How long scheduled Pods may take to start, including image pulls. After that the run ends, free of charge."""
+    """How long scheduled Pods may take to start, including image pulls. Then the run is ended, free of charge."""
     uid: int = 10001
     """User that Pods run as."""
     gpu_resource: str = "nvidia.com/gpu"
@@ -119,9 +119,9 @@ class ClusterConfig:
     capacity: Capacity | None = None
     """Capacity of a cluster whose Nodes the console may not list; for an elastic cluster, its maximum."""
     elastic: bool = False
-    """An autoscaler adds machines for pending Pods, so the present Nodes do not limit the size of runs."""
+    """Whether an autoscaler adds machines for pending Pods. Then the present Nodes do not limit the size of runs."""
     package_index: PackageIndex | None = None
-    """None: orders on this cluster cannot have a requirements file."""
+    """None if orders on this cluster cannot have a requirements file."""
 
     @property
     def ends_partial_placement(self) -> bool:
@@ -172,10 +172,10 @@ def _volume(reader: SettingsReader) -> Volume:
     if not reader.mapping("volume"):
         raise reader.error("volume", 'must be {"claim": NAME, "root": PATH} or {"host_path": PATH, "root": PATH}')
     volume_reader = SettingsReader(reader.cluster, reader.mapping("volume"))
-    known = {"claim", "host_path", "root", "shared"}
+    known_settings = {"claim", "host_path", "root", "shared"}
     for setting in volume_reader.data:
-        if setting not in known:
-            raise reader.error("volume", f"has no '{setting}'; its settings are {', '.join(sorted(known))}")
+        if setting not in known_settings:
+            raise reader.error("volume", f"has no '{setting}'; its settings are {', '.join(sorted(known_settings))}")
     volume = Volume(
         root=volume_reader.text("root"),
         claim=volume_reader.matching("claim", "", _DNS_SUBDOMAIN, "a PersistentVolumeClaim's name"),
@@ -193,7 +193,7 @@ def _volume(reader: SettingsReader) -> Volume:
 
 
 def _package_index(reader: SettingsReader) -> PackageIndex | None:
-    """Parse the setting `package_index`."""
+    """Parse the setting `package_index`; return None if it is not set."""
     data = reader.mapping("package_index")
     if not data:
         return None
@@ -213,7 +213,7 @@ def _package_index(reader: SettingsReader) -> PackageIndex | None:
     except ValueError as error:
         raise reader.error("package_index", f"is not valid: {error}") from None
     if not is_valid or parts.username or parts.password:
-        # The build code of packages could read a password.
+        # Packages run their own code when they are built, and it could read a password.
         raise reader.error("package_index", "needs an http or https address as its url, without a password")
     return index
 
@@ -273,7 +273,7 @@ def _toleration(reader: SettingsReader, kind: str, data: object) -> Toleration:
 
 
 def _capacity(reader: SettingsReader) -> Capacity | None:
-    """Parse the setting `capacity`: a list of machines, each entry with the `count` of equal ones."""
+    """Parse the setting `capacity`, a list of machines, each with the `count` of equal ones; None if it is not set."""
     entries = reader.data.get("capacity")
     if entries is None:
         return None

@@ -1,13 +1,12 @@
 """Distinguish Pods that the Job controller deleted from those that somebody else deleted. Pure.
 
 When one Pod of a run fails, the Job controller deletes the others. When somebody deletes one Pod, the others fail,
-because their peer is gone. The first case is billed, and the second is free. Afterwards both cases look alike, and the
-clocks of different machines cannot tell which came first. Two sources distinguish them:
+because their peer is gone. The first case is billed, and the second is free of charge. Afterwards both cases look
+alike, and timestamps do not help, since they come from the clocks of different machines. Two sources distinguish them:
 
 - A watch delivers the changes of all Pods in one order. `DeletionTracker` reports a Pod that was deleted before any Pod
   of its run failed.
-- The Job controller records an event for each Pod that it deletes. `DeletionEvents` shows which deletions it did not
-  request.
+- The Job controller records an event for each Pod that it deletes. `DeletionEvents` shows which Pods it did not delete.
 """
 
 from __future__ import annotations
@@ -27,72 +26,75 @@ from runtime.backends.kubernetes.objects import (
 from runtime.backends.kubernetes.state import JobState, PodState
 
 _EVENTS_COMPLETE_SECONDS = 3000.0
-"""How long after the Job's failure its events count as complete. API servers delete events after 3600 s by default."""
+"""How long after the Job's failure its events count as complete. API servers delete events after 3600 s by default; 600
+s are a reserve for differences between clocks."""
 _MAX_NODES = 10
 """The largest run whose events count as complete. Kubernetes' event recorder merges similar events for one object from
 the tenth on, and drops those beyond a burst of 25."""
 _LAST_EVENT_SECONDS = 30.0
-"""How long to wait for the Job controller's last event. It arrives within seconds, so after 30 s it was dropped."""
+"""How long to wait for the Job controller's last event. It arrives within seconds; after 30 s it counts as dropped."""
 
 
 class DeletionTracker:
     """Follows a watch of Pods and reports those that were deleted before any Pod of their run failed.
 
-    Only Pods that were seen alive since the last list count, because the order of changes between two lists is unknown.
+    Only Pods that were seen alive after the last list are reported: a list does not show the order of the changes
+    before it.
     """
 
     def __init__(self) -> None:
-        self._alive: dict[str, str] = {}
-        """The UID of the Job of each Pod that was seen alive, by the Pod's UID."""
-        self._failed_jobs: set[str] = set()
+        self._job_uids_of_live_pods: dict[str, str] = {}
+        """By the UID of each Pod that was seen alive: the UID of its Job."""
+        self._failed_job_uids: set[str] = set()
 
     def reset(self, pods: Iterable[Object]) -> None:
         """Start again from a list of all Pods."""
-        self._alive.clear()
+        self._job_uids_of_live_pods.clear()
         for pod in pods:
             if pod_phase(pod) == "Failed":
-                self._failed_jobs.add(controller_uid(pod))
+                self._failed_job_uids.add(controller_uid(pod))
             elif pod_phase(pod) not in TERMINAL_PHASES and not is_deleting(pod):
-                self._alive[pod["metadata"]["uid"]] = controller_uid(pod)
+                self._job_uids_of_live_pods[pod["metadata"]["uid"]] = controller_uid(pod)
 
     def observe(self, change: str, pod: Object) -> bool:
         """Process one watch event of type `change`; return True if it deletes a Pod of a run without failed Pods."""
-        uid, job = pod["metadata"]["uid"], controller_uid(pod)
+        uid, job_uid = pod["metadata"]["uid"], controller_uid(pod)
         if pod_phase(pod) in TERMINAL_PHASES:
-            self._alive.pop(uid, None)
+            self._job_uids_of_live_pods.pop(uid, None)
             if pod_phase(pod) == "Failed":
-                self._failed_jobs.add(job)
+                self._failed_job_uids.add(job_uid)
             return False
         if change == "DELETED" or is_deleting(pod):
-            return self._alive.pop(uid, None) is not None and job not in self._failed_jobs
-        self._alive[uid] = job
+            was_alive = self._job_uids_of_live_pods.pop(uid, None) is not None
+            return was_alive and job_uid not in self._failed_job_uids
+        self._job_uids_of_live_pods[uid] = job_uid
         return False
 
-    def forget(self, job: str) -> None:
-        """Drop the state of the Job with this UID, which ended or was deleted."""
-        self._failed_jobs.discard(job)
+    def forget(self, job_uid: str) -> None:
+        """Drop the state of this Job, which has ended or was deleted."""
+        self._failed_job_uids.discard(job_uid)
 
 
 @dataclass(frozen=True)
 class DeletionEvents:
-    """The facts about the end of a failed run's Pods that its events show."""
+    """What the events of a failed run show about the end of its Pods."""
 
-    by_controller: frozenset[int] = frozenset()
+    deleted_by_controller: frozenset[int] = frozenset()
     """Nodes whose Pod the Job controller deleted."""
     is_complete: bool = False
-    """Whether `by_controller` has every node whose Pod the Job controller deleted."""
+    """Whether `deleted_by_controller` has every node whose Pod the Job controller deleted."""
     wait_until: float = 0.0
     """When to stop waiting for further events, in Unix seconds; 0 if none are expected."""
     not_ready_at: Mapping[int, float] = field(default_factory=dict)
-    """When the machine of a node became NotReady while the Pod was on it, by node (Unix seconds)."""
+    """By node: when its machine became NotReady while the Pod was on it (Unix seconds)."""
 
     def deleted_externally(self, nodes: Iterable[int]) -> set[int]:
         """Return those of the deleted `nodes` whose Pod the Job controller certainly did not delete."""
-        return set(nodes) - self.by_controller if self.is_complete else set()
+        return set(nodes) - self.deleted_by_controller if self.is_complete else set()
 
     def are_expected(self, nodes: Iterable[int], now: float) -> bool:
         """Whether an event may still arrive for one of the deleted `nodes`."""
-        return now < self.wait_until and bool(set(nodes) - self.by_controller)
+        return now < self.wait_until and bool(set(nodes) - self.deleted_by_controller)
 
 
 def unexplained_deletions(job: JobState, pods: Mapping[int, PodState]) -> set[int]:
@@ -105,7 +107,7 @@ def unexplained_deletions(job: JobState, pods: Mapping[int, PodState]) -> set[in
 
 
 def event_selectors(job: JobState) -> tuple[str, str]:
-    """Return the field selectors of the two event lists that `read_events` takes."""
+    """Return the field selectors of the two lists of events that `read_events` takes, in this order."""
     return f"involvedObject.uid={job.uid}", "involvedObject.kind=Pod,reason=NodeNotReady"
 
 
@@ -124,16 +126,16 @@ def read_events(
     for event in pod_events:
         match = pod_name.match(str((event.get("involvedObject") or {}).get("name", "")))
         at = timestamp(event.get("firstTimestamp") or event.get("eventTime"))
-        # An earlier run may have had the same name.
+        # Events from before the Job's start may be about an earlier run of the same name.
         if match is not None and at is not None and (job.start_time is None or at >= job.start_time):
             node = int(match.group(1))
             not_ready_at[node] = min(at, not_ready_at.get(node, at))
     failed_at = job.failed_at or 0.0
     are_reliable = job.nodes <= _MAX_NODES and not job.is_elastic and job.failed_at is not None
-    # The controller records the Job's failure after all deletions.
+    # The controller records the Job's failure after it has deleted all Pods.
     has_last_event = bool(job.end_condition) and job.failure_reason in messages
     return DeletionEvents(
-        by_controller=frozenset(int(match.group(1)) for match in deletions if match is not None),
+        deleted_by_controller=frozenset(int(match.group(1)) for match in deletions if match is not None),
         is_complete=are_reliable and has_last_event and now < failed_at + _EVENTS_COMPLETE_SECONDS,
         wait_until=failed_at + _LAST_EVENT_SECONDS if are_reliable and not has_last_event else 0.0,
         not_ready_at=not_ready_at,

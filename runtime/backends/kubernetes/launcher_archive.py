@@ -4,7 +4,7 @@ The same sources give the same bytes on every machine, because the ConfigMap's n
 is not compressed, since zlib versions compress differently.
 
 During an upgrade several versions of the console run at the same time. Each one renews the last-used annotation of its
-launcher. It removes another launcher only when no console and no run uses it any more.
+launcher, and removes another version's launcher only when no console and no run uses that any more.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from runtime.backends.kubernetes.objects import object_annotations, object_label
 logger = logging.getLogger(__name__)
 
 USAGE_REFRESH_SECONDS = 3600.0
-"""Minimum interval between updates of the last-used annotation. It is far below UNUSED_SECONDS, so that an update may
-fail without harm."""
+"""Minimum interval between updates of the last-used annotation. It is far below UNUSED_SECONDS, so a failed update does
+no harm."""
 UNUSED_SECONDS = 24 * 3600.0
 """How long a launcher must be unused before it is removed. Consoles of some older versions do not set the annotation.
-So the ConfigMap of our own launcher must be as old too: then the upgrade was a day ago, and those consoles are gone."""
+So this version's own ConfigMap must have existed for as long, too: then the upgrade was a day ago, and no older console
+runs any more."""
 MAX_BYTES = 1 << 20
 """Size limit of a ConfigMap in Kubernetes."""
 _PACKAGE = "launcher"
@@ -45,8 +46,8 @@ from launcher.__main__ import start
 
 start()
 """
-"""`__main__.py` of the archive. It blocks SIGTERM first: the kernel drops a signal that the first process of a Pod does
-not handle. A blocked signal is delivered later, once the launcher handles it."""
+"""`__main__.py` of the archive. It first blocks SIGTERM, because the kernel drops a signal that a Pod's first process
+does not handle. A blocked signal is delivered later, once the launcher handles it."""
 _ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip archive can hold. A fixed time, so that the digest depends on the sources only."""
 _ENTRY_MODE = 0o100644 << 16
@@ -60,7 +61,10 @@ def build() -> bytes:
 
 
 def pack(folder: Path) -> bytes:
-    """Return an archive of a package's modules with an entry point. Raises ValueError if a ConfigMap cannot hold it."""
+    """Return an archive with an entry point and the modules of the package in `folder`.
+
+    Raises ValueError if a ConfigMap cannot hold it.
+    """
     sources = {
         f"{_PACKAGE}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in sorted(folder.rglob("*.py"))
     }
@@ -109,7 +113,7 @@ class LauncherConfigMaps:
         selector = f"{names.MANAGED_BY_LABEL}={names.MANAGER},{names.COMPONENT_LABEL}={names.LAUNCHER_COMPONENT}"
         try:
             config_maps = self._api.list(resource_path("v1", "configmaps", namespace), labelSelector=selector)["items"]
-            # Namespaces in which our own launcher is old, so that no console of an older version runs any more.
+            # Namespaces in which our own launcher is so old that no console of an older version runs any more.
             settled_namespaces = {
                 config_map["metadata"]["namespace"]
                 for config_map in config_maps
@@ -123,8 +127,7 @@ class LauncherConfigMaps:
                     or not _is_old(_last_used_at(config_map))
                 )
                 if meta["namespace"] in settled_namespaces and not is_used:
-                    # If a console refreshes the annotation meanwhile, the version changes and the server keeps the
-                    # ConfigMap.
+                    # With the version as a precondition, the server keeps a ConfigMap that a console has just used.
                     path = resource_path("v1", "configmaps", meta["namespace"], meta["name"])
                     self._api.delete(path, version=meta["resourceVersion"])
         except ApiError as error:

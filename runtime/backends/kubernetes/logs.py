@@ -10,11 +10,11 @@ from typing import NamedTuple
 from runtime.backends.log_chunks import Times
 
 _MIN_INTERVAL_SECONDS = 0.1
-"""Times that follow each other faster count as one, as in `runtime.launcher.log_times`."""
+"""Minimum interval between two returned times; those in between are dropped, as in `runtime.launcher.log_times`."""
 
 
 class RankOutput(NamedTuple):
-    """A part of a rank's output. `at_end`: it reaches the end of the output so far. `times` are those of its bytes."""
+    """A part of a rank's output. `at_end`: it reaches the end of the output so far. `times` are those of `data`."""
 
     data: bytes
     at_end: bool
@@ -26,10 +26,10 @@ def extract_rank(
 ) -> RankOutput:
     r"""Return up to `limit` bytes of one rank's output from `offset`.
 
-    An offset refers to the same byte in every call while the cluster keeps the output. `chunks` are the Pod's output,
-    which is read only as far as needed. Each line starts with its rank (see `runtime.launcher.pod.log_mux`): "3\t" for
-    a complete line, "3+\t" for a piece that the next line of this rank continues. `with_times`: before that, each line
-    has the time at which the cluster received it, and a space.
+    Offsets count the bytes of this rank only, and stay valid while the cluster keeps the output. `chunks` are the Pod's
+    output, which is read only as far as needed. Each line starts with its rank (see `runtime.launcher.pod.log_mux`):
+    "3\t" for a complete line, "3+\t" for a piece that the next line of this rank continues. `with_times`: before the
+    rank, each line has the time at which the kubelet received it, and a space.
     """
     complete_prefix, partial_prefix = f"{rank}\t".encode(), f"{rank}+\t".encode()
     output, position, time = b"", 0, b""

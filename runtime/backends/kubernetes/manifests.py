@@ -14,27 +14,27 @@ from collections.abc import Mapping
 from runtime.backends.kubernetes import names
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.objects import Manifest
-from runtime.backends.kubernetes.pod import PodPlan, pod_spec
+from runtime.backends.kubernetes.pod import PodInputs, pod_spec
 from runtime.backends.kubernetes.state import SpecSummary
 from runtime.specs import PullSecret, RunSpec
 
 _DOCKER_HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
-"""Names of Docker Hub that people use."""
+"""Names that people use for Docker Hub."""
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 """The key under which container runtimes look up credentials for Docker Hub."""
 _LAUNCHER_DIGEST_LENGTH = 12
 """Hex digits of the launcher's digest in its ConfigMap's name: enough to tell its few versions apart."""
 
 
-def job(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name: str) -> Manifest:
+def job(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_name: str) -> Manifest:
     """Return the run's Job, suspended. `launcher_name` names the launcher's ConfigMap. Raises InvalidSpec."""
     run_labels = names.labels_of(spec)
     if 0 < spec.min_nodes < spec.nodes:
         # An elastic run continues without a failed node, so one failed index does not fail the Job.
         failure_policy: Manifest = {"backoffLimitPerIndex": 0, "maxFailedIndexes": spec.nodes - spec.min_nodes}
     else:
-        # With a backoffLimit of 0 any failed Pod fails the Job. With this rule the Job's Failed condition shows that
-        # the cause was a disruption, and names the Pod. `causes` reads it.
+        # With a backoffLimit of 0 any failed Pod fails the Job. If the reason is a disruption, this rule makes the
+        # Job's Failed condition say so and name the Pod, which `causes` reads.
         rule = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         failure_policy = {"backoffLimit": 0, "podFailurePolicy": {"rules": [rule]}}
     return {
@@ -51,18 +51,18 @@ def job(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name: str)
             "parallelism": spec.nodes,
             "completionMode": "Indexed",
             "podReplacementPolicy": "Failed",  # never two Pods of one node at the same time
-            "suspend": True,  # until all objects that it owns exist (`submission`), or until Kueue admits it
+            "suspend": True,  # until all objects that it owns exist (`submission`), and Kueue admits it if there is one
             **failure_policy,
-            "template": {"metadata": {"labels": run_labels}, "spec": pod_spec(spec, config, plan, launcher_name)},
+            "template": {"metadata": {"labels": run_labels}, "spec": pod_spec(spec, config, inputs, launcher_name)},
         },
     }
 
 
 def owned_objects(
-    spec: RunSpec, config: ClusterConfig, plan: PodPlan, uid: str, keys: Mapping[str, str]
+    spec: RunSpec, config: ClusterConfig, inputs: PodInputs, uid: str, keys: Mapping[str, str]
 ) -> list[Manifest]:
     """Return the run's other objects, owned by its Job, whose UID is `uid`. `keys` are `token` and `record_key`."""
-    objects = [_service(spec), _pod_plan(plan), _network_policy(spec, config), _secret(keys)]
+    objects = [_service(spec), _pod_plan(inputs), _network_policy(spec, config), _secret(keys)]
     if spec.pull_secret is not None:
         objects.append(_pull_secret(spec, spec.pull_secret))
     if spec.secrets:
@@ -75,7 +75,7 @@ def owned_objects(
 
 
 def launcher(namespace: str, archive: bytes) -> Manifest:
-    """Return a ConfigMap that holds the launcher. Its name contains the digest, so each version has its own."""
+    """Return a ConfigMap that holds the launcher. Its name contains a digest, so each version has its own ConfigMap."""
     digest = hashlib.sha256(archive).hexdigest()
     return {
         "apiVersion": "v1",
@@ -152,9 +152,9 @@ def _service(spec: RunSpec) -> Manifest:
     }
 
 
-def _pod_plan(plan: PodPlan) -> Manifest:
-    document = json.dumps(plan.document, sort_keys=True)
-    return {"apiVersion": "v1", "kind": "ConfigMap", "data": {"order.json": document}}
+def _pod_plan(inputs: PodInputs) -> Manifest:
+    pod_plan = json.dumps(inputs.pod_plan, sort_keys=True)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "data": {"order.json": pod_plan}}
 
 
 def _network_policy(spec: RunSpec, config: ClusterConfig) -> Manifest:

@@ -32,7 +32,7 @@ RUN_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER},{RUN_LABEL}"
 LIVE_RUN_SELECTOR = f"{RUN_SELECTOR},!{ENDED_LABEL}"
 """Label selector for the Jobs of runs whose final status is not stored yet."""
 
-# Annotations of a run's Job. Times are Unix seconds. Some values are older than the names of their constants.
+# Annotations of a run's Job. Times are Unix seconds. Some values still have the words of earlier versions.
 SPEC_ANNOTATION = "trainyard.dev/spec"
 """JSON: the parts of the RunSpec that are needed after submission (`state.SpecSummary`)."""
 SUBMITTED_ANNOTATION = "trainyard.dev/submitted-at"
@@ -72,25 +72,25 @@ _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
 _SLUG_DIGEST_LENGTH = 10
-"""Hex digits that distinguish namespaces whose changed slugs are equal: enough to make a collision unlikely."""
+"""Hex digits that distinguish namespaces whose changed slugs are equal: 40 bits make a collision very unlikely."""
 
 
-def namespace_for(config: ClusterConfig, organization: str) -> str:
-    """Return the namespace of an organization's runs. `organization` is its slug; "" is none."""
-    if not config.namespace_per_organization or not organization:
+def organization_namespace(config: ClusterConfig, organization_slug: str) -> str:
+    """Return the namespace of an organization's runs. `organization_slug` is "" for runs of no organization."""
+    if not config.namespace_per_organization or not organization_slug:
         return config.namespace
-    slug = _NOT_IN_SLUG.sub("-", organization.lower()).strip("-")
+    slug = _NOT_IN_SLUG.sub("-", organization_slug.lower()).strip("-")
     name = f"{config.namespace}-{slug}"
-    if slug == organization and len(name) <= _MAX_LABEL_LENGTH:
+    if slug == organization_slug and len(name) <= _MAX_LABEL_LENGTH:
         return name
     # Two slugs can become equal when they are changed or cut; the digest keeps their namespaces apart.
-    digest = hashlib.sha256(organization.encode()).hexdigest()[:_SLUG_DIGEST_LENGTH]
+    digest = hashlib.sha256(organization_slug.encode()).hexdigest()[:_SLUG_DIGEST_LENGTH]
     return f"{name[: _MAX_LABEL_LENGTH - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def namespace_of(spec: RunSpec, config: ClusterConfig) -> str:
     """Return the namespace of this run."""
-    return namespace_for(config, spec.labels.get("organization", ""))
+    return organization_namespace(config, spec.labels.get("organization", ""))
 
 
 def labels_of(spec: RunSpec) -> dict[str, str]:
@@ -108,9 +108,9 @@ def secrets_name(spec: RunSpec) -> str:
     return f"{spec.name}-secrets"
 
 
-def host_name(run: str, node: int) -> str:
+def host_name(run_name: str, node: int) -> str:
     """Return the DNS name of a node's Pod, as the run's other Pods resolve it."""
-    return f"{run}-{node}.{run}"
+    return f"{run_name}-{node}.{run_name}"
 
 
 def gpu_label_value(gpu_type: str) -> str:

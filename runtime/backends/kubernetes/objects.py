@@ -39,13 +39,13 @@ def true_conditions(item: Object) -> dict[str, Object]:
 
 
 def controller_uid(item: Object) -> str:
-    """Return the UID of the object's controlling owner, for a Pod its Job; empty if it has none."""
+    """Return the UID of the owner that controls the object (the Job of a Pod); empty if there is none."""
     owners = item["metadata"].get("ownerReferences") or []
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
 
 
 def is_owned_by(item: Object, uid: str) -> bool:
-    """Whether an object of this UID is among the owners."""
+    """Whether the object with this UID is among the owners of `item`."""
     return any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences") or [])
 
 

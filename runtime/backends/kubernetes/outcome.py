@@ -1,10 +1,11 @@
 """Derive a run's RunStatus from its Job, its Pods and its launchers' records. Pure.
 
 The Job and the Pods come from the API server (`state`). A record is JSON that a node's launcher wrote; the caller has
-verified its signature. The meter runs from `started_at` to `finished_at`. The outcome decides whether it is billed:
+verified its signature. A run is metered from `started_at` to `finished_at`, and its outcome decides whether it is
+billed:
 
-- If no kubelet reports a node's end, a record that says that the node exited with 0 counts as its end. So a completed
-  run is billed, even if its machines are lost afterwards.
+- If no kubelet reports a node's end, a record with the exit code 0 counts as its end. So a completed run is billed
+  even if its machines are lost afterwards.
 - Every other end has the cause that `causes.find_cause` returns.
 """
 
@@ -17,12 +18,12 @@ from runtime.backends.kubernetes.causes import EXIT_UNKNOWN_REASONS, Cause, find
 from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_deletions
 from runtime.backends.kubernetes.names import POD_MARGIN_SECONDS
 from runtime.backends.kubernetes.state import JobState, PodState
-from runtime.backends.records import Record, latest, progress_at, restarts
+from runtime.backends.records import RecordData, latest, progress_at, restarts
 from runtime.specs import Failure, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 _JOB_VERDICT_SECONDS = 30.0
-"""How long to wait for the Job controller's verdict after Pods were deleted. It writes the verdict within 5 s; 30 s
-leave room for a busy API server."""
+"""How long to wait for the Job controller's verdict, the Job's condition Failed, after Pods were deleted. It is written
+within 5 s; 30 s leave room for a busy API server."""
 _KUBELET_REPORT_SECONDS = 15.0
 """How long a kubelet may take to report a Pod's end after the time when it should have ended. Later, the machine counts
 as unresponsive. A working kubelet reports within 2 s; 15 s leave room for a busy API server."""
@@ -31,24 +32,24 @@ as unresponsive. A working kubelet reports within 2 s; 15 s leave room for a bus
 def derive_status(
     job: JobState,
     pods: Mapping[int, PodState],
-    records: Mapping[int, Record],
+    records: Mapping[int, RecordData],
     *,
     now: float,
-    unreachable: Mapping[int, float] | None = None,
+    unreachable_since: Mapping[int, float] | None = None,
     events: DeletionEvents | None = None,
 ) -> RunStatus:
     """Return the run's status. `pods` and `records` are by node.
 
-    `now` and all times are Unix seconds. `unreachable` has, by node, when its machine became NotReady or was deleted.
-    `events` are the facts about deleted Pods that the Job's events show; None if they were not read.
+    `now` and all times are Unix seconds. `unreachable_since` has, by node, when its machine became NotReady or was
+    deleted. `events` is what the Job's events show about deleted Pods; None if they were not read.
     """
-    unreachable = unreachable or {}
+    unreachable_since = unreachable_since or {}
     overdue_since = _overdue_nodes(job, pods, now)
-    pods = _with_recorded_successes(job, pods, records, overdue_since.keys() | unreachable.keys(), now)
-    # When nodes that have no reported end stopped responding, by node.
+    pods = _with_recorded_successes(job, pods, records, overdue_since.keys() | unreachable_since.keys(), now)
+    # By node, without those whose end is reported: when its kubelet stopped responding.
     unresponsive_since = {
         node: since
-        for node, since in {**overdue_since, **unreachable}.items()
+        for node, since in {**overdue_since, **unreachable_since}.items()
         if node not in pods or not pods[node].ended
     }
     nodes = tuple(_node_status(job, node, pods.get(node), unresponsive_since.get(node)) for node in range(job.nodes))
@@ -65,7 +66,9 @@ def derive_status(
         # In a stopped run, an overdue Pod does not mean a lost node: its kubelet may honor an earlier, longer grace
         # period.
         lost_since = {
-            node: since for node, since in unresponsive_since.items() if node in unreachable or job.termination is None
+            node: since
+            for node, since in unresponsive_since.items()
+            if node in unreachable_since or job.termination is None
         }
         cause = find_cause(job, pods, records, lost_since, events)
     outcome = None
@@ -91,8 +94,8 @@ def derive_status(
 
 
 def _overdue_nodes(job: JobState, pods: Mapping[int, PodState], now: float) -> dict[int, float]:
-    """Return, by node, when its Pod should have ended, if the Pod was deleted but its end is overdue."""
-    deadlines = {
+    """Return, by node, when its Pod should have ended, for the Pods that were deleted and whose end is overdue."""
+    end_deadlines = {
         node: max(pod.deletion_deadline, _grace_end(job))
         for node, pod in pods.items()
         if pod.deletion_deadline and not pod.ended
@@ -100,15 +103,15 @@ def _overdue_nodes(job: JobState, pods: Mapping[int, PodState], now: float) -> d
     # A disrupted Pod was lost at its disruption, which is earlier than its deadline.
     return {
         node: pods[node].disrupted_at or deadline
-        for node, deadline in deadlines.items()
+        for node, deadline in end_deadlines.items()
         if now > deadline + _KUBELET_REPORT_SECONDS
     }
 
 
 def _grace_end(job: JobState) -> float:
-    """Return when the Pods of a stopped run must have ended; 0 if the run was not stopped.
+    """Return when the Pods of a stopped run must have ended (Unix seconds); 0 if the run was not stopped.
 
-    A kubelet keeps the first grace period that it received. So a later, shorter one does not count here.
+    A kubelet keeps the first grace period that it received, so the longer one counts here.
     """
     if job.termination is None:
         return job.grace_end
@@ -116,9 +119,13 @@ def _grace_end(job: JobState) -> float:
 
 
 def _with_recorded_successes(
-    job: JobState, pods: Mapping[int, PodState], records: Mapping[int, Record], unresponsive_nodes: Set[int], now: float
+    job: JobState,
+    pods: Mapping[int, PodState],
+    records: Mapping[int, RecordData],
+    unresponsive_nodes: Set[int],
+    now: float,
 ) -> dict[int, PodState]:
-    """Return the Pods. If no kubelet has reported a Pod's exit but its record says that it succeeded, mark it so."""
+    """Return the Pods, with those marked as succeeded that did so by their record and whose kubelet reports no exit."""
     merged = dict(pods)
     for node, record in records.items():
         pod = pods.get(node, PodState(node))
@@ -139,14 +146,14 @@ def _with_recorded_successes(
     return merged
 
 
-def _recorded_success_at(record: Record) -> float | None:
-    """Return when the node exited with 0, by its last record; None if it did not."""
+def _recorded_success_at(record: RecordData) -> float | None:
+    """Return when the node exited with 0, by its last record; None if the record does not say so."""
     succeeded = record.get("phase") == "ended" and record.get("exit_code") == 0 and not record.get("causes")
     return float(record["finished_at"]) if succeeded and record.get("finished_at") else None
 
 
 def _as_succeeded(pod: PodState, at: float) -> PodState:
-    """Return the Pod with exit code 0 at this time, and without the fields that would name another cause."""
+    """Return the Pod as ended with exit code 0 at this time, without the fields that would name another cause."""
     return dataclasses.replace(pod, ended=True, exit_code=0, finished_at=at, container_reason="", disruption="")
 
 
@@ -154,7 +161,10 @@ def _as_succeeded(pod: PodState, at: float) -> PodState:
 
 
 def _node_status(job: JobState, node: int, pod: PodState | None, unresponsive_since: float | None) -> NodeStatus:
-    """Return a node's status. `pod` is None if it has none; `unresponsive_since` is None if its kubelet responds."""
+    """Return a node's status.
+
+    `pod` is None if the node has none, and `unresponsive_since` is None if its kubelet responds.
+    """
     if pod is None:
         # A terminated Job that has created no Pods will create none.
         never_started = job.suspended or job.start_time is None
@@ -179,7 +189,8 @@ def _node_status(job: JobState, node: int, pod: PodState | None, unresponsive_si
 
 def _run_phase(job: JobState, nodes: Sequence[NodeStatus]) -> RunPhase:
     """Return the run's phase, from its Job and the phases of its nodes."""
-    # A run has ended if every node has, and no Pod can follow: the Job has ended or is being ended, or every node ran.
+    # A run has ended if every node has ended and no further Pod can be created. That is certain if the Job has ended or
+    # is being ended, or if every node has run.
     phases = {node.phase for node in nodes}
     is_stopping = job.is_failing or job.termination is not None
     have_finished = all(node.finished_at is not None for node in nodes)
@@ -193,7 +204,7 @@ def _run_phase(job: JobState, nodes: Sequence[NodeStatus]) -> RunPhase:
 def _awaits_job_verdict(job: JobState, pods: Mapping[int, PodState], now: float) -> bool:
     """Whether a Pod was deleted for no known reason, and the Job controller has not written its verdict yet.
 
-    The verdict distinguishes a deletion by the controller, after another Pod failed, from a deletion by somebody else.
+    The verdict shows whether the controller deleted the Pod, after another Pod failed, or somebody else did.
     """
     if job.end_condition or job.termination or job.is_elastic or all(pod.exit_code == 0 for pod in pods.values()):
         return False
@@ -205,29 +216,33 @@ def _awaits_job_verdict(job: JobState, pods: Mapping[int, PodState], now: float)
 # Times
 
 
-def _started_at(job: JobState, pods: Mapping[int, PodState], records: Iterable[Record], now: float) -> float | None:
-    """Return when the last Pod's container started; None before. If Pods are deleted, use their records."""
+def _started_at(job: JobState, pods: Mapping[int, PodState], records: Iterable[RecordData], now: float) -> float | None:
+    """Return when the last Pod's container started; None before that. The records stand in for deleted Pods."""
     if job.started_at is not None:
         return job.started_at
-    started = [pod.started_at for pod in pods.values() if pod.started_at is not None]
-    if len(started) == job.nodes:
-        # Kubelets round down to whole seconds, which may lie before the submission.
-        return max(*started, job.submitted_at or 0.0)
-    recorded = [float(record["started_at"]) for record in records if record.get("started_at")]
-    return min(max(recorded), now) if recorded else None  # a record may not start the meter in the future
+    start_times = [pod.started_at for pod in pods.values() if pod.started_at is not None]
+    if len(start_times) == job.nodes:
+        # Kubelets round times down to whole seconds, so the start may seem to be before the submission.
+        return max(*start_times, job.submitted_at or 0.0)
+    recorded_times = [float(record["started_at"]) for record in records if record.get("started_at")]
+    return min(max(recorded_times), now) if recorded_times else None  # a record may not start the meter in the future
 
 
 def _finished_at(
     job: JobState, pods: Mapping[int, PodState], unresponsive_since: Mapping[int, float], started_at: float | None
-) -> float | None:
-    """Return when the last node ended. Falls back to the end of the Job, to its termination, then to its submission."""
-    ends = [pod.finished_at for pod in pods.values() if pod.ended and pod.finished_at is not None]
-    ends += unresponsive_since.values()
-    if len(ends) < job.nodes and job.ended_at is not None:
-        ends.append(job.ended_at)
-    if not ends:
-        ends.append(job.termination.at if job.termination else job.submitted_at or 0.0)
-    return max(*ends, started_at or 0.0)
+) -> float:
+    """Return when the last node of an ended run ended.
+
+    If the end of a node is not known, that of the Job counts too. If no end is known, return the time of the Job's
+    termination, or else of its submission.
+    """
+    end_times = [pod.finished_at for pod in pods.values() if pod.ended and pod.finished_at is not None]
+    end_times += unresponsive_since.values()
+    if len(end_times) < job.nodes and job.ended_at is not None:
+        end_times.append(job.ended_at)
+    if not end_times:
+        end_times.append(job.termination.at if job.termination else job.submitted_at or 0.0)
+    return max(*end_times, started_at or 0.0)
 
 
 def _spans(
@@ -237,35 +252,35 @@ def _spans(
     started_at: float | None,
     finished_at: float | None,
 ) -> tuple[Span, ...]:
-    """Return one span from start to end. In an elastic run, each lost node begins a new span with one node less."""
+    """Return the periods with a constant number of nodes; several only in an elastic run that lost nodes."""
     if started_at is None:
         return ()
-    losses: list[float] = []
+    loss_times: list[float] = []
     if job.is_elastic:
-        losses = [pod.finished_at for pod in pods.values() if pod.ended and pod.exit_code != 0 and pod.finished_at]
-        losses += unresponsive_since.values()
-    spans, since, count = [], started_at, job.nodes
-    for at in sorted(max(loss, started_at) for loss in losses):
+        loss_times = [pod.finished_at for pod in pods.values() if pod.ended and pod.exit_code != 0 and pod.finished_at]
+        loss_times += unresponsive_since.values()
+    spans, span_start, remaining_nodes = [], started_at, job.nodes
+    for lost_at in sorted(max(loss_time, started_at) for loss_time in loss_times):
         # After the loss of the last node, or a loss at the run's end, no time is left to meter.
-        if count == 1 or (finished_at is not None and at >= finished_at):
+        if remaining_nodes == 1 or (finished_at is not None and lost_at >= finished_at):
             break
-        if at > since:
-            spans.append(Span(count, since, at))
-            since = at
-        count -= 1
-    return (*spans, Span(count, since, finished_at))
+        if lost_at > span_start:
+            spans.append(Span(remaining_nodes, span_start, lost_at))
+            span_start = lost_at
+        remaining_nodes -= 1
+    return (*spans, Span(remaining_nodes, span_start, finished_at))
 
 
 # The price of a hung run
 
 
 def _progress_at(
-    job: JobState, records: Iterable[Record], cause: Cause | None, finished_at: float | None
+    job: JobState, records: Iterable[RecordData], cause: Cause | None, finished_at: float | None
 ) -> float | None:
-    """Return the last sign of progress, up to which a hung run is billed.
+    """Return the time of the last sign of progress, up to which a hung run is billed; None if it is not known.
 
-    Only records from platform images are trusted. In a customer's image, customer code can read the launcher's key and
-    claim an early hang, so such a run is billed to its end.
+    Only records from built-in images are trusted. In a customer's image, customer code can read the launcher's key and
+    claim an early hang. So such a run is billed to its end.
     """
     is_hung = cause is not None and cause.outcome is Outcome.HUNG
     if not job.spec.builtin:

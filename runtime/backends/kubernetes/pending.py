@@ -1,10 +1,10 @@
 """Explain why a submitted run has not started, and decide when to give up on it. Pure.
 
-`explain` turns the Pods' conditions and events into a `Waiting`: a code, its data and a sentence. If there are several
-obstacles, it names the one that a person can most likely remove.
+`explain_waiting` turns the Pods' conditions and events into a `Waiting`: a code, its data and a sentence. If there are
+several obstacles, it names the one that a person can most likely remove.
 
 `find_termination` ends a run that holds machines but cannot start: only some of its Pods were scheduled, or their
-containers do not start. Such a run never ran and is free. Its outcome decides whether it is retried.
+containers do not start. Such a run never ran and is free of charge. Its outcome decides whether it is retried.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ IMAGE_REFUSED_SECONDS = 60.0
 """How long a registry may refuse an image's name or credentials before the run ends. Kubelets retry a pull after 10, 20
 and 40 s, so at least three attempts have failed by then."""
 _MAX_DETAIL_LENGTH = 500
-"""Characters of a Kubernetes message that are passed on, since the console stores them for each job and shows them on
-one line."""
+"""Maximum length of a Kubernetes message in a reason's data: a few lines, which the console stores for each job and
+shows to people."""
 
 # Patterns for the free text in which container runtimes and registries report a failed pull. `classify_pull_error`
 # applies them.
@@ -45,7 +45,7 @@ _CREDENTIALS_ERROR = re.compile(
 _AMBIGUOUS_PREFIX = re.compile(
     r"pull access denied, repository does not exist or may require authorization", re.IGNORECASE
 )
-"""containerd's words for both a missing repository and missing credentials. The text that follows tells them apart."""
+"""containerd's text for both a missing repository and missing credentials. The text that follows tells them apart."""
 _CREDENTIALS_REFUSED = re.compile(r"\b401\b|\b403\b|unauthori[sz]ed|forbidden", re.IGNORECASE)
 """After an ambiguous message: the registry refused the credentials."""
 _ANY_PULL_ERROR = re.compile(
@@ -78,7 +78,7 @@ _IMAGE_FAILURES = {
 }
 
 
-def explain(
+def explain_waiting(
     job: Object,
     pods: Sequence[Object],
     events: Sequence[Object],
@@ -93,33 +93,33 @@ def explain(
     the Job, if Kueue admits runs here.
     """
     nodes = job["spec"]["completions"]
-    # Timestamps of one format sort as text.
+    # Sorted as text, since all timestamps have the format of RFC 3339.
     ordered = sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     if job["spec"].get("suspend"):
         return _explain_admission(config, workload)
     rejection = _explain_rejected_pods(ordered)
     if rejection is not None and len(pods) < nodes:
         return rejection
-    # A person can usually fix an image or a volume sooner than a lack of machines.
+    # Images and volumes come first: a person can usually fix them sooner than a lack of machines.
     for explain_pod in (_explain_image, _explain_volume):
         for pod in pods:
             obstacle = explain_pod(pod, _events_of(pod, ordered))
             if obstacle is not None:
                 return obstacle
-    unscheduled = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
-    insufficient = next((message for message in unscheduled if _INSUFFICIENT.search(message)), None)
+    messages = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
+    insufficient = next((message for message in messages if _INSUFFICIENT.search(message)), None)
     if insufficient and capacity is not None and not capacity.nodes_ever(*request_of(job, config)):
         return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {insufficient}")
-    if unscheduled:
-        return _explain_unscheduled(pods[0], unscheduled[0], config=config, capacity=capacity, nodes=len(unscheduled))
+    if messages:
+        return _explain_unscheduled(pods[0], messages[0], config=config, capacity=capacity, nodes=len(messages))
     return _explain_starting(nodes, pods)
 
 
 def classify_pull_error(message: str) -> WaitingCode:
     """Return IMAGE_NAME, IMAGE_CREDENTIALS or IMAGE_NETWORK, by the message of a failed pull.
 
-    The network comes first, because an unreachable registry is reported in many ways. A name comes before credentials,
-    because registries report a repository that they hide as both missing and denied.
+    Network errors are looked for first, because an unreachable registry is reported in many ways. Name errors are
+    looked for before credentials errors, because registries report a hidden repository as both missing and denied.
     """
     text, is_ambiguous = _AMBIGUOUS_PREFIX.subn("", message)
     if _NETWORK_ERROR.search(text) and not _NAME_ERROR.search(text):
@@ -150,9 +150,9 @@ def find_termination(
         return Termination(Outcome.NODE_LOST, FailureCode.PREEMPTED, message, now)
     if job.suspended or job.start_time is None or waiting is None or job.is_failing:
         return None
-    scheduled = [pod for pod in pods.values() if pod.machine]
-    return _partial_placement(job, scheduled, waiting, config, now) or _stuck_start(
-        job, scheduled, waiting, config, now
+    scheduled_pods = [pod for pod in pods.values() if pod.machine]
+    return _end_partial_placement(job, scheduled_pods, waiting, config, now) or _end_stuck_start(
+        job, scheduled_pods, waiting, config, now
     )
 
 
@@ -160,6 +160,7 @@ def find_termination(
 
 
 def _explain_admission(config: ClusterConfig, workload: Object | None) -> Waiting:
+    """Return what Kueue reports about a run that it has not admitted yet."""
     conditions = ((workload or {}).get("status") or {}).get("conditions") or []
     message = next(
         (condition.get("message", "") for condition in conditions if condition["type"] == "QuotaReserved"), ""
@@ -169,7 +170,7 @@ def _explain_admission(config: ClusterConfig, workload: Object | None) -> Waitin
 
 
 def _explain_rejected_pods(events: Sequence[Object]) -> Waiting | None:
-    """Return why the API server rejected Pods that the Job controller tried to create; None if it did not."""
+    """Return why the API server rejected Pods that the Job controller tried to create; None if it rejected none."""
     messages = _messages(events, {"FailedCreate"})
     if not messages:
         return None
@@ -183,7 +184,7 @@ def _explain_rejected_pods(events: Sequence[Object]) -> Waiting | None:
 
 
 def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
-    """Return why the container's image cannot be pulled or its container cannot be created; None if neither fails."""
+    """Return why the Pod's image cannot be pulled or its container cannot be created; None if neither has failed."""
     for container in container_statuses(pod):
         state = (container.get("state") or {}).get("waiting") or {}
         image = container.get("image") or pod["spec"]["containers"][0]["image"]
@@ -205,7 +206,7 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
 
 
 def _explain_volume(pod: Object, events: Sequence[Object]) -> Waiting | None:
-    """Return why the Pod's storage cannot be mounted; None if it can."""
+    """Return why the Pod's storage cannot be mounted; None if nothing reports a failure."""
     messages = _messages(events, _MOUNT_EVENTS)
     # The run's own ConfigMaps and Secret are created just after its Job. Until then, their mounts fail and are retried.
     messages = [text for text in messages if "configmap" not in text.lower() and "secret" not in text.lower()]
@@ -222,23 +223,26 @@ def _explain_volume(pod: Object, events: Sequence[Object]) -> Waiting | None:
 def _explain_unscheduled(
     pod: Object, message: str, *, config: ClusterConfig, capacity: Capacity | None, nodes: int
 ) -> Waiting:
-    """Return which resource `nodes` Pods like this one wait for, by the scheduler's `message`."""
+    """Return what the unscheduled Pods wait for, by the scheduler's `message` about one of them.
+
+    `pod` is any Pod of the run, since all request the same. `nodes` is the number of unscheduled Pods.
+    """
     requests = pod["spec"]["containers"][0]["resources"]["requests"]
-    missing = set(_INSUFFICIENT.findall(message))
+    missing_resources = set(_INSUFFICIENT.findall(message))
     selector = pod["spec"].get("nodeSelector") or {}
-    # Without "Insufficient" in the message, no machine matches the selector, which names the GPU type.
-    lacks_gpu_type = config.gpu_resource in requests and not missing and config.gpu_label in selector
+    # If the message names no insufficient resource, no machine matches the selector, which names the GPU type.
+    lacks_gpu_type = config.gpu_resource in requests and not missing_resources and config.gpu_label in selector
     free: float | None
-    if config.gpu_resource in missing or lacks_gpu_type:
+    if config.gpu_resource in missing_resources or lacks_gpu_type:
         gpu_type = selector.get(config.gpu_label, "")
         free = None if capacity is None else _free_gpus(capacity, gpu_type)
         data = {"wanted": int(requests[config.gpu_resource]), "gpu_type": gpu_type, "nodes": nodes, "free": free}
         return Waiting(WaitingCode.GPUS, data, f"Not enough GPUs are free: {message}")
-    if "cpu" in missing:
+    if "cpu" in missing_resources:
         free = None if capacity is None else max((machine.free.cpus for machine in capacity.machines), default=0.0)
         data = {"wanted": cpus(requests["cpu"]), "nodes": nodes, "free": free}
         return Waiting(WaitingCode.CPUS, data, f"Not enough CPUs are free: {message}")
-    if "memory" in missing:
+    if "memory" in missing_resources:
         free = None if capacity is None else max((machine.free.memory_mib for machine in capacity.machines), default=0)
         data = {"wanted": mebibytes(requests["memory"]), "nodes": nodes, "free": free}
         return Waiting(WaitingCode.MEMORY, data, f"Not enough memory is free: {message}")
@@ -251,13 +255,13 @@ def _explain_unscheduled(
 
 
 def _explain_starting(nodes: int, pods: Sequence[Object]) -> Waiting:
-    running = sum(_is_running(pod) for pod in pods)
-    scheduled = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
-    step = "place" if scheduled < nodes else "container"
-    waiting_nodes = nodes - running
+    running_pods = sum(_is_running(pod) for pod in pods)
+    scheduled_pods = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
+    step = "place" if scheduled_pods < nodes else "container"
+    waiting_nodes = nodes - running_pods
     subject = "1 node" if waiting_nodes == 1 else f"{waiting_nodes} nodes"
-    missing = "a machine" if step == "place" else "the image and the container"
-    sentence = f"Waiting for {subject} to start: {missing}."
+    awaited = "a machine" if step == "place" else "the image and the container"
+    sentence = f"Waiting for {subject} to start: {awaited}."
     return Waiting(WaitingCode.STARTING, {"nodes": waiting_nodes, "step": step}, sentence)
 
 
@@ -279,10 +283,12 @@ def _events_of(pod: Object, events: Sequence[Object]) -> list[Object]:
 
 
 def _messages(events: Sequence[Object], reasons: frozenset[str] | set[str]) -> list[str]:
+    """Return the messages of the events that have one of these reasons."""
     return [str(event.get("message", "")) for event in events if event.get("reason") in reasons]
 
 
 def _claim_name(pod: Object) -> str:
+    """Return the name of the Pod's first PersistentVolumeClaim; "" if it has none."""
     for volume in pod["spec"].get("volumes") or []:
         if "persistentVolumeClaim" in volume:
             return str(volume["persistentVolumeClaim"]["claimName"])
@@ -301,16 +307,21 @@ def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
 # When to give up
 
 
-def _partial_placement(
-    job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
+def _end_partial_placement(
+    job: JobState, scheduled_pods: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
-    """Return a termination if only some Pods were scheduled in time; they hold machines that other runs could use."""
+    """Return a termination if only some Pods were scheduled in time, else None.
+
+    The scheduled Pods hold machines that other runs could use.
+    """
     is_late = job.start_time is not None and now > job.start_time + config.gang_seconds
-    if not (config.ends_partial_placement and scheduled and len(scheduled) < job.nodes and is_late):
+    if not (config.ends_partial_placement and scheduled_pods and len(scheduled_pods) < job.nodes and is_late):
         return None
-    message = f"Only {len(scheduled)} of {job.nodes} nodes were placed in {config.gang_seconds} s. {waiting.sentence}"
+    message = (
+        f"Only {len(scheduled_pods)} of {job.nodes} nodes were placed in {config.gang_seconds} s. {waiting.sentence}"
+    )
     data: dict[str, Any] = {
-        "placed": len(scheduled),
+        "placed": len(scheduled_pods),
         "nodes": job.nodes,
         "seconds": config.gang_seconds,
         "waiting_code": waiting.code.value,
@@ -318,17 +329,17 @@ def _partial_placement(
     return Termination(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, now, data)
 
 
-def _stuck_start(
-    job: JobState, scheduled: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
+def _end_stuck_start(
+    job: JobState, scheduled_pods: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
-    """Return a termination if Pods were scheduled, but their containers do not start in time.
+    """Return a termination if Pods were scheduled but their containers did not start in time, else None.
 
-    The cause is the image, the storage or the machine.
+    The reason is the image, the storage or the machine.
     """
-    waiting_pods = [pod for pod in scheduled if pod.started_at is None]
+    waiting_pods = [pod for pod in scheduled_pods if pod.started_at is None]
     is_refused = waiting.code in {WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
     limit_seconds = IMAGE_REFUSED_SECONDS if is_refused else float(config.start_seconds)
-    if not waiting_pods or (len(scheduled) < job.nodes and not is_refused):
+    if not waiting_pods or (len(scheduled_pods) < job.nodes and not is_refused):
         return None
     if now < max(pod.scheduled_at or pod.created_at for pod in waiting_pods) + limit_seconds:
         return None

@@ -19,18 +19,19 @@ from runtime.errors import InvalidSpec
 from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 
 EVICTION_SECONDS = 30
-"""How long a Pod stays on a machine that is NotReady or unreachable. During Kubernetes' default of 300 s, the other
-nodes of a run would wait. 30 s are enough for a kubelet to restart."""
+"""How long a Pod stays on a machine that is NotReady or unreachable. Kubernetes' default is 300 s, and the other nodes
+of the run would wait for so long. 30 s are enough for a kubelet to restart."""
 _REQUESTED_DISK_MIB = 256
-"""Ephemeral storage that the scheduler reserves for a Pod. It is far below the Pod's limit, which few runs approach."""
+"""Ephemeral storage that the scheduler reserves for a Pod. It is far below the Pod's limit: few runs come near the
+limit, and reserving that much would leave machines empty."""
 
 
 @dataclass(frozen=True)
-class PodPlan:
-    """The launchers' input in a run's Pods, and the folders that the Pods mount."""
+class PodInputs:
+    """The plan that the launchers in a run's Pods read, and the folders that the Pods mount."""
 
-    document: Mapping[str, Any]
-    """The contents of `order.json`. The launcher reads them as its own `PodPlan` (`runtime.launcher.pod.limits`)."""
+    pod_plan: Mapping[str, Any]
+    """The contents of `order.json`. The launcher reads them as its own `PodInputs` (`runtime.launcher.pod.limits`)."""
     run_root: str
     """Path of the run's folder in the cluster's volume, with the launcher's files."""
     run_dir: str
@@ -42,8 +43,8 @@ class PodPlan:
 
     @property
     def topology(self) -> Mapping[str, Any]:
-        """The part that `runtime.launcher.topology.Plan` reads."""
-        plan: Mapping[str, Any] = self.document["plan"]
+        """The part of the Pod plan that `runtime.launcher.topology.Plan` reads."""
+        plan: Mapping[str, Any] = self.pod_plan["plan"]
         return plan
 
 
@@ -69,11 +70,11 @@ def _pinned(reference: str, digest: str) -> str:
     return f"{host}/{path.partition(':')[0]}@{digest}"
 
 
-def pod_spec(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name: str) -> Manifest:
+def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_name: str) -> Manifest:
     """Return the Pod spec. `launcher_name` names the launcher's ConfigMap. Raises InvalidSpec."""
     resources = spec.resources
     disk_mib = resources.disk_mib or config.disk_mib
-    volumes, mounts = _storage(spec, config, plan)
+    volumes, mounts = _storage(spec, config, inputs)
     volumes += [
         {"name": "order", "configMap": {"name": spec.name}},
         {"name": "launcher", "configMap": {"name": launcher_name}},
@@ -94,9 +95,9 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.grace_seconds + names.POD_MARGIN_SECONDS,
-        # A fallback if the launcher does not enforce its own deadline. It counts from the Pod's scheduling, and the
-        # launcher's from the moment all nodes run. So it adds the limits for placing all Pods, for pulling the image,
-        # for the meeting of the nodes, and for the end.
+        # A second deadline, in case the launcher does not enforce its own. The kubelet counts from the moment it
+        # accepts the Pod, and the launcher from the moment all nodes run. So the limits for scheduling all Pods, for
+        # pulling the image, for the meeting of the nodes and for the end are added.
         "activeDeadlineSeconds": config.gang_seconds
         + 2 * config.start_seconds
         + spec.deadline_seconds
@@ -114,7 +115,7 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, plan: PodPlan, launcher_name:
                 "name": names.CONTAINER_NAME,
                 "image": image_of(spec, config),
                 "imagePullPolicy": "IfNotPresent",
-                # -I and -S: nothing of the image's site-packages runs in the process that holds the run's keys.
+                # -I and -S: no code of the image's site-packages runs in the process that holds the run's keys.
                 "command": [python, "-I", "-S", f"{names.LAUNCHER_PATH}/{names.LAUNCHER_FILE}", "--pod"],
                 "workingDir": "/",
                 "env": _environment(spec),
@@ -169,21 +170,23 @@ def _resources(spec: RunSpec, config: ClusterConfig, disk_mib: int) -> Manifest:
     return {"requests": {**amounts, **requested_disk}, "limits": {**amounts, "ephemeral-storage": f"{disk_mib}Mi"}}
 
 
-def _storage(spec: RunSpec, config: ClusterConfig, plan: PodPlan) -> tuple[list[Manifest], list[Manifest]]:
+def _storage(spec: RunSpec, config: ClusterConfig, inputs: PodInputs) -> tuple[list[Manifest], list[Manifest]]:
     """Return the volumes for the run's files, datasets and models, and their mounts. Raises InvalidSpec (mounts)."""
     volume = config.volume
     source: Manifest = {"persistentVolumeClaim": {"claimName": volume.claim}}
     if volume.host_path:
         source = {"hostPath": {"path": volume.host_path, "type": "Directory"}}
     volumes: list[Manifest] = [{"name": "storage", **source}]
-    run_dir, checkpoint_dir, output_dir = (plan.topology[name] for name in ("run_dir", "checkpoint_dir", "output_dir"))
+    run_dir, checkpoint_dir, output_dir = (
+        inputs.topology[name] for name in ("run_dir", "checkpoint_dir", "output_dir")
+    )
     # A volume is shared if the console mounts it too. If not, a run's files stay in its Pod and end with it.
     if volume.shared:
         paths = [
-            ("storage", names.RUN_ROOT_PATH, plan.run_root),
-            ("storage", run_dir, plan.run_dir),
-            ("storage", checkpoint_dir, plan.checkpoint_dir),
-            ("storage", output_dir, plan.output_dir),
+            ("storage", names.RUN_ROOT_PATH, inputs.run_root),
+            ("storage", run_dir, inputs.run_dir),
+            ("storage", checkpoint_dir, inputs.checkpoint_dir),
+            ("storage", output_dir, inputs.output_dir),
         ]
     else:
         limit = f"{spec.resources.disk_mib or config.disk_mib}Mi"
@@ -201,7 +204,7 @@ def _storage(spec: RunSpec, config: ClusterConfig, plan: PodPlan) -> tuple[list[
             volumes.append({"name": name, "emptyDir": {"sizeLimit": "1Mi"}})
             mounts.append({"name": name, "mountPath": target, "readOnly": True})
     packages = [Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else []
-    # Parents come first, since a mount hides earlier mounts below it.
+    # Folders above others come first, since a mount hides earlier mounts below it.
     for mount in sorted([*spec.mounts, *packages], key=lambda mount: mount.target.count("/")):
         volume_mount = {"name": "storage", "mountPath": mount.target, "subPath": sub_path(mount, config)}
         mounts.append({**volume_mount, "readOnly": True} if mount.read_only else volume_mount)
@@ -221,7 +224,7 @@ def sub_path(mount: Mount, config: ClusterConfig) -> str:
 
 
 def _tolerations(spec: RunSpec, config: ClusterConfig) -> list[Manifest]:
-    """Return the Pod's tolerations: of failing machines for a while, and of the taints of its node kind and of GPUs."""
+    """Return the Pod's tolerations of the taints of its node kind, of GPUs and, for EVICTION_SECONDS, of failures."""
     tolerations: list[Manifest] = [
         {
             "key": f"node.kubernetes.io/{condition}",

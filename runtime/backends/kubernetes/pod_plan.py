@@ -1,7 +1,7 @@
-"""Build a run's Pod plan: `order.json`, which the launcher of each Pod reads.
+"""Build the inputs of a run's Pods: the Pod plan, `order.json`, which the launcher of each Pod reads, and the folders.
 
-`runtime.launcher.pod.main` documents its fields. All Pods of a run read the same plan. One spec always yields the same
-plan, so a repeated submission changes nothing.
+`runtime.launcher.pod.main` documents the plan's fields. All Pods of a run read the same plan. One spec always yields
+the same plan, so repeating a submission changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from runtime.backends import launch_plan, sandbox
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.names import CONTROL_PORT, RUN_ROOT_PATH, host_name
-from runtime.backends.kubernetes.pod import PodPlan
+from runtime.backends.kubernetes.pod import PodInputs
 from runtime.specs import PACKAGES_TARGET, RunSpec
 
 MASTER_PORT = 29500
@@ -22,8 +22,8 @@ _FIRST_WORKER_PORT = 29600
 """The first of the workers' ports. They are consecutive, and the spare ports follow them."""
 
 
-def build_pod_plan(spec: RunSpec, config: ClusterConfig, root: Path) -> PodPlan:
-    """Build the plan. `root` is the folder of all runs, as the console sees it."""
+def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInputs:
+    """Return the inputs of a run's Pods. `root` is the folder of all runs, as the console sees it."""
     ports = launch_plan.ports_needed(spec)
     first_spare = _FIRST_WORKER_PORT + ports["worker_ports"]
     topology = {
@@ -44,7 +44,7 @@ def build_pod_plan(spec: RunSpec, config: ClusterConfig, root: Path) -> PodPlan:
     }
     if any(mount.target == spec.workspace_target and not mount.read_only for mount in spec.mounts):
         writable_folders["workspace"] = spec.workspace_target
-    document = {
+    pod_plan = {
         "run": spec.name,
         "names": [host_name(spec.name, node) for node in range(spec.nodes)],
         "folder": RUN_ROOT_PATH,
@@ -67,8 +67,8 @@ def build_pod_plan(spec: RunSpec, config: ClusterConfig, root: Path) -> PodPlan:
     runs_path = root.relative_to(config.volume.root) if config.volume.shared else Path()
     run_root = runs_path / spec.name
     key = spec.checkpoint_key
-    return PodPlan(
-        document=document,
+    return PodInputs(
+        pod_plan=pod_plan,
         run_root=str(run_root),
         run_dir=str(run_root / "run"),
         checkpoint_dir=str(runs_path / ".checkpoints" / key if key else run_root / "checkpoints"),

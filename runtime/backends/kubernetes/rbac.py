@@ -1,6 +1,6 @@
 """The permissions that the console needs on a cluster, as rules and as RBAC manifests. Pure.
 
-The console uses no verb that is not listed here; `check` asks the cluster for each of them.
+The console uses no verb that is not listed here; `check` asks the cluster whether each is permitted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ROLE = "trainyard-runs"
 
 
 class Rule(NamedTuple):
-    """Permitted verbs on one resource. If a rule is not `needed`, the console works without it, but shows less."""
+    """Permitted verbs on one resource. `is_needed`: without it, the console does not work, instead of showing less."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
-    needed: bool = True
+    is_needed: bool = True
 
 
 _MANAGE = ("create", "delete", "get", "patch")
@@ -41,15 +41,16 @@ IN_NAMESPACE = (
 )
 """Permissions in the namespace of runs, or in all namespaces if each organization has one."""
 CLUSTER_WIDE = (
-    Rule("", "nodes", ("get", "list"), needed=False),
-    Rule("", "pods", ("list",), needed=False),
-    Rule("storage.k8s.io", "storageclasses", ("list",), needed=False),
+    Rule("", "nodes", ("get", "list"), is_needed=False),
+    Rule("", "pods", ("list",), is_needed=False),
+    Rule("storage.k8s.io", "storageclasses", ("list",), is_needed=False),
 )
-"""Permissions to count free resources and to detect lost machines early. The setting `capacity` replaces the count."""
+"""Permissions to count free resources and to detect lost machines early. With the setting `capacity`, the console can
+do without the count."""
 # Permissions for a cluster with a Kueue queue, and for a cluster with a namespace per organization.
 _QUEUE = (
-    Rule("kueue.x-k8s.io", "workloads", ("list",), needed=False),
-    Rule("kueue.x-k8s.io", "localqueues", ("get",), needed=False),
+    Rule("kueue.x-k8s.io", "workloads", ("list",), is_needed=False),
+    Rule("kueue.x-k8s.io", "localqueues", ("get",), is_needed=False),
 )
 _ORGANIZATIONS = (
     Rule("", "namespaces", ("create", "get", "patch")),

@@ -27,17 +27,17 @@ from runtime.backends.kubernetes.state import (
     JobState,
     PodState,
     Termination,
-    as_removed,
+    as_externally_deleted,
     dump_status,
     is_live_run,
     is_submitted,
     newest_pods,
     read_job,
     read_pod,
-    with_saved_removal,
+    with_saved_external_deletion,
 )
 from runtime.backends.kubernetes.volume import RunFolders
-from runtime.backends.records import Record
+from runtime.backends.records import RecordData
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.launcher.signed_record import STOP_FILE, read_record, sign_stop
 from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
@@ -45,15 +45,16 @@ from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
 logger = logging.getLogger(__name__)
 
 _MAX_RECORD_BYTES = 1 << 20
-"""Bytes that are read of a record in shared storage. A launcher writes a few KiB, but customer code can write more."""
+"""Maximum bytes that are read of a record in shared storage. A launcher writes a few KiB, but customer code can replace
+the file by a larger one."""
 _MAX_CACHED_KEYS = 10_000
-"""Record keys that are kept in memory, 64 bytes each: more than the runs of a cluster at any time."""
+"""Maximum number of record keys in memory, 64 bytes each. A cluster never has so many runs at a time."""
 _EVENT_CACHE_SECONDS = 1.0
-"""How long a namespace's warnings are reused. Each pending run needs them whenever it is described, about every
-second."""
+"""How long a namespace's warnings are reused. Each pending run is described about every second, and needs them each
+time."""
 _MAX_SAVED_PODS = 24
-"""Nodes, counted from 0, whose deleted Pods are saved. A saved Pod takes up to 6 KiB with its termination message, and
-a Job's annotations hold 256 KiB, including the final status."""
+"""Deleted Pods are saved for the nodes below this number. A saved Pod takes up to 6 KiB with its termination message,
+and a Job's annotations hold at most 256 KiB, including the final status."""
 
 
 class Runs:
@@ -68,15 +69,18 @@ class Runs:
         self._folders = folders
         self._capacity = capacity
         self._record_keys: collections.OrderedDict[str, str] = collections.OrderedDict()
-        """The key that signs a run's records, by its Job's UID; the oldest first."""
+        """By the UID of a run's Job: the key that signs the run's records. The key read longest ago comes first."""
         self._record_keys_lock = threading.Lock()
         self._warnings: dict[str, tuple[float, list[Object]]] = {}
-        """The warning events of a namespace, and when they were read (monotonic), by namespace."""
+        """By namespace: when its warning events were read (monotonic), and these events."""
 
     # Read
 
     def find_job(self, name: str) -> Object | None:
-        """Return the run's Job, also one whose submission is incomplete. Raises BackendUnavailable."""
+        """Return the run's Job, even if its submission is incomplete; None if there is none.
+
+        Raises BackendUnavailable.
+        """
         if not self._config.namespace_per_organization:
             return self._api.find(resource_path("batch/v1", "jobs", self._config.namespace, name))
         jobs = self._api.list(resource_path("batch/v1", "jobs"), labelSelector=f"{names.RUN_LABEL}={name}")["items"]
@@ -99,7 +103,7 @@ class Runs:
     def status(self, name: str) -> RunStatus:
         """Return the run's status. Raises RunNotFound, BackendUnavailable.
 
-        Stores the facts that would be lost with the Pods in the Job. Ends a run that does not start
+        This call also stores in the Job the facts that would be lost with the Pods, and ends a run that does not start
         (`pending.find_termination`).
         """
         job = self.get_job(name)
@@ -108,17 +112,19 @@ class Runs:
             return state.final_status
         pod_objects = self.list_pods(job)
         now = time.time()
-        listed = [pod for pod in map(read_pod, pod_objects) if pod is not None]
-        pods = newest_pods(state, [*listed, *self._externally_deleted(state, pod_objects, now)])
-        unreachable = self._unreachable_nodes(state, pods)
+        listed_pods = [pod for pod in map(read_pod, pod_objects) if pod is not None]
+        pods = newest_pods(state, [*listed_pods, *self._externally_deleted(state, pod_objects, now)])
+        unreachable_since = self._unreachable_nodes(state, pods)
         records = self._verified_records(state, pods)
-        status = derive_status(state, pods, records, now=now, unreachable=unreachable)
+        status = derive_status(state, pods, records, now=now, unreachable_since=unreachable_since)
         if status.phase is RunPhase.ENDED:
             if status.outcome is Outcome.CODE_FAILED and unexplained_deletions(state, pods):
-                # If somebody else deleted a Pod, the run is free. Only events show that. They cost two requests, so
-                # they are read only here.
+                # The run is free of charge if a Pod was deleted by neither the Job controller nor the console. Only
+                # events show that. Reading them costs two requests, so that is done only in this case.
                 events = self._deletion_events(state, now)
-                status = derive_status(state, pods, records, now=now, unreachable=unreachable, events=events)
+                status = derive_status(
+                    state, pods, records, now=now, unreachable_since=unreachable_since, events=events
+                )
             if status.phase is RunPhase.ENDED:
                 self._save_final_status(state, pods, status)
             return status
@@ -146,34 +152,34 @@ class Runs:
     def terminate(
         self, job: JobState, termination: Termination, *, grace_end: float = 0.0, through_job: bool = True
     ) -> None:
-        """Store why the run ends, and have the Job controller end its Pods. A reason that is stored already stays.
+        """Store why the run ends, and have the Job controller end its Pods. A termination that is stored already stays.
 
-        If `through_job` is false, only store the reason; the caller then deletes the Pods itself, to shorten their
-        grace period. `grace_end` is when these Pods must have ended, in Unix seconds.
+        If `through_job` is false, this only stores the termination; the caller then deletes the Pods itself, to shorten
+        their grace period. `grace_end` is when these Pods must have ended, in Unix seconds.
         """
-        # This deadline has passed, so the Job controller ends the Pods at once.
+        # The Job has run for more than this second, so its controller ends the Pods at once.
         change: dict[str, Any] = {"activeDeadlineSeconds": 1} if through_job else {}
         if job.suspended and through_job:
             change["parallelism"] = 0  # if Kueue resumed the Job now, it would start no Pods
-        stored = {} if job.termination is not None else {names.TERMINATION_ANNOTATION: termination.to_json()}
+        annotations = {} if job.termination is not None else {names.TERMINATION_ANNOTATION: termination.to_json()}
         if grace_end:
-            stored[names.GRACE_END_ANNOTATION] = repr(grace_end)
-        self._patch_job(job, {"metadata": {"annotations": stored}, "spec": change})
+            annotations[names.GRACE_END_ANNOTATION] = repr(grace_end)
+        self._patch_job(job, {"metadata": {"annotations": annotations}, "spec": change})
 
     def write_stop_file(self, job: JobState, grace_seconds: int) -> None:
         """Write the file on shared storage that asks the launchers to end sooner. Does nothing without shared storage.
 
-        A kubelet does not shorten a grace period that has begun.
+        The file is needed because a kubelet does not shorten a grace period that has begun.
         """
         key = self._record_key(job) if self._folders is not None else ""
         if self._folders is not None and key:
             self._folders.write(job.name, "nodes", STOP_FILE, sign_stop(job.name, grace_seconds, key))
 
     def save_pod(self, pod: Object, *, was_deleted_first: bool = False) -> None:
-        """Store the last state of a Pod that is being deleted in its Job.
+        """Store in the run's Job the last state of a Pod that is being deleted.
 
-        Logs a failure instead of raising it, because the caller's watch must continue. `was_deleted_first`: the
-        deletion was requested before any Pod of the run failed.
+        `was_deleted_first`: the deletion was requested before any Pod of the run failed. A failure is logged and not
+        raised, because the caller's watch must continue.
         """
         state = read_pod(pod)
         is_unexplained = state is not None and was_deleted_first and not state.disruption
@@ -186,8 +192,8 @@ class Runs:
                 return
             job_state = read_job(job)
             if is_unexplained and _should_keep_pods(job, job_state):
-                state = as_removed(pod, now=time.time()) or state
-            saved = with_saved_removal(state, job_state.saved_pods.get(state.node))
+                state = as_externally_deleted(pod, now=time.time()) or state
+            saved = with_saved_external_deletion(state, job_state.saved_pods.get(state.node))
             self._save_progress(job_state, {state.node: saved}, None)
         except (BackendUnavailable, ApiError):
             logger.warning("The last state of node %s of the run %s could not be stored.", state.node, name)
@@ -195,27 +201,27 @@ class Runs:
     # Inputs of a status
 
     def _externally_deleted(self, job: JobState, pods: Sequence[Object], now: float) -> list[PodState]:
-        """Return the Pods that neither the Job controller nor the console deleted, marked as REMOVED.
+        """Return the Pods that neither the Job controller nor the console deleted, marked as EXTERNALLY_DELETED.
 
-        A deletion counts only while no Pod of the run has failed.
+        Returns none once a Pod of the run has failed, since the Job controller then deletes the others.
         """
         deleting = [pod for pod in pods if is_deleting(pod)]
         if not deleting or job.is_failing or job.termination or any(_has_failed(pod) for pod in pods):
             return []
         # The Job was read before the Pods. It is read again, because the controller writes its reason to the Job only
-        # after it has deleted Pods. The console stores a termination before it deletes Pods. So the new copy shows
-        # whether one of them deleted these.
+        # after it has deleted Pods. The console stores a termination before it deletes Pods. So the second read shows
+        # whether the controller or the console deleted these.
         current = self.find_job(job.name)
         if current is None or current["metadata"]["uid"] != job.uid:
             return []
         current_state = read_job(current)
         if current_state.is_failing or not _should_keep_pods(current, current_state):
             return []
-        removed = [as_removed(pod, now=now) for pod in deleting]
-        return [pod for pod in removed if pod is not None and not pod.ended]
+        deleted_pods = [as_externally_deleted(pod, now=now) for pod in deleting]
+        return [pod for pod in deleted_pods if pod is not None and not pod.ended]
 
     def _deletion_events(self, job: JobState, now: float) -> DeletionEvents | None:
-        """Return the facts about deleted Pods that events show; None if the console may not read events."""
+        """Return what events show about the run's deleted Pods; None if the console may not read events."""
         path = resource_path("v1", "events", job.namespace)
         try:
             job_events, pod_events = (
@@ -226,10 +232,10 @@ class Runs:
         return read_events(job, job_events, pod_events, now=now)
 
     def _unreachable_nodes(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, float]:
-        """Return, for each node whose machine is NotReady or deleted, when that began (Unix seconds).
+        """Return, by node, when its machine became NotReady or was deleted (Unix seconds).
 
-        Reads Kubernetes Nodes only for a run that shows signs of trouble. Returns an empty result without permission to
-        read them; lost Pods are then found when their end is overdue (`outcome`).
+        Reads Kubernetes Nodes only for a run that shows signs of trouble. The result is empty if the console may not
+        read Nodes; lost Pods are then found when their end is overdue (`outcome`).
         """
         active = [pod for pod in pods.values() if pod.machine and not pod.ended]
         has_signs_of_trouble = (
@@ -237,7 +243,7 @@ class Runs:
         )
         if not has_signs_of_trouble and len(active) == len(pods):
             return {}
-        unreachable = {}
+        unreachable_since = {}
         for machine in {pod.machine for pod in active}:
             try:
                 node = self._api.find(resource_path("v1", "nodes", name=machine))
@@ -245,35 +251,35 @@ class Runs:
                 return {}
             since = not_ready_since(node) if node is not None else time.time()
             if since is not None:
-                unreachable.update({pod.node: since for pod in active if pod.machine == machine})
-        return unreachable
+                unreachable_since.update({pod.node: since for pod in active if pod.machine == machine})
+        return unreachable_since
 
-    def _verified_records(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, Record]:
-        """Return the nodes' records whose signature is valid, by node.
+    def _verified_records(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, RecordData]:
+        """Return, by node, its record if the signature is valid.
 
         The last record of an ended Pod is in its termination message. The current record of a running Pod is in shared
         storage.
         """
-        # A launcher writes its first record after its Pod has started.
+        # The key is not read before a Pod has started, since no launcher has written a record before.
         key = self._record_key(job) if any(pod.started_at for pod in pods.values()) else ""
-        records: dict[int, Record] = {}
+        records: dict[int, RecordData] = {}
         if not key:
             return records
         for node in range(job.nodes):
             message = pods[node].termination_message.encode() if node in pods else b""
-            record = read_record(message, key, run=job.name, node=node)
+            record = read_record(message, key, run_name=job.name, node=node)
             if record is None and self._folders is not None:
                 data = self._folders.read(job.name, "nodes", f"{node}.json", 0, _MAX_RECORD_BYTES).data
-                record = read_record(data, key, run=job.name, node=node)
+                record = read_record(data, key, run_name=job.name, node=node)
             if record is not None:
-                # Customer code can restore an older record while it runs. So causes and the start of the code are read
-                # from final records only.
+                # Customer code can restore an older record of its node while it runs. So causes and the start of the
+                # code are read from final records only.
                 is_final = record.get("phase") == "ended"
                 records[node] = record if is_final else {**record, "causes": [], "started_at": None}
         return records
 
     def _record_key(self, job: JobState) -> str:
-        """Return the key that signs the run's records; empty if the run's Secret is deleted."""
+        """Return the key that signs the run's records; "" if the run's Secret is deleted."""
         with self._record_keys_lock:
             if job.uid in self._record_keys:
                 return self._record_keys[job.uid]
@@ -287,7 +293,7 @@ class Runs:
         return key
 
     def _explain(self, job: Object, state: JobState, pods: Sequence[Object]) -> Waiting:
-        """Return why the run has not started. Does not use events and Workloads if the console may not read them."""
+        """Return why the run has not started. Works without events and Workloads if the console may not read them."""
         uids = {state.uid, *(pod["metadata"]["uid"] for pod in pods)}
         events: list[Object] = []
         workload = None
@@ -299,7 +305,7 @@ class Runs:
                 workload = self._kueue_workload(state)
         has_unscheduled = any(not pod["spec"].get("nodeName") for pod in pods)
         capacity = self._capacity() if has_unscheduled else None
-        return pending.explain(job, pods, events, config=self._config, capacity=capacity, workload=workload)
+        return pending.explain_waiting(job, pods, events, config=self._config, capacity=capacity, workload=workload)
 
     def _namespace_warnings(self, namespace: str) -> list[Object]:
         """Return the namespace's warning events, at most `_EVENT_CACHE_SECONDS` old."""
@@ -310,6 +316,7 @@ class Runs:
         return warnings
 
     def _kueue_workload(self, job: JobState) -> Object | None:
+        """Return Kueue's Workload of the Job; None if Kueue has created none yet. Raises ApiError."""
         path = resource_path("kueue.x-k8s.io/v1beta1", "workloads", job.namespace)
         workloads: list[Object] = self._api.list(path)["items"]
         return next((workload for workload in workloads if is_owned_by(workload, job.uid)), None)
@@ -318,14 +325,14 @@ class Runs:
 
     def _save_progress(self, job: JobState, pods: Mapping[int, PodState], status: RunStatus | None) -> None:
         """Store when the run started, and the last state of Pods that are being deleted, unless stored already."""
-        stored: dict[str, str] = {}
+        annotations: dict[str, str] = {}
         if status is not None and status.started_at is not None and job.started_at is None:
-            stored[names.STARTED_ANNOTATION] = repr(status.started_at)
+            annotations[names.STARTED_ANNOTATION] = repr(status.started_at)
         for node, pod in pods.items():
             if _must_save(pod, job.saved_pods.get(node)):
-                stored[f"{names.POD_ANNOTATION_PREFIX}{node}"] = pod.to_json()
-        if stored:
-            self._patch_job(job, {"metadata": {"annotations": stored}})
+                annotations[f"{names.POD_ANNOTATION_PREFIX}{node}"] = pod.to_json()
+        if annotations:
+            self._patch_job(job, {"metadata": {"annotations": annotations}})
 
     def _save_final_status(self, job: JobState, pods: Mapping[int, PodState], status: RunStatus) -> None:
         """Store how the run ended, and delete Pods whose machine does not respond."""
@@ -337,7 +344,7 @@ class Runs:
                 "labels": {names.ENDED_LABEL: "true"},
             }
         }
-        # Without an end condition the Job is still active, and Pods on lost machines would stay.
+        # If the Job has no end condition, it is still active, and its Pods on lost machines would stay.
         unended = [] if job.end_condition else [pod for pod in pods.values() if not pod.ended]
         if unended:
             change["spec"] = {"activeDeadlineSeconds": 1}
@@ -349,7 +356,7 @@ class Runs:
                 self._api.delete(path, grace_seconds=0, uid=pod.uid)
 
     def _patch_job(self, job: JobState, change: Object) -> None:
-        """Patch this Job; do nothing if it was deleted or replaced. Raises BackendUnavailable."""
+        """Patch this Job; do nothing if it was deleted or another Job has its name now. Raises BackendUnavailable."""
         # The API server answers 409 if the Job of this name has another UID.
         change = {**change, "metadata": {**change.get("metadata", {}), "uid": job.uid}}
         try:
@@ -360,7 +367,7 @@ class Runs:
 
 
 def _must_save(pod: PodState, saved: PodState | None) -> bool:
-    """Whether to save the Pod's state: it is about to disappear, and the saved state is missing or incomplete."""
+    """Whether the Pod is about to disappear and its saved state is missing or incomplete."""
     is_disappearing = pod.disruption or (pod.ended and pod.deletion_deadline is not None)
     if pod.node >= _MAX_SAVED_PODS or not is_disappearing:
         return False

@@ -3,7 +3,8 @@
 Also converts the values that the backend stores in the Job's annotations. Nothing here comes from inside a Pod, except
 `PodState.termination_message`, which holds the launcher's unverified record.
 
-JSON keys in annotations differ from some field names, because Jobs that an older version started still carry them.
+Some JSON keys in annotations differ from the field names. They are kept, because Jobs that an older version of the
+console started still carry them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from runtime.backends.kubernetes.objects import (
 )
 from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, RunSpec, RunStatus, Span
 
-REMOVED = "Removed"
-"""Our own disruption reason, beside those of Kubernetes: neither the Job controller nor the console deleted the Pod."""
+EXTERNALLY_DELETED = "Removed"
+"""A disruption reason of our own, beside those of Kubernetes: neither the Job controller nor the console deleted the
+Pod. The value is stored in annotations."""
 _NEVER_STARTED_REASONS = frozenset({"StartError", "ContainerCannotRun"})
-"""Container reasons for which the kubelet reports 1970-01-01 as the start time."""
+"""Reasons of a container that never started. For them, the kubelet reports 1970-01-01 as the start time."""
 _MAX_POD_MESSAGE = 1000
-"""Characters kept of a Pod's status message, since 24 saved Pods must fit into a Job's 256 KiB of annotations."""
+"""Characters kept of a Pod's status message, since 24 saved Pods (`runs._MAX_SAVED_PODS`) must fit into a Job's 256 KiB
+of annotations."""
 _MAX_LOG_LINE = 500
-"""Characters kept of each log line in the final status, for the same reason."""
+"""Characters kept of each log line in the final status, which is stored in the same annotations."""
 _STORED_POD_KEYS = {"scheduled_at": "placed_at", "deletion_deadline": "deleted_at", "termination_message": "message"}
 """PodState fields whose JSON key differs from their name."""
 
@@ -48,7 +51,7 @@ class PodState:
     uid: str = ""
     created_at: float = 0.0
     machine: str = ""
-    """The Kubernetes Node that the Pod was scheduled to; empty before."""
+    """The name of the Kubernetes Node that the Pod was scheduled to; empty before."""
     scheduled_at: float | None = None
     address: str = ""
     started_at: float | None = None
@@ -63,7 +66,7 @@ class PodState:
     """`reason` of the Pod's status, such as Evicted."""
     pod_message: str = ""
     disruption: str = ""
-    """`reason` of the condition DisruptionTarget, or REMOVED."""
+    """`reason` of the Pod's condition DisruptionTarget, or EXTERNALLY_DELETED."""
     disrupted_at: float | None = None
     deletion_deadline: float | None = None
     """`deletionTimestamp`: when the Pod's grace period is over; None if its deletion was not requested."""
@@ -72,17 +75,17 @@ class PodState:
 
     @property
     def succeeded(self) -> bool:
-        """Whether its container exited with 0."""
+        """Whether the Pod's container exited with 0."""
         return self.ended and self.exit_code == 0
 
     def to_json(self) -> str:
         """Serialize for an annotation; fields without a value are left out."""
-        stored = {
+        json_fields = {
             _STORED_POD_KEYS.get(name, name): value
             for name, value in dataclasses.asdict(self).items()
             if value is not None and value != ""
         }
-        return json.dumps(stored, sort_keys=True, ensure_ascii=False)
+        return json.dumps(json_fields, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> PodState:
@@ -126,8 +129,8 @@ class SpecSummary:
 
         Fields that an older version did not write have their defaults.
         """
-        stored = json.loads(object_annotations(job).get(names.SPEC_ANNOTATION, "{}"))
-        return cls(**{name: value for name, value in stored.items() if name in cls.__dataclass_fields__})
+        json_fields = json.loads(object_annotations(job).get(names.SPEC_ANNOTATION, "{}"))
+        return cls(**{name: value for name, value in json_fields.items() if name in cls.__dataclass_fields__})
 
     def to_json(self) -> str:
         """Serialize for the annotation."""
@@ -142,26 +145,26 @@ class Termination:
     code: FailureCode
     message: str
     at: float
-    """When it was decided."""
+    """When the console decided this, in Unix seconds."""
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Serialize for an annotation."""
-        stored = {
+        json_fields = {
             "kind": self.outcome.value,
             "code": self.code.value,
             "message": self.message,
             "at": self.at,
             "data": dict(self.data),
         }
-        return json.dumps(stored, sort_keys=True)
+        return json.dumps(json_fields, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Termination:
         """Read the output of `to_json`."""
-        stored = json.loads(text)
-        outcome, code = Outcome(stored["kind"]), FailureCode(stored["code"])
-        return cls(outcome, code, str(stored["message"]), float(stored["at"]), stored.get("data") or {})
+        json_fields = json.loads(text)
+        outcome, code = Outcome(json_fields["kind"]), FailureCode(json_fields["code"])
+        return cls(outcome, code, str(json_fields["message"]), float(json_fields["at"]), json_fields.get("data") or {})
 
 
 @dataclass(frozen=True)
@@ -205,11 +208,14 @@ class JobState:
 
 def read_job(job: Object) -> JobState:
     """Read a run's Job. Raises KeyError or ValueError if the backend did not create it."""
-    meta, spec, status, stored = job["metadata"], job["spec"], job.get("status") or {}, object_annotations(job)
+    meta, spec, status, annotations = job["metadata"], job["spec"], job.get("status") or {}, object_annotations(job)
     conditions = true_conditions(job)
     end = conditions.get("Complete") or conditions.get("Failed")
     failure = conditions.get("Failed") or conditions.get("FailureTarget") or {}
-    termination, final_status = stored.get(names.TERMINATION_ANNOTATION), stored.get(names.FINAL_STATUS_ANNOTATION)
+    termination, final_status = (
+        annotations.get(names.TERMINATION_ANNOTATION),
+        annotations.get(names.FINAL_STATUS_ANNOTATION),
+    )
     return JobState(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -218,8 +224,8 @@ def read_job(job: Object) -> JobState:
         spec=SpecSummary.from_job(job),
         suspended=bool(spec.get("suspend")),
         start_time=timestamp(status.get("startTime")),
-        submitted_at=_optional_float(stored.get(names.SUBMITTED_ANNOTATION)),
-        started_at=_optional_float(stored.get(names.STARTED_ANNOTATION)),
+        submitted_at=_optional_float(annotations.get(names.SUBMITTED_ANNOTATION)),
+        started_at=_optional_float(annotations.get(names.STARTED_ANNOTATION)),
         termination=Termination.from_json(termination) if termination else None,
         final_status=load_status(final_status) if final_status else None,
         is_failing="FailureTarget" in conditions or "Failed" in conditions,
@@ -228,9 +234,9 @@ def read_job(job: Object) -> JobState:
         failed_at=timestamp(failure.get("lastTransitionTime")),
         failure_reason=failure.get("reason") or "",
         failure_message=failure.get("message") or "",
-        saved_pods=_saved_pods(stored),
+        saved_pods=_saved_pods(annotations),
         is_ending=spec.get("activeDeadlineSeconds") is not None,
-        grace_end=float(stored.get(names.GRACE_END_ANNOTATION, 0.0)),
+        grace_end=float(annotations.get(names.GRACE_END_ANNOTATION, 0.0)),
     )
 
 
@@ -250,7 +256,7 @@ def _optional_float(text: str | None) -> float | None:
 
 
 def read_pod(pod: Object) -> PodState | None:
-    """Read a Pod. Return None if it has no completion index, which means that it is not a node of a run."""
+    """Read a Pod. Return None if it has no completion index: then it is not a node of a run."""
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     index = object_annotations(pod).get(names.INDEX_ANNOTATION, "")
     if not index.isdecimal():
@@ -289,11 +295,11 @@ def read_pod(pod: Object) -> PodState | None:
 
 
 def newest_pods(job: JobState, pods: Iterable[PodState]) -> dict[int, PodState]:
-    """Return the newest Pod of each node of the run.
+    """Return the newest Pod of each node of the run. `pods` are those that the API server lists.
 
-    A node whose Pod is deleted has the saved state, if there is one.
+    A node whose Pod is deleted has the state that is saved in the Job, if there is one.
     """
-    # A saved Pod that the API server no longer lists counts as ended, even if no console saw it end.
+    # A saved Pod that the API server no longer lists counts as ended, even if no console saw its end.
     newest = {
         node: dataclasses.replace(
             pod, ended=True, finished_at=pod.finished_at or pod.disrupted_at or pod.deletion_deadline
@@ -303,14 +309,15 @@ def newest_pods(job: JobState, pods: Iterable[PodState]) -> dict[int, PodState]:
     for pod in sorted(pods, key=lambda pod: pod.created_at):
         saved = newest.get(pod.node)
         if saved is None or pod.uid == saved.uid or pod.created_at >= saved.created_at:
-            newest[pod.node] = with_saved_removal(pod, saved)
+            newest[pod.node] = with_saved_external_deletion(pod, saved)
     return {node: pod for node, pod in sorted(newest.items()) if node < job.nodes}
 
 
-def as_removed(pod: Object, *, now: float) -> PodState | None:
+def as_externally_deleted(pod: Object, *, now: float) -> PodState | None:
     """Read a Pod that neither the Job controller nor the console deleted.
 
-    It counts as disrupted for the reason REMOVED, at the time when its deletion was requested.
+    The result is disrupted for the reason EXTERNALLY_DELETED, at the time when the deletion was requested. It is None
+    if the Pod is not a node of a run.
     """
     state = read_pod(pod)
     if state is None:
@@ -318,14 +325,17 @@ def as_removed(pod: Object, *, now: float) -> PodState | None:
     requested_at = now
     if state.deletion_deadline is not None:
         requested_at = state.deletion_deadline - (pod["metadata"].get("deletionGracePeriodSeconds") or 0)
-    return dataclasses.replace(state, disruption=REMOVED, disrupted_at=requested_at)
+    return dataclasses.replace(state, disruption=EXTERNALLY_DELETED, disrupted_at=requested_at)
 
 
-def with_saved_removal(pod: PodState, saved: PodState | None) -> PodState:
-    """Return the Pod, marked as REMOVED if its saved state is and Kubernetes reports no disruption of its own."""
-    if saved is None or saved.uid != pod.uid or saved.disruption != REMOVED or pod.disruption:
+def with_saved_external_deletion(pod: PodState, saved: PodState | None) -> PodState:
+    """Return the Pod, marked as EXTERNALLY_DELETED if its saved state is.
+
+    A disruption that Kubernetes itself reports stays.
+    """
+    if saved is None or saved.uid != pod.uid or saved.disruption != EXTERNALLY_DELETED or pod.disruption:
         return pod
-    return dataclasses.replace(pod, disruption=REMOVED, disrupted_at=saved.disrupted_at)
+    return dataclasses.replace(pod, disruption=EXTERNALLY_DELETED, disrupted_at=saved.disrupted_at)
 
 
 def is_submitted(job: Object) -> bool:

@@ -19,7 +19,7 @@ from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
 from runtime.backends.kubernetes.names import SUBMITTED_ANNOTATION, namespace_of
 from runtime.backends.kubernetes.objects import Manifest, is_deleting, is_owned_by
 from runtime.backends.kubernetes.pod import image_of, sub_path
-from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
 from runtime.backends.kubernetes.state import is_live_run, is_submitted
 from runtime.backends.kubernetes.volume import RunFolders
@@ -27,13 +27,14 @@ from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RuntimeF
 from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 
 _SECRET_ATTEMPTS = 3
-"""How often to try to create the run's Secret. A try fails if another process creates or deletes one of its name."""
+"""How often to try to create the run's Secret. A try fails only if another process creates or deletes a Secret of this
+name at that moment, so a third try is rarely needed."""
 _FIELDS_BY_WORD = {"image": "image", "subPath": "mounts", "mountPath": "mounts", "resources": "resources"}
-"""The RunSpec's field that causes an invalid object, by a word in the API server's message; the first match counts."""
+"""Which field of the RunSpec made an object invalid, by a word in the API server's message; the first match counts."""
 
 
 class Submission:
-    """Submits runs to one cluster."""
+    """Submits runs to one cluster. `root` is the folder of its runs, as the console sees it."""
 
     def __init__(
         self,
@@ -75,14 +76,15 @@ class Submission:
             raise InvalidSpec("This cluster cannot add packages to an image.", field="packages")
         spec = admission.check_values(spec)
         if self._folders is not None:
-            spec = admission.check_folders(spec)
-        for source in (*spec.mounts, *([Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else [])):
-            sub_path(source, self._config)
+            spec = admission.resolve_mounts(spec)
+        packages = [Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else []
+        for mount in (*spec.mounts, *packages):
+            sub_path(mount, self._config)  # raises InvalidSpec for a folder outside the volume
         return spec
 
     def _create_objects(self, spec: RunSpec, job: Object | None) -> None:
         """Create the run's objects. `job` is the Job that an interrupted submission has left; None if there is none."""
-        plan = build_pod_plan(spec, self._config, self._root)
+        inputs = build_pod_inputs(spec, self._config, self._root)
         namespace = namespace_of(spec, self._config)
         if job is not None and is_deleting(job):
             raise BackendUnavailable(f"An earlier run named '{spec.name}' is still being deleted.")
@@ -93,12 +95,12 @@ class Submission:
             if self._folders is not None:
                 self._folders.create(spec.name, spec.checkpoint_key)
         launcher_name = self._launchers.ensure(namespace)
-        job = job or self._api.create(manifests.job(spec, self._config, plan, launcher_name))
+        job = job or self._api.create(manifests.job(spec, self._config, inputs, launcher_name))
         if job is None:
             # `create` found a Job of this name: another process submits the same run at this moment.
             job = self._api.get(resource_path("batch/v1", "jobs", namespace, spec.name))
         keys = {"token": secrets.token_hex(32), "record_key": secrets.token_hex(32)}
-        for manifest in manifests.owned_objects(spec, self._config, plan, job["metadata"]["uid"], keys):
+        for manifest in manifests.owned_objects(spec, self._config, inputs, job["metadata"]["uid"], keys):
             if manifest["kind"] == "Secret" and manifest["metadata"]["name"] == spec.name:  # it has `keys`
                 self._create_secret(manifest)
             else:
@@ -106,7 +108,10 @@ class Submission:
         self._mark_submitted(job)
 
     def _create_secret(self, manifest: Manifest) -> None:
-        """Create the run's Secret. Keep one of this Job, whose keys Pods may use; replace one of an earlier Job."""
+        """Create the run's Secret.
+
+        An existing Secret of this Job is kept, since Pods may use its keys already. One of an earlier Job is replaced.
+        """
         job_uid = manifest["metadata"]["ownerReferences"][0]["uid"]
         path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"
         for _attempt in range(_SECRET_ATTEMPTS):
@@ -123,7 +128,10 @@ class Submission:
         )
 
     def _mark_submitted(self, job: Object) -> None:
-        """Make the run exist, and resume its Job unless Kueue will."""
+        """Store when the submission was complete, which makes the run exist, and resume its Job.
+
+        With a Kueue queue the Job stays suspended: Kueue resumes it when it admits the run.
+        """
         meta = job["metadata"]
         change: dict[str, Any] = {
             "metadata": {"uid": meta["uid"], "annotations": {SUBMITTED_ANNOTATION: repr(time.time())}}
@@ -133,13 +141,16 @@ class Submission:
         self._api.patch(resource_path("batch/v1", "jobs", meta["namespace"], meta["name"]), change)
 
     def _delete_incomplete(self, spec: RunSpec) -> None:
-        """Delete the Job of a failed submission, and with it all objects, unless another process completed it."""
+        """Delete the Job of a failed submission, and with it all objects that it owns.
+
+        Does nothing if another process has completed the submission.
+        """
         job = self._runs.find_job(spec.name)
         if job is not None and not is_submitted(job):
             self._runs.delete_job(job)
 
     def _translate(self, error: ApiError) -> RuntimeFault:
-        """Convert an API refusal to one of the errors that `Backend.submit` raises."""
+        """Return the error that `Backend.submit` raises for a refusal of the API server."""
         # 422 means an invalid object. 403 means a missing permission or a used-up quota.
         if error.status == 422:
             field = next((field for word, field in _FIELDS_BY_WORD.items() if word in error.message), "name")

@@ -14,24 +14,24 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.backends.log_chunks import Piece, Times, read_piece, read_times
+from runtime.backends.log_chunks import RawChunk, Times, read_raw_chunk, read_times
 from runtime.errors import BackendUnavailable
 from runtime.trash import Trash, remove_tree
 
 _SHARED_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-"""Keys as `admission` accepts them. None of them leads out of the folders in `_SHARED`."""
-_SHARED = (".checkpoints", ".outputs")
-"""Folders that hold, in a folder for each key, the files that a job's attempts share."""
+"""Keys as `admission` accepts them. None of them leads out of the folders in `_SHARED_FOLDERS`."""
+_SHARED_FOLDERS = (".checkpoints", ".outputs")
+"""Folders that have one folder for each checkpoint key, with the files that a job's attempts share."""
 _SUBFOLDERS = ("", "run", "run/tensorboard", "logs", "nodes", "checkpoints", "outputs")
-"""The folders of a run; "" is its own. Parents come first."""
+"""The folders of a run, relative to its own folder (""). A folder comes before those inside it."""
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """O_NONBLOCK: opening a named pipe must not wait for a writer."""
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_UNCACHED_FILES = 16
-"""Files per folder for which `fingerprint` asks the storage server each time: enough for the logs of a usual machine's
-ranks. Each of them costs a round trip per second and run."""
+"""Files per folder for which `fingerprint` asks the storage server each time, at the cost of one round trip per second,
+file and run. 16 are enough for the logs of a usual machine's ranks."""
 _MAX_FINGERPRINT_FILES = 1000
-"""Files per folder that `fingerprint` considers, since customer code could create any number."""
+"""Files per folder that `fingerprint` considers, since customer code could create any number. Runs have far fewer."""
 
 
 class RunFolders:
@@ -42,34 +42,37 @@ class RunFolders:
         self._uid = uid
 
     def create(self, name: str, shared_key: str) -> None:
-        """Create the folders that a run's Pods mount, where they do not exist. Raises BackendUnavailable."""
+        """Create the folders that a run's Pods mount, unless they exist. Raises BackendUnavailable."""
         try:
             # 0711: other users may pass through these folders, but not list them.
-            for folder in (*_SHARED, ".trash"):
+            for folder in (*_SHARED_FOLDERS, ".trash"):
                 (self.root / folder).mkdir(parents=True, exist_ok=True, mode=0o711)
             for subfolder in _SUBFOLDERS:
                 self._create_for_pods(self.root / name / subfolder)
             if shared_key:
-                for folder in _SHARED:
+                for folder in _SHARED_FOLDERS:
                     self._create_for_pods(self.root / folder / shared_key)
         except OSError as error:
             raise BackendUnavailable(f"The run's folders could not be created: {error}.") from error
 
-    def read(self, name: str, folder: str, file: str, offset: int, limit: int) -> Piece:
-        """Return up to `limit` bytes from `offset`; a negative one counts from the end. A missing file is empty."""
+    def read(self, name: str, folder: str, file: str, offset: int, limit: int) -> RawChunk:
+        """Return up to `limit` bytes of a run's file from `offset`; a missing file counts as empty.
+
+        A negative `offset` counts from the end.
+        """
         file_fd = self._open_file(name, folder, file)
         if file_fd is None:
-            return Piece(b"", True, max(0, offset), 0)
+            return RawChunk(b"", True, max(0, offset), 0)
         with os.fdopen(file_fd, "rb") as stream:
-            return read_piece(stream, offset, limit)
+            return read_raw_chunk(stream, offset, limit)
 
-    def log_times(self, name: str, rank: int, piece: Piece) -> Times:
-        """Return the times of a piece of a rank's log; empty if they are not known."""
+    def log_times(self, name: str, rank: int, raw_chunk: RawChunk) -> Times:
+        """Return the times of a chunk of a rank's log; empty if they are not known."""
         file_fd = self._open_file(name, "logs", f"rank-{rank}.times")
         if file_fd is None:
             return []
         try:
-            return read_times(file_fd, piece)
+            return read_times(file_fd, raw_chunk)
         finally:
             os.close(file_fd)
 
@@ -92,7 +95,7 @@ class RunFolders:
             os.close(folder_fd)
 
     def list_files(self, name: str, folder: str) -> list[str]:
-        """Return the names of a run's files in one of its folders."""
+        """Return the names of the files in one of a run's folders; empty if the folder does not exist."""
         folder_fd = self._open_folder(name, folder)
         if folder_fd is None:
             return []
@@ -102,7 +105,7 @@ class RunFolders:
             os.close(folder_fd)
 
     def fingerprint(self, name: str) -> tuple[int, ...]:
-        """Return a value that changes when the run writes logs, records or metrics, built from their sizes and times.
+        """Return a value that changes when the run writes logs, records or metrics. It consists of sizes and times.
 
         Only values of the same process are comparable: Python's `hash` of a name differs between processes.
         """
@@ -118,7 +121,7 @@ class RunFolders:
                     with contextlib.suppress(OSError):
                         read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat
                         status = read_stat(file, folder_fd)
-                        # Launchers rewrite their record each second even without a change, so its time is ignored.
+                        # Launchers rewrite their record regularly even without a change, so its time is ignored.
                         modified_at = status.st_mtime_ns if folder != "nodes" else 0
                         values += [hash(file), status.st_size, modified_at]
             finally:
@@ -133,7 +136,7 @@ class RunFolders:
 
     def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
         """Replace the checkpoints under this key by those that `copy` writes, and let Pods change them."""
-        for parent in _SHARED:
+        for parent in _SHARED_FOLDERS:
             (self.root / parent).mkdir(parents=True, exist_ok=True, mode=0o711)
         folder = self.root / ".checkpoints" / key
         remove_tree(folder)
@@ -142,14 +145,14 @@ class RunFolders:
             copy(folder)
             for _path, folders, files, folder_fd in os.fwalk(folder):
                 for name in (*folders, *files):
-                    self._open_to_pods(name, folder_fd)
+                    self._grant_to_pods(name, folder_fd)
         except BaseException:
             remove_tree(folder)
             raise
 
     def remove_shared(self, key: str) -> None:
         """Remove the checkpoints and outputs that attempts share under this key."""
-        for parent in _SHARED:
+        for parent in _SHARED_FOLDERS:
             folder = self.root / parent / key
             if _SHARED_KEY.match(key) and folder.is_dir():
                 remove_tree(folder)
@@ -160,11 +163,11 @@ class RunFolders:
         if os.geteuid() == 0:
             os.chown(folder, self._uid, self._uid, follow_symlinks=False)
         elif os.geteuid() != self._uid:
-            # Without root, the console cannot give the folder to the Pods' user, so everybody may write to it. But
-            # other users of the machine cannot enter the folders above it, and other runs' Pods do not mount it.
+            # Only root can give the folder to the Pods' user. So everybody may write to it. But other users of the
+            # machine cannot enter the folders above it, and the Pods of other runs do not mount it.
             folder.chmod(0o777)
 
-    def _open_to_pods(self, name: str, folder_fd: int) -> None:
+    def _grant_to_pods(self, name: str, folder_fd: int) -> None:
         """Let Pods change a file or folder that the console has created, as `_create_for_pods` does."""
         mode = os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode
         if os.geteuid() == 0:
@@ -207,7 +210,7 @@ def _stat(file: str, folder_fd: int) -> os.stat_result:
 
 
 def _stat_uncached(file: str, folder_fd: int) -> os.stat_result:
-    """Return a file's attributes as the storage server has them: an NFS client asks it when a file is opened."""
+    """Return a file's attributes as the storage server has them, since an NFS client asks the server at each open."""
     try:
         file_fd = os.open(file, _READ_FLAGS, dir_fd=folder_fd)
     except OSError:

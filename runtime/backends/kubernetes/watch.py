@@ -25,14 +25,15 @@ _WATCH_SECONDS = 240
 _BATCH_SECONDS = 0.02
 """How long to collect further changes after the first. The start of a run changes many objects within milliseconds."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.2, 5.0
-"""Pause before listing again after an error. It doubles up to the maximum, so that `Backend.changes` is seldom late."""
+"""Pause before listing again after an error. It doubles with each error, up to a maximum that bounds how late changes
+are reported after the server's return."""
 
 ChangeListener = Callable[[str, str, Object], None]
 """Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object."""
 LISTED = "LISTED"
-"""Our own type of change: the object is a whole list. The changes that follow are relative to it."""
+"""A type of change of our own: the object is the result of a whole list. The changes that follow are relative to it."""
 
-# The query of each kind: which objects of the collection are followed. Normal events report no problem.
+# Which objects of each collection are followed. Events of the type Normal are left out, since they report no problem.
 _QUERIES: dict[str, dict[str, str]] = {
     "jobs": {"labelSelector": LIVE_RUN_SELECTOR},
     "pods": {"labelSelector": RUN_SELECTOR},
@@ -62,7 +63,7 @@ class Watcher:
         self._closed.set()
 
     def wait_for_changes(self) -> set[str]:
-        """Wait for changes and return the names of the changed runs; empty after HEARTBEAT_SECONDS without any."""
+        """Wait up to HEARTBEAT_SECONDS for a change; return the names of the changed runs, or an empty set."""
         names = set()
         with contextlib.suppress(queue.Empty):
             names.add(self._changed_runs.get(timeout=HEARTBEAT_SECONDS))
@@ -98,24 +99,25 @@ class Watcher:
         """List the collection, report its differences from `versions`, and return its resourceVersion."""
         listing = self._api.list(path, **query)
         self._listener(kind, LISTED, listing)
-        is_first, listed = not versions, {}
+        is_first, listed_versions = not versions, {}
         for item in listing["items"]:
             meta = item["metadata"]
-            listed[meta["uid"]] = meta["resourceVersion"]
-            # Pods that ended before the first list are skipped. If their run's end is not stored, its Job reports it.
+            listed_versions[meta["uid"]] = meta["resourceVersion"]
+            # Pods that ended before the first list are skipped: if the end of their run is not stored yet, the run's
+            # Job is in the list of Jobs.
             if is_first and kind == "pods" and pod_phase(item) in TERMINAL_PHASES:
                 continue
             if versions.get(meta["uid"]) != meta["resourceVersion"]:
                 self._process(kind, "MODIFIED", item, versions)
-        for uid in set(versions) - set(listed):
+        for uid in set(versions) - set(listed_versions):
             del versions[uid]
             if uid in self._run_by_uid:
                 self._changed_runs.put(self._run_by_uid.pop(uid))
-        versions.update(listed)
+        versions.update(listed_versions)
         return str(listing["metadata"]["resourceVersion"])
 
     def _process(self, kind: str, change: str, item: Object, versions: dict[str, str]) -> None:
-        """Report one change to the listener and to `wait_for_changes`. `versions` has the versions seen, by UID."""
+        """Report one change to the listener and to `wait_for_changes`. Updates `versions` (see `_follow`)."""
         if kind == "events":
             name = self._run_by_uid.get((item.get("involvedObject") or {}).get("uid", ""))
             if name is not None and change != "DELETED":

@@ -31,8 +31,7 @@ from runtime.specs import Capacity, Controller, Image, NodeCapacity, Resources, 
 
 _HEARTBEAT_SECONDS = 0.5
 """Interval of the heartbeats of `changes`, well below the second that the protocol promises."""
-_SOURCE_ROOT = Path(__file__).resolve().parents[3]
-_LAUNCHER = _SOURCE_ROOT / "runtime" / "launcher"
+_LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
 """The launcher's folder, which every sandbox mounts."""
 
 
@@ -88,21 +87,21 @@ class LocalBackend(FolderBackend):
         """See `Backend.submit`. Accepts built-in images only."""
         admission.check_name(spec.name)
         run = self._run(spec.name)
-        if run.exists():  # checked again under the lock; this check spares the work before it
+        if run.exists():  # checked again under the lock; this check only saves the work of the next lines
             return
-        spec = admission.check(spec, self._images_root)
+        spec = admission.admit(spec, self._images_root)
         bubblewrap = sandbox.find_bubblewrap()
         has_trash = False
         try:
             with FileLock(self._root / ".lock"):
                 if run.exists():
                     return
-                # A submission of this name that was interrupted may have left a folder.
+                # An interrupted submission of this name may have left a folder.
                 has_trash = run.destroy()
                 gpus = self._choose_gpus(spec)
                 try:
                     self._start(run, spec, gpus, bubblewrap)
-                except BaseException as error:  # also SystemExit: no failed submission may keep its capacity
+                except BaseException as error:  # includes SystemExit: no failed submission may keep its capacity
                     has_trash = run.destroy()
                     if isinstance(error, OSError):
                         raise BackendUnavailable(f"The run could not be started on this machine: {error}.") from error
@@ -136,18 +135,18 @@ class LocalBackend(FolderBackend):
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""
-        free, _gpus = self._free()
+        free, _gpus = self._free_resources()
         return Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
 
     def is_reachable(self) -> bool:
         """See `Backend.is_reachable`: always, since it is this machine."""
         return True
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """See `Backend.changes`. Watches `.changes`, which has one file per run. Customer code cannot write there."""
-        ends_at = None if stop_after is None else time.monotonic() + stop_after
+        stop_at = None if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         with contextlib.closing(FolderWatch(self._root / ".changes")) as watch:
-            while ends_at is None or time.monotonic() < ends_at:
+            while stop_at is None or time.monotonic() < stop_at:
                 yield watch.wait(_HEARTBEAT_SECONDS)
 
     def prepare(self, image: Image) -> None:
@@ -194,7 +193,7 @@ class LocalBackend(FolderBackend):
 
     # Capacity
 
-    def _free(self) -> tuple[Resources, list[int]]:
+    def _free_resources(self) -> tuple[Resources, list[int]]:
         """Return the free resources and the indices of the free GPUs; nothing is free while the disk is full."""
         if self._disk.is_full():
             return Resources(0, 0), []
@@ -212,8 +211,8 @@ class LocalBackend(FolderBackend):
             cpus -= resources["cpus"] * nodes
             memory_mib -= resources["memory_mib"] * nodes
             free_gpus.difference_update(*submission["gpus"])
-        # Rounded, since sums such as 0.1 + 0.2 leave a residue. At least 0, since live runs may use more than the total
-        # if an administrator has lowered that.
+        # Rounded, since 0.1 + 0.2 is not exactly 0.3. At least 0, since live runs may use more than the total after an
+        # administrator has lowered the total.
         gpu_type = self._total.gpu_type if free_gpus else ""
         free = Resources(max(0.0, round(cpus, 6)), max(0, memory_mib), len(free_gpus), gpu_type)
         return free, sorted(free_gpus)
@@ -224,7 +223,7 @@ class LocalBackend(FolderBackend):
         The caller holds the root's lock, so that the capacity stays free until `_start` records the run. Raises
         InvalidSpec, NoCapacity.
         """
-        free, free_gpus = self._free()
+        free, free_gpus = self._free_resources()
         capacity = Capacity((NodeCapacity(socket.gethostname(), self._total, free),))
         if (fitting_nodes := capacity.nodes_ever(spec.resources)) < spec.nodes:
             raise InvalidSpec(
@@ -240,10 +239,10 @@ class LocalBackend(FolderBackend):
 
     def _start(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
         """Create the run's folder, start its supervisors and record it. `gpus` has the GPU indices of each node."""
-        run.prepare()
+        run.create_folders()
         for folder in self._shared_folders(run, spec):
             folder.mkdir(exist_ok=True, mode=0o700)
-        token = secrets.token_hex(32)  # by it, the run's launchers recognize each other
+        token = secrets.token_hex(32)  # the run's launchers recognize each other by it
         # mpirun starts the ranks of MPI runs, so they cannot be forked in advance.
         fork_server = self._fork_server(spec.image) if spec.controller is not Controller.MPI else None
         with contextlib.ExitStack() as stack:
@@ -280,7 +279,7 @@ class LocalBackend(FolderBackend):
                 "nodes": plans,
             }
             log = run.folder / "logs" / "supervisor-0.log"
-            # The supervisors start when the block is left, and only if the run is recorded under this nonce.
+            # The supervisors start at the end of the block, and only if it has recorded the run under this nonce.
             with self._pool.starting(request, fork_server, log) as nonce:
                 run.record_submission(spec, nonce=nonce, gpus=gpus)
 
@@ -294,8 +293,8 @@ class LocalBackend(FolderBackend):
             "name": self._pool.fork_server_name(image.builtin, (folder / "ready.json").stat().st_mtime_ns),
             "python": str(folder / "bin" / "python"),
             "modules": recipes.preloads(image.builtin),
-            # Without GPUs: an import must not initialize one, since each run gets its own.
-            "environment": sandbox.base_environment(folder, []),
+            # No GPU is visible, so that no import initializes one: each run gets its own GPUs later.
+            "environment": sandbox.base_environment(folder, gpus=[]),
         }
 
     def _node_sandbox(self, run: Run, spec: RunSpec, node: int, gpus: list[int]) -> sandbox.Sandbox:

@@ -17,14 +17,14 @@ _EVENT_HEADER = struct.Struct("iIII")
 _READ_BYTES = 1 << 16
 """Bytes of events that are read at a time: some thousand events."""
 _SETTLE_MILLISECONDS = 5
-"""How long to wait for further changes. All nodes of a run report the same event within milliseconds."""
+"""How long to wait for a further change. All nodes of a run report an event such as its end within milliseconds."""
 _MAX_SETTLE_SECONDS = 0.05
-"""How long changes are collected at most, so that constant changes are reported too."""
+"""How long `wait` collects changes at most. Without it, changes that never pause would never be returned."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class FolderWatch:
-    """Watches a folder until `close`. Raises OSError where the kernel's limit of watches is reached."""
+    """Watches a folder until `close`. Creating one raises OSError if the kernel's limit of watches is reached."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -39,7 +39,7 @@ from typing import Any
 
 from runtime import pids
 from runtime.backends.supervision import outcome, peer_liveness, process_tree
-from runtime.backends.supervision.folder_backend import TRASH
+from runtime.backends.supervision.folder_backend import TRASH_FOLDER
 from runtime.errors import RunNotFound
 from runtime.files import write_json
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
@@ -57,20 +57,23 @@ class Run:
         self.folder = root / name
         self.active_marker = root / ".active" / name
         self.change_file = root / ".changes" / name
-        self._trash = Trash(root / TRASH)
+        self._trash = Trash(root / TRASH_FOLDER)
 
     def exists(self) -> bool:
-        """Whether the run exists, which means that its submission is recorded."""
+        """Whether the run exists, that is, its submission is recorded."""
         return (self.folder / "submission.json").exists()
 
-    def prepare(self) -> None:
-        """Create the folders that supervisors and code write to."""
+    def create_folders(self) -> None:
+        """Create the folders that supervisors and customer code write to, and count the run as active."""
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
         self.active_marker.touch()
 
     def hold_lock(self, node: int) -> int:
-        """Lock the node and return the descriptor, which its supervisor inherits. The folder must be new."""
+        """Lock the node's lock file and return its descriptor, which the supervisor inherits.
+
+        The run's folder must be new, so that no other process holds the lock.
+        """
         descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor
@@ -78,7 +81,7 @@ class Run:
     def record_submission(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
         """Write `submission.json`, which makes the run exist. `gpus` has the GPU indices of each node.
 
-        Does not touch the change file, since the supervisors touch it when they start.
+        This does not notify the readers of changes: the supervisors do so when they start.
         """
         write_json(
             self.folder / "submission.json",
@@ -98,7 +101,7 @@ class Run:
         return RunSpec.from_json(json.dumps(self.submission()["spec"]))
 
     def status(self) -> RunStatus:
-        """Return the run's status; release its capacity if it has ended. Raises RunNotFound."""
+        """Return the run's status; free its capacity (`.active`) if it has ended. Raises RunNotFound."""
         submission = self.submission()
         records = [self._read_record(node) for node in range(submission["spec"]["nodes"])]
         status = outcome.merge(self.name, submission["submitted_at"], records)
@@ -113,14 +116,14 @@ class Run:
         for cgroups_file in (self.folder / "nodes").glob("*.cgroups"):
             process_tree.remove_recorded_cgroups(cgroups_file)
 
-    def _read_record(self, node: int) -> outcome.Record:
-        """Return a node's record with the fields that `outcome.merge` expects; kill its supervisor if it is frozen."""
+    def _read_record(self, node: int) -> outcome.RecordData:
+        """Return a node's record with the fields that `outcome.merge` needs; kill the supervisor if it is frozen."""
         path = peer_liveness.record_path(self.folder, node)
         record = peer_liveness.load_record(path)
         if record is None:
             is_alive = self._is_lock_held(node)
-            # The supervisor writes its first record while it holds its lock, perhaps after the first reading here. So
-            # the record is read once more. If it is still missing and nobody held the lock, the node is lost.
+            # The supervisor writes its first record while it holds its lock, perhaps just after the record was read
+            # here. So the record is read again. If it is still missing and the lock was free, the node is lost.
             record = peer_liveness.load_record(path) or {
                 "node": node,
                 "phase": "starting",
@@ -145,20 +148,20 @@ class Run:
         return record
 
     def request_stop(self, grace_seconds: int) -> None:
-        """Ask every supervisor to end the run. A request that ends it sooner stays in force."""
+        """Ask every supervisor to end the run. An earlier request that ends it sooner stays in force."""
         path, now = self.folder / "stop.json", time.time()
         try:
             request = json.loads(path.read_bytes())
-            ends_at = request["at"] + request["grace_seconds"]
+            requested_end_at = request["at"] + request["grace_seconds"]
         except (OSError, ValueError):
-            ends_at = float("inf")
-        if now + grace_seconds < ends_at:
+            requested_end_at = float("inf")
+        if now + grace_seconds < requested_end_at:
             write_json(path, {"at": now, "grace_seconds": grace_seconds})
         for pid, start_time in self._supervisors():
             pids.send(pid, start_time, signal.SIGTERM)  # wakes the supervisor, which then reads stop.json
 
     def request_deadline(self, deadline_seconds: int) -> None:
-        """Ask every supervisor for this deadline, counted from the run's start, unless it has as late a one."""
+        """Ask every supervisor to move its deadline to `deadline_seconds` after the run's start, if that is later."""
         path, current = self.folder / "deadline.json", self.submission()["spec"]["deadline_seconds"]
         with contextlib.suppress(OSError, ValueError):
             current = json.loads(path.read_bytes())["deadline_seconds"]
@@ -166,7 +169,10 @@ class Run:
             write_json(path, {"deadline_seconds": deadline_seconds})
 
     def destroy(self) -> bool:
-        """End the run and move its folder to the trash; return whether there was one. The caller empties the trash."""
+        """End the run and move its folder to the trash; return whether there was a folder.
+
+        The caller empties the trash, which may take long.
+        """
         existed = self.folder.is_dir()
         if existed:
             self.end()
@@ -177,7 +183,7 @@ class Run:
         return existed
 
     def end(self) -> None:
-        """Have each supervisor end its node; kill those that do not within `_END_SECONDS`."""
+        """Ask each supervisor to end its node, and kill each one that has not done so after `_END_SECONDS`."""
         if not any(pids.is_alive(pid, start_time) for pid, start_time in self._supervisors()):
             return
         self.request_stop(0)
@@ -196,13 +202,13 @@ class Run:
         return self.folder / "nodes" / f"{node}.lock"
 
     def _is_lock_held(self, node: int) -> bool:
-        """Whether the node's supervisor lives, or the process that is about to become it."""
+        """Whether the node's supervisor lives, or a process that has inherited the lock and will become it."""
         try:
             descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            # A shared lock: an exclusive one would make a second reader believe that a supervisor holds the lock.
+            # A shared lock, since an exclusive one would make a second reader believe that a supervisor holds it.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

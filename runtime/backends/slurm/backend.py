@@ -1,7 +1,8 @@
-"""The Slurm backend: a run is one batch job, and each of its nodes a task that supervises a sandbox.
+"""The Slurm backend: a run is one batch job, and each of its nodes is a task that supervises a sandbox.
 
-The console and the compute nodes share storage at the same paths: the runs' folders, the images, and what runs mount.
-All state is there and in Slurm. So any number of processes may use one root, and each may die at any moment.
+The console and the compute nodes share storage at the same paths: the runs' folders, the images, and the mounted
+folders. All state is there and in Slurm, none in this process. So any number of processes may use one `root`, and each
+may die at any moment.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.node import RunPlan
 from runtime.backends.slurm.runs import SlurmRun
-from runtime.backends.slurm.states import JobState
+from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.files import FileLock
 from runtime.specs import Capacity, Image, Resources, RunPhase, RunSpec
 
 _POLL_SECONDS = 0.25
-"""Interval at which `changes` polls shared storage, which sends no events. Each poll yields, often as a heartbeat; the
-protocol promises one every second."""
+"""Interval at which `changes` polls shared storage, which sends no events. People who follow a log hardly notice a
+quarter of a second."""
 _POLL_AFTER_CHANGE_SECONDS = 0.05
 """The interval after a change, since changes often follow each other."""
-_CAPACITY_SECONDS = 5.0
+_MAX_MACHINES_AGE_SECONDS = 5.0
 """Maximum age of the list of machines that `_check_size` uses. The sizes of machines rarely change."""
 _REACHABLE_SECONDS = 2.0
-"""How long `is_reachable` may take, as the protocol promises."""
-_LOCKS = 16
-"""Number of lock files. Each submission locks one of them, chosen by a hash of its run's name. So the files do not
-accumulate, and the eight parallel submissions of a process rarely need the same one."""
-# Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster.
+"""How long `is_reachable` may take: the protocol promises an answer in this time."""
+_LOCK_FILES = 16
+"""Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. So the files do
+not accumulate. Two runs that share a lock only wait for each other."""
+# Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
+# texts are in Slurm's src/common/slurm_errno.c.
 _CANNOT_FIT = (
     "Requested node configuration is not available",
     "More processors requested than permitted",
@@ -74,24 +76,25 @@ class SlurmBackend(FolderBackend):
         """See `Backend.submit`. Accepts built-in images only."""
         admission.check_name(spec.name)
         run = self._run(spec.name)
-        if run.exists():  # checked again under the lock; this check spares the work before it
+        if run.exists():  # checked again under the lock; this check only saves the work of the next lines
             return
-        spec = admission.check(spec, self._images_root)
+        spec = admission.admit(spec, self._images_root)
         self._check_size(spec)
         has_trash = False
         try:
             with self._lock(spec.name):
                 if run.exists():
                     return
-                # A submission of this name that was interrupted may have left a folder and a job.
+                # An interrupted submission of this name may have left a folder and a job. No other process may submit
+                # the run before they are gone, so the lock is kept meanwhile.
                 run.kill()
-                has_trash = run.destroy()
+                has_trash = run.move_to_trash()
                 try:
                     self._start(run, spec)
                 except BaseException as error:
-                    has_trash = self._discard(run) or has_trash
+                    has_trash = self._remove_failed_submission(run) or has_trash
                     if isinstance(error, CommandFailed):
-                        raise _refusal(error) from error
+                        raise _translate_sbatch_error(error) from error
                     if isinstance(error, OSError):
                         raise BackendUnavailable(f"The run's folder could not be written: {error}.") from error
                     raise
@@ -112,28 +115,28 @@ class SlurmBackend(FolderBackend):
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
         run = self._run(name)
-        run.kill()  # takes long, so it does not happen under the lock
+        run.kill()  # before the lock is taken, since it may wait long for the job's end
         with self._lock(name):
-            run.destroy()
+            run.move_to_trash()
         self._trash.empty()
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`. Does not consider limits of accounts and QOS.
 
-        Counts the resources of the console's own jobs in Slurm's queue as used.
+        Counts the resources of the console's own jobs in Slurm's queue as used, since they come before later jobs.
         """
         # The jobs are read before the machines. A job that starts in between then counts twice for a moment; in the
         # other order it would not count at all.
-        jobs = self._slurm.jobs(0)
-        waiting: list[NodeRequest] = []
+        jobs = self._slurm.jobs(max_age_seconds=0)
+        waiting_nodes: list[NodeRequest] = []
         for name in self.names(live=True):
             with contextlib.suppress(RunNotFound):  # the submission is not complete, or the run was deleted
                 data = self._run(name).submission()
                 job = jobs.get(data["job_id"])
                 if job is not None and job.is_waiting:
                     spec = data["spec"]
-                    waiting += [NodeRequest(Resources(**spec["resources"]), spec["node_kind"])] * spec["nodes"]
-        return reserve(compute_capacity(self._slurm.machines(0), self._config), waiting)
+                    waiting_nodes += [NodeRequest(Resources(**spec["resources"]), spec["node_kind"])] * spec["nodes"]
+        return reserve(compute_capacity(self._slurm.machines(max_age_seconds=0), self._config), waiting_nodes)
 
     def is_reachable(self) -> bool:
         """See `Backend.is_reachable`."""
@@ -143,19 +146,19 @@ class SlurmBackend(FolderBackend):
             return False
         return True
 
-    def changes(self, stop_after: float | None = None) -> Iterator[set[str]]:
-        """See `Backend.changes`. Polls the runs' change files; a thread polls Slurm's queue."""
-        ends_at = None if stop_after is None else time.monotonic() + stop_after
+    def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
+        """See `Backend.changes`. Polls the runs' change files, while a thread polls Slurm's queue."""
+        stop_at = None if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         previous: dict[str, object] = {}
         is_closed = threading.Event()
         threading.Thread(target=self._refresh_jobs, args=(is_closed,), name="slurm-queue", daemon=True).start()
         try:
-            while ends_at is None or time.monotonic() < ends_at:
+            while stop_at is None or time.monotonic() < stop_at:
                 current = {name: self._fingerprint(name) for name in self.names(live=True)}
-                # A run that is no longer live has ended or was deleted, so it has changed.
+                # A name in only one of them is that of a new run, or of a run that has ended or was deleted.
                 changed = {name for name in current.keys() | previous.keys() if current.get(name) != previous.get(name)}
                 previous = current
-                yield changed
+                yield changed  # often empty, which the protocol defines as a heartbeat
                 is_closed.wait(_POLL_AFTER_CHANGE_SECONDS if changed else _POLL_SECONDS)
         finally:
             is_closed.set()
@@ -180,7 +183,8 @@ class SlurmBackend(FolderBackend):
     # Starting
 
     def _check_size(self, spec: RunSpec) -> None:
-        machines = self._slurm.machines(_CAPACITY_SECONDS)
+        """Check that the empty cluster could hold all nodes of the run. Raises InvalidSpec."""
+        machines = self._slurm.machines(_MAX_MACHINES_AGE_SECONDS)
         fitting_nodes = compute_capacity(machines, self._config).nodes_ever(spec.resources, spec.node_kind)
         if fitting_nodes < spec.nodes:
             raise InvalidSpec(
@@ -189,13 +193,18 @@ class SlurmBackend(FolderBackend):
             )
 
     def _start(self, run: SlurmRun, spec: RunSpec) -> None:
-        """Write the run's plan, submit the job, and record the submission. The nodes wait for `submission.json`."""
-        package = program.install(self._root)
+        """Write the run's plan, submit the job, and record the submission.
+
+        The nodes read the plan only after the submission is recorded. `nonce` shows them that the record is of their
+        own submission, and not of another one of the same name.
+        """
+        package = program.install_node_program(self._root)
         nonce = secrets.token_hex(16)
         run_plan = self._run_plan(run, spec, package, nonce)
-        run.prepare(dict(run_plan))
+        run.write_plan(dict(run_plan))
         python = str(self._images_root / spec.image.builtin / "bin" / "python")
         code = f"import sys; sys.path[:0] = [{str(package)!r}]; from runtime.backends.slurm.node import start; start()"
+        # -I and -S: no environment variable and no site-packages of the machine change what the interpreter imports.
         command = [python, "-I", "-S", "-c", code, str(run.folder), nonce]
         log = str(run.folder / "logs" / "slurm.log")
         job_id = self._slurm.submit(
@@ -222,23 +231,23 @@ class SlurmBackend(FolderBackend):
             "start_seconds": self._config.start_seconds,
             "interface": self._config.interface,
             "bubblewrap": self._config.bubblewrap,
-            "own_bubblewrap": sandbox.find_bubblewrap(),
+            "fallback_bubblewrap": sandbox.find_bubblewrap(),
         }
 
-    def _discard(self, run: SlurmRun) -> bool:
-        """Remove a submission that failed; return whether it left a folder.
+    def _remove_failed_submission(self, run: SlurmRun) -> bool:
+        """Kill the job of a submission that failed and move its folder to the trash; return whether it had one.
 
-        If its job cannot be ended, its nodes end by themselves, since they find no recorded submission.
+        If Slurm cannot kill the job, its nodes end by themselves, since they find no recorded submission.
         """
         try:
             run.kill()
         except BackendUnavailable:
             logger.warning("The job of the failed submission '%s' could not be ended in Slurm.", run.name)
-        return run.destroy()
+        return run.move_to_trash()
 
     def _lock(self, name: str) -> FileLock:
         """Return the lock for submissions and deletions of this run."""
-        number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _LOCKS
+        number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _LOCK_FILES
         return FileLock(self._root / ".locks" / str(number))
 
     # Changes
@@ -258,8 +267,8 @@ class SlurmBackend(FolderBackend):
         job = self._last_known_job(name)
         return modified_at, None if job is None else (job.state, job.reason)
 
-    def _last_known_job(self, name: str) -> JobState | None:
-        """Return the run's job by Slurm's last answer; None if that does not list it."""
+    def _last_known_job(self, name: str) -> SlurmJob | None:
+        """Return the run's job as Slurm last reported it, without asking Slurm; None if that report lacks it."""
         try:
             job_id = self._run(name).submission()["job_id"]
         except RunNotFound:
@@ -271,8 +280,8 @@ class SlurmBackend(FolderBackend):
         while not is_closed.is_set():
             try:
                 if self.names(live=True):
-                    # A query that another call made recently is fresh enough.
-                    self._slurm.jobs(self._config.poll_seconds / 2)
+                    # Another call may have asked Slurm just now. Half an interval is new enough.
+                    self._slurm.jobs(max_age_seconds=self._config.poll_seconds / 2)
             except BackendUnavailable as error:
                 logger.warning("Slurm's queue could not be read: %s", error)
             is_closed.wait(self._config.poll_seconds)
@@ -286,8 +295,8 @@ class SlurmBackend(FolderBackend):
         return self._run(name)
 
 
-def _refusal(error: CommandFailed) -> Exception:
-    """Convert an error of sbatch to one of the errors that `Backend.submit` raises."""
+def _translate_sbatch_error(error: CommandFailed) -> Exception:
+    """Return the error that `Backend.submit` raises for an error of sbatch."""
     text = str(error)
     if any(part in text for part in _CANNOT_FIT):
         return InvalidSpec(f"Slurm has no machines for nodes of this kind: {text}", field="nodes")

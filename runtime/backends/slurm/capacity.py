@@ -10,15 +10,15 @@ from runtime.specs import Capacity, NodeCapacity, Resources
 
 
 def compute_capacity(machines: Iterable[Machine], config: SlurmConfig) -> Capacity:
-    """Return the machines that runs can get. A machine that takes no new jobs now has no free resources."""
-    named_kinds = frozenset(kind for kind in config.node_types if kind)
-    all_kinds = {*named_kinds, ""}  # "" stands for all kinds without a placement of their own
+    """Return the machines on which nodes can be placed. A machine that takes no new jobs now has no free resources."""
+    placed_kinds = frozenset(kind for kind in config.node_types if kind)
+    all_kinds = {*placed_kinds, ""}  # "" stands for all kinds without a placement of their own
     eligible_machines = []
     for machine in machines:
         closed_to = {kind for kind in all_kinds if not _is_eligible(machine, config.placement(kind))}
         if machine.cpus and machine.memory_mib and closed_to != all_kinds:
             eligible_machines.append(_machine_capacity(machine, config, frozenset(closed_to)))
-    return Capacity(tuple(eligible_machines), named_kinds)
+    return Capacity(tuple(eligible_machines), placed_kinds)
 
 
 def _is_eligible(machine: Machine, placement: Placement) -> bool:

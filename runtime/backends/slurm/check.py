@@ -9,103 +9,109 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.backends import smoke_run
-from runtime.backends.base import Backend, Check
+from runtime.backends.base import Backend, CheckResult
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.images import recipes, venvs
 
 _SMOKE_SECONDS = 300.0
-"""How long the test run may take. On a busy cluster, its time in Slurm's queue is most of that."""
+"""How long the smoke run may take. It runs for seconds, but on a busy cluster it may wait for minutes in Slurm's queue.
+"""
 _SMOKE_MEMORY_MIB = 256
-"""Memory of each node of the test run, which imports no framework."""
+"""Memory of each node of the smoke run. It is enough for an interpreter that imports no framework."""
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
 """Programs of Slurm that the backend runs."""
 
 
 def check(
     backend: Backend, config: SlurmConfig, *, root: Path, images_root: Path, smoke: bool = True
-) -> Iterator[Check]:
-    """Yield the results of all checks. With `smoke` the last one is a test run of two nodes, if an image is built."""
+) -> Iterator[CheckResult]:
+    """Yield the results of all checks. If `smoke` is set and an image is built, the last one is a run of two nodes.
+
+    The checks end early if Slurm's programs are missing or its controller does not answer.
+    """
     programs = (*_PROGRAMS, "sacct") if config.accounting else _PROGRAMS
-    missing = [name for name in programs if shutil.which(name, path=config.bin or None) is None]
-    if missing:
+    missing_programs = [name for name in programs if shutil.which(name, path=config.bin or None) is None]
+    if missing_programs:
         remedy = "Install Slurm's client programs (Debian: slurm-client), or set 'bin' to their folder."
-        yield Check("programs", ok=False, detail=f"Not found: {', '.join(missing)}.", remedy=remedy)
+        yield CheckResult("programs", ok=False, detail=f"Not found: {', '.join(missing_programs)}.", remedy=remedy)
         return
     slurm = Slurm(config)
     try:
         settings = slurm.settings()
     except BackendUnavailable as fault:
         remedy = "Set 'conf' to a slurm.conf that this user may read, and start munged on this machine."
-        yield Check("controller", ok=False, detail=str(fault), remedy=remedy)
+        yield CheckResult("controller", ok=False, detail=str(fault), remedy=remedy)
         return
-    yield Check("controller", ok=True, detail=f"Slurm {settings.get('SLURM_VERSION', '')} answers.")
+    yield CheckResult("controller", ok=True, detail=f"Slurm {settings.get('SLURM_VERSION', '')} answers.")
     yield from _check_settings(backend, settings)
     yield _check_accounting(slurm, config)
     yield _check_machines(backend)
     yield _check_folder(root)
     built = [name for name in recipes.names() if venvs.is_ready(images_root, name)]
     if not built:
-        yield Check("images", ok=False, detail="No image is built.", remedy="manage.py build_image pytorch")
+        yield CheckResult("images", ok=False, detail="No image is built.", remedy="manage.py build_image pytorch")
         return
-    yield Check("images", ok=True, detail=f"{', '.join(built)} in {images_root}")
+    yield CheckResult("images", ok=True, detail=f"{', '.join(built)} in {images_root}")
     if smoke:
         yield _check_smoke_run(backend, built[0], root)
 
 
-def _check_settings(backend: Backend, settings: dict[str, str]) -> Iterator[Check]:
+def _check_settings(backend: Backend, settings: dict[str, str]) -> Iterator[CheckResult]:
     preempt_mode = settings.get("PreemptMode", "OFF")
     is_suspending = "SUSPEND" in preempt_mode
     remedy = "Use CANCEL or REQUEUE: a run that is suspended for two minutes counts as lost."
-    yield Check(
+    yield CheckResult(
         "preemption",
         ok=not is_suspending,
         detail=f"PreemptMode is {preempt_mode}.",
         remedy=remedy if is_suspending else "",
     )
     for gap in backend.isolation_gaps():
-        # Runs work without this isolation, so the check passes; the administrator must know of it.
-        yield Check("isolation", ok=True, detail=gap, remedy="See 'Limits' in docs/operator-guide/slurm.md.")
+        # Runs work without this isolation, so the check passes; its detail informs the administrator.
+        yield CheckResult("isolation", ok=True, detail=gap, remedy="See 'Limits' in docs/operator-guide/slurm.md.")
 
 
-def _check_accounting(slurm: Slurm, config: SlurmConfig) -> Check:
+def _check_accounting(slurm: Slurm, config: SlurmConfig) -> CheckResult:
     if not config.accounting:
         detail = "Not used: Slurm forgets jobs some minutes after their end (MinJobAge)."
-        return Check("accounting", ok=True, detail=detail)
+        return CheckResult("accounting", ok=True, detail=detail)
     try:
         slurm.call("sacct", "--noheader", "--jobs=1")
     except (CommandFailed, BackendUnavailable) as error:
-        return Check("accounting", ok=False, detail=str(error), remedy="Start slurmdbd, or set 'accounting' to false.")
-    return Check("accounting", ok=True, detail="sacct answers.")
+        return CheckResult(
+            "accounting", ok=False, detail=str(error), remedy="Start slurmdbd, or set 'accounting' to false."
+        )
+    return CheckResult("accounting", ok=True, detail="sacct answers.")
 
 
-def _check_machines(backend: Backend) -> Check:
+def _check_machines(backend: Backend) -> CheckResult:
     try:
         machines = backend.capacity().machines
     except RuntimeFault as fault:
-        return Check("machines", ok=False, detail=str(fault), remedy="See 'scontrol show node'.")
+        return CheckResult("machines", ok=False, detail=str(fault), remedy="See 'scontrol show node'.")
     total_cpus = sum(machine.total.cpus for machine in machines)
     free_cpus = sum(machine.free.cpus for machine in machines)
     detail = f"{len(machines)} machines: {free_cpus:g} of {total_cpus:g} cores are free."
     remedy = "" if machines else "Correct 'node_types': no machine has the partitions and features that it names."
-    return Check("machines", ok=bool(machines), detail=detail, remedy=remedy)
+    return CheckResult("machines", ok=bool(machines), detail=detail, remedy=remedy)
 
 
-def _check_folder(root: Path) -> Check:
+def _check_folder(root: Path) -> CheckResult:
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=root, prefix=".check-"):
             pass
     except OSError as error:
         detail = f"{root} cannot be written: {error.strerror}"
-        return Check("folder of runs", ok=False, detail=detail, remedy=f"Give it to the user {os.getuid()}.")
-    return Check("folder of runs", ok=True, detail=f"{root}: the test run shows whether the machines share it.")
+        return CheckResult("folder of runs", ok=False, detail=detail, remedy=f"Give it to the user {os.getuid()}.")
+    return CheckResult("folder of runs", ok=True, detail=f"{root}: the smoke run shows whether the machines share it.")
 
 
-def _check_smoke_run(backend: Backend, image: str, root: Path) -> Check:
+def _check_smoke_run(backend: Backend, image: str, root: Path) -> CheckResult:
     try:
-        # On shared storage, since the cluster's machines do not see this machine's /tmp.
+        # The workspace is on shared storage, since the cluster's machines do not see this machine's /tmp.
         with tempfile.TemporaryDirectory(prefix=".check-", dir=root) as workspace:
             return smoke_run.check(
                 backend,
@@ -116,4 +122,4 @@ def _check_smoke_run(backend: Backend, image: str, root: Path) -> Check:
                 seconds=_SMOKE_SECONDS,
             )
     except (RuntimeFault, OSError) as fault:
-        return Check("smoke run", ok=False, detail=str(fault), remedy="See logs/slurm.log in the run's folder.")
+        return CheckResult("smoke run", ok=False, detail=str(fault), remedy="See logs/slurm.log in the run's folder.")

@@ -13,8 +13,8 @@ from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.states import (
     ACCOUNTING_FIELDS,
     JOB_FORMAT,
-    JobState,
     Machine,
+    SlurmJob,
     has_preemption_time,
     parse_jobs,
     parse_machines,
@@ -22,7 +22,7 @@ from runtime.backends.slurm.states import (
 from runtime.errors import BackendUnavailable
 
 _MAX_ERROR_LENGTH = 300
-"""Characters from the end of a command's error that are reported, since people read them on one line."""
+"""Maximum length of a reported error, in characters from its end: one or two lines, which people can read."""
 INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "TZ")
 """Variables of this process that Slurm's tools get, and with them the batch script of a job."""
 
@@ -38,7 +38,7 @@ class Slurm:
         self._config = config
         self._lock = threading.Lock()
         # Each cached answer has the time of its query (monotonic).
-        self._jobs: tuple[float, dict[str, JobState]] = (float("-inf"), {})
+        self._jobs: tuple[float, dict[str, SlurmJob]] = (float("-inf"), {})
         self._machines: tuple[float, tuple[Machine, ...]] = (float("-inf"), ())
 
     def path(self, program: str) -> str:
@@ -79,23 +79,26 @@ class Slurm:
         except CommandFailed as error:
             raise BackendUnavailable(f"Slurm's {program} failed: {error}") from error
 
-    def jobs(self, max_age: float) -> dict[str, JobState]:
-        """Return this user's jobs by id, from an answer at most `max_age` seconds old. Raises BackendUnavailable.
+    def jobs(self, max_age_seconds: float) -> dict[str, SlurmJob]:
+        """Return this user's jobs by id, from an answer at most `max_age_seconds` old. Raises BackendUnavailable.
 
         Slurm forgets a job some minutes after its end (MinJobAge).
         """
         with self._lock:
-            if time.monotonic() - self._jobs[0] > max_age:
+            if time.monotonic() - self._jobs[0] > max_age_seconds:
                 text = self._query("squeue", "--me", "--states=all", "--noheader", f"--format={JOB_FORMAT}")
                 self._jobs = (time.monotonic(), parse_jobs(text))
             return self._jobs[1]
 
-    def known_jobs(self) -> dict[str, JobState]:
-        """Return the jobs of the last answer, whatever its age, without asking Slurm."""
+    def known_jobs(self) -> dict[str, SlurmJob]:
+        """Return the jobs of Slurm's last answer, whatever its age, without asking Slurm."""
         return self._jobs[1]
 
-    def finished_job(self, job_id: str) -> JobState | None:
-        """Return a job that the controller has forgotten, from the accounting; None if the cluster has none."""
+    def finished_job(self, job_id: str) -> SlurmJob | None:
+        """Return a job that the controller has forgotten, from Slurm's accounting.
+
+        None if the cluster has no accounting, or it does not know the job. Raises BackendUnavailable.
+        """
         if not self._config.accounting:
             return None
         text = self._query(
@@ -104,16 +107,16 @@ class Slurm:
         return parse_jobs(text).get(job_id)
 
     def was_preempted(self, job_id: str) -> bool:
-        """Whether Slurm began to preempt a job. The job may then have ended by itself in its grace period."""
+        """Whether Slurm has begun to preempt a job. Such a job may end by itself in its grace period."""
         try:
             return has_preemption_time(self.call("scontrol", "show", "job", "--oneliner", job_id))
         except CommandFailed:  # Slurm has forgotten the job
             return False
 
-    def machines(self, max_age: float) -> tuple[Machine, ...]:
-        """Return the machines, from an answer at most `max_age` seconds old. Raises BackendUnavailable."""
+    def machines(self, max_age_seconds: float) -> tuple[Machine, ...]:
+        """Return the machines, from an answer at most `max_age_seconds` old. Raises BackendUnavailable."""
         with self._lock:
-            if time.monotonic() - self._machines[0] > max_age:
+            if time.monotonic() - self._machines[0] > max_age_seconds:
                 text = self._query("scontrol", "show", "node", "--oneliner")
                 self._machines = (time.monotonic(), parse_machines(text))
             return self._machines[1]
@@ -126,12 +129,12 @@ class Slurm:
     def submit(self, arguments: Iterable[str], script: str) -> str:
         """Submit a batch job and return its id. Raises CommandFailed, BackendUnavailable."""
         output = self.call("sbatch", "--parsable", *arguments, stdin=script)
-        # With several clusters, the cluster's name follows: "17;name".
+        # If there are several clusters, sbatch adds the cluster's name: "17;name".
         return output.strip().partition(";")[0]
 
     def signal(self, job_id: str, signal: str) -> None:
-        """Signal the tasks of a job. Does nothing if the job has none."""
-        self._cancel(f"--signal={signal}", f"{job_id}.0")
+        """Send a signal (by its name without "SIG") to the tasks of a job. Does nothing if the job has no tasks."""
+        self._cancel(f"--signal={signal}", f"{job_id}.0")  # step 0 is the srun of the batch script
 
     def cancel_waiting(self, job_id: str) -> None:
         """Cancel a job that has no machines yet; do nothing to a job that has."""
@@ -142,7 +145,7 @@ class Slurm:
         self._cancel(job_id)
 
     def kill(self, selection: Sequence[str]) -> None:
-        """Kill the jobs that these arguments of scancel select; there may be none."""
+        """Kill those of this user's jobs that these arguments of scancel select; there may be none."""
         self._cancel("--signal=KILL", "--me", *selection)
 
     def _cancel(self, *arguments: str) -> None:
@@ -150,7 +153,7 @@ class Slurm:
         try:
             self.call("scancel", "--quiet", *arguments)
         except CommandFailed as error:
-            # Slurm's words for a controller that does not answer.
+            # These words are in Slurm's messages about a controller that does not answer.
             if "contact" in str(error) or "timed out" in str(error):
                 raise BackendUnavailable(f"Slurm's scancel failed: {error}") from error
         with self._lock:

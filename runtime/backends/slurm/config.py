@@ -39,7 +39,7 @@ class Placement:
     def features(self) -> frozenset[str]:
         """The features that every machine must have. Empty for a constraint with operators other than `&`.
 
-        The capacity then counts too many machines, and Slurm still places the nodes correctly.
+        For such a constraint the computed capacity has too many machines, but Slurm places the nodes correctly.
         """
         parts = self.constraint.split("&")
         return frozenset(parts) if all(_NAME.match(part) for part in parts) else frozenset()
@@ -47,7 +47,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """The settings of one cluster. The keys of `node_types` are names of node types; "" applies to all other types."""
+    """The settings of one cluster.
+
+    The keys of `node_types` are names of node types; the placement for "" applies to all other types.
+    """
 
     name: str
     conf: str = ""
@@ -62,21 +65,21 @@ class SlurmConfig:
     accounting: bool = False
     """Whether slurmdbd answers `sacct`, which knows jobs that the controller has forgotten."""
     gpu_types: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    """The catalogue's GPU type for each type in Slurm's Gres."""
+    """The name of a GPU type in node specs, for each type in Slurm's Gres; other types keep Slurm's name."""
     interface: str = ""
     """Network interface of the compute nodes for collectives; empty: the interface by which they reach node 0."""
     bubblewrap: str = ""
     """Path of bwrap on the compute nodes; empty: it is on the PATH."""
     pending_seconds: int = 86400
-    """How long a job may wait in Slurm's queue. After that the run returns to the console's queue, free of charge."""
+    """How long a job may wait in Slurm's queue. Then the run ends with `no_capacity`, and the console retries it."""
     start_seconds: int = 300
     """How long the nodes may take to find each other after Slurm has started the first."""
     disk_mib: int = 51200
     """Disk limit of runs whose spec has none."""
     poll_seconds: int = 5
-    """Interval between two queries of Slurm's queue."""
+    """Interval between two queries of Slurm's queue by one process of the console."""
     command_seconds: float = 20.0
-    """Timeout of one command of Slurm."""
+    """Timeout of one command of Slurm. A busy controller may take several seconds to answer."""
 
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> SlurmConfig:
@@ -105,9 +108,9 @@ class SlurmConfig:
         """Return where the nodes of a type are placed."""
         return self.node_types.get(node_kind) or self.node_types.get("") or Placement()
 
-    def account_of(self, organization: str) -> str:
+    def organization_account(self, organization_slug: str) -> str:
         """Return the Slurm account that an organization's jobs use; empty: the service user's default."""
-        return self.accounts.get(organization, self.account)
+        return self.accounts.get(organization_slug, self.account)
 
 
 def _node_types(reader: SettingsReader) -> Mapping[str, Placement]:

@@ -1,8 +1,8 @@
 """Decide the state of each node of a run, and why it ended, from its supervisor's record and Slurm's report. Pure.
 
-After customer code has begun, only Slurm's report can make a run free: a failed machine, a preemption, an
-administrator's cancellation. A supervisor may end without a last record although Slurm reports none of these. Then the
-run itself has ended it, for example by using up the memory of its job.
+After customer code has begun, only Slurm's report can make a run free of charge: a failed machine, a preemption, or an
+administrator's cancellation. If a supervisor ends without a last record and Slurm reports none of these, the run itself
+is held responsible. It may, for example, have used up the memory of its job.
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.backends.slurm.states import JobState
+from runtime.backends.slurm.states import SlurmJob
 from runtime.specs import FailureCode, Outcome
 
-Record = dict[str, Any]
+RecordData = dict[str, Any]
 Cause = dict[str, Any]
-"""Why a node ended, as in a record. `supervision.outcome.merge` adds `at` and `node` where they are missing."""
+"""A cause as in a record: why a node ended. `supervision.outcome.merge` adds `at` and `node` if they are missing."""
 
 ENDED_BY_SLURM = "ended_by_slurm"
-"""Key in a cause's data: whether the supervisor ended its node because Slurm sent SIGTERM, which gives no reason."""
+"""Key in a cause's data: whether the supervisor ended its node because of Slurm's SIGTERM, which gives no reason."""
 SILENT_SECONDS = 120.0
-"""How long a supervisor may send no heartbeat while Slurm says that its job runs. It sends one every 5 s. The limit is
-far longer so that a run survives when shared storage pauses for a minute."""
+"""How long a supervisor may send no heartbeat while Slurm reports that its job runs. It sends one every 5 s. The limit
+is far longer, so that a run survives if shared storage does not respond for a minute."""
 LOST_SECONDS = 15.0
-"""The same limit on a machine that Slurm reports as failed: three heartbeats."""
+"""The same limit for a machine that Slurm reports as failed: three intervals of heartbeats."""
 SETTLE_SECONDS = 3.0
 """How long after a job's end the last records of its supervisors may take to be visible. NFS clients cache folders for
 some seconds."""
 _SIMULTANEOUS_SECONDS = 1.0
-"""A rank that fails at most this long before its supervisor gets Slurm's signal counts as ended by the same signal."""
+"""A rank that fails at most this long before its supervisor gets Slurm's signal counts as ended by the same signal.
+Slurm signals the processes of a node one after another, within milliseconds; a busy machine may take longer."""
 _MACHINE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 """States of a job whose machine failed."""
 _LIMITS = frozenset({"TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"})
 """States of a job that reached a limit."""
 _SET_BY_SLURM = _LIMITS | {"PREEMPTED"}
-"""States that a request of the console never causes. So they explain a job's end even if there was a request."""
+"""States that a request of the console never causes. They explain a job's end even if there was such a request."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Observation:
     `job` is None if Slurm no longer knows it. `failed_machines` are the run's machines that Slurm reports as failed.
     """
 
-    job: JobState | None
+    job: SlurmJob | None
     end_request: EndRequest | None
     failed_machines: Set[str]
     submitted_at: float
@@ -68,20 +69,27 @@ class Observation:
         return not self.job.is_active and self.now >= self.job.ended_at + SETTLE_SECONDS
 
 
-def assess(node: int, record: Record | None, observation: Observation) -> Record:
-    """Return a node's record for `supervision.outcome.merge`. It has the field `loss` if the node was lost."""
+def assess(node: int, record: RecordData | None, observation: Observation) -> RecordData:
+    """Return a node's record with the fields that `supervision.outcome.merge` needs.
+
+    `record` is None if the supervisor has written none. The result has the field `loss` if the node was lost.
+    """
     if record is None:
         return _unstarted_record(node, observation)
     if record["phase"] == "ended":
         return _with_slurms_reason(record, observation)
-    loss = _loss(record, observation)
-    if loss is None:
+    loss_cause = _loss_cause(record, observation)
+    if loss_cause is None:
         return {**record, "alive": not observation.job_has_ended}
-    return {**record, "alive": False, "loss": loss}
+    return {**record, "alive": False, "loss": loss_cause}
 
 
-def needs_slurm(records: Sequence[Record | None], now: float, max_silence_seconds: float) -> bool:
-    """Whether the records do not suffice to tell the run's state, so that Slurm must be asked."""
+def needs_slurm(records: Sequence[RecordData | None], now: float, max_silence_seconds: float) -> bool:
+    """Whether the records do not show the run's state, so that Slurm must be asked.
+
+    That is so if a node has no record, if Slurm has ended a node, or if a node has sent no heartbeat for
+    `max_silence_seconds`.
+    """
     return any(
         record is None
         or _slurm_cause(record) is not None
@@ -90,9 +98,9 @@ def needs_slurm(records: Sequence[Record | None], now: float, max_silence_second
     )
 
 
-def _unstarted_record(node: int, observation: Observation) -> Record:
+def _unstarted_record(node: int, observation: Observation) -> RecordData:
     """Return the record of a node whose supervisor has written none."""
-    record: Record = {
+    record: RecordData = {
         "node": node,
         "phase": "starting",
         "address": "",
@@ -108,17 +116,17 @@ def _unstarted_record(node: int, observation: Observation) -> Record:
     if not observation.job_has_ended:
         return record
     job_ended_at = 0.0 if observation.job is None else observation.job.ended_at
-    ended_at = job_ended_at or observation.submitted_at  # 0: not known
-    loss = _requested_cause(observation) or _start_failure(observation.job)
+    ended_at = job_ended_at or observation.submitted_at  # `ended_at` of a job is 0 if it is not known
+    cause = _requested_cause(observation) or _start_failure_cause(observation.job)
     return {
         **record,
         "phase": "ended",
         "finished_at": ended_at,
-        "causes": [{**loss, "at": ended_at, "node": node}],
+        "causes": [{**cause, "at": ended_at, "node": node}],
     }
 
 
-def _start_failure(job: JobState | None) -> Cause:
+def _start_failure_cause(job: SlurmJob | None) -> Cause:
     """Return why a node has not started, by the state of its ended job."""
     state = "" if job is None else job.state
     if state in _MACHINE_FAULTS:
@@ -131,38 +139,40 @@ def _start_failure(job: JobState | None) -> Cause:
     return new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, message)
 
 
-def _with_slurms_reason(record: Record, observation: Observation) -> Record:
-    """Return a last record. If its cause says only that Slurm ended the node, replace that by Slurm's reason."""
+def _with_slurms_reason(record: RecordData, observation: Observation) -> RecordData:
+    """Return a last record. A cause which says only that Slurm ended the node is replaced by Slurm's reason for it."""
     slurm_cause = _slurm_cause(record)
     if slurm_cause is None:
         return {**record, "alive": True}
     if not observation.job_has_ended:
-        # The outcome is stored only once, so the run does not end before Slurm gives its reason.
+        # The outcome is stored only once, so the run must not count as ended before Slurm gives its reason.
         return {**record, "phase": "stopping", "alive": True}
-    loss = _loss_by_state(record, observation)
-    if loss is None:
+    reason = _cause_by_job_state(record, observation)
+    if reason is None:
         return {**record, "alive": True}
     # Slurm signals all processes of a node, so a rank may fail by the signal before its supervisor has received it.
-    at = float(slurm_cause["at"]) - _SIMULTANEOUS_SECONDS
-    earlier_causes = [cause for cause in record["causes"] if cause is not slurm_cause and float(cause["at"]) < at]
-    return {**record, "alive": True, "causes": [*earlier_causes, {**slurm_cause, "at": at, **loss}]}
+    signalled_at = float(slurm_cause["at"]) - _SIMULTANEOUS_SECONDS
+    earlier_causes = [
+        cause for cause in record["causes"] if cause is not slurm_cause and float(cause["at"]) < signalled_at
+    ]
+    return {**record, "alive": True, "causes": [*earlier_causes, {**slurm_cause, "at": signalled_at, **reason}]}
 
 
-def _slurm_cause(record: Record) -> Mapping[str, Any] | None:
+def _slurm_cause(record: RecordData) -> Mapping[str, Any] | None:
     """Return the cause which says only that Slurm ended the node; None if the record has none."""
     causes: list[Mapping[str, Any]] = record.get("causes") or []
-    for node_cause in causes:
-        if (node_cause.get("data") or {}).get(ENDED_BY_SLURM):
-            return node_cause
+    for cause in causes:
+        if (cause.get("data") or {}).get(ENDED_BY_SLURM):
+            return cause
     return None
 
 
-def _loss(record: Record, observation: Observation) -> Cause | None:
-    """Return why a supervisor without a last record has ended; None if it still runs."""
+def _loss_cause(record: RecordData, observation: Observation) -> Cause | None:
+    """Return why a node is lost whose supervisor has written no last record; None if the supervisor may still run."""
     silence_seconds = observation.now - record["seen_at"]
     machine_has_failed = record.get("machine") in observation.failed_machines
     if machine_has_failed and (observation.job_has_ended or silence_seconds > LOST_SECONDS):
-        return _machine_lost(record)
+        return _failed_machine_cause(record)
     if observation.job is not None and observation.job.is_waiting:
         message = f"Slurm put the run's job back into its queue, which ended node {record['node']}."
         return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
@@ -171,32 +181,35 @@ def _loss(record: Record, observation: Observation) -> Cause | None:
         return new_cause(Outcome.NODE_LOST, FailureCode.NODE_SILENT, message)
     if not observation.job_has_ended:
         return None
-    loss = _loss_by_state(record, observation)
-    return _unexplained_loss(record, observation) if loss is None else loss
+    cause = _cause_by_job_state(record, observation)
+    return _unexplained_cause(record, observation) if cause is None else cause
 
 
-def _is_silent(record: Record, observation: Observation) -> bool:
-    """Whether Slurm says that the job runs, but the supervisor has sent no heartbeat for too long."""
+def _is_silent(record: RecordData, observation: Observation) -> bool:
+    """Whether Slurm reports that the job runs, but the supervisor has sent no heartbeat for too long."""
     job = observation.job
     return job is not None and job.is_active and observation.now - record["seen_at"] > SILENT_SECONDS
 
 
-def _loss_by_state(record: Record, observation: Observation) -> Cause | None:
-    """Return why Slurm ended a node whose supervisor had started, by the state of its job; None without a reason."""
+def _cause_by_job_state(record: RecordData, observation: Observation) -> Cause | None:
+    """Return why Slurm ended a node whose supervisor had started, by the state of its job.
+
+    None if the state gives no reason and the console did not request the end.
+    """
     node, state = record["node"], "" if observation.job is None else observation.job.state
     if record.get("machine") in observation.failed_machines:
-        return _machine_lost(record)
+        return _failed_machine_cause(record)
     if state in _MACHINE_FAULTS:
         message = f"Node {node} was lost: Slurm reports {state} for the run's job."
-        loss = new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
-        # If another machine is known to have failed, its node must be the first cause, so this loss is dated later.
-        # Otherwise this node's machine may have failed and be back in service by now.
+        cause = new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
+        # If another machine is known to have failed, its node must be the first cause, so this cause is dated later.
+        # Otherwise this node's own machine may have failed and may be back in service by now.
         if observation.failed_machines and observation.job is not None:
-            loss["at"] = observation.job.ended_at + 1.0
-        return loss
+            cause["at"] = observation.job.ended_at + 1.0
+        return cause
     if state in _LIMITS and record["started_at"] is None:
-        return _start_failure(observation.job)
-    losses = {
+        return _start_failure_cause(observation.job)
+    causes_by_state = {
         "PREEMPTED": new_cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, f"Slurm preempted node {node} of the run."),
         "TIMEOUT": new_cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),
         "DEADLINE": new_cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),
@@ -205,10 +218,10 @@ def _loss_by_state(record: Record, observation: Observation) -> Cause | None:
         ),
         "CANCELLED": new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, "The run's job was cancelled in Slurm."),
     }
-    # After a request of the console, a job may end in any other state, and the request is then the reason.
     if state in _SET_BY_SLURM:
-        return losses[state]
-    return _requested_cause(observation) or losses.get(state)
+        return causes_by_state[state]
+    # After a request of the console, a job may end in any other state, and the request is the reason.
+    return _requested_cause(observation) or causes_by_state.get(state)
 
 
 def _requested_cause(observation: Observation) -> Cause | None:
@@ -216,8 +229,8 @@ def _requested_cause(observation: Observation) -> Cause | None:
     return None if observation.end_request is None else observation.end_request.cause
 
 
-def _unexplained_loss(record: Record, observation: Observation) -> Cause:
-    """Return the loss of a node whose supervisor ended although Slurm reports no fault."""
+def _unexplained_cause(record: RecordData, observation: Observation) -> Cause:
+    """Return the cause for a node whose supervisor ended although Slurm reports no fault."""
     node = record["node"]
     if observation.job is None:
         message = f"Node {node} ended without a last record, and Slurm no longer knows the run's job."
@@ -229,7 +242,7 @@ def _unexplained_loss(record: Record, observation: Observation) -> Cause:
     return new_cause(Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED, message)
 
 
-def _machine_lost(record: Record) -> Cause:
+def _failed_machine_cause(record: RecordData) -> Cause:
     message = f"Node {record['node']} was lost: Slurm reports that the machine {record.get('machine', '')} failed."
     return new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
 

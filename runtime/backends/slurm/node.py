@@ -1,8 +1,8 @@
 """The process that Slurm starts for each node of a run: `start FOLDER NONCE`, as one task of the run's job.
 
-It exchanges addresses and ports with the other nodes through shared storage, and becomes the node's supervisor. It
-reads the run's plan (`RUN_PLAN_FILE`), which contains secrets and the token of its launchers, before customer code
-begins; node 0 then deletes it. Nothing in the sandbox can read or signal this process. Imports only the standard
+This process reads the run's plan (`RUN_PLAN_FILE`), which contains secrets and the token of its launchers. It exchanges
+addresses and ports with the other nodes through shared storage, and becomes the node's supervisor. Node 0 deletes the
+plan before customer code begins. Nothing in the sandbox can read or signal this process. Imports only the standard
 library and the modules that `program` copies.
 """
 
@@ -37,19 +37,20 @@ from runtime.launcher.record import Record, Verdict
 from runtime.specs import Framework, RunSpec
 
 RUN_PLAN_FILE = "order.json"
-"""The file in the run's folder that holds its RunPlan, under the name that it had in earlier versions."""
+"""The file in the run's folder that holds its RunPlan. The name is that of earlier versions, whose runs may still
+exist."""
 STOP_SIGNAL = signal.SIGURG
-"""The console sends it after it has written `stop.json`. Slurm signals every process of a task, so the ranks get it
-too, and ignore it by default. It is not SIGTERM, so that a SIGTERM always comes from Slurm itself, which does not say
-why."""
+"""The signal that the console sends through Slurm after it has written `stop.json`. Slurm signals every process of a
+task, so the ranks get it too; by default a process ignores SIGURG. SIGTERM is not used, so that each SIGTERM comes from
+Slurm itself."""
 _RECORD_SECONDS = 60.0
-"""How long after the job's start its submission may take to be recorded and visible. NFS clients may cache the missing
-file for half a minute."""
+"""How long after the job's start `submission.json` may take to be written and visible. NFS clients may cache for half a
+minute that the file is missing."""
 _POLL_SECONDS = 0.1
-"""Interval between two reads of shared storage, which sends no events."""
+"""Interval between two reads of shared storage, which sends no events: short, since each read delays the start."""
 _SIGTERM_SECONDS = 0.5
-"""How long to wait for Slurm's SIGTERM to this process after a SIGTERM ended a rank. It is shorter than the second
-within which `evidence` counts both as one event."""
+"""How long to wait for Slurm's SIGTERM to this process after a SIGTERM ended a rank. `evidence` counts both as one
+event if they are at most a second apart, so this is shorter."""
 _NVIDIA_SMI_SECONDS = 30
 """How long nvidia-smi may take for its full report, which is slower than the list of GPUs (`host`)."""
 _SIOCGIFADDR = 0x8915
@@ -78,8 +79,8 @@ class RunPlan(TypedDict):
     start_seconds: int
     interface: str
     bubblewrap: str
-    own_bubblewrap: str
-    """The console's bwrap, for machines without one of their own. It helps only if it lies on shared storage."""
+    fallback_bubblewrap: str
+    """The console's bwrap, for machines without one of their own. It works only if it lies on shared storage."""
 
 
 class Endpoint(TypedDict):
@@ -94,39 +95,39 @@ class Endpoint(TypedDict):
 
 
 class SlurmLimits(Limits):
-    """The limits of one node.
+    """The limits of one node. Counts the OOM kills in Slurm's control group, in addition to the checks of `Limits`.
 
-    The kernel may kill a process for the memory limit of Slurm's control group before a check measures the memory.
+    The kernel may kill a process for the group's memory limit before a check measures the memory.
     """
 
     def __init__(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> None:
         super().__init__(plan, record, tree)
         self._cgroups = _memory_cgroups()
-        # Kills from before this node started do not count.
-        self._oom.count(self._oom_kills(), 0.0)
-        self._oom.increased_at = None
+        # OOM kills from before this node started do not count.
+        self._oom_counter.update(self._count_oom_kills(), 0.0)
+        self._oom_counter.increased_at = None
 
-    def _oom_kills(self) -> int:
+    def _count_oom_kills(self) -> int:
         return max((cgroup_events.oom_kills(group) for group in self._cgroups), default=0)
 
     def explain_failure(self, failure: Mapping[str, Any], now: float) -> Verdict | None:
         """Return the limit that explains a failed rank or a lost node; None if none does."""
-        self._oom.count(self._oom_kills(), now)
-        if failure["kind"] == "code_failed" and self.is_recent(self._oom, now):
+        self._oom_counter.update(self._count_oom_kills(), now)
+        if failure["kind"] == "code_failed" and self.is_recent(self._oom_counter, now):
             return self.out_of_memory_verdict(failure.get("rank"))
         return super().explain_failure(failure, now)
 
     def find_memory_kill(self) -> Verdict | None:
         """Return the verdict if the kernel killed a process of the job for its memory; None if it did not."""
-        self._oom.count(self._oom_kills(), time.monotonic())
-        return None if self._oom.increased_at is None else self.out_of_memory_verdict(None)
+        self._oom_counter.update(self._count_oom_kills(), time.monotonic())
+        return None if self._oom_counter.increased_at is None else self.out_of_memory_verdict(None)
 
 
 class SlurmTree(ProcessTree):
     """The process tree of one node, in which bubblewrap ignores SIGTERM.
 
     Slurm's SIGTERM reaches every process of a task. If bubblewrap died of it, the sandbox would end at once, without
-    the ranks' grace period. The launcher restores the signal's default.
+    the ranks' grace period. The launcher inherits the ignored signal and restores its default action.
     """
 
     def _prepare(self) -> None:
@@ -138,10 +139,10 @@ class SlurmRecord(Record):
     """A record on shared storage, where each notification costs round trips to the storage server."""
 
     _MIN_NOTIFY_SECONDS = 0.25
-    """Minimum interval between two notifications: as often as `SlurmBackend.changes` looks."""
+    """Minimum interval between two notifications: the interval at which `SlurmBackend.changes` reads them."""
 
     def notify(self) -> None:
-        """Notify the readers; delay the next notification unless the node ends."""
+        """Notify the readers, and delay the next notification. Only that of the node's end is not delayed."""
         super().notify()
         self.delay_notification(self._MIN_NOTIFY_SECONDS)
 
@@ -176,16 +177,16 @@ class SlurmSupervisor(Supervisor):
             super()._check_for_stop()
 
     def _handle_signals(self, numbers: set[int]) -> None:
-        """End the node on a request of the console or on Slurm's SIGTERM."""
+        """End the node if the console requests it or Slurm has sent SIGTERM."""
         if numbers & {STOP_SIGNAL, signal.SIGTERM}:
             super()._check_for_stop()
-        # SIGTERM comes from Slurm: for a preemption, the job's time limit, a failed machine of the run, or by an
-        # administrator. The console asks Slurm for the reason.
+        # SIGTERM comes from Slurm. Possible reasons are a preemption, the job's time limit, a failed machine of the run
+        # and an administrator's scancel. `evidence` finds the reason in Slurm's report.
         if signal.SIGTERM not in numbers:
             return
         verdict = Verdict("node_lost", "evicted", f"Slurm ended node {self._node}.", data={"ended_by_slurm": True})
         if self._may_be_ended_by_slurm():
-            self._record.add_cause(verdict)  # `_end` would ignore it: the ranks have ended already
+            self._record.add_cause(verdict)  # directly, since `_end` ignores verdicts once the ranks have ended
         elif self._record.phase != "stopping":
             self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
             self._end(verdict)
@@ -200,6 +201,7 @@ class SlurmSupervisor(Supervisor):
         return not is_known and any(cause.get("signal") == "SIGTERM" for cause in causes)
 
     def _finish_record(self) -> None:
+        # The record must have Slurm's SIGTERM as a cause, and not only the ranks that it ended.
         give_up_at = time.monotonic() + _SIGTERM_SECONDS
         while self._may_be_ended_by_slurm() and (seconds := give_up_at - time.monotonic()) > 0:
             if select.select([self._caught_signals], [], [], seconds)[0]:
@@ -209,24 +211,24 @@ class SlurmSupervisor(Supervisor):
 
 def main(folder: Path, nonce: str) -> int:
     """Supervise this task's node to its end; return the exit code of the task."""
-    # Ignored until the supervisor handles signals. The supervisor reads a request to stop when it starts. Slurm's
-    # SIGTERM ends this process until then.
+    # STOP_SIGNAL may be ignored until the supervisor handles signals, since the supervisor first reads `stop.json`.
+    # SIGTERM keeps its default action until then and ends this process.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     run_plan = _read_run_plan(folder, nonce)
     if run_plan is None:
         sys.stderr.write("This job belongs to no recorded run, so it ends.\n")
         return 1
     node = int(os.environ["SLURM_PROCID"])
-    is_hub = node == 0  # the node whose launcher accepts the others
-    # A spec as JSON has no secrets.
+    is_hub = node == 0  # the node to whose launcher the others connect
+    # A spec as JSON has no secrets, so the plan has them separately.
     spec = dataclasses.replace(RunSpec.from_json(json.dumps(run_plan["spec"])), secrets=run_plan["secrets"])
     with contextlib.ExitStack() as stack:
         address = _own_address(run_plan["interface"])
         listener = network.listen(address) if is_hub else None
-        reserved = [stack.enter_context(network.reserve_port()) for _port in range(_ports_to_reserve(spec, node))]
+        reserved_ports = [stack.enter_context(network.reserve_port()) for _port in range(_ports_to_reserve(spec, node))]
         own_endpoint: Endpoint = {
             "address": address,
-            "ports": [port.getsockname()[1] for port in reserved],
+            "ports": [port.getsockname()[1] for port in reserved_ports],
             "control_port": 0 if listener is None else listener.getsockname()[1],
         }
         endpoints = _exchange_endpoints(folder, node, spec.nodes, own_endpoint, run_plan["start_seconds"])
@@ -234,7 +236,7 @@ def main(folder: Path, nonce: str) -> int:
             sys.stderr.write(f"The {spec.nodes} nodes of the run did not find each other.\n")
             return 1
         if is_hub:
-            # All nodes have published their endpoints, so all have read the plan. It contains secrets.
+            # The plan contains secrets. All nodes have published their endpoints, which they do after reading it.
             (folder / RUN_PLAN_FILE).unlink(missing_ok=True)
         plan = _supervisor_plan(run_plan, spec, node, endpoints)
         plan["listener"] = None if listener is None else listener.detach()
@@ -243,9 +245,9 @@ def main(folder: Path, nonce: str) -> int:
 
 
 def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
-    """Return the run's plan once this submission is recorded.
+    """Wait until a submission of the run is recorded, and return the run's plan.
 
-    None if another submission of the run is recorded, or none in time.
+    None if the recorded submission has another nonce, or if none is recorded in time.
     """
     give_up_at = time.monotonic() + _RECORD_SECONDS
     while time.monotonic() < give_up_at:
@@ -267,9 +269,9 @@ def refresh(folder: Path) -> None:
 
 def _ports_to_reserve(spec: RunSpec, node: int) -> int:
     """Return how many ports this node reserves: for its workers, and on node 0 also the master and spare ports."""
-    needed = launch_plan.ports_needed(spec)
-    workers = needed["worker_ports"] // spec.nodes
-    return workers if node else 1 + workers + needed["spare_ports"]
+    ports = launch_plan.ports_needed(spec)
+    ports_per_node = ports["worker_ports"] // spec.nodes
+    return ports_per_node if node else 1 + ports_per_node + ports["spare_ports"]
 
 
 def _exchange_endpoints(
@@ -283,12 +285,12 @@ def _exchange_endpoints(
         if time.monotonic() > give_up_at:
             return None
         refresh(folder / "nodes")
-        for other in set(range(nodes)) - endpoints.keys():
+        for other_node in set(range(nodes)) - endpoints.keys():
             with contextlib.suppress(OSError, ValueError):
-                endpoints[other] = json.loads((folder / "nodes" / f"{other}.meeting").read_bytes())
+                endpoints[other_node] = json.loads((folder / "nodes" / f"{other_node}.meeting").read_bytes())
         if len(endpoints) < nodes:
             time.sleep(_POLL_SECONDS)  # shared storage sends no events
-    return [endpoints[other] for other in range(nodes)]
+    return [endpoints[other_node] for other_node in range(nodes)]
 
 
 def _supervisor_plan(run_plan: RunPlan, spec: RunSpec, node: int, endpoints: list[Endpoint]) -> SupervisorPlan:
@@ -304,38 +306,38 @@ def _supervisor_plan(run_plan: RunPlan, spec: RunSpec, node: int, endpoints: lis
         node,
         node_sandbox,
         environment,
-        bubblewrap=run_plan["bubblewrap"] or shutil.which("bwrap") or run_plan["own_bubblewrap"],
+        bubblewrap=run_plan["bubblewrap"] or shutil.which("bwrap") or run_plan["fallback_bubblewrap"],
         disk_mib=run_plan["disk_mib"],
         cgroups=False,  # Slurm has control groups of its own for its jobs
     )
     plan["folder"] = str(folder)
     plan["change_file"] = run_plan["change_file"]
-    plan["fork_server"] = ""
+    plan["fork_server"] = ""  # starts are always cold
     plan["nonce"] = run_plan["nonce"]
     plan["peers_are_here"] = False
-    first_endpoint = endpoints[0]
-    workers = launch_plan.ports_needed(spec)["worker_ports"] // spec.nodes
+    hub = endpoints[0]
+    ports_per_node = launch_plan.ports_needed(spec)["worker_ports"] // spec.nodes
     worker_ports: list[int] = []
     for number, endpoint in enumerate(endpoints):
-        worker_ports += _worker_ports(endpoint, number, workers)
+        worker_ports += _worker_ports(endpoint, number, ports_per_node)
     plan["launcher"]["token"] = run_plan["token"]
-    plan["launcher"]["control_port"] = first_endpoint["control_port"]
+    plan["launcher"]["control_port"] = hub["control_port"]
     plan["launcher"]["plan"].update(
         addresses=[endpoint["address"] for endpoint in endpoints],
-        interface=run_plan["interface"] or ("lo" if first_endpoint["address"] == network.ADDRESS else ""),
+        interface=run_plan["interface"] or (network.INTERFACE if hub["address"] == network.ADDRESS else ""),
         # TensorFlow's chief listens at the first worker's port.
-        master_port=worker_ports[0] if spec.framework is Framework.TENSORFLOW else first_endpoint["ports"][0],
+        master_port=worker_ports[0] if spec.framework is Framework.TENSORFLOW else hub["ports"][0],
         worker_ports=worker_ports,
-        spare_ports=first_endpoint["ports"][1 + workers :],
+        spare_ports=hub["ports"][1 + ports_per_node :],
         own_network=False,
     )
     return plan
 
 
-def _worker_ports(endpoint: Endpoint, node: int, workers: int) -> list[int]:
-    """Return the ports that a node has reserved for its `workers`; none if that is 0, as without TensorFlow."""
+def _worker_ports(endpoint: Endpoint, node: int, count: int) -> list[int]:
+    """Return the `count` ports that a node has reserved for its workers; none without TensorFlow."""
     start = 0 if node else 1  # node 0's first port is the master's
-    return endpoint["ports"][start : start + workers]
+    return endpoint["ports"][start : start + count]
 
 
 def _sandbox(run_plan: RunPlan, spec: RunSpec, node: int, gpus: tuple[int, ...]) -> sandbox.Sandbox:
@@ -363,32 +365,35 @@ def _sandbox(run_plan: RunPlan, spec: RunSpec, node: int, gpus: tuple[int, ...])
 
 
 def _own_address(interface: str) -> str:
-    """Return this machine's address on an interface.
+    """Return this machine's IPv4 address on the network interface of this name.
 
-    Without an interface, return the address by which this machine reaches the machine of the batch script.
+    For "", return the address by which this machine reaches the machine that runs the batch script.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram_socket:
         if interface:
             # struct ifreq: 16 bytes of name, then a sockaddr_in, whose address begins at its byte 4.
-            request = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+            request = fcntl.ioctl(datagram_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
             return socket.inet_ntoa(request[20:24])
         # Connecting a datagram socket sends nothing, but chooses the local address. Any port would do; 9 is `discard`.
-        probe.connect((os.environ.get("SLURM_LAUNCH_NODE_IPADDR", network.ADDRESS), 9))
-        return str(probe.getsockname()[0])
+        datagram_socket.connect((os.environ.get("SLURM_LAUNCH_NODE_IPADDR", network.ADDRESS), 9))
+        return str(datagram_socket.getsockname()[0])
 
 
 def _own_gpus() -> dict[str, int]:
     """Return the device numbers of the GPUs that Slurm gave to this task, by UUID."""
     uuids_by_index = {str(gpu.index): gpu.uuid for gpu in host.gpus()}
-    # The variable names each GPU by its index or its UUID.
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    # Slurm sets CUDA_VISIBLE_DEVICES to the index or the UUID of each GPU of the task.
+    own_names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     device_numbers = _device_numbers()
-    own_uuids = [uuids_by_index.get(name, name) for name in visible]
+    own_uuids = [uuids_by_index.get(name, name) for name in own_names]
     return {uuid: device_numbers[uuid] for uuid in own_uuids if uuid in device_numbers}
 
 
 def _device_numbers() -> dict[str, int]:
-    """Return the number of each GPU's file /dev/nvidia<number> on this machine, by UUID."""
+    """Return the number of each GPU's device file on this machine (/dev/nvidia<number>), by UUID.
+
+    The number may differ from the GPU's index in nvidia-smi's list. Empty without a working driver.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
@@ -406,9 +411,9 @@ def _device_numbers() -> dict[str, int]:
 
 
 def _memory_cgroups() -> list[str]:
-    """Return the folder of this process's control group with cgroup v2, and nothing with v1.
+    """Return the folder of this process's control group with cgroup v2, and an empty list with v1.
 
-    With v1, out-of-memory kills are not counted, and only the checks measure the memory.
+    With v1, OOM kills are therefore not counted, and only the checks of `Limits` find that memory is exceeded.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

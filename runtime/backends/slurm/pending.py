@@ -5,7 +5,7 @@ Reasons are those of `squeue`; see https://slurm.schedmd.com/squeue.html#SECTION
 
 from __future__ import annotations
 
-from runtime.backends.slurm.states import JobState
+from runtime.backends.slurm.states import SlurmJob
 from runtime.specs import Waiting, WaitingCode
 
 # Slurm's reasons, by their meaning for a run.
@@ -22,7 +22,7 @@ _TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig
 _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "MaxGRES", "MaxTRES", "MaxBilling")
 
 
-def explain(job: JobState | None) -> Waiting:
+def explain_waiting(job: SlurmJob | None) -> Waiting:
     """Return why the nodes of a run do not run yet. `job` is None if Slurm does not list the run's job."""
     if job is None or not job.is_waiting:
         return Waiting(WaitingCode.STARTING, {"step": "supervisor"}, "Slurm has started the nodes of the run.")
@@ -30,12 +30,12 @@ def explain(job: JobState | None) -> Waiting:
     reason = job.reason.partition(",")[0].strip("() ")
     if reason in _STARTING:
         return Waiting(WaitingCode.STARTING, {"step": "place"}, "Slurm is placing the nodes of the run.")
-    code, sentence = _code(reason)
+    code, sentence = _code_and_sentence(reason)
     return Waiting(code, {"detail": reason}, f"{sentence} ({reason}).")
 
 
-def _code(reason: str) -> tuple[WaitingCode, str]:
-    """Return the code for a reason, and the beginning of an English sentence."""
+def _code_and_sentence(reason: str) -> tuple[WaitingCode, str]:
+    """Return the code for a reason of Slurm, and an English sentence without its full stop."""
     if reason in _HELD or reason.endswith("held"):
         return WaitingCode.HELD, "The run is held in Slurm's queue"
     if reason.startswith(_LIMIT_PREFIXES):

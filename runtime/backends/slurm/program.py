@@ -11,15 +11,16 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _PATTERNS = ("*.py", "launcher/**/*.py", "backends/*.py", "backends/supervision/*.py", "backends/slurm/*.py")
-"""Patterns of the files to copy: every module that `runtime.backends.slurm.node` imports is among them."""
+"""Patterns of the files to copy. They must include every module that `runtime.backends.slurm.node` imports."""
 FOLDER = ".program"
-"""The folder of all copies, in the folder of runs."""
+"""The folder of all copies, below the root folder of the runs."""
 
 
-def install(root: Path) -> Path:
-    """Copy the package `runtime` to a folder below `root`, unless it is there; return that folder.
+def install_node_program(root: Path) -> Path:
+    """Copy the needed part of the package `runtime` to a folder below `root`, unless it is there; return that folder.
 
-    Each version has a folder of its own, so that running jobs keep their version across an upgrade.
+    The folder's name is a hash of the files. So each version has its own folder, and running jobs keep their version
+    across an upgrade.
     """
     files = sorted(path for pattern in _PATTERNS for path in _PACKAGE.glob(pattern))
     digest = hashlib.sha256()
@@ -33,9 +34,9 @@ def install(root: Path) -> Path:
         target = copy / "runtime" / path.relative_to(_PACKAGE)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    # Compiled here because the sandbox, which also runs modules of this copy, cannot write the bytecode.
+    # Compiled here because the launcher in a sandbox also runs modules of this copy, and cannot write bytecode there.
     compileall.compile_dir(copy, quiet=2)
-    with contextlib.suppress(OSError):  # another process has made the same copy
+    with contextlib.suppress(OSError):  # another process has made the same copy first
         copy.rename(folder)
     shutil.rmtree(copy, ignore_errors=True)
     return folder

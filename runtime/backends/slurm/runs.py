@@ -29,29 +29,30 @@ from typing import Any
 from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, Record
+from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, RecordData
 from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh
-from runtime.backends.slurm.pending import explain
-from runtime.backends.slurm.states import JobState
+from runtime.backends.slurm.pending import explain_waiting
+from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import outcome, peer_liveness
-from runtime.backends.supervision.folder_backend import TRASH
+from runtime.backends.supervision.folder_backend import TRASH_FOLDER
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.files import write_json
 from runtime.specs import FailureCode, Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
 
 _HEALTHY_SECONDS = 15.0
-"""How long a running node may send no heartbeat before Slurm is asked about it: three heartbeats."""
+"""How long a running node may send no heartbeat before Slurm is asked about it: three intervals of heartbeats."""
 _STOP_MARGIN_SECONDS = 30.0
-"""How long after its grace period a stopped run may still have a job before Slurm is asked to end it. Supervisors read
-the request from shared storage and write their last records there, which takes seconds."""
+"""How long after its grace period the job of a stopped run may live before the console has Slurm end it. Supervisors
+read the request from shared storage and write their last records there, which takes seconds."""
 _FRESH_SECONDS = 1.0
-"""Maximum age of Slurm's answers about a run that starts or may have failed: one query a second serves all such
-runs."""
+"""Maximum age of Slurm's answers about a run that is starting or may have failed. However many such runs there are,
+Slurm then gets at most one query a second."""
 _KILL_SECONDS = 60.0
-"""How long a killed job may take to end before its deletion is given up. Slurm waits for every machine of the job."""
+"""How long a killed job may take to end before `kill` gives up. Slurm waits for every machine of the job, and a machine
+that does not answer delays the end."""
 _KILL_POLL_SECONDS = 0.2
-"""Interval of queries whether a killed job has ended."""
+"""Interval of queries whether a killed job has ended, since Slurm sends no events."""
 _SELF_ENDED_STATES = frozenset({"COMPLETED", "FAILED"})
 """States of a job whose tasks ended by themselves."""
 
@@ -66,25 +67,25 @@ class SlurmRun:
         self.change_file = root / ".changes" / name
         self._slurm = slurm
         self._config = config
-        self._trash = Trash(root / TRASH)
+        self._trash = Trash(root / TRASH_FOLDER)
         # The hash distinguishes several consoles that use one cluster as the same user, since each names a run
         # `job-1-1`.
         self.job_name = f"{name}.{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
 
     def exists(self) -> bool:
-        """Whether the run exists, which means that its submission is recorded."""
+        """Whether the run exists, that is, its submission is recorded."""
         return (self.folder / "submission.json").exists()
 
-    def prepare(self, run_plan: dict[str, Any]) -> None:
-        """Create the folders that supervisors and code write to, and write the run's plan, `run_plan`."""
+    def write_plan(self, run_plan: dict[str, Any]) -> None:
+        """Create the folders that supervisors and customer code write to, and write the run's plan."""
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
         for key in ("checkpoints", "outputs"):
             Path(run_plan[key]).mkdir(exist_ok=True, mode=0o700)
         (self.folder / RUN_PLAN_FILE).touch(mode=0o600)
         (self.folder / RUN_PLAN_FILE).write_text(json.dumps(run_plan))
-        # Supervisors look for a request here. The file exists from the start, since an NFS client may cache for half a
-        # minute that a file is missing.
+        # Supervisors look for a request to stop here. The file exists from the start, since an NFS client may cache for
+        # half a minute that a file is missing.
         write_json(self.folder / "stop.json", None)
         self.change_file.touch()
         self.active_marker.touch()
@@ -115,7 +116,8 @@ class SlurmRun:
     def status(self) -> RunStatus:
         """Return the run's status. Raises RunNotFound, BackendUnavailable.
 
-        Stores the end of a run that has ended, and ends a run that has waited or lived for too long.
+        This call also stores the outcome of a run that has ended, and ends a run that has waited in Slurm's queue for
+        too long. If a job has outlived a request to stop, this call has Slurm end it.
         """
         submission = self.submission()
         submitted_at = float(submission["submitted_at"])
@@ -139,35 +141,35 @@ class SlurmRun:
         self._enforce_end(job_id, observation, status)
         return status
 
-    def _observe(self, job_id: str, records: list[Record | None], submitted_at: float, now: float) -> Observation:
+    def _observe(self, job_id: str, records: list[RecordData | None], submitted_at: float, now: float) -> Observation:
         """Return all facts about the run except the records.
 
-        Does not ask Slurm while all supervisors send heartbeats.
+        Does not ask Slurm while the records suffice, which is usual for a running run.
         """
         end_request = self._end_request()
         known_job = self._slurm.known_jobs().get(job_id)
         job_has_ended = known_job is not None and not known_job.is_active
         if not job_has_ended and not evidence.needs_slurm(records, now, _HEALTHY_SECONDS):
-            return Observation(JobState(job_id, "RUNNING"), end_request, frozenset(), submitted_at, now)
-        # An answer from before the job's submission does not list it, so Slurm is asked again.
-        job = self._slurm.jobs(_FRESH_SECONDS).get(job_id) or self._slurm.jobs(0).get(job_id)
+            return Observation(SlurmJob(job_id, "RUNNING"), end_request, frozenset(), submitted_at, now)
+        # A cached answer from before the job's submission does not list it, so Slurm is asked again.
+        job = self._slurm.jobs(_FRESH_SECONDS).get(job_id) or self._slurm.jobs(max_age_seconds=0).get(job_id)
         if job is None:
             job = self._slurm.finished_job(job_id)
-        # In the grace period of a preemption the nodes end by themselves, and Slurm reports that the job completed.
+        # Nodes that end by themselves in the grace period of a preemption let Slurm report that the job completed.
         if job is not None and job.state in _SELF_ENDED_STATES and self._slurm.was_preempted(job_id):
             job = dataclasses.replace(job, state="PREEMPTED")
-        failed_names = frozenset[str]()
+        failed_machines = frozenset[str]()
         machine_names = {record.get("machine") for record in records if record is not None}
         if machine_names:
             # Once the job has ended, the list must be newer than its end, since a failed machine decides the cause.
-            max_age = _FRESH_SECONDS if job is not None and job.is_active else 0.0
-            machines = self._slurm.machines(max_age)
-            failed_names = frozenset(
+            max_age_seconds = _FRESH_SECONDS if job is not None and job.is_active else 0.0
+            machines = self._slurm.machines(max_age_seconds)
+            failed_machines = frozenset(
                 machine.name for machine in machines if machine.has_failed and machine.name in machine_names
             )
-        return Observation(job, end_request, failed_names, submitted_at, now)
+        return Observation(job, end_request, failed_machines, submitted_at, now)
 
-    def _read_records(self, nodes: int) -> list[Record | None]:
+    def _read_records(self, nodes: int) -> list[RecordData | None]:
         refresh(self.folder / "nodes")
         paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
         return [peer_liveness.load_record(path) for path in paths]
@@ -175,7 +177,7 @@ class SlurmRun:
     def _end_request(self) -> EndRequest | None:
         """Return the console's request to end the run; None if there is none.
 
-        A decision of the console itself (`end.json`) comes before a customer's request (`stop.json`).
+        A decision of the console itself (`end.json`) has priority over a customer's request (`stop.json`).
         """
         end = _load_json(self.folder / "end.json")
         if end is not None:
@@ -192,12 +194,12 @@ class SlurmRun:
         Ends a run that has waited in Slurm's queue for too long.
         """
         job = observation.job
-        waiting = explain(job)
+        waiting = explain_waiting(job)
         waited_seconds = observation.now - observation.submitted_at
         if job is not None and job.is_waiting and waited_seconds > self._config.pending_seconds:
             data = {"placed": 0, "nodes": len(status.nodes), "seconds": int(waited_seconds)}
             message = f"Slurm did not start the run within {self._config.pending_seconds} s: {waiting.sentence}"
-            self._store_end_request(
+            self._store_own_end_request(
                 evidence.new_cause(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, data)
             )
             self._slurm.cancel_waiting(job_id)
@@ -207,22 +209,22 @@ class SlurmRun:
 
     # Ending
 
-    def _store_end(self, job_id: str, records: list[Record], observation: Observation) -> None:
-        """Store how the run ended, and end the processes that Slurm may still run for it."""
-        # Supervisors that wrote their last record end by themselves.
+    def _store_end(self, job_id: str, records: list[RecordData], observation: Observation) -> None:
+        """Store how the run ended, and end the processes that it may still have."""
+        # Supervisors that have written their last record end by themselves.
         if not all(record["alive"] for record in records):
-            # A supervisor may live on where Slurm cannot end it, on a machine whose slurmd has failed. It reads this.
+            # Slurm cannot end a supervisor on a machine whose slurmd has failed, but the supervisor reads this file.
             write_json(self.folder / "stop.json", {"at": time.time(), "grace_seconds": 0})
             if observation.job is not None and observation.job.is_active:
                 self._slurm.cancel(job_id)
         write_json(self.folder / "final.json", {"records": records})
-        (self.folder / RUN_PLAN_FILE).unlink(missing_ok=True)  # a job that never started has not read it
+        (self.folder / RUN_PLAN_FILE).unlink(missing_ok=True)  # the nodes delete it only if they all start
         self.active_marker.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.change_file.write_bytes(b"!")  # `changes` then reports the run
 
     def _enforce_end(self, job_id: str, observation: Observation, status: RunStatus) -> None:
-        """If the run should have ended by request and has not, have Slurm end its job."""
+        """Have Slurm end the job of a run that should have ended by request and has not."""
         request, job = observation.end_request, observation.job
         if status.phase is RunPhase.ENDED or request is None or job is None or not job.is_active:
             return
@@ -231,13 +233,13 @@ class SlurmRun:
         elif observation.now > request.at + request.grace_seconds + _STOP_MARGIN_SECONDS:
             self._slurm.cancel(job_id)
 
-    def _store_end_request(self, cause: Cause) -> None:
-        """Store that the console ends the run, and why. An earlier request stays."""
+    def _store_own_end_request(self, cause: Cause) -> None:
+        """Store in `end.json` that the console ends the run, and why. An earlier decision stays."""
         if _load_json(self.folder / "end.json") is None:
             write_json(self.folder / "end.json", {"at": time.time(), "loss": cause})
 
     def request_stop(self, grace_seconds: int) -> None:
-        """Ask every supervisor to end the run. A request that ends it sooner stays in force."""
+        """Ask every supervisor to end the run. An earlier request that ends it sooner stays in force."""
         submission, path, now = self.submission(), self.folder / "stop.json", time.time()
         request = _load_json(path)
         if request is None or now + grace_seconds < request["at"] + request["grace_seconds"]:
@@ -249,22 +251,22 @@ class SlurmRun:
     def kill(self) -> None:
         """Kill every job of this run's name, and wait until the recorded one has ended. Raises BackendUnavailable.
 
-        Jobs are killed by name, since a submission that was interrupted has not recorded its job.
+        Jobs are killed by name, since an interrupted submission has not recorded its job's id.
         """
         if not self.folder.is_dir():
             return
         self._slurm.kill([f"--name={self.job_name}"])
         job_id = str((_load_json(self.folder / "submission.json") or {}).get("job_id", ""))
         give_up_at = time.monotonic() + _KILL_SECONDS
-        while (job := self._slurm.jobs(0).get(job_id)) is not None and job.is_active:
+        while (job := self._slurm.jobs(max_age_seconds=0).get(job_id)) is not None and job.is_active:
             if time.monotonic() > give_up_at:
                 raise BackendUnavailable(f"The job {job_id} of the run '{self.name}' is still {job.state}.")
             time.sleep(_KILL_POLL_SECONDS)  # Slurm sends no events
 
-    def destroy(self) -> bool:
-        """Move the folder to the trash; return whether there was one.
+    def move_to_trash(self) -> bool:
+        """Move the run's folder to the trash; return whether there was one.
 
-        Call this only after the run's processes ended.
+        Call this only after the run's processes ended. The caller empties the trash, which may take long.
         """
         existed = self.folder.is_dir()
         if existed:
@@ -275,7 +277,7 @@ class SlurmRun:
 
 
 def _load_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None if it is missing, not complete or null."""
+    """Return the object in a JSON file; None if the file is missing, not complete or contains null."""
     try:
         data: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError):

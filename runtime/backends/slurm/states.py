@@ -1,7 +1,6 @@
 """Parse the output of Slurm's commands about jobs and machines. Pure: text in, plain data out.
 
-`squeue` prints jobs in a format of our own, with only the fields that we read. Its JSON output is not used, since not
-every build of Slurm has it.
+`squeue` prints jobs in the format `JOB_FORMAT`. Its JSON output is not used, since not every build of Slurm has it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 JOB_FORMAT = "%i|%T|%S|%e|%N|%r"
-"""squeue's format of a JobState. Times are Unix seconds if SLURM_TIME_FORMAT is `%s`."""
+"""squeue's format for the fields of a SlurmJob. Times are Unix seconds if SLURM_TIME_FORMAT is `%s`."""
 ACCOUNTING_FIELDS = "JobIDRaw,State,Start,End,NodeList,Reason"
 """The same fields for sacct."""
 ACTIVE_STATES = frozenset(
@@ -24,9 +23,9 @@ ACTIVE_STATES = frozenset(
 WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 """States of a job without machines."""
 _FAILED_STATES = ("DOWN", "FAIL", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "NOT_RESPONDING")
-"""Substrings of a machine's state that say that it does not work."""
+"""Substrings of the states of a machine that does not work."""
 _CLOSED_STATES = (*_FAILED_STATES, "DRAIN", "MAINT", "REBOOT", "FUTURE", "PLANNED_DOWN")
-"""Substrings of a machine's state that say that it takes no new jobs."""
+"""Substrings of the states of a machine that takes no new jobs."""
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 """`name=value`"""
 _GPU_COUNT = re.compile(r"^gres/gpu(?::([^=]+))?=(\d+)$")
@@ -34,8 +33,11 @@ _GPU_COUNT = re.compile(r"^gres/gpu(?::([^=]+))?=(\d+)$")
 
 
 @dataclass(frozen=True)
-class JobState:
-    """A job. Times are Unix seconds; 0: not known. `machines` is a list in Slurm's notation, such as `n[1-4]`."""
+class SlurmJob:
+    """A job. Times are Unix seconds; 0: not known. `machines` is a list in Slurm's notation, such as `n[1-4]`.
+
+    `reason` is why a waiting job waits, in Slurm's words.
+    """
 
     job_id: str
     state: str
@@ -57,7 +59,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster. `gpus` and `free_gpus` are numbers of GPUs by their type in Slurm's Gres."""
+    """A machine of the cluster, which Slurm calls a node. `gpus` and `free_gpus` are numbers of GPUs by Gres type."""
 
     name: str
     state: str
@@ -73,7 +75,7 @@ class Machine:
     @property
     def has_failed(self) -> bool:
         """Whether Slurm reports the machine as failed, or gets no answer from it."""
-        # Slurm marks the state of a machine that does not answer by "*".
+        # Slurm appends "*" to the state of a machine that does not answer.
         return "*" in self.state or any(part in self.state for part in _FAILED_STATES)
 
     @property
@@ -82,7 +84,7 @@ class Machine:
         return not self.has_failed and not any(part in self.state for part in _CLOSED_STATES)
 
 
-def parse_jobs(text: str) -> dict[str, JobState]:
+def parse_jobs(text: str) -> dict[str, SlurmJob]:
     """Return the jobs by their id, from lines of JOB_FORMAT or of sacct's ACCOUNTING_FIELDS."""
     jobs = {}
     for line in text.splitlines():
@@ -90,9 +92,9 @@ def parse_jobs(text: str) -> dict[str, JobState]:
         parts = line.split("|", 5)
         if len(parts) == 6 and parts[0].isdigit():
             job_id, state, started_at, ended_at, machines, reason = (part.strip() for part in parts)
-            # sacct adds the user who cancelled a job, as in "CANCELLED by 1000", and "+" to a state that it has cut.
+            # sacct adds the user who cancelled a job, as in "CANCELLED by 1000", and "+" to a state that it cut short.
             state = state.split(" ")[0].rstrip("+")
-            jobs[job_id] = JobState(job_id, state, _unix_time(started_at), _unix_time(ended_at), machines, reason)
+            jobs[job_id] = SlurmJob(job_id, state, _unix_time(started_at), _unix_time(ended_at), machines, reason)
     return jobs
 
 
@@ -109,7 +111,7 @@ def parse_machines(text: str) -> tuple[Machine, ...]:
 
 
 def has_preemption_time(text: str) -> bool:
-    """Whether Slurm has begun to preempt a job, by the output of `scontrol show job`."""
+    """Whether the output of `scontrol show job` has a time at which Slurm began to preempt the job."""
     values = dict(_FIELD.findall(text))
     return values.get("PreemptTime", "None") not in {"None", "N/A", "Unknown", ""}
 

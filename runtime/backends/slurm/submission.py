@@ -12,12 +12,13 @@ from runtime.backends.slurm.config import SlurmConfig
 from runtime.specs import RunSpec
 
 _END_MARGIN_SECONDS = 120
-"""Added to the job's time limit beyond the run's deadline, so that the supervisors end the run and not Slurm."""
+"""How much later than the run's deadline the job's time limit is, so that the supervisors end the run, not Slurm. They
+need seconds to write their last records."""
 _SECONDS_PER_MINUTE = 60
 
 
 def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) -> list[str]:
-    """Return the arguments of sbatch. `log` is the file for the output of the script and srun."""
+    """Return the arguments of sbatch. `log` is the path of the file for the output of the script and of srun."""
     placement = config.placement(spec.node_kind)
     cpus = max(1, math.ceil(spec.resources.cpus))
     seconds = spec.deadline_seconds + config.start_seconds + _END_MARGIN_SECONDS
@@ -26,12 +27,12 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
         f"--job-name={job_name}",
         f"--ntasks={spec.nodes}",
         f"--cpus-per-task={cpus}",
-        # Memory by core is the only amount that holds for each task when tasks share a machine.
+        # `--mem` would be the memory of all tasks on a machine, and tasks may share machines. So it is given per core.
         f"--mem-per-cpu={math.ceil(spec.resources.memory_mib / cpus)}M",
         f"--time={minutes}",
-        "--no-requeue",  # the console retries, as a new attempt
-        # The environment of sbatch, which `Slurm.call` sets. With NONE, Slurm would first run the user's log-in shell
-        # on the node, and a slow profile would delay the job.
+        "--no-requeue",  # the console retries runs itself, as new attempts
+        # ALL is the environment of sbatch, which `Slurm.call` sets. With NONE, Slurm would first run the user's log-in
+        # shell on the node, and a slow profile would delay the job.
         "--export=ALL",
         "--chdir=/",
         f"--output={log}",
@@ -40,7 +41,7 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
     if spec.resources.gpus:
         type_prefix = f"{placement.gpu}:" if placement.gpu else ""
         result.append(f"--gpus-per-task={type_prefix}{spec.resources.gpus}")
-    account = config.account_of(spec.labels.get("organization", ""))
+    account = config.organization_account(spec.labels.get("organization", ""))
     for option, value in (
         ("partition", placement.partition),
         ("constraint", placement.constraint),
@@ -57,7 +58,7 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
 def script(spec: RunSpec, config: SlurmConfig, command: list[str]) -> str:
     """Return the batch script, which starts `command` once for each node."""
     srun = ["srun", f"--ntasks={spec.nodes}", f"--cpus-per-task={max(1, math.ceil(spec.resources.cpus))}"]
-    # When one node ends, srun must not end the others: their launchers notice it and report the cause.
+    # When one node ends, srun must not end the others: their launchers notice the end and report the cause.
     srun += ["--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--export=ALL", "--input=none"]
     if _is_elastic(spec):
         srun.append("--no-kill")

@@ -23,25 +23,26 @@ CONTROLLERS = (*REQUIRED_CONTROLLERS, "cpu")
 _CPU_TIME_CONTROLLER = "cpuacct"
 """The v1 controller that counts CPU time."""
 _PROCESSES_GROUP = "trainyard-console"
-"""v2: the child group to which `_enable_controllers` moves the processes of the console's group."""
+"""With v2, the child group to which `_enable_controllers` moves the processes of the console's group."""
 _PERIOD_US = 100_000
-"""The kernel's default period of CPU quotas, in microseconds."""
+"""The period of CPU quotas in microseconds: the kernel's default."""
 _MIN_QUOTA_US = 1_000
 """The smallest quota that the kernel accepts."""
 _LAUNCHER_QUOTA_US = 2_000
-"""CPU time per period for the launcher, beyond the purchased CPUs, since it runs in the same group: 2 % of a core."""
+"""CPU time per period for the launcher, which runs in the same group and must not take up purchased CPU time: 2 % of a
+core."""
 _SHARES_PER_CORE, _MIN_SHARES = 1024, 2
 _WEIGHT_PER_CORE, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
 """Shares (v1) and weight (v2) per core, and the kernel's limits for them. 1024 and 100 are the kernel's defaults for a
-group. A node gets the default once per core. Otherwise, on a busy machine, a node of two cores would get no more CPU
-time than a node of one."""
+whole group. A node gets them for each of its cores: otherwise, on a busy machine, a node of two cores would get no more
+CPU time than a node of one."""
 _SOCKET_MEMORY_DIVISOR = 16
-"""v1 does not count sockets towards the memory limit. A node therefore gets a sixteenth of its memory for sockets, in
-addition. This is its part of what the kernel gives all sockets of a machine: a sixteenth of the machine's memory. v2
-needs no such limit, since `memory.max` includes sockets."""
+"""v1 does not count the memory of sockets towards the memory limit, so it needs a limit of its own: a sixteenth of the
+node's memory. By default the kernel gives all TCP sockets of a machine about a sixteenth of its memory. v2 needs no
+such limit, since `memory.max` includes sockets."""
 _NEAR_LIMIT = 0.9
-"""A v1 group counts as full if it ever used this share of its memory limit. The kernel may refuse a large allocation,
-such as a huge page, before the limit is reached."""
+"""A v1 group counts as having reached its memory limit if it ever used this share of it. The kernel may refuse a large
+allocation, such as a huge page, before the limit is reached."""
 _REMOVE_SECONDS = 2.0
 """How long to wait for the killed processes of a group to end; they do within milliseconds."""
 _REMOVE_RETRY_SECONDS = 0.01
@@ -85,7 +86,7 @@ class Group:
                 int((folder / f"memory.{name}").read_text()) for name in ("max_usage_in_bytes", "limit_in_bytes")
             )
         except (OSError, ValueError):
-            return True  # nothing is known, and a node's own limit is the usual reason of an OOM kill
+            return True  # a node's own limit is the usual reason for an OOM kill
         return peak_bytes >= _NEAR_LIMIT * limit_bytes
 
     def process_refusals(self) -> int:
@@ -104,15 +105,15 @@ class Group:
         except (OSError, ValueError):
             return None
 
-    def tasks(self) -> int:
+    def count_tasks(self) -> int:
         """Return the number of processes and threads in the group."""
         try:
             return int((self._folders["pids"] / "pids.current").read_text())
         except (OSError, ValueError):
             return 0
 
-    def limit(self, *, memory_bytes: int, processes: int, cpus: float) -> None:
-        """Set the limits; `processes` includes threads. Raises OSError where the kernel refuses one."""
+    def set_limits(self, *, memory_bytes: int, processes: int, cpus: float) -> None:
+        """Set the group's limits; `processes` includes threads. Raises OSError where the kernel refuses one."""
         memory, pids, cpu = (self._folders.get(name) for name in CONTROLLERS)
         quota = max(_MIN_QUOTA_US, int(cpus * _PERIOD_US)) + _LAUNCHER_QUOTA_US
         if memory is None or pids is None:
@@ -147,7 +148,7 @@ def create(
 ) -> Group | None:
     """Create a group with these limits; return None where the kernel refuses, without leaving anything behind.
 
-    `record_folders` is called with the folders before they are created. A clean-up after a crash then knows them.
+    `record_folders` is called with the folders before they are created, so that a clean-up after a crash knows them.
     """
     parents, unified = find_parents(proc)
     folders = {controller: parent / name for controller, parent in parents.items()}
@@ -158,7 +159,7 @@ def create(
     try:
         for folder in group.folders:
             folder.mkdir()
-        group.limit(memory_bytes=memory_bytes, processes=processes, cpus=cpus)
+        group.set_limits(memory_bytes=memory_bytes, processes=processes, cpus=cpus)
     except OSError:
         remove(group.folders)
         return None
@@ -175,7 +176,8 @@ class Parents(NamedTuple):
 def find_parents(proc: Path = PROC) -> Parents:
     """Return the folders in which this process may create groups; none if it may not.
 
-    `proc` is /proc; tests pass another folder. v1 is preferred: where both are mounted, v1 has the controllers.
+    `proc` is /proc; tests pass another folder. v1 is tried first: where both versions are mounted, the controllers
+    belong to v1.
     """
     groups = _memberships(proc)
     unified_folder: Path | None = None
@@ -210,7 +212,10 @@ def unavailable_reason(proc: Path = PROC) -> str:
 
 
 def no_cpu_limit_reason(proc: Path = PROC) -> str:
-    """Return why CPU time is not limited although memory and processes are, as an English sentence; "" where it is."""
+    """Return why CPU time is not limited although memory and processes are, as an English sentence.
+
+    "" where CPU time is limited, or where nodes get no control groups at all.
+    """
     parents = find_parents(proc).folders
     if not parents or "cpu" in parents:
         return ""
@@ -234,7 +239,7 @@ def processes(folders: Iterable[Path]) -> list[int]:
 
 
 def remove(folders: Iterable[Path]) -> bool:
-    """Kill the processes that are left in these groups and remove the groups; return whether all are removed."""
+    """Kill the processes that are left in these groups and remove the groups; return whether all groups are gone."""
     remaining = list(folders)
     give_up_at = time.monotonic() + _REMOVE_SECONDS
     while remaining := [folder for folder in remaining if not _remove_folder(folder)]:
@@ -298,10 +303,7 @@ def _memberships(proc: Path) -> dict[str, str]:
 
 
 def _folder_of(mount: Path, root: str, path: str) -> Path:
-    """Return the folder of the group `path`.
-
-    The file system at `mount` shows only the part of the tree below `root`.
-    """
+    """Return the folder of the group `path`. The file system at `mount` shows only groups at or below `root`."""
     return mount / os.path.relpath(path, root) if path.startswith(root) else mount / path.lstrip("/")
 
 

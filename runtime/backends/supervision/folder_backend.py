@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runtime.backends import admission, launch_plan, log_chunks
-from runtime.backends.admission import cannot_extend
+from runtime.backends.admission import extension_error
 from runtime.errors import RunNotFound
 from runtime.images import venvs
 from runtime.launcher.frameworks import rank_environment
@@ -16,10 +16,10 @@ from runtime.launcher.topology import Plan
 from runtime.specs import Controller, Image, LogChunk, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash, remove_tree
 
-TRASH = ".trash"
-"""The folder of the root for folders that are being removed."""
+TRASH_FOLDER = ".trash"
+"""The folder below `root` that holds the folders that are being removed."""
 _FOLDERS = (".active", ".changes", ".checkpoints", ".outputs")
-"""Folders of the root in addition to those of runs."""
+"""The other folders below `root` that are not those of runs; `runtime.backends.local.runs` describes them."""
 
 
 class RunOnDisk(Protocol):
@@ -47,7 +47,7 @@ class FolderBackend:
     def __init__(self, root: Path, images_root: Path) -> None:
         self._root = root.resolve()
         self._images_root = images_root.resolve()
-        self._trash = Trash(self._root / TRASH)
+        self._trash = Trash(self._root / TRASH_FOLDER)
         for folder in (self._root, *(self._root / name for name in _FOLDERS)):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -75,10 +75,10 @@ class FolderBackend:
         has_ended = run.status().phase is RunPhase.ENDED
         if not 0 <= rank < run.spec().world_size:
             raise RunNotFound(f"The run '{name}' has no rank {rank}.")
-        piece = _read(run.folder / "logs" / f"rank-{rank}.log", offset, limit)
-        # The times are read after the log, because they are written before it.
-        times = _read_times(run.folder / "logs" / f"rank-{rank}.times", piece) if with_times else None
-        return log_chunks.text_chunk(piece, final=has_ended and piece.at_end, at_line=at_line, times=times)
+        raw_chunk = _read(run.folder / "logs" / f"rank-{rank}.log", offset, limit)
+        # The times are read after the log, because they are written before it: then no line lacks its time.
+        times = _read_times(run.folder / "logs" / f"rank-{rank}.times", raw_chunk) if with_times else None
+        return log_chunks.text_chunk(raw_chunk, is_final=has_ended and raw_chunk.at_end, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """See `Backend.samples`. A node that the run does not have raises RunNotFound."""
@@ -87,15 +87,15 @@ class FolderBackend:
         if not 0 <= node < run.spec().nodes:
             raise RunNotFound(f"The run '{name}' has no node {node}.")
         path = run.folder / "nodes" / f"{node}.samples.jsonl"
-        piece = _read(path, offset, limit)
-        if b"\n" not in piece.data and not piece.at_end:  # one line is longer than `limit`
-            piece = _read(path, offset, log_chunks.MAX_LINE_BYTES)
-        return log_chunks.lines_chunk(piece.data, offset, final=has_ended and piece.at_end)
+        raw_chunk = _read(path, offset, limit)
+        if b"\n" not in raw_chunk.data and not raw_chunk.at_end:  # one line is longer than `limit`
+            raw_chunk = _read(path, offset, log_chunks.MAX_LINE_BYTES)
+        return log_chunks.lines_chunk(raw_chunk.data, offset, is_final=has_ended and raw_chunk.at_end)
 
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`."""
         run = self._find(name)
-        run.spec()  # raises RunNotFound
+        run.spec()  # raises RunNotFound if the run does not exist
         stacks = {}
         for path in (run.folder / "logs").glob("stacks-*.txt"):
             stacks[int(path.stem.partition("-")[2])] = path.read_text("utf-8", "replace")
@@ -104,7 +104,7 @@ class FolderBackend:
     def extend(self, name: str, deadline_seconds: int) -> None:
         """See `Backend.extend`. Subclasses that can move deadlines override it."""
         del name, deadline_seconds
-        raise cannot_extend()
+        raise extension_error()
 
     def delete_shared(self, key: str) -> None:
         """See `Backend.delete_shared`."""
@@ -124,7 +124,7 @@ class FolderBackend:
             raise
 
     def names(self, *, live: bool = False) -> list[str]:
-        """See `Backend.names`. Includes submissions that are not complete."""
+        """See `Backend.names`. Includes runs whose submission is not complete."""
         if live:
             return sorted(path.name for path in (self._root / ".active").iterdir())
         return sorted(path.name for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -179,22 +179,22 @@ def check_folder_name(name: str) -> None:
         raise RunNotFound(f"There is no run named '{name}'.")
 
 
-def _read(path: Path, offset: int, limit: int) -> log_chunks.Piece:
+def _read(path: Path, offset: int, limit: int) -> log_chunks.RawChunk:
     """Return up to `limit` bytes from an offset; a missing file is empty."""
     try:
         with path.open("rb") as file:
-            return log_chunks.read_piece(file, offset, limit)
+            return log_chunks.read_raw_chunk(file, offset, limit)
     except FileNotFoundError:
-        return log_chunks.Piece(b"", True, max(0, offset), 0)
+        return log_chunks.RawChunk(b"", True, max(0, offset), 0)
 
 
-def _read_times(path: Path, piece: log_chunks.Piece) -> log_chunks.Times:
-    """Return the times of a piece of a log; empty if the file is missing or a link."""
+def _read_times(path: Path, raw_chunk: log_chunks.RawChunk) -> log_chunks.Times:
+    """Return the times of a chunk of a log; empty if the file is missing or a link."""
     try:
         file_fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return []
     try:
-        return log_chunks.read_times(file_fd, piece)
+        return log_chunks.read_times(file_fd, raw_chunk)
     finally:
         os.close(file_fd)

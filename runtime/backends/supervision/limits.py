@@ -1,7 +1,7 @@
 """Limits of a supervised node: time, memory, processes and disk, and whether its launcher answers.
 
-This module only detects that a limit is exceeded; the supervisor calls it one to four times a second and acts. `now`
-and other times are `time.monotonic()`. Standard library only: the supervisor imports this.
+This module only detects that a limit is exceeded: the supervisor calls it one to four times a second, and ends the
+node. `now` and other times are `time.monotonic()`. Standard library only: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.backends.supervision.peer_liveness import PeerWatch
 from runtime.backends.supervision.process_tree import ProcessTree, recorded_cgroups
 from runtime.launcher import disk
-from runtime.launcher.cgroup_events import Counter
+from runtime.launcher.cgroup_events import EventCounter
 from runtime.launcher.node_limits import CHECK_SECONDS, EVENT_EFFECT_SECONDS, NodeLimits
 from runtime.launcher.record import Record, Verdict
 from runtime.launcher.telemetry.hang_detector import NODE_BUSY_SHARE
 
 START_SECONDS = 90.0
-"""How long a node may take to start. It is longer than the 60 s that a launcher waits for the others, since the
-launcher's report names the late nodes."""
+"""How long a node may take to start. A launcher waits 60 s for the launchers of the other nodes. This limit is longer,
+so that the launcher first reports which nodes are late."""
 SLOW_CHECK_SECONDS = 1.0
 """Interval between checks of a running node with a control group, whose limits the kernel enforces in between."""
 
 _MANY_PROCESSES = 500
-"""If a node has at least this many processes and threads, a launcher without CPU time is the code's fault. Usual
-training has a few hundred; with fewer than this number, the machine is overloaded."""
+"""If a node has at least this many processes and threads, a launcher that gets no CPU time is the code's fault. Usual
+training has at most a few hundred; if the launcher gets no CPU time beside those, the machine is overloaded."""
 _STARVED_SHARE = 0.5
-"""A launcher counts as starved if it waits for a core for at least this share of the time between two checks."""
+"""A launcher counts as starved if it waits for a core for at least this share of the time between two checks. A usual
+launcher hardly waits."""
 
 
 class Limits(NodeLimits):
@@ -43,9 +44,9 @@ class Limits(NodeLimits):
     def __init__(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> None:
         super().__init__(plan, record)
         self._tree = tree
-        # A supervisor can neither see nor end the processes of other machines.
-        nodes_here = plan["nodes"] if plan.get("peers_are_here", True) else 1
-        self._peers = PeerWatch(record.folder, record.node, nodes_here) if nodes_here > 1 else None
+        # Only peers on this machine are watched: a supervisor can neither see nor end processes of other machines.
+        local_nodes = plan["nodes"] if plan.get("peers_are_here", True) else 1
+        self._peers = PeerWatch(record.folder, record.node, local_nodes) if local_nodes > 1 else None
         self._folder = record.folder
         # The free space at the start, less the reserve below which a disk counts as full; negative on a full disk.
         self._free_bytes_at_start = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
@@ -58,7 +59,7 @@ class Limits(NodeLimits):
             by_quota=bool(plan.get("disk_by_quota")),
         )
         self._ranks_by_pid: Mapping[int, int] = {}
-        self._refused_processes = Counter()
+        self._refusal_counter = EventCounter()
         self._tasks = 0  # processes and threads at the last check
         # The last measurements of the launcher's scheduling and of the node's CPU time; None before the first.
         self._launcher_schedule: resource_limits.CpuSchedule | None = None
@@ -67,7 +68,7 @@ class Limits(NodeLimits):
         self._cpu_measured_at = self._created_at
         self._used_seconds: float | None = None  # see `take_used_seconds`
         self.is_working = False
-        self._starved_checks = 0  # in a row
+        self._starved_checks = 0  # checks in a row that found the launcher starved
         self._starved_at: float | None = None  # the last check that found the launcher starved
 
     def note_running(self, ranks_by_pid: Mapping[int, int]) -> None:
@@ -77,9 +78,9 @@ class Limits(NodeLimits):
 
     @property
     def check_interval(self) -> float:
-        """How long to wait between two checks."""
+        """How many seconds to wait between two checks."""
         # A measurement of the disk proceeds in steps, one at each check, so it needs frequent checks.
-        is_limited_by_kernel = self._tree.group is not None and self._record.started
+        is_limited_by_kernel = self._tree.group is not None and self._record.has_started
         return SLOW_CHECK_SECONDS if is_limited_by_kernel and not self._disk.is_measuring else CHECK_SECONDS
 
     def check(self, now: float) -> Verdict | None:
@@ -87,7 +88,7 @@ class Limits(NodeLimits):
         if self._peers is not None:
             self._peers.kill_silent_peers(now)
         node = self._record.node
-        if not self._record.started and now - self._created_at > START_SECONDS:
+        if not self._record.has_started and now - self._created_at > START_SECONDS:
             return Verdict("platform_error", "node_not_started", "The node did not start in time.")
         self._check_launcher_starved(now)
         self._measure_cpu_use(now)
@@ -99,7 +100,7 @@ class Limits(NodeLimits):
             return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
         # Before the run starts, a lost node ends a run that is not elastic. Afterwards, the launchers detect lost
         # nodes.
-        if self._peers is not None and not self._record.started and not self._plan["elastic"]:
+        if self._peers is not None and not self._record.has_started and not self._plan["elastic"]:
             peer = self._peers.lost_peer()
             if peer is not None:
                 return Verdict("node_lost", "node_lost", f"Node {peer} was lost.", node=peer)
@@ -107,13 +108,13 @@ class Limits(NodeLimits):
         return self._disk.check(now, self._record) if verdict is None else verdict
 
     def check_after_end(self) -> Verdict | None:
-        """Return the verdict if others have filled the machine's disk, else None. Called once no process is left."""
+        """Return the verdict if other runs have filled the disk, else None. Called once no process is left."""
         if not self._record.node:
             self._disk.finish(self._record)  # node 0 measures for all nodes
         free_bytes = disk.free_bytes(self._folder)
         if free_bytes is None or free_bytes >= disk.RESERVE_BYTES:
             return None
-        # A disk that was full before the run started (`_free_bytes_at_start` is not positive) was filled by others.
+        # If `_free_bytes_at_start` is not positive, the disk was full before the run started, so others filled it.
         if self._free_bytes_at_start > 0 and self._disk.has_filled_the_disk():
             return None
         return Verdict(
@@ -133,16 +134,16 @@ class Limits(NodeLimits):
         if failure["kind"] != "code_failed" or self._tree.group is None:
             return None
         self._count_kernel_events(now)
-        if self.is_recent(self._oom, now):
+        if self.is_recent(self._oom_counter, now):
             return self._memory_verdict(failure.get("rank"))
-        if self.is_recent(self._refused_processes, now):
+        if self.is_recent(self._refusal_counter, now):
             return self._too_many_processes_verdict(failure.get("rank"))
         return None
 
     def find_memory_kill(self) -> Verdict | None:
         """Return the verdict if the kernel killed a process of the node for its memory; None if it did not."""
         self._count_kernel_events(time.monotonic())
-        return None if self._oom.increased_at is None else self._memory_verdict(None)
+        return None if self._oom_counter.increased_at is None else self._memory_verdict(None)
 
     def _memory_verdict(self, rank: int | None) -> Verdict:
         """Return the verdict for an OOM kill: by the node's own limit, or because the machine had no free memory."""
@@ -154,25 +155,28 @@ class Limits(NodeLimits):
     def _count_kernel_events(self, now: float) -> None:
         group = self._tree.group
         if group is not None:
-            self._oom.count(group.oom_kills(), now)
-            self._refused_processes.count(group.process_refusals(), now)
+            self._oom_counter.update(group.oom_kills(), now)
+            self._refusal_counter.update(group.process_refusals(), now)
 
     def _check_usage(self, now: float) -> Verdict | None:
-        """Return the verdict on memory and processes. With a control group, only count the kernel's events."""
+        """Return the verdict if the node uses too much memory or too many processes, else None.
+
+        With a control group the kernel enforces both limits, so this only counts the kernel's events.
+        """
         if self._tree.group is not None:
             self._count_kernel_events(now)
             return None
-        if not self._tree.init:
+        if not self._tree.init_pid:
             return None
         max_bytes, max_processes = int(self._plan["memory_bytes"]), int(self._plan["process_limit"])
         # Before the ranks run, bubblewrap may still be preparing the sandbox. The host's /tmp would then be measured.
-        measured_bytes = max_bytes if self._record.started else None
-        usage = resource_limits.measure(self._tree.init, max_bytes=measured_bytes, max_processes=max_processes)
+        measured_bytes = max_bytes if self._record.has_started else None
+        usage = resource_limits.measure(self._tree.init_pid, max_bytes=measured_bytes, max_processes=max_processes)
         self._tasks = usage.processes
         if usage.processes > max_processes:
             return self._too_many_processes_verdict(None)
         if usage.memory_bytes > max_bytes:
-            return self.out_of_memory_verdict(self._ranks_by_pid.get(usage.heaviest or 0), usage.memory_bytes)
+            return self.out_of_memory_verdict(self._ranks_by_pid.get(usage.heaviest_pid or 0), usage.memory_bytes)
         return None
 
     def _open_files(self) -> Iterator[str]:
@@ -184,17 +188,17 @@ class Limits(NodeLimits):
                     yield entry.path
 
     def _check_launcher_starved(self, now: float) -> None:
-        """Note the time if the launcher got no CPU time at two checks in a row because the code has many processes.
+        """Set `_starved_at` if two checks in a row find that many processes of the code leave the launcher no CPU time.
 
-        The kernel adds a wait for a core to the statistics only when that wait ends. So a launcher also counts as
-        starved if it waits for a core now and has hardly run since the last check.
+        The kernel counts a wait for a core only when that wait ends. So a launcher also counts as starved if it waits
+        for a core now and has hardly run since the last check.
         """
-        if not self._tree.init or now - self._launcher_measured_at < SLOW_CHECK_SECONDS:
+        if not self._tree.init_pid or now - self._launcher_measured_at < SLOW_CHECK_SECONDS:
             return
         if self._tree.group is not None:
-            self._tasks = self._tree.group.tasks()
+            self._tasks = self._tree.group.count_tasks()
         previous, previous_at = self._launcher_schedule, self._launcher_measured_at
-        current = resource_limits.cpu_schedule(self._tree.init)
+        current = resource_limits.cpu_schedule(self._tree.init_pid)
         self._launcher_schedule, self._launcher_measured_at = current, now
         if previous is None or current is None:
             return
@@ -222,11 +226,11 @@ class Limits(NodeLimits):
 
         None if an earlier call has returned them, or nothing was measured.
         """
-        used, self._used_seconds = self._used_seconds, None
-        return used
+        used_seconds, self._used_seconds = self._used_seconds, None
+        return used_seconds
 
     def _is_starved(self, now: float) -> bool:
-        """Whether the launcher was starved recently, so that its silence is a consequence."""
+        """Whether the launcher was starved recently. Its silence is then an effect of that."""
         return self._starved_at is not None and now - self._starved_at <= EVENT_EFFECT_SECONDS
 
     def _starved_verdict(self) -> Verdict:

@@ -25,20 +25,21 @@ class SupervisorPlan(NodePlan, total=False):
     folder: str
     """The run's folder; see `runtime.backends.local.runs`."""
     change_file: str
-    """The file that the supervisor writes to whenever the run's status or output changes; readers wait for that."""
+    """The file that the supervisor writes to whenever the run's status or output changes. `Backend.changes` waits for
+    these writes."""
     sandbox: list[str]
     """The beginning of the node's command line, which starts the sandbox; `command` follows it."""
     command: list[str]
     """The command that starts the launcher inside the sandbox."""
     cgroups: bool
-    """Whether to use control groups where the kernel allows."""
+    """Whether to create a control group for the node, where the kernel allows that."""
     is_extensible: bool
-    """Whether `deadline.json` in the run's folder may move the deadline; default false. Customer code must not be able
-    to write there."""
+    """Whether `deadline.json` in the run's folder may move the deadline; default false. True only if customer code
+    cannot write there."""
     shells: bool
     """Whether members may open shells in the node, through the socket of `shell_socket.path_of`; default false."""
     fork_server: str
-    """The socket of the fork server that forks the ranks; "" where they start cold."""
+    """The path of the socket of the fork server that forks the ranks; "" where they start cold."""
     nonce: str
     """A random string that distinguishes this submission from a later one of the same name."""
     listener: int | None

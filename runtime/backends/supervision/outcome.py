@@ -1,8 +1,8 @@
 """Merge the records of a run's nodes, as their supervisors wrote them, into one RunStatus. Pure.
 
 All nodes share one outcome, that of the first cause. A node is lost if its supervisor died without a last record.
-Reports of other nodes about that loss are only effects. If an elastic run continued without a lost node, that loss is
-no cause.
+Reports by other nodes of that loss are only effects. If an elastic run continued without a lost node, that loss is not
+a cause.
 
 A launcher's report alone never makes a run free of charge: customer code runs beside the launcher and can keep
 launchers from reaching each other. Once code has started, a report of a lost node counts only if that node's supervisor
@@ -18,28 +18,34 @@ from runtime.backends.records import failure_from, latest, progress_at, restarts
 from runtime.launcher.protocol import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
-Record = dict[str, Any]
+RecordData = dict[str, Any]
+"""A node's record (`runtime.launcher.record.Record`), as decoded from JSON."""
+Cause = dict[str, Any]
+"""A cause in a record; `runtime.launcher.protocol` documents its fields."""
+Members = dict[str, Any]
+"""A message `members` of `runtime.launcher.protocol`: the nodes that take part in a round, and since when."""
 
 
-def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatus:
+def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunStatus:
     """Return the status of a run that was submitted at `submitted_at` (Unix seconds).
 
-    `records` has one record per node, as its supervisor wrote it, with fields that its reader has added. `alive`:
-    whether the supervisor runs. `seen_at`: its last heartbeat. `silent`: whether it was killed because it sent none.
-    A reader that knows why a supervisor ended also adds `loss`, a cause with `kind`, `code` and `message`. Without
-    `loss`, the cause is the loss of the node.
+    `records` has one record per node, as its supervisor wrote it, with fields that the backend has added. `alive`:
+    whether the supervisor runs. `seen_at`: the time of its last heartbeat. `silent`: whether it was killed because it
+    sent no heartbeat. A backend that knows why a supervisor died also adds `loss`, a cause with `kind`, `code` and
+    `message`. Without `loss`, the death of a supervisor counts as the loss of its node.
     """
     nodes = tuple(_node_status(record) for record in records)
     phase = _phase(nodes)
     changes = _membership_changes(records)
-    last_members = set(changes[-1]["nodes"]) if changes else {node.node for node in nodes}
-    # An elastic run may start without some of its nodes, and is metered without waiting for them. In this case, the
-    # first change is of round 0, and lists the nodes that take part.
-    first_members = set(changes[0]["nodes"]) if changes and not changes[0]["round"] else {node.node for node in nodes}
+    all_members = {node.node for node in nodes}
+    last_members = set(changes[-1]["nodes"]) if changes else all_members
+    # If an elastic run starts without some of its nodes, its first change is of round 0 and lists those that take part.
+    # Its metered time begins when these run.
+    first_members = set(changes[0]["nodes"]) if changes and changes[0]["round"] == 0 else all_members
     started_at = _latest_unless_missing([node.started_at for node in nodes if node.node in first_members])
-    ends = [node.finished_at for node in nodes if node.finished_at is not None]
+    end_times = [node.finished_at for node in nodes if node.finished_at is not None]
     has_ended = phase is RunPhase.ENDED
-    finished_at = max(ends, default=submitted_at) if has_ended else None
+    finished_at = max(end_times, default=submitted_at) if has_ended else None
     cause = first_cause(_causes(records, last_members)) if has_ended else None
     outcome = Outcome(cause["kind"]) if cause else Outcome.COMPLETED
     return RunStatus(
@@ -60,39 +66,45 @@ def merge(name: str, submitted_at: float, records: Sequence[Record]) -> RunStatu
 
 
 def _latest_unless_missing(times: Sequence[float | None]) -> float | None:
-    """Return the latest time; None if one of them is None."""
-    known = [time for time in times if time is not None]
-    return max(known, default=None) if len(known) == len(times) else None
+    """Return the latest of these times; None if one of them is None, or if there are none."""
+    known_times = [time for time in times if time is not None]
+    return max(known_times, default=None) if len(known_times) == len(times) else None
 
 
-def _membership_changes(records: Sequence[Record]) -> list[Record]:
-    """Return the changes of membership (`nodes`, `round`, `at`), which only node 0's record holds."""
+def _membership_changes(records: Sequence[RecordData]) -> list[Members]:
+    """Return the run's messages `members` (`runtime.launcher.protocol`), oldest first.
+
+    Only the record of node 0 has some, so the longest list is that of node 0.
+    """
     return max((record.get("members", []) for record in records), key=len, default=[])
 
 
-def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Sequence[Record]) -> tuple[Span, ...]:
-    """Return the periods with a constant number of nodes, from `started_at` to `finished_at`."""
+def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Sequence[Members]) -> tuple[Span, ...]:
+    """Return the periods with a constant number of nodes, from `started_at` to `finished_at`.
+
+    `nodes` is the number of nodes at the start.
+    """
     spans = [Span(nodes, started_at)]
     for change in changes:
-        count = len(change["nodes"])
-        at = max(started_at, float(change["at"]))
-        at = at if finished_at is None else min(at, finished_at)
-        if count == spans[-1].nodes:
+        remaining_nodes = len(change["nodes"])
+        if remaining_nodes == spans[-1].nodes:
             continue
+        changed_at = max(started_at, float(change["at"]))
+        changed_at = changed_at if finished_at is None else min(changed_at, finished_at)
         last = spans.pop()
-        if at > last.started_at:  # a span without length is dropped
-            spans.append(Span(last.nodes, last.started_at, at))
-        spans.append(Span(count, max(at, last.started_at)))
+        if changed_at > last.started_at:  # a span without length is dropped
+            spans.append(Span(last.nodes, last.started_at, changed_at))
+        spans.append(Span(remaining_nodes, max(changed_at, last.started_at)))
     last = spans.pop()
     return (*spans, Span(last.nodes, last.started_at, finished_at))
 
 
-def _is_lost(record: Record) -> bool:
+def _is_lost(record: RecordData) -> bool:
     """Whether the node's supervisor died without a last record."""
     return record["phase"] != "ended" and not record["alive"]
 
 
-def _node_status(record: Record) -> NodeStatus:
+def _node_status(record: RecordData) -> NodeStatus:
     is_lost = _is_lost(record)
     return NodeStatus(
         node=record["node"],
@@ -115,17 +127,18 @@ def _phase(nodes: Sequence[NodeStatus]) -> RunPhase:
 
 
 def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
-    waiting = [str(node.node) for node in nodes if node.phase is RunPhase.STARTING]
-    if len(waiting) == 1:
-        return f"Waiting for node {waiting[0]} to start."
-    return f"Waiting for {len(waiting)} nodes to start."
+    waiting_nodes = [str(node.node) for node in nodes if node.phase is RunPhase.STARTING]
+    if len(waiting_nodes) == 1:
+        return f"Waiting for node {waiting_nodes[0]} to start."
+    return f"Waiting for {len(waiting_nodes)} nodes to start."
 
 
-def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
-    """Return the causes about the last members of the run. An elastic run continued without the other nodes.
+def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:
+    """Return the causes that may have ended the run: those about its last members.
 
-    A report that another node was lost is dropped if that node's own record explains its end. A record that only
-    reports the loss of others explains nothing: two nodes that are cut off from each other report each other as lost.
+    An elastic run continued without its other nodes. A report that another node was lost is dropped if that node's own
+    record explains its end. A record that only reports the loss of others explains nothing: two nodes that are cut off
+    from each other report each other as lost.
     """
     records = [record for record in records if record["node"] in members]
     explained_nodes = {
@@ -133,46 +146,54 @@ def _causes(records: Sequence[Record], members: set[int]) -> list[Record]:
         for record in records
         if record["phase"] == "ended" and any(not _is_about_another_node(cause, record) for cause in record["causes"])
     }
-    lost = [record for record in records if _is_lost(record)]
-    nodes_lost_by_platform = {record["node"] for record in lost if _is_loss_by_platform(record)}
+    lost_records = [record for record in records if _is_lost(record)]
+    nodes_lost_by_platform = {record["node"] for record in lost_records if _is_loss_by_platform(record)}
     has_code_started = any(record["started_at"] is not None for record in records)
     causes = []
     for record in records:
         for cause in record["causes"]:
-            is_report = _is_about_another_node(cause, record)
-            if cause.get("node") not in members | {None} or (is_report and cause["node"] in explained_nodes):
+            is_about_another_node = _is_about_another_node(cause, record)
+            if cause.get("node") not in members | {None}:
+                continue
+            if is_about_another_node and cause.get("node") in explained_nodes:
                 continue
             is_confirmed = cause.get("node") in nodes_lost_by_platform
             causes.append(cause if is_confirmed or not has_code_started else _blame_code_for_report(cause, record))
-    return causes + [_loss_cause(record, causes) for record in lost]
+    return causes + [_loss_cause(record, causes) for record in lost_records]
 
 
-def _blame_code_for_report(cause: Record, record: Record) -> Record:
-    """Turn a report about other nodes, which no supervisor confirms, into a failure of the code; keep other causes."""
+def _blame_code_for_report(cause: Cause, record: RecordData) -> Cause:
+    """Turn an unconfirmed report about other nodes into a failure of the code; return any other cause unchanged.
+
+    Only customer code can keep launchers from reaching each other while all supervisors live.
+    """
     if not _is_about_another_node(cause, record) and cause.get("code") != FailureCode.NODES_NOT_MET:
         return cause
     return {**cause, "kind": Outcome.CODE_FAILED, "code": FailureCode.LAUNCHER_KILLED}
 
 
-def _is_about_another_node(cause: Record, record: Record) -> bool:
+def _is_about_another_node(cause: Cause, record: RecordData) -> bool:
     """Whether the record reports another node's loss, or repeats a cause that another node reported."""
-    is_other = cause.get("node") != record["node"]
-    return bool(cause.get("heard") or (cause["kind"] == Outcome.NODE_LOST and is_other))
+    is_other_node = cause.get("node") != record["node"]
+    return bool(cause.get("heard") or (cause["kind"] == Outcome.NODE_LOST and is_other_node))
 
 
-def _is_loss_by_platform(record: Record) -> bool:
-    """Whether the platform is responsible for the loss of this node, as far as the reader of the record knows."""
+def _is_loss_by_platform(record: RecordData) -> bool:
+    """Whether the platform is responsible for the loss of this node, as far as the backend knows."""
     return "loss" not in record or record["loss"]["kind"] in {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
 
 
-def _loss_cause(record: Record, causes: Sequence[Record]) -> Record:
-    """Return a node's loss as a cause, dated at its last heartbeat. Its message quotes one report of another node."""
+def _loss_cause(record: RecordData, causes: Sequence[Cause]) -> Cause:
+    """Return a node's loss as a cause, dated at its last heartbeat.
+
+    If another node reported the loss, the message quotes one such report.
+    """
     node = record["node"]
     if "loss" in record:
         return {"at": record["seen_at"], "node": node, **record["loss"]}
     code, reason = FailureCode.NODE_LOST, "its supervisor was killed or the machine went down"
     if record.get("silent"):
         code, reason = FailureCode.NODE_SILENT, "its supervisor was frozen and sent no heartbeat"
-    reports = [cause["message"] for cause in causes if cause["node"] == node and cause["kind"] == Outcome.NODE_LOST]
+    reports = [cause["message"] for cause in causes if cause.get("node") == node and cause["kind"] == Outcome.NODE_LOST]
     message = " ".join([f"Node {node} was lost: {reason}.", *reports[:1]])
     return {"kind": Outcome.NODE_LOST, "code": code, "at": record["seen_at"], "node": node, "message": message}

@@ -1,9 +1,9 @@
 """Detect by their records whether the supervisors of a run's other nodes are alive.
 
 A supervisor updates its record's modification time as a heartbeat. If its process has ended, its node is lost. If the
-record has not changed for `SILENCE_SECONDS`, the supervisor is frozen. The first process that notices this writes a
-file that says so, and kills the supervisor; the kernel then ends the node's processes. Standard library only: the
-supervisor imports this.
+record has not changed for `SILENCE_SECONDS`, the supervisor is frozen. The first process that notices this creates the
+file `nodes/<node>.silent` and kills the supervisor; the kernel then ends the node's processes. Standard library only:
+the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from runtime import pids
 
 SILENCE_SECONDS = 10.0
 """Time without a heartbeat after which a supervisor counts as frozen. A live one sends a heartbeat at least every
-second."""
+second; on a busy machine some may be late."""
 _CHECK_SECONDS = 1.0
-"""Interval between two checks of the other records: as often as they change."""
+"""Interval between two checks of the other records: that of their heartbeats."""
 _RECHECK_SECONDS = 2.5
-"""How long to wait for one more heartbeat before a supervisor is killed. It is more than two heartbeat intervals, so a
-supervisor that has just been resumed survives."""
+"""How long to wait for one more heartbeat before a supervisor is killed. A supervisor may have been resumed just now,
+for example after the machine's sleep. It survives, since this is more than two intervals of heartbeats."""
 
 
 class PeerWatch:
-    """Watches the other nodes' records.
+    """Watches the records of a run's other nodes.
 
     It measures silence by the monotonic clock, which stops while the machine sleeps.
     """
 
     def __init__(self, folder: Path, node: int, nodes: int) -> None:
-        self._paths = {other: record_path(folder, other) for other in range(nodes) if other != node}
+        self._paths = {other_node: record_path(folder, other_node) for other_node in range(nodes) if other_node != node}
         self._last_changes: dict[int, tuple[int, float]] = {}
-        """The modification time of a node's record (ns), and when it was first seen (monotonic), by node."""
+        """By node: the modification time of its record (ns), and when that was first seen (monotonic)."""
         self._next_check_at = 0.0
 
     def kill_silent_peers(self, now: float) -> None:
         """Kill each supervisor that has been silent for too long, so that its node is found lost."""
         if now < self._next_check_at:
             return
-        # After such a long pause, this process was itself stopped or starved, so it measures the silence anew.
+        # If this check is so late, this process was itself stopped or starved, so it begins to measure anew.
         if self._next_check_at and now - self._next_check_at > SILENCE_SECONDS / 2:
             self._last_changes.clear()
         self._next_check_at = now + _CHECK_SECONDS
@@ -65,9 +65,9 @@ class PeerWatch:
                 del self._paths[node]  # the node has ended or was killed: nothing more to watch
 
     def lost_peer(self) -> int | None:
-        """Return a node whose supervisor has died or recorded a failure; None if there is none.
+        """Return a node whose supervisor has died or has recorded a cause; None if there is none.
 
-        Call this before the launchers have met, when nothing else detects a lost node.
+        Call this while the launchers have not met: later, they detect lost nodes themselves.
         """
         for node, path in self._paths.items():
             record = load_record(path)
@@ -87,7 +87,8 @@ def record_path(folder: Path, node: int) -> Path:
 def load_record(path: Path) -> dict[str, Any] | None:
     """Return a node's record with two fields added; None if there is none.
 
-    `seen_at` is the last heartbeat (Unix seconds). `silent`: the supervisor was killed because it sent none.
+    `seen_at` is the time of the last heartbeat (Unix seconds). `silent`: the supervisor was killed because it sent no
+    heartbeat.
     """
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())

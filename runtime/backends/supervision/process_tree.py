@@ -1,7 +1,7 @@
-"""The process tree of one node: bubblewrap, its sandbox, and everything in it.
+"""The process tree of one node: bubblewrap, and all processes in its sandbox.
 
-All of them end together. The sandbox's first process dies with this process (`--die-with-parent`), and the kernel then
-kills all others of its PID namespace. Standard library only: the supervisor imports this.
+All of them end with the supervisor: the kernel kills the sandbox's first process (`--die-with-parent`), and then all
+others of its PID namespace. Standard library only: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from runtime.launcher.processes import Exit, send_signal, spawn
 class ProcessTree:
     """One node's processes.
 
-    `exit`: how bubblewrap ended, None while it runs. `init`: the pid on the host of the sandbox's first process, the
-    launcher; 0 before it runs. `cgroups_file` lists the node's control groups while they exist.
+    `exit`: how bubblewrap ended, None while it runs. `init_pid`: the pid on the host of the sandbox's first process,
+    which is the launcher; 0 before it runs. `cgroups_file` lists the node's control groups while they exist.
     """
 
     def __init__(self, plan: SupervisorPlan, cgroups_file: Path) -> None:
         self._plan = plan
         self._cgroups_file = cgroups_file
-        self._bubblewrap = 0
+        self._bubblewrap_pid = 0  # 0 before it runs
         self.group: cgroups.Group | None = None
-        self.init = 0
+        self.init_pid = 0
         self.exit: Exit | None = None
 
-    def start(self, launch_plan_fd: int, *, output: int, inherit: Sequence[int]) -> int | None:
+    def start(self, launch_plan_fd: int, *, output_fd: int, inherit_fds: Sequence[int]) -> int | None:
         """Start the launcher in its sandbox. It reads its launch plan from the socket `launch_plan_fd`.
 
-        Its output goes to the descriptor `output`, and it inherits those in `inherit`. Returns the launcher's
+        Its output goes to the descriptor `output_fd`, and it inherits those in `inherit_fds`. Returns the launcher's
         descriptor of the socket to the forked ranks; None for a cold start.
         """
         plan = self._plan
         if plan["cgroups"]:
             self._create_cgroup()
-        fork = connect_fork_server(plan["fork_server"], len(plan["ranks"])) if plan["fork_server"] else None
+        fork_server = connect_fork_server(plan["fork_server"], len(plan["ranks"])) if plan["fork_server"] else None
         info_fd, bubblewrap_info_fd = os.pipe()
         seccomp_fds = _seccomp_fds()
         bubblewrap, *options = plan["sandbox"]
@@ -52,18 +52,18 @@ class ProcessTree:
         for seccomp_fd in seccomp_fds:
             options += ["--seccomp", str(seccomp_fd)]
         arguments = [bubblewrap, *options, *plan["command"], "--socket", str(launch_plan_fd)]
-        fork_fds = [] if fork is None else [fork.launcher_end.fileno()]
-        inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit]
-        self._bubblewrap = spawn(arguments, {}, output=output, inherit=inherited, prepare=self._prepare)
+        fork_fds = [] if fork_server is None else [fork_server.launcher_end.fileno()]
+        inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit_fds]
+        self._bubblewrap_pid = spawn(arguments, {}, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare)
         for descriptor in (bubblewrap_info_fd, *seccomp_fds):
             os.close(descriptor)
-        # bubblewrap writes one JSON object. It writes nothing if it fails, and its exit is then reported.
-        with os.fdopen(info_fd, "rb") as info, contextlib.suppress(ValueError, KeyError):
-            self.init = int(json.loads(info.read())["child-pid"])
-            resource_limits.raise_launcher_priority(self.init)
-        if fork is not None:
-            fork.send_sandbox(self.init, self._bubblewrap, self._kernel_limits(), self._cgroup_folders())
-            fork.launcher_end.close()
+        # bubblewrap writes one JSON object. It writes nothing if it fails, and the supervisor then records its exit.
+        with os.fdopen(info_fd, "rb") as info_file, contextlib.suppress(ValueError, KeyError):
+            self.init_pid = int(json.loads(info_file.read())["child-pid"])
+            resource_limits.raise_launcher_priority(self.init_pid)
+        if fork_server is not None:
+            fork_server.send_sandbox(self.init_pid, self._bubblewrap_pid, self._kernel_limits(), self._cgroup_folders())
+            fork_server.launcher_end.close()
         return fork_fds[0] if fork_fds else None
 
     def _cgroup_folders(self) -> list[Path]:
@@ -92,30 +92,33 @@ class ProcessTree:
         )
 
     def _prepare(self) -> None:
-        """Limit this process. Runs in the new process before it executes bubblewrap."""
+        """Limit the process that calls this: the new child, before it executes bubblewrap."""
         resource_limits.apply_limits(self._kernel_limits())
         if self.group is not None:
             self.group.join()
 
-    def note_exit(self, ended: Exit) -> None:
+    def note_exit(self, process_exit: Exit) -> None:
         """Note that a child of this process has ended; it may be bubblewrap."""
-        if ended.pid == self._bubblewrap:
-            self.exit = ended
+        if process_exit.pid == self._bubblewrap_pid:
+            self.exit = process_exit
 
     def kill(self) -> None:
-        """Kill bubblewrap and the sandbox's first process; all others end with it. Does nothing after their end."""
-        for pid in (self.init, self._bubblewrap):
+        """Kill bubblewrap and the sandbox's first process; all others end with the latter.
+
+        Does nothing after bubblewrap's end.
+        """
+        for pid in (self.init_pid, self._bubblewrap_pid):
             if pid and self.exit is None:
                 send_signal(pid, signal.SIGKILL)
 
     def remove_cgroups(self) -> None:
-        """Remove the control groups, once no process runs."""
+        """Remove the node's control groups and their list. Call this once none of its processes runs."""
         if cgroups.remove(self._cgroup_folders()):
             self._cgroups_file.unlink(missing_ok=True)
 
 
 def _seccomp_fds() -> list[int]:
-    """Return the descriptor from which bubblewrap reads the seccomp filter; none where the kernel has no filters."""
+    """Return the descriptor from which bubblewrap reads the seccomp filter; none if the kernel supports no filters."""
     program = None if seccomp.unavailable_reason() else seccomp.sandbox_filter()
     if program is None:
         return []

@@ -1,6 +1,7 @@
-"""Ask a fork server, which has imported a framework in advance, to fork the ranks of a node into its sandbox.
+"""Ask a fork server, which has imported a framework in advance, to fork the ranks of a node into the node's sandbox.
 
-If it does not answer within a second, the node starts cold. Standard library only: the supervisor imports this.
+If the fork server does not answer within a second, the node starts cold. Standard library only: the supervisor imports
+this.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ OOM_SCORE = 500
 """`oom_score_adj` of a rank: the middle of the range. When the machine's memory runs out, the kernel kills ranks before
 the console, whose value is 0."""
 _ANSWER_SECONDS = 1.0
-"""How long a local process may take to answer. A cold start takes less than a second."""
+"""How long the fork server, a local process, may take to answer. Waiting longer would not be worth it, since a cold
+start takes about as long."""
 
 
 def connect(folder: Path, name: str) -> socket.socket:
@@ -41,26 +43,30 @@ def connect(folder: Path, name: str) -> socket.socket:
     return connection
 
 
-class RankFork:
-    """A connection to a fork server that forks the ranks of one node. The launcher gets `launcher_end`."""
+class ForkServerConnection:
+    """A connection to a fork server that is to fork the ranks of one node.
+
+    The ranks and the launcher each get one end of a socket pair; the launcher's is `launcher_end`.
+    """
 
     def __init__(self, connection: socket.socket, ranks: int) -> None:
         self._connection = connection
         self._ranks = ranks
         self._ranks_end, self.launcher_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def send_sandbox(self, init: int, parent: int, limits: dict[str, int], cgroups: Sequence[Path]) -> None:
+    def send_sandbox(self, init_pid: int, parent_pid: int, limits: dict[str, int], cgroups: Sequence[Path]) -> None:
         """Send the fork server the sandbox in which to fork the ranks, then close this connection.
 
-        `init` is the pid of the sandbox's first process, a child of the process `parent`. `parent` must be a child of
-        this process that has not been reaped.
+        `init_pid` is the sandbox's first process, a child of the process `parent_pid`. That one must be a child of this
+        process that has not been reaped. `limits` are those of each rank, as `resource_limits.kernel_limits` returns
+        them, and `cgroups` the folders of the node's control groups.
         """
         with self._connection, self._ranks_end, contextlib.suppress(OSError):
-            pidfd = os.pidfd_open(init)
+            pidfd = os.pidfd_open(init_pid)
             try:
-                # The pid `init` might have been reused for another process. The pid of `parent` cannot be, since it is
-                # not reaped. So if `parent` is still the parent of `init`, the descriptor refers to the sandbox.
-                if pids.parent(init) != parent:
+                # The kernel may have reused `init_pid` for another process, but not `parent_pid`, which is not reaped.
+                # So if the parent is still the same, the descriptor refers to the sandbox's first process.
+                if pids.parent(init_pid) != parent_pid:
                     return
                 request = {
                     "ranks": self._ranks,
@@ -75,9 +81,9 @@ class RankFork:
                 os.close(pidfd)
 
 
-def connect_fork_server(socket_path: str, ranks: int) -> RankFork | None:
-    """Connect to a fork server that is to fork so many ranks; return None if it does not run yet."""
+def connect_fork_server(socket_path: str, ranks: int) -> ForkServerConnection | None:
+    """Connect to the fork server at this path for a node with so many ranks; return None if it does not run yet."""
     try:
-        return RankFork(connect(Path(socket_path).parent, Path(socket_path).name), ranks)
+        return ForkServerConnection(connect(Path(socket_path).parent, Path(socket_path).name), ranks)
     except OSError:
         return None

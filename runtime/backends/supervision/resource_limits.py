@@ -1,8 +1,8 @@
 """Limit the resources of a sandbox, and measure its usage from outside.
 
-A measurement is cheap unless the memory limit may be exceeded. It sums the resident sizes of all processes, which count
-a shared page once per process, so the sum is never too small. Only if that sum exceeds the limit does it read
-proportional sizes, for which the kernel walks over every mapping. Standard library only: the supervisor imports this.
+Memory is measured in two steps. The sum of the resident sizes of all processes is cheap, and never too small, since a
+shared page counts once per process. Only if this sum exceeds the limit, proportional set sizes are read, for which the
+kernel walks over every mapping. Standard library only: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_OPEN_FILES = 65536
-"""Descriptors that each process may have open: data loaders need thousands."""
-_HIGHEST_PRIORITY = -20
-"""The highest priority as a nice value."""
+"""Descriptors that each process may have open. Data loaders need thousands; a multiple of that still stops a leak."""
+_HIGHEST_PRIORITY_NICE = -20
+"""The nice value with the highest priority."""
 _MAX_QUEUED_SIGNALS = 4096
-"""Signals and timers that may be queued. The kernel counts them per user, and the console runs as the same user."""
+"""Signals and timers that may be queued: far more than code needs. The kernel counts them per user. The console runs as
+the same user, so code must not use up the user's limit."""
 _MEMORY_FOLDERS = ("tmp", "dev/shm")
 """The sandbox's tmpfs folders, relative to its root."""
 
@@ -27,20 +28,20 @@ _MEMORY_FOLDERS = ("tmp", "dev/shm")
 class Usage(NamedTuple):
     """The current usage of a sandbox.
 
-    `heaviest` is the launcher's child that uses the most memory, its descendants included. It is a pid inside the
-    sandbox; None unless the memory limit was exceeded.
+    `heaviest_pid` is the pid, inside the sandbox, of the child of the launcher that uses the most memory together with
+    its descendants; None unless the memory limit was exceeded.
     """
 
     processes: int
     memory_bytes: int
-    heaviest: int | None
+    heaviest_pid: int | None
 
 
 def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
     """Return the limits of every process of a node, by their names in the module `resource`.
 
-    RLIMIT_NPROC does not hold for root, and counts all processes of a user. So this limit only stops a flood, and
-    `Limits` or a control group enforces the node's own limit, `processes`.
+    `processes` is the node's limit of processes, which `Limits` or a control group enforces. RLIMIT_NPROC cannot: it
+    does not hold for root, and counts all processes of the user. So it is set to twice that, and only stops a flood.
     """
     return {
         "RLIMIT_NOFILE": _MAX_OPEN_FILES,
@@ -54,12 +55,12 @@ def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
 
 
 def apply_limits(limits: dict[str, int]) -> None:
-    """Set these limits on this process and its later children, but none above the hard limit that it has."""
+    """Set these limits on this process and its later children, but none above this process's hard limit."""
     for name, limit in limits.items():
         kind = getattr(resource, name)
         _soft, hard = resource.getrlimit(kind)
-        allowed = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
-        resource.setrlimit(kind, (allowed, allowed))
+        effective_limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
+        resource.setrlimit(kind, (effective_limit, effective_limit))
 
 
 def raise_own_priority() -> None:
@@ -71,15 +72,15 @@ def raise_own_priority() -> None:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def raise_launcher_priority(launcher: int) -> None:
-    """Give the launcher, by its pid, a higher priority than the code beside it. Does nothing unless root runs this.
+def raise_launcher_priority(launcher_pid: int) -> None:
+    """Give the launcher a higher priority than the code beside it. Does nothing unless root runs this.
 
     The node's CPU limit still holds, so code that keeps its launcher busy takes no time from other runs. The launcher's
     children get normal priority (SCHED_RESET_ON_FORK).
     """
     with contextlib.suppress(OSError):
-        os.sched_setscheduler(launcher, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-        os.setpriority(os.PRIO_PROCESS, launcher, _HIGHEST_PRIORITY)
+        os.sched_setscheduler(launcher_pid, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, launcher_pid, _HIGHEST_PRIORITY_NICE)
 
 
 class CpuSchedule(NamedTuple):
@@ -103,26 +104,26 @@ def cpu_schedule(pid: int) -> CpuSchedule | None:
     return CpuSchedule(state == "R", ran / 1e9, waited / 1e9)
 
 
-def measure(init: int, *, max_bytes: int | None, max_processes: int) -> Usage:
-    """Measure the sandbox whose first process has the pid `init` on the host.
+def measure(init_pid: int, *, max_bytes: int | None, max_processes: int) -> Usage:
+    """Measure the sandbox whose first process has the pid `init_pid` on the host.
 
-    Memory is measured only if `max_bytes` is given, and exactly only if it may exceed that. With more than
-    `max_processes`, nothing else is measured, so that a flood of processes is detected quickly.
+    Memory is measured only if `max_bytes` is given, and exactly only if it may exceed `max_bytes`. If there are more
+    than `max_processes`, nothing else is measured, so that a flood of processes is detected quickly.
     """
     # The pids of each child of the launcher and its descendants, by the child's pid.
     families: dict[int, list[int]] = {}
-    sandbox_pids = [init]
-    for child in _children(init):
+    sandbox_pids = [init_pid]
+    for child in _children(init_pid):
         families[child] = _descendants(child, max_processes)
         sandbox_pids += families[child]
         if len(sandbox_pids) > max_processes:
             return Usage(len(sandbox_pids), 0, None)
     if max_bytes is None:
         return Usage(len(sandbox_pids), 0, None)
-    tmpfs_bytes = _tmpfs_bytes(init)
-    memory = sum(map(_resident_bytes, sandbox_pids)) + tmpfs_bytes
-    heaviest = None
-    if memory > max_bytes:
+    tmpfs_bytes = _tmpfs_bytes(init_pid)
+    memory_bytes = sum(map(_resident_bytes, sandbox_pids)) + tmpfs_bytes
+    heaviest_pid = None
+    if memory_bytes > max_bytes:
         family_bytes: dict[int, int] = {}
         shared_bytes = 0
         for child, family in families.items():
@@ -130,15 +131,15 @@ def measure(init: int, *, max_bytes: int | None, max_processes: int) -> Usage:
             family_bytes[child] = sum(size.total_bytes for size in sizes)
             shared_bytes += sum(size.shared_bytes for size in sizes)
         total_bytes = sum(family_bytes.values())
-        # Mapped tmpfs files are in both `shared_bytes` and `tmpfs_bytes`, so they must not count twice.
-        memory = max(total_bytes, total_bytes - shared_bytes + tmpfs_bytes)
+        # A tmpfs file that processes have mapped is in `shared_bytes` and in `tmpfs_bytes`, and must count once.
+        memory_bytes = max(total_bytes, total_bytes - shared_bytes + tmpfs_bytes)
         if family_bytes:
-            heaviest = _pid_in_sandbox(max(family_bytes, key=lambda child: family_bytes[child]))
-    return Usage(len(sandbox_pids), memory, heaviest)
+            heaviest_pid = _pid_in_sandbox(max(family_bytes, key=lambda child: family_bytes[child]))
+    return Usage(len(sandbox_pids), memory_bytes, heaviest_pid)
 
 
 def _children(pid: int) -> list[int]:
-    """Return the pids of a process's children, which the kernel lists by the thread that forked them."""
+    """Return the pids of a process's children. The kernel lists them for each thread that has forked some."""
     pids: list[int] = []
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -186,20 +187,23 @@ def _proportional_size(pid: int) -> ProportionalSize:
     return ProportionalSize(total, shared)
 
 
-def _tmpfs_bytes(init: int) -> int:
+def _tmpfs_bytes(init_pid: int) -> int:
     """Return the bytes that the files in the sandbox's /tmp and /dev/shm occupy."""
-    used = 0
+    used_bytes = 0
     for folder in _MEMORY_FOLDERS:
         try:
-            filesystem = os.statvfs(f"/proc/{init}/root/{folder}")
+            filesystem = os.statvfs(f"/proc/{init_pid}/root/{folder}")
         except OSError:
             continue
-        used += (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
-    return used
+        used_bytes += (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
+    return used_bytes
 
 
 def _pid_in_sandbox(pid: int) -> int | None:
-    """Return the pid that a process of the host has inside its sandbox, the innermost PID namespace."""
+    """Return the pid that a process of the host has inside its sandbox, the innermost PID namespace.
+
+    None if the process has ended.
+    """
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):

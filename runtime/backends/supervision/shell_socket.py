@@ -1,8 +1,8 @@
 """The Unix socket through which the console opens shells in a node. Standard library only: the supervisor imports this.
 
-It is in the run's folder `nodes`, which the sandbox does not contain. So only processes of the console's user can
-connect, and nothing in the sandbox can put another socket in its place. The launcher inherits the listener, and starts
-a shell for each connection (`runtime.launcher.shells`).
+The socket is in the run's folder `nodes`, which the sandbox does not contain. So only processes of the console's user
+can connect, and nothing in the sandbox can replace the socket. The launcher inherits the listener, and starts a shell
+for each connection (`runtime.launcher.shells`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 from pathlib import Path
 
 _BACKLOG = 8
-"""Connections that may wait until the launcher's loop accepts them, which takes it milliseconds."""
+"""Connections that may wait until the launcher accepts them. People open shells, and it accepts within milliseconds."""
 
 
 def path_of(folder: Path, node: int) -> Path:
@@ -32,7 +32,7 @@ class ShellSocket:
         listener = socket.socket(socket.AF_UNIX)
         folder_fd = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # By this name, since the path of a socket may have 107 bytes only.
+            # By this short path, since the address of a Unix socket has at most 107 bytes.
             listener.bind(f"/proc/self/fd/{folder_fd}/{self._path.name}")
             listener.listen(_BACKLOG)
         except OSError:
@@ -43,6 +43,6 @@ class ShellSocket:
         return listener
 
     def remove(self) -> None:
-        """Remove the socket. Nobody listens any more."""
+        """Remove the socket's file. Call this after the launcher's end, when nothing listens any more."""
         with contextlib.suppress(OSError):
             self._path.unlink()

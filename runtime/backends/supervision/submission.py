@@ -9,10 +9,11 @@ from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.specs import RunSpec
 
 TASKS_PER_NODE = 1024
-"""Processes and threads that a node may have in addition to those of its ranks: enough for the helpers of any tool."""
+"""Processes and threads that a node may have in addition to those for its ranks: enough for shells, compilers and
+TensorBoard, while a fork bomb is stopped before the machine suffers."""
 TASKS_PER_RANK = 1024
-"""Processes and threads that a node may have for each rank. With data loaders on many cores, a few hundred are usual.
-"""
+"""Processes and threads that a node may have for each of its ranks. With data loaders on many cores, a few hundred are
+usual."""
 
 
 def node_plan(
@@ -27,8 +28,8 @@ def node_plan(
 ) -> SupervisorPlan:
     """Return the plan of one node. `disk_mib` is the disk limit of a spec that has none.
 
-    The backend adds the values that all nodes share: `folder`, `change_file`, `fork_server` and the launcher's token.
-    The process that starts the node adds the nonce, the listener and the ports.
+    The caller adds the values that all nodes of the run share: `folder`, `change_file`, `fork_server` and the
+    launcher's token. The process that starts the node adds `nonce`, `listener` and the ports of the launcher's plan.
     """
     first_rank = node * spec.workers_per_node
     python = str(node_sandbox.image / "bin" / "python")
@@ -63,7 +64,7 @@ def node_plan(
 
 
 def _writable_folders(spec: RunSpec, node_sandbox: sandbox.Sandbox) -> dict[str, str]:
-    """Return the folders that the run may write to, by name; all count towards its disk limit."""
+    """Return the folders that the run may write to, by name. All files in them count towards its disk limit."""
     workspaces = [
         mount.source for mount in spec.mounts if mount.target == spec.workspace_target and not mount.read_only
     ]

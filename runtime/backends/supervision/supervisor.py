@@ -1,8 +1,8 @@
 """The supervisor of one node: a detached process that starts the launcher in its sandbox and enforces its limits.
 
-It receives its plan once and then needs no console: it enforces the deadline, the limits and the log caps, and writes
-the node's record. Files in the run's folder ask it to end the run or to move the deadline. If it dies, the kernel ends
-the sandbox. Standard library only, so that it starts in milliseconds.
+It receives its plan when it starts, and needs no console after that: it enforces the deadline, the limits and the
+maximum sizes of logs, and writes the node's record. Backends ask it by files in the run's folder to end the run or to
+move the deadline. If it dies, the kernel ends the sandbox. Standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from runtime.launcher.protocol import Message
 from runtime.launcher.record import Record, Verdict
 
 _REPORT_SECONDS = 3.0
-"""How long a node must show no progress before its CPU use is reported. Until then, the hang detector does not need
-it."""
+"""How long a node must show no progress before its CPU use is reported to the launcher: the hang detector needs the
+report only then."""
 _SIGNAL_EXIT_BASE = 128
 """If a signal ended the launcher, bubblewrap's exit code is the signal's number plus this."""
 
@@ -63,7 +63,7 @@ class Supervisor(Node):
         self._shell_socket = ShellSocket(folder, plan["node"]) if plan.get("shells") else None
 
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
-        # By these fields, readers find out whether this process is alive.
+        # Readers of the record use these fields to find out whether this process is alive.
         process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
         return Record(folder, Path(plan["change_file"]), node=plan["node"], address=address, first_fields=process)
 
@@ -86,13 +86,15 @@ class Supervisor(Node):
             self._shell_socket.remove()
         self._finish_record()
         self._tree.remove_cgroups()
-        ended = self._tree.exit
-        self._record.finish(finished_at=time.time(), exit_code=None if ended is None else ended.exit_code)
+        launcher_exit = self._tree.exit
+        self._record.finish(
+            finished_at=time.time(), exit_code=None if launcher_exit is None else launcher_exit.exit_code
+        )
 
     # Starting
 
     def _catch_signals(self) -> None:
-        """Have every caught signal wake the selector, by a byte in a socket pair."""
+        """Arrange that every caught signal wakes the selector, by a byte in a socket pair."""
         reader, writer = socket.socketpair()
         for end in (reader, writer):
             end.setblocking(False)
@@ -104,12 +106,12 @@ class Supervisor(Node):
         self._selector.register(reader, selectors.EVENT_READ, (reader, writer))
         self._caught_signals = reader
 
-    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
+    def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
         listener = None if self._shell_socket is None else self._shell_socket.listen()
         if listener is None:
-            return {"warm": self._tree.start(launch_plan_fd, output=output, inherit=inherit)}
-        with listener:  # only the launcher keeps it open: nobody can connect after its end
-            warm = self._tree.start(launch_plan_fd, output=output, inherit=[*inherit, listener.fileno()])
+            return {"warm": self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=inherit_fds)}
+        with listener:  # closed here, so that only the launcher keeps it open, and nobody can connect after its end
+            warm = self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=[*inherit_fds, listener.fileno()])
             return {"warm": warm, "shells": listener.fileno()}
 
     # Events
@@ -118,17 +120,17 @@ class Supervisor(Node):
         self._read_signals()
 
     def _read_signals(self) -> None:
-        """Handle the signals that have arrived; none is no error."""
+        """Handle the signals that have arrived, if any."""
         signals = b""
         with contextlib.suppress(BlockingIOError):
             signals = self._caught_signals.recv(4096)  # one byte per signal, its number
-        for ended in reap():
-            self._tree.note_exit(ended)
+        for process_exit in reap():
+            self._tree.note_exit(process_exit)
         self._handle_signals(set(signals))
 
     def _handle_signals(self, numbers: set[int]) -> None:
-        """Handle the signals that arrived, by their numbers."""
-        del numbers  # only subclasses distinguish them: after any signal there may be a request to stop
+        """Handle the signals with these numbers. Subclasses distinguish the numbers."""
+        del numbers  # after any signal there may be a request to stop
         self._check_for_stop()
 
     def _check(self, now: float) -> None:
@@ -154,18 +156,18 @@ class Supervisor(Node):
     def _check_for_extension(self) -> None:
         """Move the deadline if `deadline.json` has a later one."""
         if self._deadline_path is None or self._record.phase != "running" or self._is_aborting:
-            return  # the node is ending, perhaps for another reason: that end stays
+            return  # the ranks do not run, or the node is ending: a later deadline must not keep it
         with contextlib.suppress(OSError, ValueError):
             self._limits.extend(float(json.loads(self._deadline_path.read_bytes())["deadline_seconds"]))
 
     # Ending
 
-    def _explain_exit(self, ended: Exit) -> None:
-        """Record why the launcher ended without reporting its end. `ended` is bubblewrap's exit."""
-        code = ended.exit_code or 0
-        was_killed = bool(ended.signal) or code > _SIGNAL_EXIT_BASE
+    def _explain_exit(self, launcher_exit: Exit) -> None:
+        """Record why the launcher ended without reporting its end. `launcher_exit` is bubblewrap's exit."""
+        code = launcher_exit.exit_code or 0
+        was_killed = bool(launcher_exit.signal) or code > _SIGNAL_EXIT_BASE
         verdict = self._limits.find_memory_kill() if was_killed else None
-        self._record.add_cause(verdict or self._exit_verdict(ended.signal, code))
+        self._record.add_cause(verdict or self._exit_verdict(launcher_exit.signal, code))
         if verdict is None:
             self._record.data["detail"] = "\n".join(self._output.launcher_lines)
 
@@ -182,7 +184,7 @@ class Supervisor(Node):
         return Verdict("platform_error", "platform_error", message)
 
     def _check_after_end(self) -> None:
-        """If others have filled the disk, record that as the first cause in place of the code's failure."""
+        """If other runs have filled the disk, record that as the first cause in place of the code's failure."""
         verdict = self._limits.check_after_end()
         causes = self._record.data["causes"]
         if verdict is None or not any(cause["kind"] == "code_failed" and not cause.get("heard") for cause in causes):

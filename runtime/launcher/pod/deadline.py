@@ -10,9 +10,9 @@ import time
 from typing import Callable, Optional
 
 MAX_LATE_SECONDS = 3.0
-"""How late the main thread may be before this thread acts. On a loaded node it may be a second late."""
+"""How late the main thread may be before this thread acts. On a loaded node the main thread may be a second late."""
 _CHECK_SECONDS = 1.0
-"""How often the thread looks at the clock: several times within `MAX_LATE_SECONDS`."""
+"""Interval at which the thread looks at the clock: several times within `MAX_LATE_SECONDS`."""
 
 
 class DeadlineThread:
@@ -25,7 +25,7 @@ class DeadlineThread:
     def __init__(self, kill: Callable[[], None], exit_process: Callable[[], None]) -> None:
         self._kill = kill
         self._exit_process = exit_process
-        self._is_over = threading.Event()
+        self._stopped = threading.Event()
         self.kill_at: Optional[float] = None
         self.exit_at: Optional[float] = None
 
@@ -35,10 +35,10 @@ class DeadlineThread:
 
     def stop(self) -> None:
         """Stop the thread, because the main thread has written the last record."""
-        self._is_over.set()
+        self._stopped.set()
 
     def _run(self) -> None:
-        while not self._is_over.wait(_CHECK_SECONDS):
+        while not self._stopped.wait(_CHECK_SECONDS):
             now = time.monotonic()
             if self.kill_at is not None and now > self.kill_at + MAX_LATE_SECONDS:
                 self.kill_at = None

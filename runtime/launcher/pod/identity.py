@@ -13,9 +13,10 @@ _HOME = "/tmp"  # noqa: S108 - the pod's own
 
 
 class PodIdentity(NamedTuple):
-    """The values that are specific to this pod, from its environment. `environment` is what the ranks inherit.
+    """The values that are specific to this pod, from its environment.
 
-    `secrets` are the order's, by name; the ranks get them too.
+    `environment` has the variables that the ranks inherit. `secrets` are those of the order, by name; the ranks get
+    them too.
     """
 
     node: int

@@ -15,11 +15,12 @@ from ..processes import Exit
 from ..record import Record, Verdict
 
 START_MARGIN_SECONDS = 15.0
-"""How much longer than its launcher the supervisor waits for the ranks' start: the launcher can name the late nodes."""
+"""How much longer than its launcher this process waits for the start of the ranks. The launcher then reports first, and
+can name the late nodes."""
 
 
 class PodPlan(NodePlan, total=False):
-    """The fields of `order.json`, the plan that every pod of a run reads; `pod.main` documents them."""
+    """The Pod plan, `order.json`, which every pod of a run reads; `pod.main` documents its fields."""
 
     run: str
     plan: Dict[str, Any]
@@ -42,9 +43,9 @@ class PodLimits(NodeLimits):
 
     def __init__(self, plan: PodPlan, record: Record) -> None:
         super().__init__(plan, record)
-        self._launched = False  # the launcher was started
-        self._oom = cgroup_events.Counter(cgroup_events.oom_kills())
-        self._refused = cgroup_events.Counter(cgroup_events.process_refusals())
+        self._has_launcher = False  # whether the launcher was started
+        self._oom_counter = cgroup_events.EventCounter(cgroup_events.oom_kills())
+        self._refusal_counter = cgroup_events.EventCounter(cgroup_events.process_refusals())
         self._disk: Optional[disk.DiskLimit] = None
         if plan.get("disk_bytes") and record.node == 0:
             self._disk = disk.DiskLimit(
@@ -57,27 +58,27 @@ class PodLimits(NodeLimits):
         The wait for the launcher's first message begins now.
         """
         now = time.monotonic()
-        self._launched = True
+        self._has_launcher = True
         self._last_message_at = now
         return max(1.0, self._created_at + float(self._plan["start_seconds"]) - now)
 
     def check(self, now: float) -> Optional[Verdict]:
         """Return a verdict if a limit is exceeded, else None."""
-        silent = self.is_silent(now)  # at every check, even if the result is not needed, as `is_silent` requires
+        is_silent = self.is_silent(now)  # called even if the result is not used: `is_silent` requires every check
         self._count_kernel_events(now)
-        if silent and self.code_has_started:
+        if is_silent and self.code_has_started:
             return self.launcher_killed_verdict("stopped answering")
-        if not self._record.started:
-            return self._check_start(now, silent)
+        if not self._record.has_started:
+            return self._check_start(now, is_silent)
         return None if self._disk is None else self._disk.check(now, self._record)
 
-    def _check_start(self, now: float, silent: bool) -> Optional[Verdict]:
-        """Return a verdict if the ranks do not start in time."""
+    def _check_start(self, now: float, is_silent: bool) -> Optional[Verdict]:
+        """Return a verdict if the ranks do not start in time, else None. `is_silent`: the launcher does not answer."""
         node, seconds = self._record.node, float(self._plan["start_seconds"])
-        if not self._launched and now - self._created_at > seconds:
+        if not self._has_launcher and now - self._created_at > seconds:
             message = "The names of the run's nodes were not known within {:.0f} seconds.".format(seconds)
             return Verdict("platform_error", "nodes_not_met", message)
-        if self._launched and silent:
+        if self._has_launcher and is_silent:
             return Verdict("platform_error", "node_silent", "Node {} stopped answering.".format(node))
         if now - self._created_at > seconds + START_MARGIN_SECONDS:
             return Verdict("platform_error", "node_not_started", "Node {} did not start in time.".format(node))
@@ -88,20 +89,20 @@ class PodLimits(NodeLimits):
         self._count_kernel_events(now)
         if failure["kind"] != "code_failed":
             return None
-        if self.is_recent(self._oom, now):
+        if self.is_recent(self._oom_counter, now):
             return self.out_of_memory_verdict(failure.get("rank"))
-        if self.is_recent(self._refused, now):
+        if self.is_recent(self._refusal_counter, now):
             return self.too_many_processes_verdict(failure.get("rank"), cgroup_events.process_limit())
         return None
 
-    def explain_exit(self, ended: Exit) -> Verdict:
+    def explain_exit(self, launcher_exit: Exit) -> Verdict:
         """Return why the launcher ended without reporting its end."""
         self._count_kernel_events(time.monotonic())
-        if ended.signal == "SIGKILL" and self._oom.increased_at is not None:
+        if launcher_exit.signal == "SIGKILL" and self._oom_counter.increased_at is not None:
             return self.out_of_memory_verdict(None)
         if self.code_has_started:
             return self.launcher_killed_verdict(
-                "was ended ({})".format(ended.signal or "code {}".format(ended.exit_code))
+                "was ended ({})".format(launcher_exit.signal or "code {}".format(launcher_exit.exit_code))
             )
         message = "Node {} could not be started, or failed while it started.".format(self._record.node)
         return Verdict("platform_error", "node_not_started", message)
@@ -115,5 +116,5 @@ class PodLimits(NodeLimits):
             self._record.add_detail("The storage of the run is full: {} MiB are free.".format(free >> 20))
 
     def _count_kernel_events(self, now: float) -> None:
-        self._oom.count(cgroup_events.oom_kills(), now)
-        self._refused.count(cgroup_events.process_refusals(), now)
+        self._oom_counter.update(cgroup_events.oom_kills(), now)
+        self._refusal_counter.update(cgroup_events.process_refusals(), now)

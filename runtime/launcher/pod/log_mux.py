@@ -22,11 +22,11 @@ STALL_SECONDS = 10.0
 """How long a stdout that accepts nothing slows the ranks down before output is dropped. A container runtime that
 restarts needs seconds."""
 _BUFFER_BYTES = 1 << 20
-"""How much output is buffered before the ranks are slowed down: as much as a rank's pipe holds."""
+"""How many bytes are buffered before the ranks are slowed down: as many as a rank's pipe holds."""
 _MAX_PIECE_BYTES = 8192
 """Maximum length of a piece; the kubelet splits lines of more than 16 KiB."""
 _PARTIAL_LINE_SECONDS = 1.0
-"""How long an incomplete line waits for its end."""
+"""How long an incomplete line waits for its end. Then it is written, so that readers see prompts and progress bars."""
 
 
 class LogMux:
@@ -41,11 +41,11 @@ class LogMux:
         self._written_at = time.monotonic()  # when stdout last accepted data, or the buffer was last empty
         self._is_registered = False  # with the selector, which is needed only while data waits
         self._has_dropped_output = False
-        self._closed = False
+        self._is_closed = False
         try:
             os.set_blocking(descriptor, False)
         except OSError:
-            self._closed = True  # stdout was closed before this process started
+            self._is_closed = True  # stdout was closed before this process started
 
     def for_rank(self, rank: int) -> Callable[[bytes], None]:
         """Return a function that takes this rank's output."""
@@ -82,14 +82,14 @@ class LogMux:
 
     def flush(self) -> None:
         """Write as much as stdout accepts now."""
-        while self._buffer and not self._closed:
+        while self._buffer and not self._is_closed:
             try:
                 # A part of the buffer, because a slice is a copy.
                 count = os.write(self._descriptor, self._buffer[: _BUFFER_BYTES >> 2])
             except BlockingIOError:
                 break
             except OSError:
-                self._closed = True
+                self._is_closed = True
                 self._buffer.clear()
                 break
             del self._buffer[:count]
@@ -97,7 +97,7 @@ class LogMux:
         if self._has_dropped_output and not self._buffer:
             self._has_dropped_output = False
             self._buffer += b"-\t[trainyard] Output is missing here because nothing read it.\n"
-        self._set_registered(bool(self._buffer) and not self._closed)
+        self._set_registered(bool(self._buffer) and not self._is_closed)
 
     def finish(self, seconds: float) -> None:
         """Write everything that is left, for `seconds` at most."""
@@ -105,7 +105,7 @@ class LogMux:
             self._write_partial(rank)
         give_up_at = time.monotonic() + seconds
         self.flush()
-        while self._buffer and not self._closed and time.monotonic() < give_up_at:
+        while self._buffer and not self._is_closed and time.monotonic() < give_up_at:
             select.select([], [self._descriptor], [], max(0.0, give_up_at - time.monotonic()))
             self.flush()
 
@@ -116,7 +116,7 @@ class LogMux:
 
     def _add(self, data: bytes) -> None:
         """Add complete lines to the buffer, or drop them while stdout is stalled."""
-        if self._closed:
+        if self._is_closed:
             return
         if not self._buffer:
             self._written_at = time.monotonic()
@@ -127,15 +127,15 @@ class LogMux:
         if not self._is_registered:  # else stdout is full, and the selector reports when it is not
             self.flush()
 
-    def _set_registered(self, registered: bool) -> None:
-        """Have the selector report when stdout can be written to, or stop that."""
-        if registered == self._is_registered:
+    def _set_registered(self, is_registered: bool) -> None:
+        """Register stdout with the selector, which then reports when stdout can be written to, or unregister it."""
+        if is_registered == self._is_registered:
             return
         try:
-            if registered:
+            if is_registered:
                 self._selector.register(self._descriptor, selectors.EVENT_WRITE, self)
             else:
                 self._selector.unregister(self._descriptor)
         except OSError:
             return  # stdout is a file: a selector cannot wait for it, and writing to it never has to
-        self._is_registered = registered
+        self._is_registered = is_registered

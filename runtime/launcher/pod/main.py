@@ -2,10 +2,10 @@
 
     python3 -I -S /trainyard/launcher/launcher.pyz --pod
 
-It reads its plan and its environment once and then depends on nothing else. It enforces the deadline and the log limits
-and writes the record even if no console, API server or kubelet runs. Customer code has the same user and can change its
-files. The plan is therefore read before that code starts, and the record is signed (`signed_record`). The first process
-of a pid namespace cannot be killed from inside, and all others end with it.
+This process reads its plan and its environment once and then depends on nothing else. It enforces the deadline and the
+log limits and writes the record even if no console, API server or kubelet runs. Customer code has the same user and can
+change files of this process. The plan is therefore read before that code starts, and the record is signed
+(`signed_record`). The first process of a pid namespace cannot be killed from inside, and all others end with it.
 
 Environment; none of it reaches the ranks, except secrets:
 
@@ -17,7 +17,7 @@ Environment; none of it reaches the ranks, except secrets:
     TRAINYARD_ORDER        path of the plan; default /trainyard/order/order.json
     TRAINYARD_TERMINATION  path of the last record; default /dev/termination-log
 
-While the node ends, it checks `nodes/stop.json` in the run's folder for a signed request to end sooner
+While the node ends, this process checks `nodes/stop.json` in the run's folder for a signed request to end sooner
 (`signed_record.sign_stop`). The file is needed because a kubelet never shortens a grace period that has begun.
 
 The rest of the environment is the image's. Ranks get it without TRAINYARD_* and KUBERNETES_*, with HOME=/tmp,
@@ -36,9 +36,10 @@ The plan is one JSON object, the same for every node of the run; unknown fields 
                         the grace period when the kubelet stops the pod
     log_limit_bytes     limit of each rank's output, in the file and on stdout
     memory_bytes        the pod's memory limit, for the message about an OOM kill
-    disk_bytes          what the run may add to the folders in `written`; 0: not measured
+    disk_bytes          what the run may add to its writable folders; 0: not measured
     disk_by_quota       true if that is the rest of the organization's storage quota
-    written             {"run": path, "checkpoints": path, "workspace"?: path}, as the pod sees them
+    written             the folders that the run may write to: {"run": path, "checkpoints": path, "outputs": path,
+                        "workspace"?: path}, as the pod sees them
     gpus                GPUs of each node; default 0
     python              the interpreter of the ranks; empty: this process's
     builtin_script      a script of the platform, such as `smoke`; if empty, the plan's `script` is used
@@ -68,10 +69,10 @@ Fields of the record, in this order. Its last version, cut to 4096 bytes, is the
     checkpoint_at       modification time of the newest checkpoint file (node 0)
     signature
 
-If `started_at` is set, a `node_lost` or `platform_error` among the causes is no proof. Customer code can provoke it by
-stopping a launcher for a while, so billing asks the API server. The end of this node's own launcher is reported
-as `code_failed` with the code `launcher_killed`, since the platform never ends it. This process exits with 0 if the
-node succeeded, else with 1.
+If `started_at` is set, a `node_lost` or `platform_error` among the causes proves nothing. Customer code can provoke it
+by stopping a launcher for a while, so only the API server can prove a platform fault. The end of this
+node's own launcher is reported as `code_failed` with the code `launcher_killed`, since the platform never ends it. This
+process exits with 0 if the node succeeded, else with 1.
 """
 
 from __future__ import annotations

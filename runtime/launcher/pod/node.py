@@ -33,12 +33,13 @@ from .signals import STOP_SIGNALS, Signals
 # Flags for files that the run's code may have replaced by a link or a pipe.
 _UNTRUSTED_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FLUSH_SECONDS = 5.0
-"""How long the last output may take to be written to stdout, within the margin that the pod's grace period has."""
+"""How long the last output may take to be written to stdout. It must fit into the 15 s by which the pod's grace period
+is longer than the run's."""
 _FINISH_SECONDS = 20.0
-"""How long ending a node may take before the deadline thread ends this process: the limits for killing, reading and
-writing together."""
+"""How long ending a node may take before the deadline thread ends this process: about the sum of the limits for
+killing, reading and writing."""
 _RECORD_TRIES = 3
-"""Tries to write the last record to the run's folder. Few, because the copy that counts goes to the kubelet."""
+"""Tries to write the last record to the run's folder. Few are enough, because the kubelet gets a copy."""
 
 
 class PodNode(Node):
@@ -82,8 +83,8 @@ class PodNode(Node):
         self._exit_code: Optional[int] = None  # the exit code, once the last record is written
 
     @property
-    def _is_over(self) -> bool:
-        return self._ended_before_start or super()._is_over
+    def _has_ended(self) -> bool:
+        return self._ended_before_start or super()._has_ended
 
     def run(self) -> int:
         """Run the node to its end; return the exit code of this process."""
@@ -145,8 +146,8 @@ class PodNode(Node):
         listener = None if self._node else self._open_hub(int(pod_plan["control_port"]))
         self._start(range(first_rank, first_rank + workers), listener, launch_plan)
 
-    def _start_launcher(self, launch_plan_fd: int, output: int, inherit: Sequence[int]) -> Message:
-        self._tree.start(launch_plan_fd, self._environment, output=output, inherit=inherit)
+    def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
+        self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherit_fds)
         return {"start_seconds": self._limits.note_launched()}
 
     @property
@@ -175,9 +176,12 @@ class PodNode(Node):
         else:
             # Signals: a child has ended, or the run is asked to end. A request from inside the pod does not count.
             signals = self._signals.read()
-            for ended in reap():
-                self._tree.note_exit(ended)
-            if any(received.number in STOP_SIGNALS and received.is_from_outside for received in signals):
+            for process_exit in reap():
+                self._tree.note_exit(process_exit)
+            if any(
+                received_signal.number in STOP_SIGNALS and received_signal.is_from_outside
+                for received_signal in signals
+            ):
                 self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
                 self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
 
@@ -187,13 +191,13 @@ class PodNode(Node):
             address = lookup.read()
         except OSError as error:
             self._stop_lookup()
-            if not self._tree.launched:
+            if not self._tree.has_launcher:
                 message = "Node {} could not be started: {}.".format(self._node, error)
                 self._fail(Verdict("platform_error", "node_not_started", message))
             return
         if address is None:
             return
-        if self._tree.launched:
+        if self._tree.has_launcher:
             self._send({"type": "hub_address", "address": address})
         else:
             self._start_or_fail(address)
@@ -204,7 +208,7 @@ class PodNode(Node):
             self._read_stop_request()
 
     def _read_stop_request(self) -> None:
-        """Check the run's folder for a request to end sooner. The kubelet cannot ask: it sends SIGTERM only once."""
+        """Handle a request in the run's folder to end sooner. The kubelet cannot ask: it sends SIGTERM only once."""
         try:
             descriptor = os.open(self._folder / "nodes" / STOP_FILE, _UNTRUSTED_FILE_FLAGS)
         except OSError:
@@ -218,7 +222,7 @@ class PodNode(Node):
         if request == self._stop_request:
             return  # handled already: a request counts from when it was first read
         self._stop_request = request
-        grace_seconds = read_stop(request, self._pod.record_key, run=self._plan["run"])
+        grace_seconds = read_stop(request, self._pod.record_key, run_name=self._plan["run"])
         if grace_seconds is not None:
             self._limits.kill_by(time.monotonic() + grace_seconds)
 
@@ -230,8 +234,8 @@ class PodNode(Node):
 
     def _note_running(self, message: Message) -> None:
         self._stop_lookup()
-        if not self._record.started:
-            self._deadline.start()  # not before: it is a thread, and the launcher was forked until now
+        if not self._record.has_started:
+            self._deadline.start()  # not earlier, since forking the launcher is unsafe in a process with threads
         super()._note_running(message)
 
     def _handle_timers(self) -> None:
@@ -245,7 +249,7 @@ class PodNode(Node):
         self._deadline.kill_at = None
         self._deadline.exit_at = time.monotonic() + _FINISH_SECONDS
         super()._kill()
-        self._ended_before_start = not self._tree.launched
+        self._ended_before_start = not self._tree.has_launcher
 
     def _finish(self) -> int:
         """After the launcher's end, end all processes, read the rest of the pipes, and write the last record."""
@@ -259,8 +263,8 @@ class PodNode(Node):
         self._record.finish(_RECORD_TRIES)
         return self._exit_code
 
-    def _explain_exit(self, ended: Exit) -> None:
-        self._record.add_cause(self._limits.explain_exit(ended))
+    def _explain_exit(self, launcher_exit: Exit) -> None:
+        self._record.add_cause(self._limits.explain_exit(launcher_exit))
         self._record.add_detail("\n".join(self._output.launcher_lines))
 
     def _check_after_end(self) -> None:

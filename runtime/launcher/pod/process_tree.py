@@ -21,9 +21,9 @@ from .signals import unblock_signals
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_OPEN_FILES = 65536
-"""Limit of open files of each process (RLIMIT_NOFILE): data loaders need thousands."""
+"""Limit of open files of each process (RLIMIT_NOFILE), as in a sandbox: data loaders need thousands."""
 _KILL_SECONDS = 10.0
-"""How long killed processes may take to end; one may be blocked by stalled storage."""
+"""How long to wait for the end of killed processes. They end within milliseconds, unless stalled storage blocks one."""
 _KILL_INTERVAL_SECONDS = 0.01
 """Pause between two tries to end all processes, which end within milliseconds."""
 
@@ -38,23 +38,25 @@ class PodTree:
     def __init__(self) -> None:
         self.is_first_process = os.getpid() == 1
         self.exit: Optional[Exit] = None
-        self._launcher = 0
+        self._launcher_pid = 0
         if not self.is_first_process:  # the first process of a namespace adopts orphans anyway
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     @property
-    def launched(self) -> bool:
+    def has_launcher(self) -> bool:
         """Whether a launcher was started."""
-        return bool(self._launcher)
+        return bool(self._launcher_pid)
 
     def start(
-        self, launch_plan_fd: int, environment: Mapping[str, str], *, output: int, inherit: Sequence[int]
+        self, launch_plan_fd: int, environment: Mapping[str, str], *, output_fd: int, inherit_fds: Sequence[int]
     ) -> None:
         """Start the launcher; it reads its launch plan from the socket `launch_plan_fd`."""
         archive = os.path.abspath(sys.argv[0])
         arguments = [sys.executable, "-I", "-S", archive, "--socket", str(launch_plan_fd)]
-        inherited = [launch_plan_fd, *inherit]
-        self._launcher = spawn(arguments, environment, output=output, inherit=inherited, prepare=self._prepare)
+        inherited = [launch_plan_fd, *inherit_fds]
+        self._launcher_pid = spawn(
+            arguments, environment, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare
+        )
 
     def _prepare(self) -> None:
         """Set signals, limits and the system call filter, in the new process, before the launcher is executed."""
@@ -68,10 +70,10 @@ class PodTree:
             with contextlib.suppress(OSError):
                 seccomp.install_filter(system_call_filter)
 
-    def note_exit(self, ended: Exit) -> None:
+    def note_exit(self, process_exit: Exit) -> None:
         """Note that a child of this process has ended; it may be the launcher."""
-        if ended.pid == self._launcher:
-            self.exit = ended
+        if process_exit.pid == self._launcher_pid:
+            self.exit = process_exit
 
     def kill(self) -> None:
         """Kill every process except this one."""
@@ -86,8 +88,8 @@ class PodTree:
         give_up_at = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < give_up_at:
             self.kill()
-            for ended in reap():
-                self.note_exit(ended)
+            for process_exit in reap():
+                self.note_exit(process_exit)
             if not _children(os.getpid()):
                 return
             time.sleep(_KILL_INTERVAL_SECONDS)  # there is no event for an orphan that this process adopts
@@ -101,7 +103,7 @@ def _descendants(pid: int) -> List[int]:
 
 
 def _children(pid: int) -> List[int]:
-    """Return a process's children. Each thread has its own list in /proc. Some are missing if the process ends now."""
+    """Return the pids of a process's children, which /proc lists by thread; incomplete if the process is ending."""
     pids: List[int] = []
     try:
         for thread in os.listdir("/proc/{}/task".format(pid)):

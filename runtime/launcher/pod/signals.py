@@ -1,4 +1,4 @@
-"""Signals of a pod's first process as events, and whether each comes from outside the pod.
+"""Receive the signals of a pod's first process as events, and find out which of them come from outside the pod.
 
 Customer code has the same user and may send any signal, so signals from inside are ignored. The kubelet sends its
 signals from another pid namespace. The kernel then reports pid 0 as the sender, and SI_USER (an ordinary `kill`) as the
@@ -22,15 +22,16 @@ _SIGSET_BYTES = 128
 _SIGNALFD_INFO = struct.Struct("IiiI112x")
 """`struct signalfd_siginfo`: signal, errno, code, pid of the sender; 128 bytes."""
 _MAX_SIGNALS_READ = 32
-"""Maximum number of signals that one call reads; at most one of each handled number is pending."""
+"""Maximum number of signals that one call reads. At most one of each handled number is pending, so it is never reached.
+"""
 _SI_USER = 0
 
 
 class Signal(NamedTuple):
     """One signal. `is_from_outside`: its sender is in another pid namespace.
 
-    If this process is not the first of its own namespace, every signal counts as from outside, because the kernel then
-    does not distinguish senders.
+    If this process is not the first of its own namespace, the kernel does not distinguish senders. Then every signal
+    counts as from outside.
     """
 
     number: int
@@ -58,7 +59,7 @@ class Signals:
         return self._descriptor
 
     def read(self) -> List[Signal]:
-        """Return the signals that have arrived; several pending ones of one number count as one."""
+        """Return the signals that have arrived. The kernel merges pending signals of one number."""
         try:
             data = os.read(self._descriptor, _SIGNALFD_INFO.size * _MAX_SIGNALS_READ)
         except BlockingIOError:
@@ -70,5 +71,5 @@ class Signals:
 
 
 def unblock_signals() -> None:
-    """Unblock all signals. Call in a forked process, which inherits the blocked ones."""
+    """Unblock all signals. Call this in a forked process, which inherits the blocked signals."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())

@@ -18,26 +18,27 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from ..protocol import MAX_LINE_BYTES, ConnectionLost, Link, Message
 
 HEARTBEAT_SECONDS = 1.0
-"""Interval of heartbeats between nodes, and to the supervisor: a tenth of the silence after which a node counts as
-lost."""
+"""Interval of heartbeats between nodes, and to the supervisor: a tenth of SILENCE_SECONDS."""
 SILENCE_SECONDS = 10.0
 """A node that sends nothing for so long is lost. Ten heartbeats may be late on a loaded machine or network."""
 _CONNECT_SECONDS = 2.0
-"""How long connecting to the hub may block this launcher, which must still send heartbeats."""
+"""How long connecting to the hub may block this launcher. Meanwhile it sends no heartbeats to its supervisor, which
+waits 12 s for one."""
 _CONNECT_RETRY_SECONDS = 0.25
-"""Interval between tries to reach the hub, for which the start of the run waits."""
+"""Interval between tries to connect to the hub: short, since the start of the run waits for the connection."""
 _HELLO_SECONDS = 5.0
-"""How long a new connection may take to send its hello. A launcher sends it at once."""
+"""How long a new connection may take to send its hello. A launcher sends it at once; a slow network may take longer."""
 _MAX_HELLO_BYTES = 4096
 """Maximum length of a message before the token is verified. A hello has some hundred bytes."""
 _MAX_UNVERIFIED = 64
-"""Maximum number of connections without a verified token, so that strangers cannot use up the descriptors."""
+"""Maximum number of connections without a verified token, so that other processes cannot use up the descriptors."""
 
 
 class Peers:
     """The other nodes. `events` returns their messages as (node, message).
 
-    For a lost node, `events` returns `{"type": "lost", "silent": bool}` once. `silent`: its connection was still open.
+    For a lost node, `events` returns `{"type": "lost", "silent": bool}` once. `silent`: the node's connection was still
+    open.
     On nodes other than the hub, the hub is the only other node. `address` is this node's own, sent in its hello.
     """
 
@@ -69,7 +70,7 @@ class Peers:
     def join(self, address: Tuple[str, int]) -> None:
         """Connect to the hub, now or in a later `events(None)`.
 
-        Calling again with a new address replaces the old one.
+        Calling this again with a new address replaces the old one.
         """
         if 0 in self._last_message_at:
             return  # the hub has answered already
@@ -80,7 +81,7 @@ class Peers:
             self._connect(address)
 
     def addresses(self, planned: Sequence[str]) -> List[str]:
-        """Return each node's address: the one in its hello, else the one in `planned`."""
+        """Return each node's address: the one in its hello, or else the one in `planned`, the plan's addresses."""
         return [self._addresses.get(node, address) for node, address in enumerate(planned)]
 
     @property
@@ -133,7 +134,7 @@ class Peers:
 
     def _read_messages(self, link: Link) -> List[Tuple[int, Message]]:
         """Read the messages of a connected node."""
-        node = next((node for node, other in self._links.items() if other is link), None)
+        node = next((node for node, other_link in self._links.items() if other_link is link), None)
         if node is None:
             return []  # lost by an earlier event of the same poll
         try:
@@ -144,7 +145,7 @@ class Peers:
         return [(node, message) for message in messages if message.get("type") != "heartbeat"]
 
     def _handle_timers(self) -> List[Tuple[int, Message]]:
-        """Send heartbeats, reject late hellos, reconnect; return a `lost` message for each silent node."""
+        """Send heartbeats, reject late hellos, reconnect; return a `lost_messages` message for each silent node."""
         now = time.monotonic()
         for link, since in list(self._unverified.items()):
             if now - since > _HELLO_SECONDS:
@@ -152,12 +153,12 @@ class Peers:
         if now >= self._next_heartbeat_at:
             self._next_heartbeat_at = now + HEARTBEAT_SECONDS
             self.send({"type": "heartbeat"})
-        lost: List[Tuple[int, Message]] = []
+        lost_messages: List[Tuple[int, Message]] = []
         for node in [node for node, at in self._last_message_at.items() if now - at > SILENCE_SECONDS]:
-            lost += self._mark_lost(node, silent=True)
+            lost_messages += self._mark_lost(node, silent=True)
         if self._hub_address is not None and self._pending_link is None and now >= self._next_connect_at:
             self._connect(self._hub_address)
-        return lost
+        return lost_messages
 
     def _connect(self, address: Tuple[str, int]) -> None:
         """Connect to this address and send a hello. The other end counts as the hub once it has sent a welcome."""
@@ -177,7 +178,7 @@ class Peers:
             self._drop_pending()
 
     def _complete_join(self, link: Link) -> List[Tuple[int, Message]]:
-        """Handle the answer to a hello. Drop the connection if it is no welcome with a valid proof."""
+        """Handle the answer to a hello. Drop the connection unless the answer is a welcome with a valid proof."""
         try:
             messages = link.receive()
         except ConnectionLost:
@@ -219,7 +220,7 @@ class Peers:
         self._selector.register(link, EVENT_READ, link)
 
     def _verify(self, link: Link) -> None:
-        """On the hub, accept a connection whose hello has the token and the number of a node that is still missing."""
+        """On the hub, accept a connection whose hello has the token and the number of a missing node; reject others."""
         try:
             messages = link.receive()
         except ConnectionLost:
@@ -265,8 +266,8 @@ class Peers:
         if link is not None:
             self._selector.unregister(link)
             link.close()
-        # The entry stays, because `is_complete` counts every node that was ever connected. It is infinite, so that the
-        # node is not found silent and lost a second time.
+        # The entry stays, because `is_complete` counts every node that was ever connected. The time is infinite, so
+        # that the node is not reported as silent again.
         self._last_message_at[node] = float("inf")
         return [] if node in self._finished else [(node, {"type": "lost", "silent": silent})]
 

@@ -14,13 +14,14 @@ import time
 from typing import Any, Callable, List, Optional, Set
 
 from ..elastic import Round, can_lose, first_round, horovod_places, node_list, round_plan
-from ..protocol import Message, cause
+from ..protocol import Message, new_cause
 from ..topology import Plan
 from ..worker_group import Rank, WorkerGroup
 from .peers import Peers
 
 END_SECONDS = 30.0
-"""How long ending the ranks of the previous round may take. They are killed after a tenth of it (TERMINATE_SECONDS)."""
+"""How long ending the ranks of the previous round may take on all nodes. The ranks are killed after a tenth of this
+(TERMINATE_SECONDS); the rest is for slow nodes."""
 _RESTART_ANNOUNCEMENT = "A node was lost. This process starts again as rank {rank} of {size}."
 
 
@@ -28,8 +29,8 @@ class Rounds:
     """This node's state in the rounds of its run.
 
     `report` sends to the supervisor. `on_round_began` is called when a round after the first begins. `started_at` is
-    when the ranks of this round were started (monotonic; None: not yet). `mpi` is the `mpi.Mpi` that starts them, if
-    any.
+    when the ranks of this round were started (monotonic; None: not yet). `mpi` is the `mpi.Mpi` that starts the ranks;
+    None if this launcher starts them.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Rounds:
         self._round = first_round(plan)
         # When the ranks of the previous round were asked to end (monotonic); None while a round runs.
         self._ending_since: Optional[float] = None
-        self._ended_members: Set[int] = set()  # on the hub: the nodes on which they have ended
+        self._ended_members: Set[int] = set()  # on the hub: the nodes on which the ranks of that round have ended
         self._is_reconnecting = False  # in a soft round, until all ranks have reconnected
         self.started_at: Optional[float] = None
 
@@ -77,7 +78,7 @@ class Rounds:
     # Events
 
     def begin_round(self) -> None:
-        """On the hub, start the ranks on every node. Call when all nodes have met and no rank runs."""
+        """On the hub, start the ranks on every node. Call this only when all nodes have met and no rank runs."""
         addresses = self._peers.addresses(self._plan.addresses)
         self._plan = self._plan._replace(addresses=addresses)
         port = 0
@@ -111,14 +112,14 @@ class Rounds:
         elif kind == "restart_round" and message.get("round") == self.number and self._is_reconnecting:
             self._announce_round(self._round.restarted())
         else:
-            # True for messages about an earlier round, which are ignored.
+            # Messages about an earlier round are ignored, but they are about rounds, so the result is True.
             return kind in ("start", "round", "reconnected", "ranks_ended", "restart_round")
         return True
 
     def continue_without(self, node: int) -> Optional[str]:
         """Continue the run without a node and return None. If it cannot continue, return why not.
 
-        The reason is the end of the sentence "Node 1 was lost", or "" if none is needed.
+        The reason continues the sentence "Node 1 was lost"; "" if no reason is needed.
         """
         # Only the hub decides. To continue, a run must be elastic, keep node 0, and have started its ranks.
         if not self._is_hub or not self._plan.elastic or not node or self.is_waiting:
@@ -131,7 +132,7 @@ class Rounds:
         return None
 
     def note_script_failed(self) -> None:
-        """Handle a script's failure. Its process may end much later, and the others must not wait for it."""
+        """Handle a script's failure. The rank's process may end much later, and the others must not wait for that."""
         if self._is_reconnecting:
             self._request_restart()
 
@@ -149,7 +150,7 @@ class Rounds:
         return False
 
     def handle_timers(self, now: float) -> Optional[Message]:
-        """Handle timers; return a cause if the next round cannot begin."""
+        """Do the work that is due; return a cause if the next round cannot begin, else None."""
         if self._is_reconnecting and self._horovod_store is not None and self._horovod_store.have_all_met:
             self._peers.send({"type": "reconnected", "round": self.number})
             self._is_reconnecting = False
@@ -160,7 +161,7 @@ class Rounds:
             return None
         slow_nodes = sorted(set(self.members) - self._ended_members)
         text = "The ranks of nodes {} did not end for the next round.".format(node_list(slow_nodes))
-        return cause("platform_error", "nodes_not_met", slow_nodes[0], message=text)
+        return new_cause("platform_error", "nodes_not_met", slow_nodes[0], message=text)
 
     # From one round to the next
 
@@ -168,7 +169,7 @@ class Rounds:
         """Start the ranks of this round on this node, or have mpirun start them."""
         plan = round_plan(self._plan, self._round)._replace(rendezvous_port=rendezvous_port)
         if not self._has_started:
-            # Sent before customer code could keep this process from sending it.
+            # Sent before any customer code runs, which could keep this process from sending it.
             self._report({"type": "starting"})
         self._has_started = True
         self._ending_since = None
@@ -191,9 +192,9 @@ class Rounds:
         self._enter_round(next_round)
 
     def _enter_round(self, next_round: Round) -> None:
-        """Begin the next round: a soft one at once, else once the ranks of this round have ended."""
+        """Begin the next round: a soft one at once, a hard one once the ranks of this round have ended."""
         self._round = next_round
-        # Without running ranks nothing can reconnect, so the round is a hard one.
+        # If no ranks run, none can reconnect, so the round is a hard one.
         self._is_reconnecting = next_round.soft and self.started_at is not None
         self._on_round_began()
         if self._is_reconnecting:
@@ -210,7 +211,7 @@ class Rounds:
             self._note_all_ended()
 
     def _request_restart(self) -> None:
-        """Replace a soft round by a hard one. A rank has ended, and the others would wait for it."""
+        """Replace a soft round by a hard one, since a rank has ended and the others would wait for it."""
         if self._is_hub:
             self._announce_round(self._round.restarted())
         else:

@@ -11,7 +11,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence
 
 LIBRARY = "libnvidia-ml.so.1"
 _INTERVAL_SECONDS = 2.0
-"""Interval between two readings, the shortest interval of samples."""
+"""Interval between two readings: the shortest interval of samples."""
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 
 

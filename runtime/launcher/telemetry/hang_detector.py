@@ -13,12 +13,12 @@ progress. Node 0's `HangDetector` receives the progress of all nodes. There are 
               such a call too, or parked: its first thread does nothing, its other threads do little, and its other
               processes do not work.
 
-An idle run still uses a little CPU time. This is no sign of progress; otherwise a polling thread would hide every hang.
-But it is billed; otherwise code could stay below the threshold and work for free. `HangDetector.cpu_seconds` has the
-CPU time of all nodes since the last sign.
+An idle run still uses a little CPU time. This time is not a sign of progress: otherwise a polling thread would hide
+every hang. But it is billed: otherwise code could stay below the threshold and work for free. The property
+`HangDetector.cpu_seconds` has the CPU time of all nodes since the last sign of progress.
 
-In doubt the run continues. Node 0 inspects ranks only when a hang is likely. Each time that an inspection finds a rank
-at work, the pause before the next inspection doubles.
+If it is doubtful whether the run hangs, the run continues. Node 0 inspects ranks only when a hang is likely. Each time
+that an inspection finds a rank at work, the pause before the next inspection doubles.
 """
 
 from __future__ import annotations
@@ -26,43 +26,49 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 MIN_HANG_SECONDS = 20.0
-"""Minimum length of an idle period that counts as a hang (or `hang_seconds`, if that is shorter)."""
+"""Minimum length of an idle period that counts as a hang (or `hang_seconds`, if that is shorter). Shorter pauses are
+usual, for example while all ranks wait for storage."""
 BUSY_SHARE = 0.05
-"""A process that uses a smaller share of a core is idle. Not 0, because background threads run while a script waits."""
+"""A process that uses a smaller share of a core than this counts as idle. The limit is not 0, because background
+threads run while a script waits."""
 _MAX_BUSY_SHARE = 0.15
-"""Upper limit of `ProgressTracker.busy_share`, however much background activity a process has: it is twice
+"""Upper limit of `ProgressTracker.busy_share`, however much background activity a process has: twice
 `_MAX_BACKGROUND_SHARE`."""
 NODE_BUSY_SHARE = 0.5
-"""A node works if all its processes together use this share of a core, even if each one is idle."""
+"""A node works if all its processes together use at least this share of a core, even if each process is idle."""
 _MAX_BACKGROUND_SHARE = 0.075
-"""A process that uses more of a core than this does work, not background activity."""
+"""A process that uses a larger share of a core than this does work, not background activity."""
 _STARVED_SHARE = 0.5
-"""A process that is ready to run for this share of the time counts as working, even if it gets no core."""
+"""A process that is ready to run for at least this share of the time counts as working, even if it gets no core."""
 _PARKED_SHARE = 0.02
-"""The first thread of a parked rank uses a smaller share of a core. BUSY_SHARE is for all threads of a process."""
+"""The first thread of a parked rank uses a smaller share of a core than this. It is below BUSY_SHARE, which is for all
+threads of a process together."""
 _DISK_RATE = 64 << 10
-"""Disk traffic of so many bytes per second is progress; logs write less."""
+"""Disk traffic of at least so many bytes per second is a sign of progress; log files cause less."""
 _NETWORK_RATE = 1 << 20
-"""Network traffic of so many bytes per second is progress; frameworks' heartbeats cause less."""
+"""Network traffic of at least so many bytes per second is a sign of progress; frameworks' heartbeats cause less."""
 _GPU_PERCENT = 1
-"""At this load a GPU computes. It may only wait in a kernel, so this is no milestone."""
+"""At this load a GPU computes. It may only wait in a kernel, so this load is not a milestone."""
 _GPU_MEMORY_PERCENT = 3
-"""At this load of its memory, a GPU makes progress; a waiting kernel hardly uses memory."""
+"""At this load of its memory, a GPU makes progress; a kernel that waits hardly uses memory."""
 _BLOCKED_FACTOR = 4
-"""A process that is blocked by a disk counts as progress for this many times `hang_seconds`."""
+"""A process that is blocked by a disk counts as progress for at most this many times `hang_seconds`: storage may stall
+for minutes, but not for ever."""
 _IDLE_FACTOR = 4
-"""An idle period is a hang if it is this many times as long as the run's longest one so far."""
+"""An idle period is a hang if it is this many times as long as the run's longest idle period so far."""
 _MIN_IDLE_SECONDS = 1.0
 """Shorter idle periods are not recorded, since checks are at least a second apart."""
 _MIN_INSPECTIONS = 4
-"""How many inspections in a row must find a spinning run's ranks at the same place. Fewer could be a coincidence."""
+"""How many inspections in a row must find a spinning run's ranks at the same place. A loop that works may be found at
+the same place a few times by coincidence."""
 _MAX_DOUBLINGS = 6
 """How often the pause between inspections may double after inspections that found a rank at work: up to 64 times the
 first pause."""
 _LATE_FACTOR = 5.0
-"""If a check is this many times later than planned, this process was stopped, and the check proves nothing."""
+"""If a check comes after more than this many times the planned interval, this process was stopped, and the check proves
+nothing."""
 
-# Whether a rank waits for the others: no; in a call that also computes, so only if the run is idle; yes.
+# Whether a rank waits for the others: no; only if the run is idle, since it is in a call that also computes; yes.
 NOT_WAITING = 0
 WAITING_IF_IDLE = 1
 WAITING = 2
@@ -71,8 +77,8 @@ WAITING = 2
 class NodeProgress(NamedTuple):
     """How long one node has shown no sign of progress.
 
-    `idle_seconds`: without any sign. `stalled_seconds`: without a sign other than computing. `has_begun`: there was a
-    first milestone. `cpu_seconds`: the CPU time of its processes so far.
+    `idle_seconds`: time without any sign. `stalled_seconds`: time without a sign other than computing. `has_begun`:
+    there was a first milestone. `cpu_seconds`: the CPU time of the node's processes so far.
     """
 
     idle_seconds: float
@@ -102,9 +108,9 @@ class Activity(NamedTuple):
     gpu_memory_percent: float
     """The highest load of a GPU's memory. A GPU that waits is busy, but its memory is not."""
     is_working: bool = False
-    """The supervisor saw the node use CPU time, also by processes that have ended, which `cpu_shares` lacks."""
+    """The supervisor has measured that the node uses CPU time. Unlike `cpu_shares`, it counts ended processes too."""
     counted_cpu_seconds: float = 0.0
-    """The CPU time that the supervisor saw; 0 if it cannot see it."""
+    """The CPU time that the supervisor has measured; 0 if it cannot measure it."""
 
 
 class RankState(NamedTuple):
@@ -143,7 +149,7 @@ class ProgressTracker:
         self._cpu_seconds = 0.0
 
     def add_activity(self, now: float, activity: Activity, interval: float) -> NodeProgress:
-        """Add one check's observations; return the progress. `interval`: the planned seconds since the last check."""
+        """Add one check's observations; return the node's progress. `interval`: planned seconds between checks."""
         shares = activity.cpu_shares
         self._cpu_seconds += max(sum(shares.values()) * activity.seconds, activity.counted_cpu_seconds)
         if activity.has_milestone:
@@ -171,7 +177,10 @@ class ProgressTracker:
         )
 
     def busy_share(self, pid: int) -> float:
-        """Return the share of a core at which this process counts as busy: twice its background activity, in limits."""
+        """Return the share of a core from which on this process counts as busy.
+
+        It is twice the process's background activity, between the usual limit and `_MAX_BUSY_SHARE`.
+        """
         background_share = self._background_shares.get(pid, 0.0)
         if not _MAX_BACKGROUND_SHARE >= background_share > self._busy_share / 2:
             return self._busy_share
@@ -189,7 +198,7 @@ def is_rank_parked(
 
 
 class _Standstill(NamedTuple):
-    """A rank's state, when an inspection first found it, and how many inspections in a row have found it."""
+    """A rank's state, the time (`since`) of the first inspection that found it, and how many in a row have found it."""
 
     state: RankState
     since: float
@@ -197,7 +206,7 @@ class _Standstill(NamedTuple):
 
 
 class HangDetector:
-    """Decides on the hub, from the progress of all `nodes`, whether the run hangs. `hang_seconds` 0: it never does."""
+    """Decides on the hub, from the progress of all `nodes`, whether the run hangs; never, if `hang_seconds` is 0."""
 
     def __init__(self, hang_seconds: float, nodes: Iterable[int]) -> None:
         self._hang_seconds = float(hang_seconds)
@@ -246,17 +255,17 @@ class HangDetector:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds without a sign on any node; 0 until every node has reported."""
+        """For how many seconds no node has shown any sign of progress; 0 until every node has reported."""
         return min((progress.idle_seconds for progress in self._complete_progress), default=0.0)
 
     @property
     def stalled_seconds(self) -> float:
-        """Seconds without a sign other than computing on any node; 0 until every node has reported."""
+        """For how many seconds no node has shown a sign other than computing; 0 until every node has reported."""
         return min((progress.stalled_seconds for progress in self._complete_progress), default=0.0)
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of all nodes since the last sign."""
+        """CPU seconds of all nodes since the last sign of progress."""
         return sum(
             max(0.0, progress.cpu_seconds - self._cpu_seconds_at_last_sign.get(node, 0.0))
             for node, progress in self._progress.items()
@@ -275,14 +284,17 @@ class HangDetector:
         return max(self._min_hang_seconds, min(self._hang_seconds, _IDLE_FACTOR * self._longest_idle_seconds))
 
     def should_inspect(self, now: float) -> bool:
-        """Whether to inspect every rank now. Returns True once per inspection; pass the answers to `add_inspection`."""
+        """Whether to inspect every rank now. Returns True once per inspection.
+
+        The caller then passes each node's answer to `add_inspection`.
+        """
         if not self._hang_seconds:
             return False
         # Inspections begin after half of the time, which leaves the other half for several of them.
         is_idle = self.idle_seconds >= self._min_hang_seconds / 2
         if not is_idle and self.stalled_seconds < self._hang_seconds / 2:
             return False
-        if is_idle != self._inspects_idle_run:  # the run looks different now, so inspect at once
+        if is_idle != self._inspects_idle_run:  # the run has changed between idle and spinning, so inspect at once
             self._inspects_idle_run = is_idle
             self._busy_inspections = 0
             self._next_inspection_at = now
@@ -327,12 +339,12 @@ class HangDetector:
         if not self._hang_seconds or not self._complete_progress:
             return None
         states = {rank: standstill.state for rank, standstill in self._standstills.items()}
-        # An idle run hangs after `hang_seconds`, wherever its ranks are.
+        # A run that is idle for `hang_seconds` hangs, wherever its ranks are.
         if self.idle_seconds >= self._hang_seconds:
             return Hang(self.idle_seconds, states)
         if self.idle_seconds >= self.allowed_idle_seconds and self._waiting_inspections > 1:
             return Hang(self.idle_seconds, states)
-        # The time since the last change of any rank counts, and the fewest equal inspections of any rank.
+        # The rank that has changed last counts, and the rank with the fewest equal inspections.
         since = max((standstill.since for standstill in self._standstills.values()), default=now)
         inspections = min((standstill.inspections for standstill in self._standstills.values()), default=0)
         is_spinning = inspections >= _MIN_INSPECTIONS and now - since >= self._hang_seconds and self._all_are_stuck()
@@ -344,14 +356,16 @@ class HangDetector:
 def describe_hang(hang: Hang) -> str:
     """Return the hang as English sentences for logs."""
     text = "No sign of progress for {} seconds.".format(int(hang.seconds))
-    not_waiting = [rank for rank, state in sorted(hang.states.items()) if not state.waiting]
-    waiting = [rank for rank, state in sorted(hang.states.items()) if state.waiting]
-    if waiting and not_waiting:
-        rank = not_waiting[0]
+    other_ranks = [rank for rank, state in sorted(hang.states.items()) if not state.waiting]
+    waiting_ranks = [rank for rank, state in sorted(hang.states.items()) if state.waiting]
+    if waiting_ranks and other_ranks:
+        rank = other_ranks[0]
         place = hang.states[rank].place
-        text += " {} {} for the others".format(_format_ranks(waiting), "waits" if len(waiting) == 1 else "wait")
+        text += " {} {} for the others".format(
+            _format_ranks(waiting_ranks), "waits" if len(waiting_ranks) == 1 else "wait"
+        )
         text += "; rank {} does not{}.".format(rank, ": it is in {}".format(place) if place else "")
-    elif waiting:
+    elif waiting_ranks:
         text += " Every rank waits for the others."
     return text
 

@@ -1,8 +1,8 @@
 """Watch the ranks of one node: take samples for the console, and detect hangs together with the other nodes.
 
-Every node reads its processes and sends its progress to the hub. If the hub's `hang_detector.HangDetector` asks for it,
-all nodes inspect their ranks. When the run hangs, all nodes capture stacks before the run ends. The agent's loop calls
-this module, which never waits. It reports a hang to the agent, which ends the run.
+Every node reads its processes and sends its progress to the hub. If the hub's `hang_detector.HangDetector` asks for an
+inspection, all nodes inspect their ranks. When the run hangs, all nodes capture stacks before the run ends. The agent's
+loop calls this module, which never waits, and which reports a hang to the agent. The agent then ends the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..protocol import Message, cause
+from ..protocol import Message, new_cause
 from ..step_timer import Counts, read_counts
 from ..worker_group import Rank
 from .gpus import Gpus
@@ -36,15 +36,16 @@ _SLOW_SAMPLE_SECONDS = 10.0
 _FAST_PERIOD_SECONDS = 60.0
 """How long a run is sampled at the shorter interval."""
 _CHECKS_PER_HANG = 20
-"""How many checks for progress to make within `hang_seconds`, if the interval's limits allow it."""
+"""How many checks for progress to make within `hang_seconds`, if the following limits of the interval allow it."""
 _MIN_CHECK_SECONDS = 1.0
-"""Minimum interval of checks for progress."""
+"""Minimum interval of checks for progress, so that they use little CPU time."""
 _MAX_CHECK_SECONDS = 5.0
-"""Maximum interval of checks for progress."""
+"""Maximum interval of checks for progress, so that idle periods are measured well enough."""
 _STACKS_SECONDS = ANSWER_SECONDS + 2.0
-"""How long the hub waits for the other nodes' stacks. A node of a run that hangs may not answer at all."""
+"""How long the hub waits for the other nodes' stacks: the time that their ranks have, and 2 s for messages. A node of a
+run that hangs may not answer at all."""
 _MIN_BUSY_SHARE = 0.01
-"""Lower limit of the share of a core that makes a process busy; for nodes with a fraction of a core."""
+"""Lower limit of the share of a core that makes a process busy. It applies to nodes with a small fraction of a core."""
 _NO_COUNTS = Counts(0, 0, 0.0, None)
 
 
@@ -93,7 +94,8 @@ class NodeWatch:
         now = time.monotonic()
         self._busy_share = BUSY_SHARE
         if self._plan.cpus:
-            # On a small node, a process that works may get little of a core: a quarter of its rank's share is enough.
+            # On a small node, a process that works may get only a small part of a core. So it counts as busy from a
+            # quarter of its rank's part on.
             quarter_share = self._plan.cpus / max(1, self._plan.workers) / 4
             self._busy_share = max(_MIN_BUSY_SHARE, min(BUSY_SHARE, quarter_share))
         self._round = number
@@ -102,7 +104,8 @@ class NodeWatch:
         self._detector = HangDetector(self._plan.hang_seconds, set(members) - self._finished_nodes)
         self._last_reading: Optional[Reading] = None
         self._interval = 0.0  # planned seconds from the last reading to the next
-        # Signs of progress since the last reading; `hang_detector.Activity` documents the last two.
+        # Signs of progress since the last reading. `hang_detector.Activity` documents `is_working` and
+        # `counted_cpu_seconds`.
         self._has_printed = self._is_working = False
         self._counted_cpu_seconds = 0.0
         self._counts: Dict[int, Counts] = {}  # by rank_id, at the last reading
@@ -116,7 +119,7 @@ class NodeWatch:
         self._progress_at = 0.0  # the last progress (Unix seconds)
         self._used_seconds = 0.0  # CPU time since then
         self._nodes_without_stacks: Set[int] = set()
-        self._give_up_at = 0.0  # how long to wait for their stacks (monotonic)
+        self._give_up_at = 0.0  # until when to wait for their stacks (monotonic)
 
     # Input from the agent
 
@@ -142,7 +145,7 @@ class NodeWatch:
         """Handle a message of another node's watch; ignore all others."""
         kind = message.get("type")
         if message.get("round") != self._round:
-            return  # about ranks of an earlier round
+            return  # the message is about ranks of an earlier round
         if kind == "progress":
             self._detector.add_progress(node, NodeProgress(*(message[name] for name in NodeProgress._fields)))
         elif kind == "rank_states":
@@ -164,7 +167,7 @@ class NodeWatch:
     def handle_timers(self, number: int, members: Iterable[int], ranks: Sequence[Rank]) -> Optional[Message]:
         """Do the work that is due. On the hub, return a cause if the run hangs and the stacks have been captured.
 
-        `number` is the round, `members` are its nodes, `ranks` this node's live ranks.
+        Otherwise return None. `number` is the round, `members` are its nodes, `ranks` this node's live ranks.
         """
         now = time.monotonic()
         if number != self._round:
@@ -180,7 +183,7 @@ class NodeWatch:
             self._finish_capture(self._capture, now)
         if self._hang is None or self._capture is not None or self._should_report_stacks:
             return None
-        return self._cause(self._hang) if not self._nodes_without_stacks or now >= self._give_up_at else None
+        return self._hang_cause(self._hang) if not self._nodes_without_stacks or now >= self._give_up_at else None
 
     def finish(self, ranks: Sequence[Rank]) -> None:
         """Take a last sample at the end of the run, which includes ranks that have ended."""
@@ -229,7 +232,7 @@ class NodeWatch:
 
     def _activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
         """Return this node's activity between two readings. `counts` are those of the second."""
-        seconds = max(1e-3, after.at - before.at)  # never 0, by which the rates are divided
+        seconds = max(1e-3, after.at - before.at)  # at least a millisecond, since rates are divided by it
         cpu_shares, max_runnable_share = {}, 0.0
         for pid, process in after.processes.items():
             earlier = before.processes.get(pid)
@@ -291,7 +294,8 @@ class NodeWatch:
         self._hang = self._detector.find_hang(now)
         if self._hang is not None:
             other_nodes = self._detector.other_nodes(self._plan.node)
-            # For billing, computing counts as progress. Only stacks show that a run spun, and the code could fake them.
+            # For billing, computing counts as progress: only stacks show that a run was spinning, and the code could
+            # fake them to get the time for free.
             self._progress_at = time.time() - self._detector.idle_seconds
             # CPU time of the idle period, divided by the run's cores: the bill counts seconds of the whole run.
             cores = (self._plan.cpus or 1.0) * (1 + len(other_nodes))
@@ -355,28 +359,29 @@ class NodeWatch:
             before = earlier.get(rank_id)
             if before is None or before.pid != after.pid or rank_id not in states:
                 continue
-            seconds = max(1e-3, after.at - before.at)  # never 0, as in `_activity`
+            seconds = max(1e-3, after.at - before.at)  # as in `_activity`
             threads = {
                 thread: (cpu - before.threads.get(thread, 0.0)) / seconds for thread, cpu in after.threads.items()
             }
             children = [(cpu - before.children.get(pid, 0.0)) / seconds for pid, cpu in after.children.items()]
-            first_thread = threads.pop(after.pid, 1.0)  # unknown: it counts as busy, and the rank not as parked
+            # A first thread that cannot be seen counts as busy, so its rank does not count as parked.
+            first_thread = threads.pop(after.pid, 1.0)
             is_parked = is_rank_parked(first_thread, threads.values(), children, self._busy_share)
             states[rank_id] = states[rank_id]._replace(is_parked=is_parked)
         return states
 
-    def _cause(self, hang: Hang) -> Message:
+    def _hang_cause(self, hang: Hang) -> Message:
         """Return the hang as a cause. It names the rank for which the others wait, if there is one."""
-        not_waiting = [rank_id for rank_id, state in sorted(hang.states.items()) if not state.waiting]
+        ranks_not_waiting = [rank_id for rank_id, state in sorted(hang.states.items()) if not state.waiting]
         data: Dict[str, Any] = {
             "seconds": int(hang.seconds),
             "progress_at": round(self._progress_at, 3),
             "used_seconds": round(self._used_seconds, 3),
         }
-        failure = cause("hung", "hung", self._plan.node, message=describe_hang(hang), data=data)
-        if 0 < len(not_waiting) < len(hang.states):
+        failure = new_cause("hung", "hung", self._plan.node, message=describe_hang(hang), data=data)
+        if 0 < len(ranks_not_waiting) < len(hang.states):
             # Report the first rank that does not wait: the others wait for it.
-            rank_id = not_waiting[0]
+            rank_id = ranks_not_waiting[0]
             failure.update(rank=rank_id, node=rank_id // self._plan.workers)
             data.update(rank=rank_id, where=hang.states[rank_id].place)
         return failure

@@ -1,7 +1,7 @@
 """Measure the resource usage of one node, from /proc, the node's cgroup if it is visible, and NVML.
 
-/proc shows the launcher's pid namespace. Reading is cheap and never waits. Processes that end meanwhile are left out,
-and unavailable values are null. Another thread reads the GPUs, because their driver may hang.
+/proc shows the launcher's pid namespace. Reading it is cheap and never waits. Processes that end meanwhile are left
+out, and unavailable values are null. Another thread reads the GPUs, because their driver may hang.
 
 One sample is one JSON object:
 
@@ -101,12 +101,12 @@ def read_threads(pid: int, proc: str = PROC) -> Dict[int, float]:
         names = os.listdir(folder)
     except OSError:
         return {}
-    used = {}
+    cpu_seconds_by_thread = {}
     for name in names:
         fields = read_file("{}/{}/stat".format(folder, name)).rpartition(b")")[2].split()
         if len(fields) > 12:  # 11 and 12: user and system time
-            used[int(name)] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-    return used
+            cpu_seconds_by_thread[int(name)] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+    return cpu_seconds_by_thread
 
 
 def _disk_bytes(data: bytes) -> Tuple[int, int]:
@@ -119,7 +119,7 @@ def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, i
     """Return each rank's processes, {rank_id: pids}. `ranks_by_pid` has the ranks. Orphans belong to no rank."""
     pids_by_rank: Dict[int, List[int]] = {rank_id: [] for rank_id in ranks_by_pid.values()}
     for pid in processes:
-        # The processes were not read at one moment, so their parents could form a loop; `steps` ends it.
+        # The processes were not all read at the same moment, so their parents could form a loop, which `steps` ends.
         ancestor, steps = pid, 0
         while ancestor not in ranks_by_pid and ancestor in processes and steps < len(processes):
             ancestor, steps = processes[ancestor].parent, steps + 1
@@ -129,7 +129,10 @@ def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, i
 
 
 def parse_network_bytes(data: bytes) -> Tuple[int, int]:
-    """Return bytes received and sent, from the text of /proc/net/dev; loopback counts only if there is nothing else."""
+    """Return bytes received and sent, from the text of /proc/net/dev.
+
+    Loopback counts only if there is no other interface.
+    """
     loopback, others = (0, 0), (0, 0)
     has_others = False
     for line in data.splitlines()[2:]:  # without the two header lines
@@ -147,7 +150,7 @@ def parse_network_bytes(data: bytes) -> Tuple[int, int]:
 
 
 class Reading(NamedTuple):
-    """One reading of everything.
+    """One reading of the node's processes and counters.
 
     `at` is monotonic. `network` is bytes received and sent. None: not available.
     """
@@ -166,12 +169,12 @@ class Reading(NamedTuple):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that all processes have read. Shrinks if a process ends without a parent to reap it."""
+        """Bytes that all processes have read. The sum shrinks if a process ends and its parent does not reap it."""
         return sum(process.read_bytes for process in self.processes.values())
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that all processes have written. Shrinks as `read_bytes` does."""
+        """Bytes that all processes have written. The sum can shrink like `read_bytes`."""
         return sum(process.written_bytes for process in self.processes.values())
 
 

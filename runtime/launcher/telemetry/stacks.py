@@ -18,20 +18,21 @@ from .hang_detector import NOT_WAITING, WAITING, WAITING_IF_IDLE, RankState
 from .sampling import PROC, Process, read_file
 
 MAX_TEXT_LENGTH = 128 << 10
-"""Maximum characters of a rank's stacks. The message must fit into one line of `protocol`, and a character may take six
-bytes of JSON. A longer line ends the connection, and the node counts as lost."""
+"""Maximum characters of a rank's stacks. The message must fit into one line of `protocol` (1 MiB), and a character may
+take six bytes of JSON. A longer line would end the connection, and the node would count as lost."""
 ANSWER_SECONDS = 2.0
-"""How long a rank may take to answer. An interpreter answers within milliseconds, unless its process cannot run."""
+"""How long a rank may take to write its stacks. An interpreter does so within milliseconds, unless its process cannot
+run."""
 _QUIET_SECONDS = 0.15
-"""Stacks have no end mark. They count as complete if a rank writes nothing for so long."""
+"""Stacks have no end mark, so they count as complete once a rank has written nothing for so long."""
 _MAX_CHILDREN = 32
-"""Maximum number of a rank's other processes that are shown: as many data loaders as most scripts use."""
+"""Maximum number of a rank's other processes that are shown. Most scripts have fewer data loaders."""
 _MAX_THREADS = 512
 """Maximum number of threads of a process that are read, since code can start any number."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')  # as faulthandler writes it
 _INNERMOST_FRAMES = 4
-"""How many innermost frames of a stack are compared with the functions that wait. Wrappers may lie above such a
-function."""
+"""How many innermost frames of a stack are compared with the functions that wait, since such a function may itself call
+a few helpers."""
 # How the file names of the platform's own frames end.
 _PLATFORM_FILES = ("/launcher/rank.py", "/launcher/step_timer.py", "/launcher/warm/forkserver.py", PLATFORM_FILE_NAME)
 # Functions that only wait: for other ranks, or for a device that may wait for them. Each is (end of the file's name,
@@ -100,7 +101,7 @@ class StackCapture:
                 send_signal(rank.pid, STACK_SIGNAL)
 
     def add_data(self, rank_id: int, data: bytes, now: float) -> None:
-        """Add data that a rank has written. Lines that are no stack are left out later."""
+        """Add data that a rank has written. Lines that are not part of a stack are left out later."""
         if rank_id in self._output:
             self._output[rank_id] = (self._output[rank_id] + data)[:MAX_TEXT_LENGTH]
             self._last_data_at[rank_id] = now
@@ -196,7 +197,7 @@ def unavailable_reason(rank: CaptureTarget, proc: str = PROC) -> str:
         status.get("SigIgn", "0"), STACK_SIGNAL
     ):
         return "the code blocks or ignores the signal that asks for it"
-    if not _has_open(folder + "fd", rank.report_fd):
+    if not _has_pipe_open(folder + "fd", rank.report_fd):
         return "the code has closed the pipe that the stack would be written to"
     return ""
 
@@ -206,7 +207,7 @@ def _mask_contains(mask: str, signal: int) -> bool:
     return bool(int(mask, 16) >> (signal - 1) & 1)
 
 
-def _has_open(folder: str, report_fd: int) -> bool:
+def _has_pipe_open(folder: str, report_fd: int) -> bool:
     """Whether a process still has this pipe open, by the links in its /proc/<pid>/fd.
 
     If not, another file may have the pipe's descriptor, and the stack would be written into that file.
@@ -246,8 +247,8 @@ def stack_lines(text: str) -> List[str]:
 def main_frames(lines: Sequence[str]) -> List[Tuple[str, int, str]]:
     """Return file, line and function of the first thread's frames, the innermost first. Pure.
 
-    The kernel delivers the signal to the first thread if possible, and faulthandler marks the thread that got it as
-    current. If a thread without Python frames got it, none is marked. Then the first thread is the last one shown.
+    The kernel delivers the signal to the first thread if possible, and faulthandler marks the thread that got the
+    signal as current. If that thread has no Python frames, none is marked. Then the first thread is the last one shown.
     """
     threads: List[List[Tuple[str, int, str]]] = []
     current: Optional[int] = None
@@ -271,22 +272,22 @@ def rank_state(text: str) -> RankState:
         return RankState("", NOT_WAITING, "")
     waiting = NOT_WAITING
     for file, _line, function in frames[:_INNERMOST_FRAMES]:
-        if _is_one_of(file, function, _WAITS):
+        if _matches_any(file, function, _WAITS):
             waiting = WAITING
-        elif _is_one_of(file, function, _WAITS_IF_IDLE):
+        elif _matches_any(file, function, _WAITS_IF_IDLE):
             waiting = max(waiting, WAITING_IF_IDLE)
     # Threads without a Python frame come and go, and thread identifiers differ, so the digest leaves both out.
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-    # The innermost frame of the customer's own code, else the innermost one.
+    # The innermost frame of the customer's own code, or else the innermost frame.
     file, line, function = next((frame for frame in frames if not _is_library(frame[0])), frames[0])
     return RankState(digest, waiting, "{}, line {}, {}".format(os.path.basename(file), line, function)[:200])
 
 
-def _is_one_of(file: str, function: str, calls: Sequence[Tuple[str, str]]) -> bool:
-    """Whether a function is in a table such as `_WAITS`."""
-    for file_pattern, name in calls:
+def _matches_any(file: str, function: str, table: Sequence[Tuple[str, str]]) -> bool:
+    """Whether a table such as `_WAITS` contains this function."""
+    for file_pattern, function_name in table:
         matches_file = file_pattern in file if file_pattern.endswith("/") else file.endswith(file_pattern)
-        if matches_file and name in ("", function):
+        if matches_file and function_name in ("", function):
             return True
     return False
 

@@ -1,7 +1,8 @@
 """The launcher's side of a warm start: pass scripts to ranks that a fork server (`forkserver`) has already forked.
 
 If no forked rank is ready in time, the launcher starts the rank cold. All forked ranks read from one socket that keeps
-message boundaries. Each takes one message, answers with its pid, and is a rank like any other from then on.
+message boundaries. Each forked rank takes one message and answers with its pid. From then on it is a rank like any
+other.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ MAX_MESSAGE_BYTES = 1 << 17
 """Maximum bytes of one message. If arguments and environment are longer, the forked rank cannot parse the message and
 does not accept it, so the rank is started cold."""
 READY_SECONDS = 1.0
-"""How long to wait for a forked rank. A cold start takes as long, so waiting longer is not worth it."""
+"""How long to wait for a forked rank. A cold start takes about as long, so waiting longer would not be worth it."""
 ACCEPT_SECONDS = 2.0
-"""How long a ready rank may take to accept a script. It only lists the folders from which the script imports."""
+"""How long a ready rank may take to accept a script. It only lists the folders from which the script imports, but these
+may be on slow storage."""
 _INT_BYTES = array.array("i").itemsize
 _MAX_DESCRIPTORS = 4
-"""Descriptors of one message: output, reports, step counts and a spare one."""
+"""Maximum number of descriptors in one message: output, reports, step counts and a spare one."""
 # Prefixes of variables that frameworks and their libraries read while they are loaded.
 _READ_AT_IMPORT = "OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|TF|XLA|LD"
 # A script that sets such a variable: os.environ["OMP_..."], .setdefault("OMP_..." or .update({"OMP_...".
@@ -35,7 +37,7 @@ _SETS_ENVIRONMENT = re.compile(
     # The same with a computed name, which may be any of them.
     r"|environ\[(?!['\"])[^]]*\]\s*=(?!=)|environ\.(?:setdefault|update)\(\s*\{?\s*(?!['\"{}\s])"
 )
-# Words in a source that may import modules which no import statement names.
+# Words in a source that show that it may import modules which no import statement names.
 _DYNAMIC_IMPORTS = ("importlib", "__import__", "runpy", "sys.path")
 
 
@@ -47,7 +49,7 @@ class WarmRanks:
         self._unused_ready_messages = 0  # `ready` messages that arrived while this waited for another one
 
     def enter_sandbox(self) -> None:
-        """Let the ranks enter the sandbox. It is complete, since this launcher runs in it."""
+        """Let the ranks enter the sandbox, which is complete once this launcher runs in it."""
         if self._channel is None:
             return
         try:
@@ -99,7 +101,7 @@ class WarmRanks:
             self._channel = None
 
     def _wait(self, kind: str, seconds: float) -> Optional[Dict[str, Any]]:
-        """Return the next message of this kind; None if it is late, or the rank has refused, or no rank is left."""
+        """Return the next message of this kind; None if it is late, if the rank refuses, or if no rank is left."""
         if kind == "ready" and self._unused_ready_messages:
             self._unused_ready_messages -= 1
             return {}
@@ -126,12 +128,15 @@ def is_warm_start_useful(sources: Sequence[str], folder: str) -> bool:
 
 
 def _sets_framework_environment(sources: Sequence[str]) -> bool:
-    """Whether the script sets variables that a framework reads while it is imported: too late in a forked rank."""
+    """Whether the script sets variables that a framework reads while it is imported.
+
+    In a forked rank, the framework has been imported before.
+    """
     return any("environ" in source and _SETS_ENVIRONMENT.search(source) for source in sources)
 
 
 def _imports_only_stdlib(sources: Sequence[str], folder: str) -> bool:
-    """Whether the script imports no framework. In a warm rank, unloading one on exit takes longer than a cold start."""
+    """Whether the script imports no framework. Then a cold start is faster: a warm rank must unload one on exit."""
     stdlib = getattr(sys, "stdlib_module_names", None)  # Python 3.10 and later
     if stdlib is None or any(text in source for source in sources for text in _DYNAMIC_IMPORTS):
         return False
@@ -140,7 +145,7 @@ def _imports_only_stdlib(sources: Sequence[str], folder: str) -> bool:
 
 
 def import_folders(sources: Sequence[str], folder: str, workspace: str) -> List[str]:
-    """List the folders where the script's imports may find its own modules before the image's."""
+    """Return the folders where the script's imports may find modules of its own before those of the image."""
     folders = {folder, workspace}
     # A script that changes `sys.path` is assumed to add subfolders of these two.
     if any("sys.path" in source for source in sources):
@@ -163,11 +168,11 @@ def send(channel: socket.socket, message: Mapping[str, Any], descriptors: Sequen
     channel.sendmsg([json.dumps(message).encode()], ancillary)
 
 
-def receive(channel: socket.socket, expected: Optional[int]) -> Tuple[Dict[str, Any], List[int]]:
+def receive(channel: socket.socket, descriptor_count: Optional[int]) -> Tuple[Dict[str, Any], List[int]]:
     """Receive one message and its descriptors; ({}, []) if the other end is closed.
 
-    Raises OSError. Raises ValueError if the message is no JSON or has not the `expected` number of descriptors (None:
-    any).
+    Raises OSError. Raises ValueError if the message is not JSON, or does not have `descriptor_count` descriptors (None:
+    any number is accepted).
     """
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _INT_BYTES)
     data, ancillary, _flags, _address = channel.recvmsg(MAX_MESSAGE_BYTES, space)
@@ -175,7 +180,7 @@ def receive(channel: socket.socket, expected: Optional[int]) -> Tuple[Dict[str, 
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % _INT_BYTES])
-    if expected is not None and len(descriptors) != expected:
+    if descriptor_count is not None and len(descriptors) != descriptor_count:
         for descriptor in descriptors:
             os.close(descriptor)
         raise ValueError("a message came without its descriptors")

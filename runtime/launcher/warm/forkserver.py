@@ -6,8 +6,9 @@ The warm pool's daemon (`runtime.backends.local.warm_pool.daemon`) starts one fo
 any sandbox, with a clean environment, one thread and no customer files. Its socket is in the working directory.
 
 Supervisors connect to the socket and pass a descriptor of their sandbox's first process. For each connection the fork
-server forks an *entry process*. It waits for the launcher in that sandbox, enters the sandbox, forks the ranks there
-and ends. The launcher is the first process of the sandbox, so it adopts the ranks. It sends each its script (`client`).
+server forks an *entry process*. The entry process waits for the launcher in that sandbox, enters the sandbox, forks the
+ranks there and ends. The launcher is the first process of the sandbox, so it adopts the ranks. It sends each rank its
+script (`client`).
 
 Before a rank runs customer code, it is confined like a rank that was started cold. It has only the sandbox's namespaces
 and its own descriptors, no capabilities, and the same limits, cgroup and session. If any of that fails, the rank does
@@ -42,22 +43,24 @@ from .client import MAX_MESSAGE_BYTES, python_path, receive
 # The CLONE_NEW* flags of user, mount, pid, ipc, uts and cgroup namespaces, and of the network.
 _ALL_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000 | 0x40000000
 _PRIVATE_NAMESPACES = ("user", "mnt", "pid", "ipc", "uts")
-"""Namespaces that every sandbox has to itself. The network's is not among them: a setting can share the host's."""
+"""Kinds of namespaces that every sandbox has to itself. The network's is not among them, since a setting can make runs
+share the host's network."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 39, 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 """The highest capability that version 3 of the kernel's interface can name."""
 _POLL_SECONDS = 1.0
-"""How often an idle fork server reaps children and checks whether it should end; neither is urgent."""
+"""Interval at which an idle fork server reaps children and checks whether it should end; neither is urgent."""
 _REQUEST_SECONDS = 1.0
-"""How long a connected supervisor may take to send its request. It sends it as soon as its sandbox starts."""
+"""How long a connected supervisor may take to send its request, which it does as soon as its sandbox starts."""
 _MAX_AGE_SECONDS = 6 * 3600.0
-"""When a fork server is replaced. All forks of one interpreter share its memory layout and its hash seed."""
+"""Age at which a fork server ends, so that a new one replaces it: all forks of one interpreter share its memory layout
+and its hash seed."""
 _STORE_POLL_SECONDS = 0.001
-"""How often a rank checks whether rank 0 listens. There is no event for another process's listening socket."""
+"""Interval at which a rank checks whether rank 0 listens. There is no event for another process's listening socket."""
 _FIRST_SPARE_DESCRIPTOR = 100
-"""A rank's descriptors are moved to this number and above while those below are closed. It has fewer than ten."""
+"""A rank's descriptors are moved to this number and above while those below are closed. A rank has fewer than ten."""
 _NOT_STARTED_EXIT_CODE = 70
 """Exit code (EX_SOFTWARE of sysexits.h) of a rank that failed after it had accepted a script."""
 
@@ -82,7 +85,10 @@ class UnsafeRank(Exception):
 
 
 class Script(NamedTuple):
-    """Code of a forked rank, with the descriptors of its pipe for reports and of its step counts (-1: none)."""
+    """The path of the script that a forked rank is to run.
+
+    `report_fd` is the descriptor of the rank's pipe for reports, `counts_fd` that of its step counts (-1: none).
+    """
 
     report_fd: int
     path: str
@@ -90,7 +96,7 @@ class Script(NamedTuple):
 
 
 def main(arguments: List[str]) -> Optional[Script]:
-    """Import the modules and serve until idle for too long. Returns None in the server, a script in each rank."""
+    """Import the modules and serve until idle for too long. Returns None in the server, and a script in each rank."""
     name, idle_seconds, modules = arguments[0], float(arguments[1]), arguments[2:]
     parent = os.getppid()
     _raise_on_error(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
@@ -122,7 +128,7 @@ def main(arguments: List[str]) -> Optional[Script]:
 
 
 def _listen(name: str) -> socket.socket:
-    """Listen on a socket. It appears under its name only when it accepts connections."""
+    """Return a listening socket. Its file gets its name only once it accepts connections."""
     listener = socket.socket(socket.AF_UNIX)
     temporary = "{}.{}".format(name, os.getpid())
     listener.bind(temporary)
@@ -140,7 +146,7 @@ def _reap() -> None:
 
 
 def exit_if_gpu_is_open(descriptors: str = "/proc/self/fd") -> None:
-    """Exit if an import has opened a GPU. CUDA fails in forks of such a process, so this image's ranks start cold."""
+    """Exit if an import has opened a GPU: CUDA fails in forks of such a process. This image's ranks then start cold."""
     for name in os.listdir(descriptors):
         try:
             path = os.readlink(os.path.join(descriptors, name))
@@ -154,7 +160,7 @@ def exit_if_gpu_is_open(descriptors: str = "/proc/self/fd") -> None:
 
 
 def _serve_supervisor(connection: socket.socket) -> Script:
-    """In a fork of the server: enter the sandbox and fork its ranks. Returns only in ranks, when they have a script."""
+    """In a fork of the server: enter the sandbox and fork its ranks. Returns only in ranks, once they have a script."""
     launcher: Optional[socket.socket] = None
     try:
         connection.settimeout(_REQUEST_SECONDS)
@@ -178,8 +184,8 @@ def _enter_sandbox(sandbox_pidfd: int, request: Dict[str, Any]) -> Dict[str, str
     for name, limit in request["limits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
-        allowed = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
-        resource.setrlimit(number, (allowed, allowed))
+        effective_limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
+        resource.setrlimit(number, (effective_limit, effective_limit))
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(request["oom_score_adj"]))
     for folder in request["cgroups"]:
@@ -261,9 +267,10 @@ def _become_rank(launcher: socket.socket) -> Script:
 
 
 def _shadowed_module(import_folders: List[str]) -> str:
-    """Return why the script must start cold; "" if it need not.
+    """Return why the script must start cold; "" if it can start here.
 
-    It must if one of its own modules has the name of a module that is loaded here: the import would find the wrong one.
+    It must start cold if one of its own modules has the name of a module that is loaded here: its import would find the
+    wrong module.
     """
     # An interpreter imports `sitecustomize` when it starts.
     loaded = {name.partition(".")[0] for name in sys.modules} - {"__main__", "launcher"} | {"sitecustomize"}
@@ -279,24 +286,26 @@ def _shadowed_module(import_folders: List[str]) -> str:
 
 
 def _close_other_descriptors(descriptors: List[int]) -> List[int]:
-    """Keep the descriptors of a cold rank: standard streams, the pipe for reports, the step counts. Close others.
+    """Close all descriptors except those of a cold rank: standard streams, the pipe for reports, the step counts.
 
-    `descriptors` begin with the rank's output. Returns the new numbers of the rest.
+    The first of `descriptors` is the rank's output. Returns the new numbers of the others.
     """
     dev_null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(dev_null, 0)
     os.dup2(descriptors[0], 1)
     os.dup2(descriptors[0], 2)
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_DESCRIPTOR) for descriptor in descriptors[1:]]
+    moved_descriptors = [
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_DESCRIPTOR) for descriptor in descriptors[1:]
+    ]
     os.closerange(3, _FIRST_SPARE_DESCRIPTOR)
-    for number, descriptor in enumerate(moved):
+    for number, descriptor in enumerate(moved_descriptors):
         os.dup2(descriptor, 3 + number, inheritable=False)
-    os.closerange(3 + len(moved), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    return [3 + number for number in range(len(moved))]
+    os.closerange(3 + len(moved_descriptors), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    return [3 + number for number in range(len(moved_descriptors))]
 
 
 def _reset_process(script_message: Dict[str, Any]) -> None:
-    """Replace what the server set or seeded: session, environment, arguments, random state, signal handlers."""
+    """Give this process the session, environment, arguments, random state and signal handlers of a cold rank."""
     os.setsid()
     os.umask(0o022)
     os.environ.clear()
@@ -329,7 +338,10 @@ def _reset_process(script_message: Dict[str, Any]) -> None:
 
 
 def _wait_for_store(script_message: Dict[str, Any]) -> None:
-    """Wait until PyTorch's rank 0 serves its store, for `head_start_seconds` at most: a refused client retries late."""
+    """Wait until PyTorch's rank 0 serves its store, for `head_start_seconds` at most.
+
+    A client that connects too early is refused, and retries only after about half a second.
+    """
     give_up_at = time.monotonic() + script_message["head_start_seconds"]
     port_suffix = ":{:04X} ".format(int(script_message["environment"].get("MASTER_PORT", 0)))
     while time.monotonic() < give_up_at:

@@ -67,18 +67,18 @@ class Command(BaseCommand):
 
 
 class _Progress:
-    """Prints steps as lines. On a terminal, the output of programs replaces one status line."""
+    """Prints the steps of a build as lines. On a terminal, the output of programs is shown in one status line."""
 
     def __init__(self, stdout: OutputWrapper, stack: ExitStack) -> None:
         self._stdout = stdout
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._step = ""
         self._status = stack.enter_context(Console().status("")) if stdout.isatty() else None
 
     @property
     def seconds(self) -> float:
         """Return how long the build has taken."""
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._started_at
 
     def step(self, text: str) -> None:
         """See `builder.Progress`."""

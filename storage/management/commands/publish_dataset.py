@@ -12,7 +12,7 @@ from storage import sharing
 
 
 class Command(BaseCommand):
-    """`manage.py publish_dataset NAME ARCHIVE`."""
+    """Publishes an archive as the next version of one of the installation's own public datasets."""
 
     help = "Publish a .tar, .tar.gz or .zip archive as the next version of a dataset that every organization can read."
 

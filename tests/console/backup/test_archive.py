@@ -15,7 +15,7 @@ from console.backup import archive
 from tests.factories.accounts import UserFactory
 from tests.flows.console import Console
 
-pytestmark = [pytest.mark.flow, pytest.mark.xdist_group("backup")]
+pytestmark = [pytest.mark.slow, pytest.mark.flow, pytest.mark.xdist_group("backup")]
 FILLED = """
 from django.conf import settings
 from django.core.management import call_command
@@ -275,7 +275,6 @@ def test_an_unfinished_restore_is_neither_backed_up_nor_served(here, place, tmp_
         assert "A restore was interrupted" in refused.stderr
 
 
-@pytest.mark.slow
 def test_a_restore_that_the_database_refuses_changes_nothing(copied, filled):
     filled.query(REFUSE)
     done = filled.manage("restore", copied, "--force")
@@ -286,7 +285,6 @@ def test_a_restore_that_the_database_refuses_changes_nothing(copied, filled):
     assert not (filled.var / "storage" / archive.UNFINISHED_MARKER).exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", CRASHES)
 def test_a_restore_that_is_killed_can_be_repeated(backup, filled, moment):
     done = filled.manage("shell", "-v", "0", "-c", KILLED % (CRASHES[moment], backup))

@@ -182,7 +182,7 @@ def test_payment_events_by_state_and_their_lag(scrape, shared):
 
 def test_errors_that_the_check_of_the_ledger_found(scrape, shared):
     assert not [key for key in scrape() if key[0] == "ledger_wrong"]
-    heartbeats.send(heartbeats.BOOKS, wrong={"transactions": 0, "balances": 2, "holds": 0})
+    heartbeats.send(heartbeats.LEDGER, wrong={"transactions": 0, "balances": 2, "holds": 0})
     assert scrape()["ledger_wrong", "balances"] == 2
 
 
@@ -265,7 +265,7 @@ def test_counts_of_several_processes_are_added(shared):
     assert other.flush()
     [series] = counters.read_series(TASK_SECONDS)
     assert (series.labels, series.counts) == (("x",), (0, 1, 1, 2, 2, 2, 2, 2, 2, 3))
-    assert series.total == pytest.approx(700.21)
+    assert series.total_seconds == pytest.approx(700.21)
     assert totals() == {"x": (3,)}
 
 

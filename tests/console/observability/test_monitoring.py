@@ -33,7 +33,7 @@ VALUES = {
     "after": set(JobState),
     "what": set(CHECKS),
     "process": {
-        heartbeats.BEAT, heartbeats.WORKER, heartbeats.WATCHER, heartbeats.WEB, heartbeats.CLUSTER, heartbeats.BOOKS,
+        heartbeats.BEAT, heartbeats.WORKER, heartbeats.WATCHER, heartbeats.WEB, heartbeats.CLUSTER, heartbeats.LEDGER,
     },
     "resource": {"cpus", "memory_mib", "gpus"},
     "outcome": {"success", "failure"},

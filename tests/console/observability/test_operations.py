@@ -5,7 +5,7 @@ from django.core.cache import cache
 from django.urls import reverse
 from django.utils import timezone
 
-from billing.messages import money
+from billing.amounts import money
 from billing.models import Receipt, StripeEvent
 from jobs.models import Attempt
 from runtime.specs import Outcome

@@ -9,7 +9,7 @@ from jobs import dispatch, failures, selectors
 from runtime.specs import Outcome
 from storage import selectors as storage
 from tests.factories.jobs import Customer
-from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory
 
 TRACEBACK = """Traceback (most recent call last):
   File "/workspace/train.py", line 3, in <module>
@@ -58,6 +58,9 @@ def test_a_failed_job_opens_on_its_diagnosis(customer, owner_page, api):
         ("/datasets/digits/no/such/train.csv", "/datasets/digits", "test.csv"),
         ("/datasets/digits/../../../../etc/passwd", "", None),
         ("/datasets/digit/train.csv", "/datasets", "digits"),
+        ("/datasets2/digits/train.csv", "", None),
+        ("/models/resnet/wieghts.pt", "/models/resnet", "weights.pt"),
+        ("/models/resnt/weights.pt", "/models", "resnet"),
         ("data/lables.csv", "/workspace/data", "labels.csv"),
         ("/workspace/data/x.csv", "/workspace/data", "labels.csv"),
         ("../../../secret", "", None),
@@ -68,12 +71,23 @@ def test_a_missing_file_shows_what_there_is(customer, owner_page, path, folder, 
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
     for name in ("train.csv", "test.csv"):
         (storage.version_folder(version) / name).write_text("1")
+    model = ModelVersionFactory(model__organization=customer.organization, model__name="resnet")
+    (storage.model_folder(model) / "weights.pt").write_text("1")
     customer.write("data/labels.csv", "1")
-    job = failed(customer, f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'", datasets="digits")
+    error = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
+    job = failed(customer, error, datasets="digits", models="resnet")
     found = failures.explain(job)
     assert (found.diagnosis.cause, found.folder) == ("missing_file", folder)
-    assert (similar in found.similar) if similar else found.similar == []
+    assert (similar in found.suggestions) if similar else found.suggestions == []
     assert ("diagnosis-similar" in page_of(owner_page, job)) is bool(folder)
+
+
+def test_a_long_similar_name_is_suggested_once_and_in_full(customer):
+    for name in ("a", "b", "c" * 120):
+        customer.write(f"data/{name}", "1")
+    path = "data/" + "c" * 119
+    job = failed(customer, f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
+    assert failures.explain(job).suggestions == ["c" * 120, "a", "b"]
 
 
 def test_memory_and_batch_come_with_a_new_order_and_its_price(customer, owner_page):

@@ -351,7 +351,7 @@ class TestHost:
         lab.path.rename(elsewhere)
         lab.path.symlink_to(elsewhere)
         assert browser.ask().status_code == HTTPStatus.FORBIDDEN
-        with pytest.raises(gateway.Refused), gate.pinned(lab.path):  # put there after Django looked
+        with pytest.raises(gateway.Refused), gate.verified_socket(lab.path):  # put there after Django looked
             pass
         lab.path.unlink()
         os.mkfifo(lab.path)

@@ -26,7 +26,7 @@ KeyError: 7
 """
 
 
-def urls(job, *, tabs=operator_page.TABS):
+def urls(job, *, tabs=operator_page.TAB_TITLES):
     pages = [reverse("operator_job", args=[job.pk, tab]) for tab in tabs]
     return [*pages, reverse("operator_job", args=[job.pk]), reverse("operator_job_curves", args=[job.pk])]
 
@@ -141,7 +141,7 @@ def test_it_shows_what_the_customer_sees(customer, jobs):
     overview = main_of(client.get(reverse("operator_job", args=[failed.pk])))
     assert "KeyError: 7" in overview
     assert f"{customer.workspace.name}/train.py" in overview
-    for tab in set(operator_page.TABS) - {operator_page.METRICS}:
+    for tab in set(operator_page.TAB_TITLES) - {operator_page.METRICS}:
         assert tab in job_page.TABS
     assert "Receipt R-" in main_of(client.get(reverse("operator_job", args=[failed.pk, "cost"])))
     assert "Read the whole log" in main_of(client.get(reverse("operator_job", args=[with_log.pk, "logs"])))

@@ -70,7 +70,7 @@ def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, cus
             await websocket.send(b"exit")
             return await closing_code(websocket)
 
-    assert asyncio.run(use()) == gateway.ENDED
+    assert asyncio.run(use()) == gateway.CloseCode.ENDED
     target = f"job:{job.job_id}"
     assert audited() == [
         ("shell.opened", target, {"node": 0, "seconds": 0}, "127.0.0.1"),
@@ -144,13 +144,13 @@ def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, cu
 
         return asyncio.run(use())
 
-    assert closed_by(lambda member: member.log_out()) == gateway.NOT_ADMITTED
-    assert closed_by(lambda _member: disable()) == gateway.NOT_ADMITTED
+    assert closed_by(lambda member: member.log_out()) == gateway.CloseCode.NOT_ADMITTED
+    assert closed_by(lambda _member: disable()) == gateway.CloseCode.NOT_ADMITTED
     enable()
     monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.0)
-    assert closed_by(lambda _member: None) == gateway.IDLE
+    assert closed_by(lambda _member: None) == gateway.CloseCode.IDLE
     monkeypatch.setattr(gateway, "IDLE_SECONDS", 1800.0)
-    assert closed_by(lambda _member: end()) == gateway.NOT_ADMITTED
+    assert closed_by(lambda _member: end()) == gateway.CloseCode.NOT_ADMITTED
     reasons = [data.get("why") for _action, _target, data, _address in audited()]
     assert reasons == [None, "not_admitted", None, "not_admitted", None, "idle", None, "not_admitted"]
 
@@ -174,7 +174,7 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, custo
     async def use():
         async with member.websocket(job.job_id) as websocket:
             async with member.websocket(job.job_id) as another:
-                assert await closing_code(another) == gateway.TOO_MANY
+                assert await closing_code(another) == gateway.CloseCode.TOO_MANY
             received = await read(websocket, gateway.MAX_UNACKNOWLEDGED_BYTES)
             assert received < len(node.output)  # the rest waits until this has been drawn
             await websocket.send(json.dumps({"seen": received}))
@@ -182,7 +182,7 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, custo
             await websocket.send(b"x" * (gateway.MAX_INPUT_BYTES + 1))
             return await closing_code(websocket)
 
-    assert asyncio.run(use()) == gateway.INVALID
+    assert asyncio.run(use()) == gateway.CloseCode.INVALID
     for invalid in ('{"rows": 0, "columns": 80}', '{"seen": 1000000000}', '{"rows": "1"}', "[", "[" * 100_000):
 
         async def send_invalid(text=invalid):
@@ -190,7 +190,7 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, custo
                 await websocket.send(text)
                 return await closing_code(websocket)
 
-        assert asyncio.run(send_invalid()) == gateway.INVALID, invalid
+        assert asyncio.run(send_invalid()) == gateway.CloseCode.INVALID, invalid
 
 
 @pytest.mark.usefixtures("node")

@@ -14,7 +14,7 @@ from tests.runtime.conftest import Yard
 
 BACKENDS = (
     pytest.param("local", marks=pytest.mark.local_backend),
-    "kubernetes",
+    pytest.param("kubernetes", marks=pytest.mark.slow),
     pytest.param("slurm", marks=[pytest.mark.local_backend, pytest.mark.slow]),
 )
 SHOW = """

@@ -59,7 +59,7 @@ def test_mounts_are_checked(yard, source, target):
     spec = yard.spec()
     spec = dataclasses.replace(spec, mounts=(*spec.mounts, Mount(str(yard.folder / source), target)))
     with pytest.raises(InvalidSpec) as caught:
-        admission.check(spec, yard.images_root)
+        admission.admit(spec, yard.images_root)
     assert caught.value.field == "mounts"
 
 
@@ -68,7 +68,7 @@ def test_sources_are_resolved(yard):
     link.symlink_to(yard.dataset)
     spec = yard.spec()
     spec = dataclasses.replace(spec, mounts=(spec.mounts[0], Mount(str(link), "/datasets/digits")))
-    assert Path(admission.check(spec, yard.images_root).mounts[1].source) == yard.dataset.resolve()
+    assert Path(admission.admit(spec, yard.images_root).mounts[1].source) == yard.dataset.resolve()
 
 
 def test_a_missing_image_is_refused_with_the_build_command(yard):

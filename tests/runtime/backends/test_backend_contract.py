@@ -299,7 +299,7 @@ def test_changes_are_reported_within_a_second(any_yard):
     listening, done = threading.Event(), threading.Event()
 
     def listen():
-        for names in any_yard.another().changes(stop_after=120):
+        for names in any_yard.another().changes(stop_after_seconds=120):
             listening.set()
             reports.append((time.monotonic(), names))
             if done.is_set():

@@ -87,7 +87,7 @@ def test_of_v1_each_controller_has_its_tree(tmp_path):
     assert group.cpu_seconds() is None
     (tmp_path / "cpu,cpuacct" / "run-0" / "cpuacct.usage").write_text("2500000000\n")
     (tmp_path / "pids" / "run-0" / "pids.current").write_text("12\n")
-    assert (group.cpu_seconds(), group.tasks()) == (2.5, 12)
+    assert (group.cpu_seconds(), group.count_tasks()) == (2.5, 12)
 
 
 def test_a_cgroup_tree_mounted_in_part_is_located(tmp_path):

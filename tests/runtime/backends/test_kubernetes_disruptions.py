@@ -9,7 +9,7 @@ from runtime.backends.kubernetes import runs
 from runtime.backends.kubernetes.disruptions import DeletionEvents, DeletionTracker, read_events
 from runtime.backends.kubernetes.names import POD_ANNOTATION_PREFIX
 from runtime.backends.kubernetes.outcome import derive_status
-from runtime.backends.kubernetes.state import REMOVED, PodState, as_removed, newest_pods
+from runtime.backends.kubernetes.state import EXTERNALLY_DELETED, PodState, as_externally_deleted, newest_pods
 from runtime.specs import FailureCode, Outcome, RunPhase
 from tests.kubernetes.yard import ClusterYard
 from tests.runtime.backends.cluster_runs import NAME, job_of, until
@@ -110,7 +110,7 @@ def read(*events, now=END + 60, **changes):
 
 def test_events_are_complete_only_if_none_can_be_missing():
     events = read(event("job-1-1-0-x7k2p"), event("job-1-11-1-x7k2p"), event("odd"), {}, LAST)
-    assert (events.by_controller, events.is_complete, events.wait_until) == ({0}, True, 0.0)
+    assert (events.deleted_by_controller, events.is_complete, events.wait_until) == ({0}, True, 0.0)
     assert events.deleted_externally([0, 1]) == {1}
     missing = [
         read(LAST, nodes=11),
@@ -150,11 +150,11 @@ def status_of(*pods, events=None, now=END + 5, job=FAILED):
     return derive_status(job, {one.node: one for one in pods}, RECORDS, now=now, events=events)
 
 
-BY_CONTROLLER = DeletionEvents(by_controller=frozenset({0}), is_complete=True)
+BY_CONTROLLER = DeletionEvents(deleted_by_controller=frozenset({0}), is_complete=True)
 DELETED_POD = running(0, deletion_deadline=END, ended=True, finished_at=END)
 OTHERS = DeletionEvents(is_complete=True)
 NOT_READY = {at: dataclasses.replace(BY_CONTROLLER, not_ready_at={0: at}) for at in (END, END + 50, END + 500)}
-SEEN = dataclasses.replace(DELETED_POD, disruption=REMOVED, disrupted_at=END - 1)
+SEEN = dataclasses.replace(DELETED_POD, disruption=EXTERNALLY_DELETED, disrupted_at=END - 1)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_run_waits_for_the_job_controllers_verdict():
     assert status_of(DELETED_POD, ended(1, 1), job=JOB, now=END + 31).phase is RunPhase.ENDED, (
         "the controller never answered"
     )
-    known = dataclasses.replace(DELETED_POD, disruption=REMOVED, disrupted_at=END)
+    known = dataclasses.replace(DELETED_POD, disruption=EXTERNALLY_DELETED, disrupted_at=END)
     assert status_of(known, ended(1, 1), job=JOB).phase is RunPhase.ENDED
     assert status_of(dataclasses.replace(DELETED_POD, exit_code=0), ended(1), job=JOB).outcome is Outcome.COMPLETED
 
@@ -199,8 +199,8 @@ def test_a_removed_pod_stays_removed():
         },
         "status": {"phase": "Running"},
     }  # fmt: skip
-    removed = as_removed(item, now=0.0)
-    assert (removed.disruption, removed.disrupted_at) == (REMOVED, END - 25), (
+    removed = as_externally_deleted(item, now=0.0)
+    assert (removed.disruption, removed.disrupted_at) == (EXTERNALLY_DELETED, END - 25), (
         "when the deletion was requested, not its deadline"
     )
     kept = dataclasses.replace(JOB, saved_pods={0: PodState.from_json(removed.to_json())})

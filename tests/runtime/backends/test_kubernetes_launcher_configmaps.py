@@ -7,7 +7,7 @@ import pytest
 from runtime.backends.kubernetes import launcher_archive, manifests, rbac
 from runtime.backends.kubernetes.client import ApiClient, resource_path
 from runtime.backends.kubernetes.names import LAST_USED_ANNOTATION
-from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.specs import Outcome
 from tests.runtime.backends.cluster_runs import NAME, limited
 
@@ -47,7 +47,7 @@ def test_unused_launchers_are_removed(own_yard, fake, monkeypatch):
     mounted = old_launcher(fake, own_yard, b"mounted")
     spec = own_yard.spec(name="job-2-1")
     job = manifests.job(
-        spec, own_yard.config(), build_pod_plan(spec, own_yard.config(), own_yard.site.root / "runs"), mounted
+        spec, own_yard.config(), build_pod_inputs(spec, own_yard.config(), own_yard.site.root / "runs"), mounted
     )
     fake.make("jobs", namespace, "job-2-1", **job)
     monkeypatch.setattr(launcher_archive, "time", Later(2))

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from runtime.backends.kubernetes.logs import extract_rank
-from runtime.backends.log_chunks import Piece, lines_chunk, read_piece, text_chunk
+from runtime.backends.log_chunks import RawChunk, lines_chunk, read_raw_chunk, text_chunk
 
 OUTPUT = b"0\tone\n1\tother\n0+\ttwo and \n0\tmore\n10\tnot mine\nno rank at all\n0\t\n0\tthree"
 RANK_0_OUTPUT = b"one\ntwo and more\n\n"
@@ -49,9 +49,9 @@ def test_extract_rank_finds_the_times_of_its_bytes():
 
 def test_text_chunk_leaves_an_incomplete_character_to_the_next_chunk():
     data = "aü".encode()
-    assert text_chunk(Piece(data[:2], at_end=True, offset=5), final=False).next_offset == 6
-    assert text_chunk(Piece(data, at_end=True, offset=5), final=True).text == "aü"
-    assert text_chunk(Piece(data[:2], at_end=True, offset=5), final=True).text == "a\N{REPLACEMENT CHARACTER}"
+    assert text_chunk(RawChunk(data[:2], at_end=True, offset=5), is_final=False).next_offset == 6
+    assert text_chunk(RawChunk(data, at_end=True, offset=5), is_final=True).text == "aü"
+    assert text_chunk(RawChunk(data[:2], at_end=True, offset=5), is_final=True).text == "a\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_text_chunk_leaves_an_incomplete_character_to_the_next_chunk():
     ],
 )
 def test_a_window_begins_with_a_whole_line(offset, text, start):
-    piece = read_piece(io.BytesIO("ü one\ntwo\n".encode()), offset, 99)
-    chunk = text_chunk(piece, final=True, at_line=True)
+    raw_chunk = read_raw_chunk(io.BytesIO("ü one\ntwo\n".encode()), offset, 99)
+    chunk = text_chunk(raw_chunk, is_final=True, at_line=True)
     assert (chunk.text, chunk.offset, chunk.size) == (text, start, 11)
 
 
 def test_lines_chunk_returns_complete_lines_only():
-    chunk = lines_chunk(b'{"a":1}\n{"a"', 3, final=False)
+    chunk = lines_chunk(b'{"a":1}\n{"a"', 3, is_final=False)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ('{"a":1}\n', 11, False)

@@ -21,8 +21,9 @@ def cause(kind, code, at=END - 1, node=0, **more):
 RANK = cause("code_failed", "rank_exited", rank=1, node=1, exit_code=3, last_lines=["boom"])
 
 
-def status_of(job, *pods, records=None, unreachable=None, now=END + 5):
-    return derive_status(job, {one.node: one for one in pods}, records or {}, now=now, unreachable=unreachable)
+def status_of(job, *pods, records=None, unreachable_since=None, now=END + 5):
+    pods_by_node = {one.node: one for one in pods}
+    return derive_status(job, pods_by_node, records or {}, now=now, unreachable_since=unreachable_since)
 
 
 def test_a_completed_run_is_metered_from_the_last_start_to_the_last_end():
@@ -158,7 +159,7 @@ NO_PYTHON = {"container_reason": "StartError", "started_at": None}
     ],
 )
 def test_outcome_table(pods, records, expected):
-    status = status_of(FAILED, *pods, records=records, unreachable=None if pods[0].ended else {0: END})
+    status = status_of(FAILED, *pods, records=records, unreachable_since=None if pods[0].ended else {0: END})
     assert status.phase is RunPhase.ENDED
     assert (status.outcome, status.failure.code) == expected
 
@@ -190,7 +191,7 @@ RUNNING_RECORD = {**SUCCEEDED, "phase": "running"}
     ],
 )
 def test_a_recorded_success_counts_even_if_the_machine_is_lost(pods, records, lost, *, is_completed):
-    status = status_of(JOB, *pods, records=records, unreachable=dict.fromkeys(lost, END + 40), now=END + 70)
+    status = status_of(JOB, *pods, records=records, unreachable_since=dict.fromkeys(lost, END + 40), now=END + 70)
     assert status.phase is RunPhase.ENDED
     assert status.outcome is (Outcome.COMPLETED if is_completed else Outcome.NODE_LOST)
     assert not is_completed or status.finished_at == END
@@ -207,7 +208,7 @@ def test_a_stopped_run_is_lost_only_with_its_machine(lost, outcome):
     overdue = running(0, deletion_deadline=END + 2)
     in_grace = status_of(job, overdue, ended(1, 1), now=END + 70)
     assert in_grace.phase is RunPhase.STOPPING
-    final = status_of(job, overdue, ended(1, 1), unreachable=lost, now=END + 400)
+    final = status_of(job, overdue, ended(1, 1), unreachable_since=lost, now=END + 400)
     assert (final.phase, final.outcome) == (RunPhase.ENDED, outcome)
 
 
@@ -294,6 +295,13 @@ def test_a_disruption_is_read_from_the_job_if_the_pod_is_deleted():
     job = dataclasses.replace(FAILED, failure_reason="PodFailurePolicy", failure_message=message)
     status = status_of(job, ended(1, 1), records={1: record(cause("node_lost", "node_lost"))})
     assert (status.outcome, status.failure.code, status.failure.node) == (Outcome.NODE_LOST, FailureCode.EVICTED, 0)
+
+
+def test_a_disruption_whose_message_names_no_pod_is_of_no_node():
+    job = dataclasses.replace(FAILED, failure_reason="PodFailurePolicy", failure_message="A pod was disrupted")
+    status = status_of(job, ended(1, 1), records={1: record(cause("node_lost", "node_lost"))})
+    assert (status.outcome, status.failure.node) == (Outcome.NODE_LOST, None)
+    assert status.failure.message == "A node was disrupted: A pod was disrupted."
 
 
 def test_an_overdue_pod_is_lost():

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.backends.kubernetes.pending import classify_pull_error, explain
+from runtime.backends.kubernetes.pending import classify_pull_error, explain_waiting
 from runtime.specs import Capacity, NodeCapacity, Resources, WaitingCode
 
 CONFIG = ClusterConfig.from_data("east", {"volume": {"claim": "c", "root": "/srv"}, "queue": "training"})
@@ -55,7 +55,7 @@ def without_gpus(one):
 
 
 def why(*pods, events=(), job=None, **more):
-    return explain(job or JOB, pods, events, **{"config": CONFIG, "capacity": CAPACITY, **more})
+    return explain_waiting(job or JOB, pods, events, **{"config": CONFIG, "capacity": CAPACITY, **more})
 
 
 def case(name, code, *pods, data=None, **arguments):

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from runtime.backends.kubernetes.volume import RunFolders
-from runtime.backends.log_chunks import Piece
+from runtime.backends.log_chunks import RawChunk
 from runtime.errors import BackendUnavailable
 from runtime.launcher.log_times import PAIR
 
@@ -59,16 +59,16 @@ def test_files_are_read_from_an_offset(folders):
 
 
 def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
-    piece = Piece(b"0123456789", at_end=True, offset=0)
+    raw_chunk = RawChunk(b"0123456789", at_end=True, offset=0)
     times = folders.root / "job-1-1" / "logs" / "rank-0.times"
     times.write_bytes(PAIR.pack(0, 5000))
     before = folders.fingerprint("job-1-1")
-    assert folders.log_times("job-1-1", 0, piece) == [(0, 5.0)]
+    assert folders.log_times("job-1-1", 0, raw_chunk) == [(0, 5.0)]
     times.rename(tmp_path / "elsewhere")
     for replace in (lambda: times.symlink_to(tmp_path / "elsewhere"), lambda: os.mkfifo(times)):
-        assert folders.log_times("job-1-1", 0, piece) == []
+        assert folders.log_times("job-1-1", 0, raw_chunk) == []
         replace()
-        assert folders.log_times("job-1-1", 0, piece) == []
+        assert folders.log_times("job-1-1", 0, raw_chunk) == []
         times.unlink()
     assert folders.fingerprint("job-1-1") == before, "readers are woken by the log"
 

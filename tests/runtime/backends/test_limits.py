@@ -38,7 +38,7 @@ def test_a_node_in_a_control_group_is_checked_seldom(limits, tmp_path, in_cgroup
         (tmp_path / "memory.oom_control").touch()
         limits._tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=False)
     else:
-        limits._tree.init = 0
+        limits._tree.init_pid = 0
     limits._record.data["started_at"] = 1.0 if has_started else None
     assert limits.is_due(100.0)
     assert limits.check(100.0) is None
@@ -60,7 +60,7 @@ def test_in_doubt_a_disk_was_filled_by_the_run_unless_it_was_full_before(limits,
 
 def starve(limits, tmp_path, monkeypatch, tasks):
     """Let the launcher want a core for three checks, and get none."""
-    limits._tree.init = 1
+    limits._tree.init_pid = 1
     limits._tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=False)
     (tmp_path / "pids.current").write_text(f"{tasks}\n")
     limits._record.data["started_at"] = 1.0

@@ -4,15 +4,16 @@ import json
 import os
 from pathlib import Path
 
-import kubernetes_validate
+import jsonschema
 import pytest
 
 from runtime.backends.kubernetes import manifests, rbac
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.backends.kubernetes.names import labels_of, namespace_for
-from runtime.backends.kubernetes.pod_plan import build_pod_plan
+from runtime.backends.kubernetes.names import labels_of, organization_namespace
+from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.errors import InvalidSpec
 from runtime.specs import Framework, Image, Mount, PullSecret, Resources, RunSpec
+from tests.kubernetes import schemas
 from tests.kubernetes.admission import pod_security_violations
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,7 +57,7 @@ def spec(**changes):
 
 
 def everything(run, on):
-    plan = build_pod_plan(run, on, ROOT)
+    plan = build_pod_inputs(run, on, ROOT)
     launcher = manifests.launcher("trainyard-runs", b"PK-an-archive")
     job = manifests.job(run, on, plan, launcher["metadata"]["name"])
     return [launcher, job, *manifests.owned_objects(run, on, plan, UID, KEYS)]
@@ -145,14 +146,14 @@ def each():
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("manifest", list(each()))
 def test_manifests_match_the_published_schemas(manifest, version):
-    kubernetes_validate.validate(manifest, version, strict=True)
+    schemas.validate(manifest, version)
 
 
 def test_the_schemas_refuse_invalid_manifests():
     wrong = everything(spec(), config())[1]
     wrong["spec"]["completion"] = 2
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, "1.36", strict=True)
+    with pytest.raises(jsonschema.ValidationError):
+        schemas.validate(wrong, "1.36")
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "elastic"])
@@ -245,11 +246,11 @@ def test_only_installations_reach_the_package_index():
 
 def test_organization_namespaces_are_unique():
     on = config(namespace_per_organization=True)
-    names = [namespace_for(on, slug) for slug in ("acme", "Acme", "acme!", "a" * 60, "a" * 61, "ac-me")]
+    names = [organization_namespace(on, slug) for slug in ("acme", "Acme", "acme!", "a" * 60, "a" * 61, "ac-me")]
     assert len(set(names)) == len(names)
     assert names[0] == "trainyard-runs-acme"
     assert all(len(name) <= 63 for name in names)
-    assert namespace_for(config(), "acme") == "trainyard-runs"
+    assert organization_namespace(config(), "acme") == "trainyard-runs"
 
 
 def test_invalid_label_values_are_left_out():
@@ -287,7 +288,7 @@ def test_secrets_are_only_in_a_secret_of_the_run():
     assert json.loads(objects["ConfigMap", "job-7-1"]["data"]["order.json"])["variables"] == {"NCCL_DEBUG": "INFO"}
     for each in everything(run, config()):
         for version in VERSIONS:
-            kubernetes_validate.validate(each, version, strict=True)
+            schemas.validate(each, version)
 
 
 @pytest.mark.parametrize(

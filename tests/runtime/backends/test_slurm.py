@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from runtime.backends.slurm import evidence, submission
-from runtime.backends.slurm.backend import _refusal
+from runtime.backends.slurm.backend import _translate_sbatch_error
 from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import EndRequest, Observation
-from runtime.backends.slurm.pending import explain
-from runtime.backends.slurm.states import JobState, parse_jobs, parse_machines
+from runtime.backends.slurm.pending import explain_waiting
+from runtime.backends.slurm.states import SlurmJob, parse_jobs, parse_machines
 from runtime.backends.supervision.outcome import merge
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
 from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, WaitingCode
@@ -112,8 +112,8 @@ def test_a_job_asks_for_the_nodes_as_tasks():
 )  # fmt: skip
 def test_slurms_reasons_become_codes(reason, code):
     (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()
-    assert explain(job).code is code
-    assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain(job).sentence
+    assert explain_waiting(job).code is code
+    assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain_waiting(job).sentence
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_slurms_reasons_become_codes(reason, code):
     ],
 )  # fmt: skip
 def test_what_sbatch_refuses_is_the_specs_or_the_clusters_fault(text, error, field):
-    refusal = _refusal(CommandFailed(text))
+    refusal = _translate_sbatch_error(CommandFailed(text))
     assert type(refusal) is error
     assert getattr(refusal, "field", None) == field
 
@@ -151,7 +151,7 @@ def by_slurm(node=0):
 
 
 def job(state):
-    return JobState("7", state, 8990.0, NOW - 10)
+    return SlurmJob("7", state, 8990.0, NOW - 10)
 
 
 def status(records, state, *, request=None, failed=()):
@@ -258,5 +258,5 @@ def test_slurm_is_asked_only_where_the_records_do_not_suffice():
 
 def test_accounts_lines_are_read_like_those_of_the_queue():
     jobs = parse_jobs("7|CANCELLED by 1000|1700000000|1700000060|n[0-1]|None\n7.batch|CANCELLED|1|2||\n\n")
-    assert jobs == {"7": JobState("7", "CANCELLED", 1700000000.0, 1700000060.0, "n[0-1]", "None")}
+    assert jobs == {"7": SlurmJob("7", "CANCELLED", 1700000000.0, 1700000060.0, "n[0-1]", "None")}
     assert dataclasses.replace(jobs["7"], state="RUNNING").is_active

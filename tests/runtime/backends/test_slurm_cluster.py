@@ -68,7 +68,7 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_yard, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr("runtime.backends.slurm.runs.SlurmRun.record_submission", die)
-        patch.setattr("runtime.backends.slurm.backend.SlurmBackend._discard", lambda *_: False)
+        patch.setattr("runtime.backends.slurm.backend.SlurmBackend._remove_failed_submission", lambda *_: False)
         with pytest.raises(Killed):
             slurm_yard.backend.submit(spec)
     assert slurm_yard.backend.names() == ["job-1-1"], "reconciliation sees it"

@@ -16,9 +16,9 @@ class Cluster(FakeBackend):
 
     then: Callable[[str], None]
 
-    def changes(self, stop_after=None):
+    def changes(self, stop_after_seconds=None):
         """A heartbeat before anything has happened, then the change."""
-        del stop_after
+        del stop_after_seconds
         yield set()
         (name,) = self.names()
         self.then(name)

@@ -141,7 +141,7 @@ class Pod:
         """The last record, as a backend reads it."""
         signed = self.termination.read_bytes()
         assert len(signed) <= 4096
-        record = read_record(signed, KEY, run=RUN, node=self.node)
+        record = read_record(signed, KEY, run_name=RUN, node=self.node)
         assert record is not None, (signed, self.printed())
         return record
 

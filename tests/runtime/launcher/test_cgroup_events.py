@@ -52,9 +52,9 @@ def test_usage_is_read_from_cgroups_v1_and_v2(tmp_path, files, used):
 
 
 def test_a_counter_records_its_last_increase():
-    counter = cgroup_events.Counter(2)
-    counter.count(2, 1.0)
+    counter = cgroup_events.EventCounter(2)
+    counter.update(2, 1.0)
     assert counter.increased_at is None
-    counter.count(3, 2.0)
-    counter.count(3, 3.0)
+    counter.update(3, 2.0)
+    counter.update(3, 3.0)
     assert counter.increased_at == 2.0

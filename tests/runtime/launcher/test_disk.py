@@ -42,7 +42,7 @@ def test_folders_too_deep_to_measure_exceed_the_limit(tmp_path):
         descriptor = below
     os.close(descriptor)
     result = disk.measure([tmp_path], 10)
-    assert result.too_deep
+    assert result.is_too_deep
     assert not [path for path in Path("/proc/self/fd").iterdir() if os.path.realpath(path).startswith(str(tmp_path))]
 
 

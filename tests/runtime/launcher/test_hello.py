@@ -22,5 +22,5 @@ def test_ranks_connect_to_rank_0_in_any_order():
     ]
     reported = [process.communicate(timeout=60)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0, 0]
-    assert "rank 0 says: well met" in reported[0]
-    assert "rank 1 came from 127.0.0.1\nrank 2 came from 127.0.0.1\n" in reported[2]
+    assert "rank 0 answered: connected" in reported[0]
+    assert "rank 1 connected from 127.0.0.1\nrank 2 connected from 127.0.0.1\n" in reported[2]

@@ -55,7 +55,7 @@ def test_a_log_and_its_last_lines_have_no_value(tmp_path):
     os.write(writing, b"hunter2\nhunter")
     log.pump()
     os.close(writing)
-    while log.open:
+    while log.is_open:
         log.pump()
     assert (tmp_path / "rank-0.log").read_text() == "token ***\nhunter"
     assert log.last_lines() == ["token ***", "hunter"]

@@ -140,11 +140,11 @@ def test_forged_records_are_ignored(cluster):
     """
     (pod,) = cluster.start(source)
     cluster.wait_for_text("forged")
-    assert read_record(pod.termination.read_bytes(), KEY, run=RUN, node=0) is None
+    assert read_record(pod.termination.read_bytes(), KEY, run_name=RUN, node=0) is None
     pod.signal(signal.SIGTERM)
     assert pod.wait(30) == 1
     assert pod.causes == [("stopped", "stopped")]
-    assert read_record((cluster.root / "nodes" / "0.json").read_bytes(), KEY, run=RUN, node=0) == pod.record
+    assert read_record((cluster.root / "nodes" / "0.json").read_bytes(), KEY, run_name=RUN, node=0) == pod.record
 
 
 @pytest.mark.slow
@@ -227,8 +227,8 @@ def test_code_cannot_replace_the_launchers_modules(cluster):
 def test_a_record_of_another_node_or_run_is_refused(cluster):
     (pod, other) = cluster.start("print('ok')", 2)
     assert cluster.wait() == [0, 0]
-    assert read_record(pod.termination.read_bytes(), KEY, run=RUN, node=1) is None
-    assert read_record(other.termination.read_bytes(), KEY, run="job-7-2", node=1) is None
-    assert read_record(other.termination.read_bytes(), "another key", run=RUN, node=1) is None
+    assert read_record(pod.termination.read_bytes(), KEY, run_name=RUN, node=1) is None
+    assert read_record(other.termination.read_bytes(), KEY, run_name="job-7-2", node=1) is None
+    assert read_record(other.termination.read_bytes(), "another key", run_name=RUN, node=1) is None
     signed = sign_record({"run": RUN, "node": 1, "at": time.time()}, KEY)
-    assert read_record(signed.replace(b'"node":1', b'"node":0'), KEY, run=RUN, node=0) is None
+    assert read_record(signed.replace(b'"node":1', b'"node":0'), KEY, run_name=RUN, node=0) is None

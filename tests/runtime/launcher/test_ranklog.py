@@ -77,10 +77,10 @@ def test_output_that_the_code_reads_itself_is_not_awaited(open_log, monkeypatch)
     monkeypatch.setattr(log, "_bytes_waiting", lambda: 1 << 20)
     os.write(writing, b"x" * 5000)
     log.pump()
-    assert log.open, "somebody can still write"
+    assert log.is_open, "somebody can still write"
     os.close(writing)
     log.pump()
-    assert not log.open
+    assert not log.is_open
 
 
 class Clock:
@@ -105,7 +105,7 @@ def clock(monkeypatch):
 def read_times(path, offset, length):
     file_fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return log_chunks.read_times(file_fd, log_chunks.Piece(bytes(length), at_end=False, offset=offset))
+        return log_chunks.read_times(file_fd, log_chunks.RawChunk(bytes(length), at_end=False, offset=offset))
     finally:
         os.close(file_fd)
 
@@ -125,8 +125,8 @@ def test_times_are_kept_beside_the_unchanged_output(open_log, tmp_path, clock):
     assert read_times(times, 0, 99) == pairs
     assert read_times(times, 13, 3) == pairs[1:2], "the time of a byte is that of the pair before it"
     assert read_times(times, 12, 8) == pairs[1:3]
-    piece = log_chunks.Piece(b"half a line\nlast\n", at_end=True, offset=12)
-    chunk = log_chunks.text_chunk(piece, final=True, times=read_times(times, 12, 17))
+    raw_chunk = log_chunks.RawChunk(b"half a line\nlast\n", at_end=True, offset=12)
+    chunk = log_chunks.text_chunk(raw_chunk, is_final=True, times=read_times(times, 12, 17))
     assert chunk.times == ((0, start + 0.125), (1, start + 60.125)), "a line has the time of its beginning"
 
 

@@ -23,7 +23,7 @@ def test_saved_events_are_on_disk_and_notified(record):
     record.save()
     record.add_cause(Verdict("disk_full", "disk_full", "Too much.", data={"limit_mib": 3}))
     record.save()
-    assert (record.phase, record.started) == ("starting", False)
+    assert (record.phase, record.has_started) == ("starting", False)
     (cause,) = record.causes
     assert written(record)["causes"] == [cause]
     assert (cause["node"], cause["rank"], cause["data"]) == (1, None, {"limit_mib": 3})

@@ -28,8 +28,8 @@ CAUSES = st.lists(
 def test_a_signed_record_can_be_read():
     signed = sign_record(RECORD, "key")
     assert json.loads(signed)["phase"] == "ended"
-    assert read_record(signed, "key", run="job-1-1", node=0) == RECORD
-    assert read_record(signed + b"\n", "key", run="job-1-1", node=0) == RECORD
+    assert read_record(signed, "key", run_name="job-1-1", node=0) == RECORD
+    assert read_record(signed + b"\n", "key", run_name="job-1-1", node=0) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -50,25 +50,25 @@ def test_a_signed_record_can_be_read():
     ],
 )
 def test_invalid_records_are_refused(signed):
-    assert read_record(signed, "key", run="job-1-1", node=0) is None
+    assert read_record(signed, "key", run_name="job-1-1", node=0) is None
 
 
 def test_stop_requests_and_records_are_not_interchangeable():
     word = sign_stop("job-1-1", 2, "key")
-    assert read_stop(word, "key", run="job-1-1") == 2.0
+    assert read_stop(word, "key", run_name="job-1-1") == 2.0
     for other in (sign_stop("job-1-1", 2, "another"), sign_stop("job-1-2", 2, "key"), sign_record(RECORD, "key"), b""):
-        assert read_stop(other, "key", run="job-1-1") is None
-    assert read_stop(sign_stop("job-1-1", 2, ""), "", run="job-1-1") is None
-    assert read_record(word, "key", run="job-1-1", node=0) is None
+        assert read_stop(other, "key", run_name="job-1-1") is None
+    assert read_stop(sign_stop("job-1-1", 2, ""), "", run_name="job-1-1") is None
+    assert read_record(word, "key", run_name="job-1-1", node=0) is None
 
 
 def test_without_a_key_no_record_is_valid():
-    assert read_record(sign_record(RECORD, ""), "", run="job-1-1", node=0) is None
+    assert read_record(sign_record(RECORD, ""), "", run_name="job-1-1", node=0) is None
 
 
 def test_a_signature_inside_a_text_is_kept_as_text():
     record = {**RECORD, "detail": ',"signature":"0"}'}
-    assert read_record(sign_record(record, "key"), "key", run="job-1-1", node=0) == record
+    assert read_record(sign_record(record, "key"), "key", run_name="job-1-1", node=0) == record
 
 
 @settings(deadline=None)  # a busy machine may be slow
@@ -77,7 +77,7 @@ def test_a_shortened_record_keeps_run_node_and_first_cause(causes, detail, membe
     record = {**RECORD, "causes": causes, "detail": detail, "members": members}
     signed = sign_record(record, "key", MAX_RECORD_BYTES)
     assert len(signed) <= MAX_RECORD_BYTES
-    read = read_record(signed, "key", run="job-1-1", node=0)
+    read = read_record(signed, "key", run_name="job-1-1", node=0)
     assert read["phase"] == "ended"
     if causes:
         first = min(causes, key=lambda cause: float(cause["at"]))
@@ -86,4 +86,4 @@ def test_a_shortened_record_keeps_run_node_and_first_cause(causes, detail, membe
 
 def test_a_record_that_fits_is_not_shortened():
     record = {**RECORD, "causes": [{"at": 1.0, "last_lines": ["one"] * 20}], "detail": "Something."}
-    assert read_record(sign_record(record, "key", MAX_RECORD_BYTES), "key", run="job-1-1", node=0) == record
+    assert read_record(sign_record(record, "key", MAX_RECORD_BYTES), "key", run_name="job-1-1", node=0) == record

@@ -74,8 +74,8 @@ def test_waiting_counts_from_the_first_step_on_and_once(record, recorder, clock)
         clock.now += seconds
         return "done"
 
-    collective = recorder.timed(wait)
-    outer = recorder.timed(lambda: collective(1.0))
+    collective = recorder.with_timing(wait)
+    outer = recorder.with_timing(lambda: collective(1.0))
     assert collective(50.0) == "done"
     optimizer = object()
     recorder.note_step(optimizer)
@@ -85,7 +85,7 @@ def test_waiting_counts_from_the_first_step_on_and_once(record, recorder, clock)
         recorder.note_step(optimizer)
     assert read_counts(record) == Counts(3, 2, 6.0, 2.0)
     with pytest.raises(ZeroDivisionError):
-        recorder.timed(lambda: 1 / 0)()
+        recorder.with_timing(lambda: 1 / 0)()
     assert collective(1.0) == "done", "an error leaves nothing behind"
 
 

@@ -68,7 +68,7 @@ def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
         ]
         for line in refused:
             assert ask(tmp_path, f"{line} HTTP/1.1\r\n\r\n".encode()).startswith(b"HTTP/1.1 403 "), line
-        assert "169.254.169.254:80" in running.refused
+        assert "169.254.169.254:80" in running.refused_hosts
         for line in ("GET /etc/passwd", "GET file:///etc/passwd", "nonsense", "CONNECT 127.0.0.1:x"):
             assert b"HTTP/1.1 200" not in ask(tmp_path, f"{line} HTTP/1.1\r\n\r\n".encode()), line
         assert ask(tmp_path, b"GET " + b"a" * 100_000) == b""

@@ -25,7 +25,7 @@ from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.errors import RuntimeFault
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[4]
-_PACKAGE = _SOURCE_ROOT / "runtime"  # its files determine the version of this code
+_PACKAGE = _SOURCE_ROOT / "runtime"  # the package whose files `_version` hashes
 # Python code that runs `main` of a module of `runtime.backends`; the module's name is filled in later.
 _COMMAND = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.{{}} import main; main()"
 _END_SECONDS = 10.0
@@ -44,7 +44,7 @@ class WarmPool:
 
     @contextlib.contextmanager
     def starting(self, request: StartRequest, fork_server: ForkServer | None, log: Path) -> Iterator[str]:
-        """Yield a nonce, and start the run when the `with` block ends if the block has recorded it under this nonce."""
+        """Yield a nonce, under which the `with` block must record the run; start the run at the end of the block."""
         if self._idle_seconds and self._is_running():
             with protocol.sending_request(self._root, {"fork_server": fork_server, "start": request}) as accepted:
                 if accepted:
@@ -85,7 +85,7 @@ class WarmPool:
 
         It differs for each build of the image (`built_at`, ns) and each version of this code.
         """
-        # Cut, since a socket's path has at most 107 bytes.
+        # 16 digits only, since the address of a Unix socket has at most 107 bytes.
         return hashlib.sha256(f"{self._version}-{image}-{built_at}".encode()).hexdigest()[:16]
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class WarmPool:
             pids.wait_for_end(state["pid"], state["start_time"], _END_SECONDS)
 
     def _is_running(self) -> bool:
-        """Whether a daemon of this version of the code runs; one of another version is asked to end."""
+        """Whether a daemon of this version of the code runs. A daemon of another version is asked to end."""
         state = self._daemon_state()
         if state is None:
             return False
@@ -124,7 +124,7 @@ class WarmPool:
 
 
 def _start_module(
-    module: str, text: str, log: Path | None = None, inherit: Sequence[int] = ()
+    module: str, text: str, log: Path | None = None, inherit_fds: Sequence[int] = ()
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Start a module of `runtime.backends` and write this text to its stdin; return the process and the open stdin."""
     with log.open("ab") if log is not None else contextlib.nullcontext(subprocess.DEVNULL) as output:
@@ -135,7 +135,7 @@ def _start_module(
             stderr=output,
             cwd="/",
             env={"LANG": "C.UTF-8"},
-            pass_fds=inherit,
+            pass_fds=inherit_fds,
             start_new_session=True,
         )
     if process.stdin is None:
@@ -148,7 +148,7 @@ def _start_module(
 def network_gap() -> str:
     """Return why runs on this machine cannot have a network of their own; "" if they can.
 
-    A process cannot leave a network that it has entered, so a new process tries it.
+    A process cannot return from a network namespace that it has entered, so a new process tries to enter one.
     """
     command = [sys.executable, "-I", "-S", "-c", _COMMAND.format("network")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

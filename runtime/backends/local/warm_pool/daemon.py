@@ -2,9 +2,10 @@
 
     python -I -S -c "..." < settings
 
-If it dies, runs only start more slowly. Runs that it has started continue, since each has a session of its own. Its
-fork servers die with it, and the next submission starts cold. Each root has at most one daemon, which holds
-`.warm_pool/lock`. It ends after `idle_seconds` without requests. Standard library only, so that its forks are small.
+If the daemon dies, runs only start more slowly. Runs that it has started continue, since each has a session of its own.
+Its fork servers die with it, and the next submission starts cold. Each root folder of runs has at most one daemon,
+which holds `.warm_pool/lock`. It ends after `idle_seconds` without requests. Standard library only, so that its forks
+are small.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from runtime.launcher.processes import reap, spawn
 STATE_FILE = "daemon.json"
 """The file in the pool's folder that holds the daemon's DaemonState while it runs."""
 _POLL_SECONDS = 1.0
-"""How often an idle daemon reaps children and checks whether to end; neither is urgent."""
+"""Interval at which an idle daemon reaps children and checks whether to end; neither is urgent."""
 _LOCK_SECONDS = 3.0
-"""How long to wait for the lock. A daemon of another version that was asked to end may still hold it."""
+"""How long to wait for the lock. A daemon of another version that was asked to end may still hold it for a moment."""
 _LOCK_RETRY_SECONDS = 0.05
-"""Interval between attempts to get the lock: often enough that the start is hardly delayed."""
+"""Interval between attempts to get the lock: short, so that the daemon's start is hardly delayed."""
 _RESTART_SECONDS = 60.0
-"""Pause before a fork server that has ended is started again, so that a fork server whose imports fail costs little."""
+"""Pause before a fork server that has ended is started again. Without it, a fork server whose imports fail would be
+started at every request."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
 
 
@@ -67,17 +69,17 @@ def main() -> None:
     settings: DaemonSettings = json.loads(sys.stdin.buffer.read())
     folder = Path(settings["root"]) / protocol.FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if _acquire(lock):
-        Daemon(folder, settings, lock).run()
+    lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if _acquire(lock_fd):
+        Daemon(folder, settings, lock_fd).run()
 
 
-def _acquire(lock: int) -> bool:
+def _acquire(lock_fd: int) -> bool:
     """Lock the file with this descriptor; return False if another daemon keeps the lock."""
     give_up_at = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > give_up_at:
                 return False
@@ -89,10 +91,10 @@ def _acquire(lock: int) -> bool:
 class Daemon:
     """Forks supervisors for requests, and fork servers for the images that the requests name."""
 
-    def __init__(self, folder: Path, settings: DaemonSettings, lock: int) -> None:
+    def __init__(self, folder: Path, settings: DaemonSettings, lock_fd: int) -> None:
         self._folder = folder
         self._settings = settings
-        self._lock = lock
+        self._lock_fd = lock_fd
         self._fork_servers: dict[int, str] = {}
         """Names of the fork servers that run, by pid."""
         self._ended_at: dict[str, float] = {}
@@ -111,7 +113,7 @@ class Daemon:
         listener = socket.socket(socket.AF_UNIX)
         Path(protocol.SOCKET).unlink(missing_ok=True)
         listener.bind(protocol.SOCKET)
-        listener.listen(64)  # submissions that connect while the daemon forks
+        listener.listen(64)  # submissions that may wait while the daemon forks, which takes milliseconds
         start_time = pids.start_time(os.getpid())
         state: DaemonState = {"pid": os.getpid(), "start_time": start_time, "version": self._settings["version"]}
         # A rename, so that readers never see half a file.
@@ -148,8 +150,8 @@ class Daemon:
         self._is_stopping = True
 
     def _reap(self) -> None:
-        for ended in reap():
-            name = self._fork_servers.pop(ended.pid, None)
+        for process_exit in reap():
+            name = self._fork_servers.pop(process_exit.pid, None)
             if name is not None:
                 Path(name).unlink(missing_ok=True)
                 self._ended_at[name] = time.monotonic()
@@ -167,10 +169,10 @@ class Daemon:
     def _handle_request(self, connection: socket.socket) -> None:
         """In a fork of the daemon: receive a request, and become the supervisors of the run that it starts."""
         try:
-            # A second fork, so that the daemon need not wait for the supervisor.
+            # A second fork, so that init adopts the supervisor and the daemon need not reap it.
             if os.fork():
                 os._exit(0)
-            os.close(self._lock)
+            os.close(self._lock_fd)
             os.close(self._fork_server_reader)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()
@@ -197,7 +199,7 @@ class Daemon:
 
     def _start_needed_fork_servers(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for line in os.read(self._fork_server_reader, 1 << 16).splitlines():  # all that a pipe can hold
+            for line in os.read(self._fork_server_reader, 1 << 16).splitlines():  # as many bytes as a pipe holds
                 fork_server: ForkServer = json.loads(line)
                 name = fork_server["name"]
                 ended_at = self._ended_at.get(name)
@@ -210,5 +212,5 @@ class Daemon:
         arguments = [fork_server["python"], "-u", str(_FORK_SERVER), fork_server["name"], idle_seconds]
         arguments += fork_server["modules"]
         environment = fork_server["environment"]
-        pid = spawn(arguments, environment, output=2, folder=str(self._folder), new_session=True)
+        pid = spawn(arguments, environment, output_fd=2, folder=str(self._folder), new_session=True)
         self._fork_servers[pid] = fork_server["name"]

@@ -18,7 +18,7 @@ from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.backends.supervision.rank_fork import connect
 
 FOLDER = ".warm_pool"
-"""The pool's folder, in the folder of runs."""
+"""The pool's folder, below the root folder of runs."""
 SOCKET = "daemon.sock"
 """The daemon's socket, in the pool's folder."""
 ACCEPTED = b"+"
@@ -26,9 +26,11 @@ ACCEPTED = b"+"
 _LENGTH = struct.Struct("!I")
 """Precedes a request: its number of bytes."""
 _REQUEST_SECONDS = 10.0
-"""How long a submitter may take to send its request after it has connected: long enough under heavy load."""
+"""How long a submitter may take to send its request after it has connected. It needs milliseconds; a machine under
+heavy load may need seconds."""
 _MAX_DESCRIPTORS = 250
-"""Locks of one request, one for each node. The kernel passes 253 descriptors at most (SCM_MAX_FD)."""
+"""Maximum number of locks in one request, one for each node. The kernel passes at most 253 descriptors at once
+(SCM_MAX_FD)."""
 
 
 class ForkServer(TypedDict):
@@ -58,7 +60,7 @@ class StartRequest(TypedDict):
 
 
 class PoolRequest(TypedDict):
-    """A request to the daemon to start a fork server, unless it runs, and to start a run; None: start none."""
+    """A request to the daemon: start this fork server, unless it runs already, and start this run. None: start none."""
 
     fork_server: ForkServer | None
     start: StartRequest | None
@@ -66,7 +68,7 @@ class PoolRequest(TypedDict):
 
 @contextlib.contextmanager
 def sending_request(root: Path, request: PoolRequest) -> Iterator[bool]:
-    """Send a request to the daemon and yield whether it accepted. The run starts when the `with` block ends."""
+    """Send a request to the daemon and yield whether it accepted the request. The run starts when the block ends."""
     try:
         connection = connect(root / FOLDER, SOCKET)
     except OSError:
@@ -89,7 +91,7 @@ def _send(connection: socket.socket, request: PoolRequest) -> bool:
 
 
 def receive_request(connection: socket.socket) -> PoolRequest:
-    """Receive one request. Its `locks` are then descriptors of this process. Raises OSError, ValueError."""
+    """Receive one request. In the result, `locks` are descriptors of this process. Raises OSError, ValueError."""
     connection.settimeout(_REQUEST_SECONDS)
     length, locks, _flags, _address = socket.recv_fds(connection, _LENGTH.size, _MAX_DESCRIPTORS)
     missing_bytes = _LENGTH.unpack(length)[0]

@@ -2,8 +2,8 @@
 
     python -I -S -c "..." < request
 
-It waits for the end of its input, which means that the submission is recorded or that the submitter has died. If the
-submission is not recorded, it starts nothing. Standard library only, so that it starts in milliseconds.
+This process waits for the end of its input. The input ends when the submitter has recorded the submission, or has died.
+In the latter case nothing is started. Standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def supervise(request: StartRequest) -> None:
             sys.stderr.write(f"{bridge_problem}\n")
     listener = network.listen()
     # One port for the master, then those of the workers and the spare ones for later rounds.
-    workers = request["worker_ports"]
-    ports = [network.reserve_port() for _port in range(1 + workers + request["spare_ports"])]
-    port_numbers = [port.getsockname()[1] for port in ports]
+    worker_ports = request["worker_ports"]
+    reserved_ports = [network.reserve_port() for _port in range(1 + worker_ports + request["spare_ports"])]
+    port_numbers = [port.getsockname()[1] for port in reserved_ports]
     shared_plan = {
         # TensorFlow's chief listens at the first worker's port.
-        "master_port": port_numbers[1] if workers else port_numbers[0],
-        "worker_ports": port_numbers[1 : 1 + workers],
-        "spare_ports": port_numbers[1 + workers :],
+        "master_port": port_numbers[1] if worker_ports else port_numbers[0],
+        "worker_ports": port_numbers[1 : 1 + worker_ports],
+        "spare_ports": port_numbers[1 + worker_ports :],
         "own_network": not sharing_reason and len(nodes) == 1,
     }
     for node in nodes:
@@ -67,7 +67,7 @@ def supervise(request: StartRequest) -> None:
     # This process supervises node 0 and keeps the ports reserved until the run ends. Forks supervise the other nodes.
     for node in nodes[1:]:
         if not os.fork():
-            for inherited in (listener, *ports):
+            for inherited in (listener, *reserved_ports):
                 inherited.close()
             _supervise_node(node, request["locks"])
             os._exit(0)
@@ -77,7 +77,7 @@ def supervise(request: StartRequest) -> None:
 
 def _supervise_node(node: SupervisorPlan, locks: list[int]) -> None:
     """Supervise this node to its end. Keeps only this node's lock, which shows that its supervisor lives."""
-    # The process of node 0 has had a session of its own since its start.
+    # The process of node 0 already has a session of its own.
     if node["node"]:
         os.setsid()
     for lock_node, lock in enumerate(locks):

@@ -1,8 +1,9 @@
-"""Read scalars from TensorBoard event files, continuing where the last read ended.
+"""Read scalars from the event files of runs, which TensorBoard shows, continuing where the last read ended.
 
-A record is a little-endian length, its checksum, a protobuf message and its checksum. The customer's code writes the
-files: an impossible length ends the reading of that file, and links are never followed. Checksums are not compared,
-because a damaged record changes only the curves of its own run.
+An event file is a sequence of records. A record is a little-endian length, its checksum, a protobuf message and its
+checksum (TensorFlow's TFRecord format). The customer's code writes the files. So an impossible length ends the reading
+of a file, and links are never followed. Checksums are not compared, because a damaged record changes only the curves of
+its own run.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
 HEADER = struct.Struct("<QI")
-"""The length and its checksum."""
+"""The beginning of a record: the length of the message, and the checksum of the length."""
 FOOTER_BYTES = 4
-"""The checksum of the message."""
+"""The end of a record: the checksum of the message."""
 MAX_RECORD_BYTES = 1024 * 1024
-"""Larger records hold images or graphs, not scalars, and are skipped."""
-# Limits far above any real log folder, so that the reading of one run delays others little.
+"""Larger messages hold images or graphs, not scalars, and are skipped."""
+# These limits are far above any real log folder. They ensure that the reading of one run delays others little.
 MAX_FILES = 64
 """Event files that are read."""
 MAX_FOLDERS = 256
 """Folders that are visited."""
 MAX_ENTRIES = 10_000
-"""Directory entries that are visited."""
+"""Entries of folders that are visited."""
 MAX_DEPTH = 8
-"""Levels of folders."""
+"""Levels of folders that are visited."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DT_FLOAT, DT_DOUBLE = 1, 2
 """TensorFlow's codes of data types (`DataType`)."""
@@ -55,7 +56,8 @@ class Scalar:
 def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[Scalar]:
     """Yield new scalars from about `limit` bytes of the event files under `folder`, and advance `cursor`.
 
-    The cursor has an offset per file. Its keys are hashes of the file names, which may contain anything.
+    The cursor has an offset for each file. Its keys are hashes of the files' paths, because those may be of any length
+    and contain characters that PostgreSQL cannot store.
     """
     for name, file in _event_files(folder):
         if limit <= 0:
@@ -83,21 +85,21 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
 
 
 def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Yield name and open file of the first event files below `folder`.
+    """Yield the relative path of each event file below `folder`, and the open file, which is closed afterwards.
 
     Each folder and file is opened relative to its parent's descriptor. So no link is followed, even if it replaces a
-    folder meanwhile. Only the first MAX_ENTRIES directory entries are visited.
+    folder meanwhile. Only the first MAX_ENTRIES entries of folders are visited.
     """
-    count = 0
-    for visited, (path, descriptor, names) in enumerate(_folders(folder), 1):
+    file_count = 0
+    for folder_count, (path, descriptor, names) in enumerate(_folders(folder), 1):
         for name in names:
-            if count >= MAX_FILES:
+            if file_count >= MAX_FILES:
                 return
             if file := open_regular(name, folder=descriptor):
                 with file:
-                    count += 1
+                    file_count += 1
                     yield str(Path(path, name)), file
-        if visited >= MAX_FOLDERS:
+        if folder_count >= MAX_FOLDERS:
             return
 
 
@@ -108,8 +110,8 @@ def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
     while pending and entries_left > 0:
         parts = pending.pop()
         with (
-            contextlib.suppress(OSError),  # missing, not a folder, or deleted meanwhile
-            _opened(top, parts) as descriptor,
+            contextlib.suppress(OSError),  # the folder is missing, is no folder, or was deleted meanwhile
+            _open_folder(top, parts) as descriptor,
         ):
             names: list[str] = []
             folders: list[str] = []
@@ -125,7 +127,7 @@ def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
 
 
 @contextlib.contextmanager
-def _opened(top: Path, parts: Iterable[str]) -> Iterator[int]:
+def _open_folder(top: Path, parts: Iterable[str]) -> Iterator[int]:
     """Open the folder `parts` below `top`, one part at a time, and yield its descriptor. Raises OSError."""
     descriptor = os.open(top, _OPEN_FOLDER)
     try:
@@ -140,7 +142,7 @@ def _opened(top: Path, parts: Iterable[str]) -> Iterator[int]:
 
 def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | None:
     """Open a regular file, by path or by its name in an open folder; None for a link, a pipe or anything else."""
-    # O_NONBLOCK, because opening a pipe would wait for its writer.
+    # With O_NONBLOCK, because opening a pipe would otherwise wait for a process that writes to it.
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
@@ -168,7 +170,10 @@ def _scalars(record: bytes, folder: str) -> Iterator[Scalar]:
 
 
 def _tensor_scalar(dtype: int, content: bytes, floats: list[float]) -> float | None:
-    """Return the value of a tensor without dimensions, as TensorFlow 2 writes scalars: as a value or as raw bytes."""
+    """Return the value of a tensor without dimensions; None if it is no floating-point number.
+
+    TensorFlow 2 writes scalars as such tensors, with the value either in `floats` or as raw bytes in `content`.
+    """
     if floats:
         return floats[0]
     layout = {DT_FLOAT: "<f", DT_DOUBLE: "<d"}.get(dtype)
