@@ -37,9 +37,9 @@ _MAX_UNVERIFIED = 64
 class Peers:
     """The other nodes. `events` returns their messages as (node, message).
 
-    For a lost node, `events` returns `{"type": "lost", "silent": bool}` once. `silent`: the node's connection was still
-    open.
-    On nodes other than the hub, the hub is the only other node. `address` is this node's own, sent in its hello.
+    For a lost node, `events` returns `{"type": "lost", "silent": bool}` once. `silent`: the node sent no more messages,
+    although its connection was still open. On nodes other than the hub, the hub is the only other node. `address` is
+    this node's own, sent in its hello.
     """
 
     def __init__(self, selector: BaseSelector, node: int, nodes: int, token: str, address: str = "") -> None:
@@ -145,7 +145,7 @@ class Peers:
         return [(node, message) for message in messages if message.get("type") != "heartbeat"]
 
     def _handle_timers(self) -> List[Tuple[int, Message]]:
-        """Send heartbeats, reject late hellos, reconnect; return a `lost_messages` message for each silent node."""
+        """Send heartbeats, reject late hellos, reconnect; return a `lost` message for each silent node."""
         now = time.monotonic()
         for link, since in list(self._unverified.items()):
             if now - since > _HELLO_SECONDS:
