@@ -13,7 +13,7 @@ from django.core.management import get_commands
 from console.supervision import supervisor
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.manifests import organization_objects
-from runtime.backends.kubernetes.names import MANAGED_BY_LABEL, MANAGER, namespace_for
+from runtime.backends.kubernetes.names import MANAGED_BY_LABEL, MANAGER, organization_namespace
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.specs import Framework, Image, Resources, RunSpec
 from tests.deploy.conftest import KUBERNETES, OVERLAYS, by_hand, containers, env_file, objects, pods
@@ -289,7 +289,7 @@ def test_an_organizations_namespace_is_compatible_with_the_consoles_objects():
     manifests = objects("organizations")
     (config,) = clusters_of(manifests)
     assert config.namespace_per_organization
-    where = namespace_for(config, "acme")
+    where = organization_namespace(config, "acme")
     assert (where, config.volume.claim) in claims_of(manifests)
     applied = next(each for each in of_kind(manifests, "Namespace") if name_of(each) == where)
     run = RunSpec(
