@@ -158,9 +158,9 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
         is_editable = obj is None or (not obj.uses and self.has_change_permission(request, obj))
         return self._with_money(("code", "reason", "amount" if is_editable else "amount_minor", *self.other_fields))
 
-    def has_delete_permission(self, _request: HttpRequest, obj: models.Voucher | None = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: models.Voucher | None = None) -> bool:
         """Allowed only before the first redemption."""
-        return obj is None or not obj.uses
+        return (obj is None or not obj.uses) and bool(super().has_delete_permission(request, obj))
 
     def get_changeform_initial_data(self, _request: HttpRequest) -> dict[str, Any]:
         """Preset the currency to that of new wallets."""
@@ -173,7 +173,7 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
         obj.created_by = obj.created_by or cast("User", request.user)
         obj.save()
 
-    @admin.action(description=_("End (no further redemptions)"))
+    @admin.action(description=_("End (no further redemptions)"), permissions=("change",))
     def end(self, _request: HttpRequest, vouchers: QuerySet[models.Voucher]) -> None:
         """End the selected vouchers."""
         vouchers.update(is_active=False)

@@ -185,7 +185,7 @@ class StripeEventAdmin(ShowsAmounts, ReadOnlyAdmin):
     search_fields = ("event_id",)
     actions = ("apply_again",)
 
-    @admin.action(description=_("Process again (safe: money moves only once)"))
+    @admin.action(description=_("Process again (safe: money moves only once)"), permissions=("act",))
     def apply_again(self, request: HttpRequest, selected: QuerySet[models.StripeEvent]) -> None:
         """Apply the selected events again and report their states."""
         pks = list(selected.values_list("pk", flat=True))

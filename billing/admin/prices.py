@@ -106,17 +106,17 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
     def _is_draft(self, book: models.PriceBook | None) -> bool:
         return book is None or book.published_at is None
 
-    def has_add_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allowed in drafts only."""
-        return self._is_draft(obj)
+        return self._is_draft(obj) and bool(super().has_add_permission(request, obj))
 
-    def has_change_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allowed in drafts only."""
-        return self._is_draft(obj)
+        return self._is_draft(obj) and bool(super().has_change_permission(request, obj))
 
-    def has_delete_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allowed in drafts only."""
-        return self._is_draft(obj)
+        return self._is_draft(obj) and bool(super().has_delete_permission(request, obj))
 
 
 @admin.register(models.NodeSpec)
@@ -164,13 +164,15 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     actions = ("publish", "copy", "compare")
     actions_detail = ("preview", "changes")
 
-    def has_change_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Published books are read-only."""
-        return obj is None or obj.published_at is None
+        is_draft = obj is None or obj.published_at is None
+        return is_draft and bool(super().has_change_permission(request, obj))
 
-    def has_delete_permission(self, _request: HttpRequest, obj: Any = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allowed in drafts only."""
-        return obj is not None and obj.published_at is None
+        is_draft = obj is not None and obj.published_at is None
+        return is_draft and bool(super().has_delete_permission(request, obj))
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         """Save the prices and warn about those that change by more than half."""
@@ -182,7 +184,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
                 % {"change": large_change},
             )
 
-    @admin.action(description=gettext_lazy("Publish (on its start date, or now)"))
+    @admin.action(description=gettext_lazy("Publish (on its start date, or now)"), permissions=("change",))
     def publish(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
         """Publish drafts. Asks for confirmation if a price changes by more than half."""
         changes_by_book = {str(book): changes for book in books if (changes := _large_changes(book))}
@@ -211,13 +213,13 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
                 messages.success(request, _("%(book)s is published.") % {"book": book})
         return None
 
-    @admin.action(description=gettext_lazy("Copy to a new draft"))
+    @admin.action(description=gettext_lazy("Copy to a new draft"), permissions=("add",))
     def copy(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> None:
         """Copy a book to a draft."""
         for book in books:
             messages.success(request, _("%(book)s is ready to edit.") % {"book": pricebooks.copy(book=book)})
 
-    @admin.action(description=gettext_lazy("Compare two price books"))
+    @admin.action(description=gettext_lazy("Compare two price books"), permissions=("view",))
     def compare(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
         """Show the differences between two selected books."""
         chosen = list(books.order_by("effective_from", "pk"))

@@ -81,14 +81,14 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
     add_fieldsets = ((None, {"fields": ("email", "usable_password", "password1", "password2")}),)
     actions = ("approve", "reset_second_factors")
 
-    @admin.action(description=_("Approve the chosen users"))
+    @admin.action(description=_("Approve the chosen users"), permissions=("change",))
     def approve(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
         """Let the chosen users, who await approval after sign-up, log in, and tell them by mail."""
         for user in queryset:
             if services.approve_user(user=user, actor=_actor(request)) and not emails.send_approval(user):
                 self.message_user(request, _("No mail could be sent to %s.") % user.email, messages.WARNING)
 
-    @admin.action(description=_("Remove the second factors of the chosen users"))
+    @admin.action(description=_("Remove the second factors of the chosen users"), permissions=("change",))
     def reset_second_factors(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
         """Let people who lost their second factors log in with the password alone."""
         for user in queryset:
@@ -155,7 +155,7 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
         """Return whether the service is active."""
         return any(activation.is_active for activation in organization.activations.all())
 
-    @admin.action(description=_("Stop new orders of the chosen organizations"))
+    @admin.action(description=_("Stop new orders of the chosen organizations"), permissions=("change",))
     def suspend_service(self, request: HttpRequest, queryset: QuerySet[Organization]) -> None:
         """Deactivate the service. Running jobs continue."""
         for organization in queryset:
@@ -180,7 +180,7 @@ def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]
 
     action.__name__ = f"make_{role}"
     label = _("Make the chosen members: %(role)s") % {"role": Membership.Roles(role).label}
-    return admin.action(description=label)(action)
+    return admin.action(description=label, permissions=("act",))(action)
 
 
 @admin.register(Membership)
@@ -193,7 +193,7 @@ class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold pub
     search_fields = ("user__email", "organization__name")
     actions = (*(_role_action(role) for role in Role), "remove")
 
-    @admin.action(description=_("Remove the chosen members"))
+    @admin.action(description=_("Remove the chosen members"), permissions=("act",))
     def remove(self, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
         """End the memberships."""
         self.apply(
@@ -230,7 +230,7 @@ class ApiTokenAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publi
     exclude = ("digest",)
     actions = ("revoke",)
 
-    @admin.action(description=_("Revoke the chosen tokens"))
+    @admin.action(description=_("Revoke the chosen tokens"), permissions=("act",))
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
         """Revoke the selected tokens."""
         for token in queryset.select_related("membership__organization"):
@@ -297,14 +297,14 @@ class ClientAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
             self._set_new_secret(request, obj)
         super().save_model(request, obj, form, change)
 
-    @admin.action(description=_("Replace the secrets of the chosen clients"))
+    @admin.action(description=_("Replace the secrets of the chosen clients"), permissions=("change",))
     def replace_secret(self, request: HttpRequest, queryset: QuerySet[Client]) -> None:
         """Give each client a new secret. The old one stops working."""
         for client in queryset:
             self._set_new_secret(request, client)
             client.save(update_fields=["secret"])
 
-    @admin.action(description=_("Log everybody out of the chosen clients"))
+    @admin.action(description=_("Log everybody out of the chosen clients"), permissions=("change",))
     def revoke_tokens(self, request: HttpRequest, queryset: QuerySet[Client]) -> None:
         """End the access of each client to every account."""
         Token.objects.filter(client__in=queryset).delete()

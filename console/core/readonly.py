@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from django.contrib.auth import get_permission_codename
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.paginator import InfinitePaginator
@@ -21,6 +22,14 @@ class ReadOnly:
         return False
 
     has_change_permission = has_delete_permission = has_add_permission
+
+    def has_act_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may run the actions that name the permission `act`.
+
+        They change rows that no form may change, and need Django's permission to change them.
+        """
+        options = self.opts  # type: ignore[attr-defined]  # set by Django's class
+        return request.user.has_perm(f"{options.app_label}.{get_permission_codename('change', options)}")
 
 
 class ReadOnlyAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
