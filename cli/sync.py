@@ -99,24 +99,30 @@ def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
         yield batch
 
 
-def _extra_paths(client: Client, workspace: str, scan: Scan) -> Iterator[str]:
-    """Yield the workspace's paths that the folder on this machine lacks.
+def _extra_paths(client: Client, workspace: str, scan: Scan) -> list[str]:
+    """Return the workspace's paths that the folder on this machine lacks.
 
-    A folder of the workspace in which no file is on this machine counts as one path. Paths that the rules of `scan`
-    leave out are not yielded, so they stay in the workspace.
+    A folder of which nothing stays counts as one path. Paths that the rules of `scan` leave out stay in the workspace.
     """
     files = {file.path for file in scan.files}
     folders = {path[:index] for path in files for index, character in enumerate(path) if character == "/"}
-    pending = [""]
-    while pending:
-        prefix = pending.pop()
+
+    def extra_below(prefix: str) -> tuple[list[str], bool]:
+        """Return the extra paths below a folder, and whether anything in it stays."""
         if prefix.count("/") > MAX_DEPTH:
             raise UnexpectedAnswer(f"The workspace {workspace} has more than {MAX_DEPTH} folders in each other.")
+        extra, stays = list[str](), False
         for entry in client.workspace_entries(workspace, prefix.rstrip("/")):
             path, is_folder = f"{prefix}{entry.name}", entry.kind == "folder"
-            if scan.ignore.matches(path, is_folder=is_folder) or path in scan.skipped:
-                continue
-            if is_folder and path in folders:
-                pending.append(f"{path}/")
-            elif is_folder or path not in files:
-                yield path
+            if scan.ignore.matches(path, is_folder=is_folder) or path in scan.skipped or path in files:
+                stays = True
+            elif is_folder:
+                extra_inside, stays_inside = extra_below(f"{path}/")
+                stays_here = stays_inside or path in folders
+                extra += extra_inside if stays_here else [path]
+                stays |= stays_here
+            else:
+                extra.append(path)
+        return extra, stays
+
+    return extra_below("")[0]

@@ -75,18 +75,27 @@ def test_sync_sends_differences_and_deletes_only_when_asked(shell, project):
     (folder / "old").mkdir()
     (folder / "old" / "a.txt").write_text("kept")
     (folder / "kept.log").write_text("ignored here")
+    (folder / "results").mkdir()
+    for name in ("kept.log", "old.txt"):
+        (folder / "results" / name).write_text("of an earlier run")
+    (folder / "parts").mkdir()
+    (folder / "parts" / "old.py").touch()
+    (project / "parts").mkdir()
+    (project / "parts" / "new.py").touch()
     (folder / "train.py").write_text("print('HELLO')\n")  # of the same size
     (project / ".trainyardignore").write_text("*.log\n")
     (project / "link").symlink_to("/etc/passwd")
     assert shell.json("workspace", "sync", "--workspace", "code") == {
-        "workspace": "code", "sent": [".trainyardignore", "train.py"], "unchanged": 1, "deleted": [],
+        "workspace": "code", "sent": [".trainyardignore", "parts/new.py", "train.py"], "unchanged": 1, "deleted": [],
     }  # fmt: skip
     assert "Left out" in shell.stderr
     assert not (folder / "link").exists()
     shell("workspace", "sync", "--workspace", "code", "--delete", status=2)
     assert (folder / "old").exists()
     done = shell.json("workspace", "sync", "--workspace", "code", "--delete", "--yes")
-    assert (done["deleted"], (folder / "old").exists(), (folder / "kept.log").exists()) == (["old"], False, True)
+    assert done["deleted"] == ["old", "parts/old.py", "results/old.txt"]
+    assert not (folder / "old").exists()
+    assert all((folder / kept).exists() for kept in ("kept.log", "results/kept.log", "parts/new.py"))
     assert (folder / "train.py").read_text() == "print('hello')\n"
 
 
