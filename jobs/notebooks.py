@@ -203,6 +203,15 @@ def _is_extended(order: Order, quote: Quote, key: str) -> bool:
     return quote.pk in keys
 
 
+def is_extensible(job: Job) -> bool:
+    """Return whether a notebook can be extended now."""
+    try:
+        _require_extensible(job)
+    except NotExtensible:
+        return False
+    return True
+
+
 def _require_extensible(job: Job) -> None:
     """Raise NotExtensible if the notebook does not run, is about to end, or its cluster cannot move a deadline."""
     attempt = job.attempts.filter(finished_at=None).last()

@@ -131,7 +131,7 @@ def header(job: Job) -> dict[str, Any]:
         "files_expire_soon": expiry.is_soon(job),
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
         "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,
-        "may_extend": job.is_notebook and job.state == JobState.RUNNING,
+        "may_extend": job.is_notebook and notebooks.is_extensible(job),
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
     }
 

@@ -109,6 +109,7 @@ def test_a_console_that_is_killed_at_any_step_extends_all_or_nothing(customer, n
 def test_what_cannot_be_extended_is_neither_priced_nor_sold(customer, notebook, monkeypatch, state):
     quote, held = offer(customer, notebook), customer.wallet.held_minor
     job = notebooks.notebook_for(customer.organization, notebook.job_id)
+    assert notebooks.is_extensible(job)
     if state == "queued":
         Job.objects.filter(pk=job.pk).update(state="queued")
     elif state == "stopping":
@@ -124,6 +125,7 @@ def test_what_cannot_be_extended_is_neither_priced_nor_sold(customer, notebook, 
         with pytest.raises(NotExtensible):
             attempt()
     assert customer.wallet.held_minor == held
+    assert not notebooks.is_extensible(notebooks.notebook_for(customer.organization, notebook.job_id))
 
 
 def test_a_notebook_that_ends_before_its_run_heard_of_the_extension_gets_the_rest_back(customer, notebook):
