@@ -21,23 +21,26 @@ MAX_AGE = timedelta(days=3)
 
 
 def send_due() -> int:
-    """Send the mails that are due. Returns the number of failures and disputes mailed, each to all who may pay.
+    """Send the mails that are due, each to all who may pay. Returns for how many top-ups, wallets and disputes.
 
-    `deliver` sets `mailed_at` before it sends, so concurrent workers send each mail once. It renders a mail for each
-    language and time zone of the recipients.
+    `deliver` sets `mailed_at` before it sends, so concurrent workers send each mail once. If a worker dies in between,
+    its mail is lost; otherwise a mail could be sent twice. `deliver` renders a mail for each language and time zone of
+    the recipients.
     """
     since = timezone.now() - MAX_AGE
     failed = TopUp.objects.filter(
         origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.FAILED, mailed_at=None, created_at__gt=since
     ).exclude(failure=customers.CUSTOMER_GONE)  # the mail about deleted cards covers these
-    without_cards = AutoTopUp.objects.filter(
+    # `customers.forget` switches off automatic top-ups in this way when the provider has deleted the customer.
+    setups_without_cards = AutoTopUp.objects.filter(
         is_on=False, last_failure=customers.CUSTOMER_GONE, mailed_at=None, updated_at__gt=since
     )
+    # The age counts from the last movement. Nothing is withdrawn of a dispute whose money has been returned.
     disputed = Dispute.objects.filter(mailed_at=None, withdrawn_minor__gt=0, movements__moved_at__gt=since).distinct()
     sent = 0
     for top_up in failed.select_related("account__organization"):
         sent += _send_failure(top_up)
-    for setup in without_cards.select_related("account__organization"):
+    for setup in setups_without_cards.select_related("account__organization"):
         sent += _send_deleted_cards(setup)
     for dispute in disputed.select_related("top_up__account__organization"):
         sent += _send_dispute(dispute)
@@ -45,7 +48,10 @@ def send_due() -> int:
 
 
 def _send_deleted_cards(setup: AutoTopUp) -> bool:
-    """Mail that the saved cards were deleted at the provider. Returns whether a mail was sent."""
+    """Mail that the saved cards were deleted at the provider. Returns whether a mail was sent.
+
+    `setup` is the row with the settings of a wallet's automatic top-ups.
+    """
     organization = setup.account.owner
 
     def render() -> tuple[str, str]:
@@ -63,7 +69,7 @@ def _send_deleted_cards(setup: AutoTopUp) -> bool:
 def _send_failure(top_up: TopUp) -> bool:
     """Mail that an automatic top-up failed. Returns whether a mail was sent."""
     organization = top_up.account.owner
-    setup = AutoTopUp.objects.get(account=top_up.account)
+    setup = AutoTopUp.objects.get(account=top_up.account)  # exists: to switch automatic top-ups off keeps the row
 
     def render() -> tuple[str, str]:
         context = {

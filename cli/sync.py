@@ -12,16 +12,16 @@ from .errors import ApiError, UnexpectedAnswer
 from .folders import LocalFile, Scan
 from .uploads import FileContent, Uploads
 
-COMPARED_FILES = 500
+MAX_COMPARED_FILES = 500
 """Maximum number of files in one comparison. The console accepts 1000; half of that keeps a request fast."""
-COMPARED_BYTES = 1024**3
+MAX_COMPARED_BYTES = 1024**3
 """Maximum size of the files of one comparison: half of the 2 GiB that the console reads to compare."""
 LARGE_BYTES = 8 * 1024**2
 """A file of at least this size is sent as a resumable upload, which takes several requests. Smaller files are sent
 again as a whole after an interruption."""
 MAX_DEPTH = 64
-"""A workspace with folders nested deeper is refused: far deeper than real projects, and a console could name folders
-without end."""
+"""The most folders in each other that a workspace may have, far more than in real projects. Without a limit, a faulty
+console could name folders without end."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Plan:
 
 def workspace_name(folder: Path) -> str:
     """Return the folder's name in the characters that the name of a workspace may have."""
+    # The console accepts names of at most 63 characters that begin and end with a letter or digit.
     name = re.sub("[^a-z0-9_-]+", "-", folder.resolve().name.lower())[:63].strip("-_")
     return name or "workspace"
 
@@ -70,7 +71,12 @@ def plan(client: Client, workspace: str, scan: Scan, *, with_extra: bool) -> Pla
 def send(
     client: Client, uploads: Uploads, workspace: str, plan: Plan, *, on_sent: Callable[[int], None] = lambda _size: None
 ) -> None:
-    """Send the files of a plan. `on_sent` gets the numbers of bytes that were sent."""
+    """Send the files of a plan.
+
+    `on_sent` is called several times, each time with the number of bytes sent since the last call. After an
+    interruption it is negative: see `Uploads.send`.
+    """
+    # `local.path` is the path in the workspace, `local.file` the one on this machine.
     for local in plan.changed:
         if local.size < LARGE_BYTES:
             client.write_file(workspace, local.path, local.file.read_bytes())
@@ -81,16 +87,16 @@ def send(
 
 
 def delete_extra(client: Client, workspace: str, plan: Plan) -> None:
-    """Move the paths that the folder does not have to the workspace's recycle bin."""
+    """Move the plan's extra paths to the workspace's recycle bin."""
     for path in plan.extra:
         client.delete_file(workspace, path)
 
 
 def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
-    """Yield the files in batches within COMPARED_FILES and COMPARED_BYTES; a larger file is a batch of its own."""
+    """Yield the files in batches within MAX_COMPARED_FILES and MAX_COMPARED_BYTES. A larger file is its own batch."""
     batch, size = list[LocalFile](), 0
     for file in files:
-        if batch and (len(batch) == COMPARED_FILES or size + file.size > COMPARED_BYTES):
+        if batch and (len(batch) == MAX_COMPARED_FILES or size + file.size > MAX_COMPARED_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(file)

@@ -1,4 +1,4 @@
-"""Analyze a job's cost: on other numbers of nodes, the price of its free time, and the cost to reach a metric's value.
+"""Analyze a job: its cost on other numbers of nodes, its free time's worth, and its cost to reach a metric's value.
 
 Reads only; nothing here is charged. Amounts are in minor units.
 """
@@ -51,8 +51,9 @@ class Alternative:
 
 
 def alternatives(job: Job) -> list[Alternative]:
-    """Return what the run costs on other numbers of nodes, fewest first; empty if no run of its script completed.
+    """Return what a complete run costs on NODE_COUNTS and on the job's own number of nodes, fewest nodes first.
 
+    Numbers of nodes without an estimate or a price are left out; the list is empty if no run of the script completed.
     The times are estimates. If the job completed, they are all multiplied so that the estimate for its own number of
     nodes becomes its actual time.
     """
@@ -60,13 +61,16 @@ def alternatives(job: Job) -> list[Alternative]:
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
     estimate_by_nodes = {count: estimates.estimate_from_runs(runs, nodes=count, epochs=job.epochs) for count in counts}
     own_seconds = _own_seconds(job)
-    own = estimate_by_nodes.get(job.nodes)
-    factor = own_seconds / own.p50_seconds if own_seconds and own and own.p50_seconds else 1.0
+    own_estimate = estimate_by_nodes.get(job.nodes)
+    factor = 1.0
+    if own_seconds and own_estimate and own_estimate.p50_seconds:
+        factor = own_seconds / own_estimate.p50_seconds
     times = {count: each.p50_seconds * factor for count, each in estimate_by_nodes.items() if each}
     prices = price_rows(job.order.quote.book) if times else []
     result = []
     for count, seconds in times.items():
         estimate = estimate_by_nodes[count]
+        # For a completed job, `metered_minor` is the receipt's total once it is settled.
         cost_minor = (
             job.order.hold.metered_minor if own_seconds and count == job.nodes else _cost(job, prices, count, seconds)
         )
@@ -90,7 +94,7 @@ def _own_seconds(job: Job) -> float | None:
         return None
     started_at, finished_at = attempts[0].started_at, attempts[0].finished_at
     if started_at is None or finished_at is None or len(attempts[0].spans) > 1:
-        return None
+        return None  # more than one span: the number of nodes changed during the run
     return (finished_at - started_at).total_seconds() or None
 
 
@@ -102,8 +106,8 @@ def _cost(job: Job, prices: list[pricing.PriceRow], nodes: int, seconds: float) 
         offer = pricing.quote(
             prices,
             purchase,
-            pricing.Estimate(seconds, seconds, ""),
-            headroom=Decimal(1),
+            pricing.Estimate(seconds, seconds, ""),  # nothing shows this offer, so it needs no source
+            headroom=Decimal(1),  # the price is that of a run of exactly `seconds`
             min_deadline_seconds=0,
             max_deadline_seconds=max(job.order.product.max_seconds, int(seconds) + 1),
             included_seconds=terms.included_seconds,
@@ -134,6 +138,7 @@ def free_times(job: Job) -> list[FreeTime]:
     by_rule: dict[str, FreeTime] = {}
     for line in lines:
         seconds = Decimal(line.quantity)
+        # The lines of queue and start have no number of nodes.
         worth = seconds * (line.nodes or job.nodes) * terms.hourly / pricing.SECONDS_PER_HOUR
         total = by_rule.get(line.rule, FreeTime(line.rule, 0.0, Decimal(0)))
         by_rule[line.rule] = FreeTime(line.rule, total.seconds + float(seconds), total.worth_minor + worth)
@@ -142,7 +147,7 @@ def free_times(job: Job) -> list[FreeTime]:
 
 @dataclass(frozen=True)
 class CostOfValue:
-    """The cost of a run until a curve's best value, and its cost and time until a target value, in minor units."""
+    """The cost of a run until a curve's best value, and its cost and time until a target value."""
 
     job: Job
     best: float
@@ -153,9 +158,9 @@ class CostOfValue:
 
 
 def comparable_jobs(job: Job, limit: int) -> list[Job]:
-    """Return the job and those of its at most `limit` latest siblings that were paid for in the same currency.
+    """Return the job, followed by its latest siblings, without free ones and those in another currency.
 
-    Siblings are other runs of the same script: see `curves.siblings`.
+    Looks at no more than `limit` siblings. They are other runs of the same script: see `curves.siblings`.
     """
     quote = job.order.quote
     others = [each for each in curves.siblings(job, limit) if each.order.quote.ceiling_minor]
@@ -165,13 +170,12 @@ def comparable_jobs(job: Job, limit: int) -> list[Job]:
 def curve_names(job: Job) -> list[str]:
     """Return the names of the job's curves for which it is known whether lower or higher values are better.
 
-    Curves for which higher is better, such as accuracy, come before losses, and among both those of tests and
-    validations come first.
+    Curves where higher is better come first, then losses. In each group, curves of test or validation data come first.
     """
     names = [name for name in curves.extents([job])[job.pk] if curves.better(name)]
 
     def rank(name: str) -> tuple[bool, bool, str]:
-        is_held_out = any(word in name.lower() for word in ("test", "val", "eval"))
+        is_held_out = any(word in name.lower() for word in ("test", "val"))  # "val" also matches "eval"
         return curves.better(name) is not Better.HIGHER, not is_held_out, name
 
     return sorted(names, key=rank)
@@ -192,6 +196,7 @@ def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) 
     for job, curve in job_curves:
         best = _best_index(curve, sign)
         at_goal = [index for index, value in enumerate(curve.value) if sign * value >= sign * goal]
+        # The points are sorted by attempt and step, which need not be the order of time.
         first = min(at_goal, key=curve.seconds.__getitem__, default=None)
         costs.append(
             CostOfValue(

@@ -1,9 +1,9 @@
 """Extra Python packages of runs: read a requirements file, install its packages once, release the jobs that wait.
 
 An order with requirements refers to a PackageLayer. While the layer is not installed, its jobs wait in the queue. The
-packages are installed by a process of its own (`runtime.packages.builder`), or by a run on a Kubernetes cluster
-(`runtime.packages.cluster_builder`). Both survive a restart of the console, so `advance` only starts them and reads
-their results. Each step can be repeated.
+packages are installed by a separate process on this machine, which `advance` starts for the layer
+(`runtime.packages.builder`), or by a run on a Kubernetes cluster (`runtime.packages.cluster_builder`). Both survive a
+restart of the console, so `advance` only starts them and reads their results. Each step can be repeated.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 
     `image` or `spec` is None if the customer's choice is invalid. Checks that need it are skipped.
     """
-    config = _cluster_config(resolve_cluster_name(spec.cluster)) if spec is not None else None
+    config = _kubernetes_config(resolve_cluster_name(spec.cluster)) if spec is not None else None
     if config is not None and not cluster_builder.can_install(config):
         raise _invalid(
             _(
@@ -115,12 +115,12 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 
 
 def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
-    """Return the path of the requirements file beside the script of a purchase that uses no requirements file.
+    """Return the path of a requirements.txt beside the script that the customer did not choose.
 
-    Return "" if there is no such file, or the purchase uses one. `purchase` is that of a quote.
+    Return "" if there is none, or if the purchase has requirements. `purchase` is the stored purchase of a quote.
     """
     if purchase.get("requirements") or purchase.get("exact"):
-        return ""
+        return ""  # an exact rerun keeps the choice of its original
     path = posixpath.join(posixpath.dirname(str(purchase.get("code_path", ""))), FILE_NAME)
     try:
         workspace = selectors.workspace_named(organization, str(purchase.get("workspace", "")))
@@ -132,13 +132,16 @@ def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> st
 def require_layer(
     *, organization: Organization, image: Image, digest: str, cluster_name: str, lines: Sequence[str]
 ) -> PackageLayer:
-    """Return the layer with these requirements. If it is not installed, its state is PENDING, so that it will be.
+    """Return the layer with these requirements.
 
-    `digest` is that of the image, "" if it is unknown. `lines` are the requirements. The caller has locked the quota.
+    A layer that is not installed becomes PENDING; `advance` then installs it.
+
+    `digest` is that of the image, "" if it is unknown. `lines` are the requirements. The caller has locked the
+    organization's row of Quota, as each order does, so the organization's orders come here one at a time.
     """
     now = timezone.now()
     values = {"image": image, "requirements": "\n".join(lines), "requested_at": now, "used_at": now}
-    config = _cluster_config(cluster_name)
+    config = _kubernetes_config(cluster_name)
     if config is None:
         folder = _image_folder(image)
         key = layers.layer_key(image=folder, versions=layers.installed_versions(folder), requirements=lines)
@@ -151,24 +154,25 @@ def require_layer(
     if is_new:
         return layer
     layer.used_at = now
-    # A failed installation is repeated, because the index may have the package now.
-    if layer.state != States.PENDING and not (layer.state == States.READY and _on_disk(layer).is_complete):
+    # A failed installation is repeated, because the index may have the package now. So is one whose folder is gone
+    # although the layer is READY, for example because the storage was replaced.
+    if layer.state != States.PENDING and not (layer.state == States.READY and _layer_folder(layer).is_complete):
         layer.state, layer.reason, layer.log, layer.faults, layer.requested_at = States.PENDING, "", "", 0, now
-        builder.remove_result(_on_disk(layer))
+        builder.remove_result(_layer_folder(layer))
     layer.save()
     return layer
 
 
 def folder_of(job: Job) -> str:
     """Return the path of the folder with a job's packages; "" if it has none."""
-    return str(_on_disk(job.packages).packages) if job.packages else ""
+    return str(_layer_folder(job.packages).packages) if job.packages else ""
 
 
 def log_of(layer: PackageLayer) -> str:
     """Return the end of the installation's output so far."""
     if layer.state != States.PENDING:
         return layer.log
-    return cluster_builder.log_of(_on_disk(layer)) if layer.cluster else builder.log_of(_on_disk(layer))
+    return cluster_builder.log_of(_layer_folder(layer)) if layer.cluster else builder.log_of(_layer_folder(layer))
 
 
 # --- Installing -------------------------------------------------------------------------------------------------------
@@ -193,7 +197,8 @@ def advance() -> set[str]:
         busy = {(layer.cluster, layer.organization_id) for layer in waiting if _is_working(layer)}
         for layer in waiting:
             slot = (layer.cluster, layer.organization_id)
-            is_full = not layer.cluster and sum(not name for name, _pk in busy) >= MAX_INSTALLATIONS
+            installations_here = sum(cluster_name == "" for cluster_name, _pk in busy)
+            is_full = not layer.cluster and installations_here >= MAX_INSTALLATIONS
             if slot not in busy and not is_full and _make_room(layer):
                 _start(layer)
                 busy.add(slot)
@@ -209,7 +214,10 @@ def remove_unused() -> None:
 
 
 def _start(layer: PackageLayer) -> None:
-    """Start an installation on this machine or on the layer's cluster. If it can never start, save the failure."""
+    """Start an installation on this machine or on the layer's cluster. If it can never start, save the failure.
+
+    Reasons are stored in English, as those of the installer, because no customer's language applies here.
+    """
     request = InstallRequest(
         image=layer.image.name,
         images_root=str(settings.TRAINYARD_IMAGES_ROOT),
@@ -220,15 +228,15 @@ def _start(layer: PackageLayer) -> None:
         disk_mib=min(InstallRequest.disk_mib, settings.PACKAGES_MAX_MIB),
     )
     if not layer.cluster:
-        builder.start(_on_disk(layer), request)
+        builder.start(_layer_folder(layer), request)
         return
-    config = _cluster_config(layer.cluster)
+    config = _kubernetes_config(layer.cluster)
     if config is None or not cluster_builder.can_install(config):  # the settings have changed
         _save_result(layer, InstallResult(f"The cluster {layer.cluster} no longer installs packages."), "")
         return
     try:
         cluster_builder.start(
-            _on_disk(layer),
+            _layer_folder(layer),
             request,
             backend=cluster(layer.cluster),
             config=config,
@@ -244,26 +252,28 @@ def _start(layer: PackageLayer) -> None:
 
 def _read_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
     """Return how the installation ended, and the end of its output; None if it has not ended, or that is unknown."""
-    on_disk = _on_disk(layer)
+    folder = _layer_folder(layer)
     if not layer.cluster:
-        result = builder.result_of(on_disk)
-        return None if result is None else (result, builder.log_of(on_disk))
+        result = builder.result_of(folder)
+        return None if result is None else (result, builder.log_of(folder))
     try:
-        return cluster_builder.collect_result(on_disk, cluster(layer.cluster))
+        return cluster_builder.collect_result(folder, cluster(layer.cluster))
     except RuntimeFault:
         return None
 
 
 def _is_working(layer: PackageLayer) -> bool:
-    """Whether an installation runs for this layer, or on this machine for any layer of the organization.
+    """Return whether this layer must wait for a running installation.
 
-    Also True for a cluster that does not answer, because an installation may run there.
+    On this machine that is any installation of the organization, because they share a lock; on a cluster only the
+    layer's own. Also True for a cluster that does not answer, because an installation may run there.
     """
     if not layer.cluster:
-        return builder.is_working(_on_disk(layer))
+        return builder.is_working(_layer_folder(layer))
     try:
-        return cluster_builder.has_run(_on_disk(layer), cluster(layer.cluster))
+        return cluster_builder.has_run(_layer_folder(layer), cluster(layer.cluster))
     except RuntimeFault:
+        # False for a cluster that the settings no longer name: `_start` then saves the failure.
         return layer.cluster in settings.TRAINYARD_CLUSTERS
 
 
@@ -274,7 +284,7 @@ def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)
         layer.faults += 1
         if layer.faults < MAX_FAULTS:
-            builder.remove_result(_on_disk(layer))  # so that the next call of `advance` starts it again
+            builder.remove_result(_layer_folder(layer))  # so that the next call of `advance` starts it again
         else:
             layer.state = States.FAILED
     else:
@@ -285,7 +295,7 @@ def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
         state=layer.state, reason=layer.reason, log=layer.log, faults=layer.faults, size_bytes=layer.size_bytes
     )
     if layer.state == States.FAILED:
-        _on_disk(layer).remove()
+        _layer_folder(layer).remove()
 
 
 def _release_jobs() -> set[str]:
@@ -318,7 +328,7 @@ def _end_job(job: Job, reason: str) -> None:
 def _make_room(layer: PackageLayer) -> bool:
     """Make room for another layer of the organization. Return False if that is impossible; the layer then fails.
 
-    Layers that no open job needs are removed, the least recently used ones first.
+    Layers that no open job needs are removed, the least recently used ones first. The reason is English: see `_start`.
     """
     limit = settings.PACKAGES_MAX_MIB << 20
     ready = PackageLayer.objects.filter(organization=layer.organization, state=States.READY)
@@ -336,7 +346,7 @@ def _make_room(layer: PackageLayer) -> bool:
 
 
 def _remove(layer_pks: Iterable[int]) -> bool:
-    """Remove those of the layers with these ids that no open job needs. Return whether any was removed."""
+    """Remove these layers, except those that an open job needs. Return whether any was removed."""
     has_removed = False
     for layer_pk in layer_pks:
         with transaction.atomic():
@@ -345,12 +355,13 @@ def _remove(layer_pks: Iterable[int]) -> bool:
             if Job.objects.filter(packages=layer).exclude(state__in=ENDED).exists():
                 continue
             PackageLayer.objects.filter(pk=layer_pk).update(state=States.REMOVED, size_bytes=0)
-        _on_disk(layer).remove()
+        # Only after the commit: a rollback could not bring the folder back, and the layer would still be READY.
+        _layer_folder(layer).remove()
         has_removed = True
     return has_removed
 
 
-def _on_disk(layer: PackageLayer) -> Layer:
+def _layer_folder(layer: PackageLayer) -> Layer:
     """Return the folder of a layer, on this machine or on the shared storage of its cluster."""
     root = settings.TRAINYARD_PACKAGES_ROOT
     if layer.cluster:
@@ -358,8 +369,11 @@ def _on_disk(layer: PackageLayer) -> Layer:
     return Layer(root, str(layer.organization_id), layer.key)
 
 
-def _cluster_config(name: str) -> ClusterConfig | None:
-    """Return the configuration of a Kubernetes cluster; None for others, for which this machine installs packages."""
+def _kubernetes_config(name: str) -> ClusterConfig | None:
+    """Return the configuration of a Kubernetes cluster; None for Slurm and local clusters and for unknown names.
+
+    For runs on Slurm and local clusters, this machine installs the packages.
+    """
     config = settings.TRAINYARD_CLUSTERS.get(name)
     return config if isinstance(config, ClusterConfig) else None
 

@@ -22,7 +22,7 @@ class RegistrySerializer(serializers.ModelSerializer[Registry]):
     """The credentials of a registry, without the password."""
 
     warning = serializers.SerializerMethodField(
-        help_text="Why the credentials were not checked when they were saved; else empty."
+        help_text="Only in the answer to a PUT: why the credentials were saved without a check. Else empty."
     )
 
     class Meta:
@@ -30,12 +30,12 @@ class RegistrySerializer(serializers.ModelSerializer[Registry]):
         fields = ("host", "username", "created_at", "warning")
 
     def get_warning(self, _registry: Registry) -> str:
-        """Return the warning of the check before the credentials were saved, in this request."""
+        """Return the warning of the check that a PUT makes before it saves; empty in a GET, which checks nothing."""
         return str(self.context.get("warning", ""))
 
 
 class CredentialsSerializer(serializers.Serializer[Any]):
-    """User name and password for a registry. The service validates them."""
+    """User name and password for a registry. `registries.save_registry` validates their length and characters."""
 
     username = serializers.CharField(default="", allow_blank=True)
     password = serializers.CharField(
@@ -44,6 +44,7 @@ class CredentialsSerializer(serializers.Serializer[Any]):
         allow_blank=True,
         trim_whitespace=False,
         write_only=True,
+        # Clients cannot read the password, so they could not send it again with a new user name.
         help_text="Password or access token. Default: the stored one stays.",
     )
 

@@ -32,8 +32,8 @@ MAX_SHARES = 100
 """How many open shares a dataset may have, accepted or not. The page of the dataset lists them all."""
 LABEL_LIMIT = 100
 """The length of a label's database column, in characters."""
-PUBLIC_RANK = 2
-"""The `rank` of a dataset that an organization may read only because it is public."""
+SHARED_RANK, PUBLIC_RANK = 1, 2
+"""The `rank` of another organization's dataset: that of a shared one, and of one that is only public."""
 PUBLIC_OWNER_SLUG = "public.datasets"
 """The slug of the organization that owns the installation's own public datasets. It has no members. No customer's
 organization can have this slug, because slugs that are made from names have no dots."""
@@ -52,7 +52,9 @@ def usable_datasets(organization: Organization) -> QuerySet[Dataset]:
     is_own, is_shared = Q(organization=organization), Exists(shares)
     return (
         Dataset.objects.filter(is_own | is_shared | Q(is_public=True), deleted_at=None)
-        .annotate(rank=Case(When(is_own, then=Value(0)), When(is_shared, then=Value(1)), default=Value(PUBLIC_RANK)))
+        .annotate(
+            rank=Case(When(is_own, then=Value(0)), When(is_shared, then=Value(SHARED_RANK)), default=Value(PUBLIC_RANK))
+        )
         .select_related("latest")
         .order_by("rank", "name", "pk")
     )

@@ -18,7 +18,10 @@ from storage.models import DatasetShare
 
 
 class DatasetShareSerializer(serializers.ModelSerializer[DatasetShare]):
-    """A share. `accepted_at` is null until the code was entered. The other organization is not named."""
+    """A share. `accepted_at` is null until the code was entered.
+
+    It does not name the other organization: neither side learns the other's name from the console.
+    """
 
     class Meta:
         model = DatasetShare
@@ -34,14 +37,14 @@ class DatasetSharesSerializer(serializers.Serializer[Any]):
 class NewDatasetShareSerializer(serializers.Serializer[Any]):
     """A share to create. The label is for the owner only."""
 
-    label = serializers.CharField()  # type: ignore[assignment]  # a field of this name, not the title of the form
+    label = serializers.CharField()  # type: ignore[assignment]  # this field hides DRF's attribute `label`
 
 
 class CreatedDatasetShareSerializer(serializers.Serializer[Any]):
     """A new share with its code, which cannot be read again."""
 
     id = serializers.IntegerField()
-    label = serializers.CharField()  # type: ignore[assignment]  # a field of this name, not the title of the form
+    label = serializers.CharField()  # type: ignore[assignment]  # this field hides DRF's attribute `label`
     code = serializers.CharField()
     expires_at = serializers.DateTimeField()
 
@@ -62,7 +65,7 @@ class BorrowedSerializer(DatasetSerializer):
 
     def get_access(self, dataset: Any) -> str:
         """Return `shared` or `public`."""
-        return "shared" if dataset.rank == 1 else "public"
+        return "shared" if dataset.rank == sharing.SHARED_RANK else "public"
 
 
 class BorrowedListSerializer(serializers.Serializer[Any]):
@@ -117,7 +120,7 @@ class SharedDatasetsView(TenantView):
 
     @extend_schema(operation_id="shared_datasets_list", responses=BorrowedListSerializer)
     def get(self, _request: Request) -> Response:
-        """List the shared and public datasets. They are read and chosen by name, as your own."""
+        """List the shared and public datasets. Use their names in other requests like those of your own datasets."""
         datasets = sharing.borrowed_datasets(self.organization)
         return Response({"results": BorrowedSerializer(datasets, many=True).data})
 
@@ -133,13 +136,13 @@ class SharedDatasetsView(TenantView):
 
 
 class SharedDatasetView(TenantView):
-    """A shared dataset."""
+    """A dataset that was shared with this organization."""
 
     capabilities = {"DELETE": Capability.STORE}
 
     @extend_schema(operation_id="shared_datasets_leave", responses={204: None})
     def delete(self, _request: Request, name: str) -> Response:
-        """End the read access to the dataset."""
+        """Leave the share: this organization can no longer read the dataset through it."""
         sharing.leave_share(organization=self.organization, user=self.membership.user, name=name)
         return Response(status=204)
 

@@ -1,6 +1,8 @@
 """Payments in the sandbox: payment methods, payment intents with capture, refunds, disputes.
 
 A charge moves its money once, when the intent becomes `succeeded`. Refunds and disputes never exceed it.
+
+Fields that begin with an underscore, such as `_saved` and `_spent`, are the sandbox's own. Clients do not see them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from billing.sandbox.store import StripeObject
 EVIDENCE_SECONDS = 7 * 24 * 3600
 """How long evidence about a dispute can be submitted. Stripe gives 7 to 21 days, which depends on the card network."""
 CARD_EXPIRY = (12, 2034)
-"""Month and year in which every test card expires."""
+"""Month and year in which every test card expires, fixed so that answers do not change with time. It is not checked."""
 
 # --- Payment methods --------------------------------------------------------------------------------------------------
 
@@ -72,7 +74,10 @@ def detach(account: StripeAccount, method: StripeObject) -> StripeObject:
 
 
 def delete_customer(account: StripeAccount, customer: StripeObject) -> StripeObject:
-    """DELETE /v1/customers/:id: detach the customer's payment methods. The customer's id and payments remain."""
+    """DELETE /v1/customers/:id: detach the customer's payment methods. The customer's id and payments remain.
+
+    Emits no event for each method: customer.deleted, which the console handles, covers them.
+    """
     for method in account.store.all("payment_method"):
         if method["customer"] == customer["id"]:
             account.change(method, customer=None, _spent=True)
@@ -101,7 +106,11 @@ def decline_error(decline: Decline, **more: Any) -> Refused:
 
 
 def make_intent(account: StripeAccount, form: Form) -> StripeObject:
-    """POST /v1/payment_intents; `confirm` confirms it at once."""
+    """POST /v1/payment_intents; `confirm` confirms it at once.
+
+    `confirm` then resolves the form's `payment_method` again. The name of a test card thus creates a second method,
+    which replaces the first.
+    """
     customer_id = form.get("customer")
     if customer_id:
         account.customer(customer_id)  # raises Refused if there is none
@@ -145,6 +154,7 @@ def confirm(account: StripeAccount, intent: StripeObject, form: Form) -> StripeO
     card = test_card_of(method)
     if card is None:  # a redirect method: the payer confirms on another page
         return _require_action(account, intent)
+    # `declines_later` applies to a card that is attached to a customer.
     if decline := card.declines or (card.declines_later if method["customer"] else None):
         raise fail(account, intent, decline)
     needs_challenge = card.challenge is Challenge.ALWAYS or (
@@ -199,6 +209,7 @@ def capture(account: StripeAccount, intent: StripeObject, form: Form) -> StripeO
     if intent["status"] != "requires_capture":
         raise _status_error(intent, "capture")
     authorized = intent["amount_capturable"]
+    # `amount_of` checks only the range; `money_of`, for intents and refunds, also the currency's step.
     return _charge(
         account, intent, amount_of(form, "amount_to_capture", authorized) if "amount_to_capture" in form else authorized
     )

@@ -2,7 +2,7 @@
 
 The receivers belong to customers, and may be slow or hostile. Therefore only one process delivers at a time, in rounds,
 with THREADS threads, and a round sends at most one request to each webhook. A request goes only to a public address,
-follows no redirects, and ends after REQUEST_SECONDS.
+follows no redirects, and each of its steps ends after REQUEST_SECONDS.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = (60, 300, 1800, 7200, 21600, 43200)
 """How long to wait before each retry, about a day in all. When the last retry fails, the delivery has failed."""
 REQUEST_SECONDS = 10.0
-"""How long a receiver may take to accept the connection, and again to respond."""
+"""Limit in seconds for the TCP connection, again for the TLS handshake, and again for the request and its response."""
 THREADS = 8
 """How many requests are sent at once, so that a few slow receivers do not delay the others much."""
 ROUND_SIZE = 64
-"""How many deliveries a round sends: 8 for each thread. If every receiver is slow, it takes 80 to 160 seconds."""
+"""The most deliveries that a round sends: 8 for each thread. If every receiver is slow, it takes 80 to 240 seconds."""
 NOTIFICATIONS_PER_QUEUE = 500
-"""For how many notifications `queue` creates deliveries at once, so that its transaction stays short."""
+"""The most notifications that one call of `queue` handles, so that its transaction stays short."""
 RETENTION = timedelta(days=90)
 """How long notifications and the log of their deliveries are kept."""
 ERROR_LENGTH = 200
@@ -85,7 +85,10 @@ def queue() -> int:
 
 
 def _wants(webhook: Webhook, notification: Notification) -> bool:
-    """Return whether a webhook gets a notification: one of its kinds, and not older than itself."""
+    """Return whether a webhook gets a notification: of one of its kinds, and not created before the webhook.
+
+    A webhook without kinds gets notifications of all kinds.
+    """
     is_chosen = not webhook.kinds or notification.kind in webhook.kinds
     return is_chosen and webhook.created_at <= notification.created_at
 
@@ -127,7 +130,8 @@ def _send_round() -> Iterator[bool]:
     """Send the first due delivery of each of up to ROUND_SIZE webhooks. Yield for each whether it was accepted."""
     due = Delivery.objects.filter(state=Delivery.States.DUE, due_at__lte=timezone.now()).order_by("due_at", "id")
     by_webhook: dict[int, Delivery] = {}
-    # More rows than a round sends, because several may be of the same webhook.
+    # Four times the rows that a round sends, because several may be of the same webhook. If the backlog of one webhook
+    # fills them, the others wait: each round sends only one of its deliveries. A limit keeps the query small.
     for delivery in due.select_related("webhook__organization", "notification")[: ROUND_SIZE * 4]:
         by_webhook.setdefault(delivery.webhook_id, delivery)
     deliveries = list(by_webhook.values())[:ROUND_SIZE]
@@ -157,6 +161,8 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
         receiver = connections.connection_to(
             f"{parts.scheme}://{parts.netloc}", allows_private=settings.WEBHOOK_PRIVATE_ADDRESSES
         )
+        # The timeout limits connecting. It also applies to each read, but anew, so that a receiver that sends single
+        # bytes could hold the thread forever. Therefore `time_limit` limits the request as a whole.
         receiver.timeout = REQUEST_SECONDS
         with closing(receiver):
             receiver.connect()

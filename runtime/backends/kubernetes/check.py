@@ -1,4 +1,4 @@
-"""Check whether a Kubernetes cluster can serve runs. Each failed result says how to fix the fault.
+"""Check whether runs can execute on a Kubernetes cluster. Failed results say how to fix the fault, if that is known.
 
 No check raises: a check that cannot be made yields a failed result that says why.
 """
@@ -22,8 +22,8 @@ from runtime.backends.kubernetes.rbac import Rule, rules
 from runtime.errors import RuntimeFault
 
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
-"""Supported minor versions of Kubernetes 1. The Job features that runs use are stable since the oldest. Versions after
-the newest are untested."""
+"""Supported minor versions of Kubernetes 1. In the oldest, the fields of a Job that runs use (podFailurePolicy,
+backoffLimitPerIndex, podReplacementPolicy) are stable or on by default. Versions after the newest are untested."""
 SMOKE_SECONDS = 180.0
 """How long the smoke run may take. The first pull of the image may take minutes; the run itself takes seconds."""
 _SMOKE_MEMORY_MIB = 512
@@ -35,7 +35,7 @@ _RBAC_REMEDY = "Apply the output of 'manage.py kubernetes_rbac'."
 def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[CheckResult]:
     """Yield the results of all checks; the last is a smoke run if there is a `backend`.
 
-    Stops after the first check if the cluster is unreachable.
+    `root` is the folder of the cluster's runs on this machine. An unreachable cluster gets only the first check.
     """
     try:
         yield _check_version(api, config)
@@ -78,7 +78,8 @@ def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
 
 
 def _check_namespace(api: ApiClient, config: ClusterConfig) -> CheckResult:
-    # The console needs the permission to list Jobs anyway, but may lack the one to read the Namespace itself.
+    # Raises ApiError if the console may not list Jobs there, which runs need. It may lack the permission to read the
+    # Namespace itself.
     api.list(resource_path("batch/v1", "jobs", config.namespace))
     try:
         namespace = api.find(resource_path("v1", "namespaces", name=config.namespace))
@@ -101,6 +102,7 @@ def _check_permissions(api: ApiClient, config: ClusterConfig) -> Iterator[CheckR
         scope = f"in {namespace}" if namespace else "everywhere"
         name = f"may {', '.join(rule.verbs)} {rule.resource} {scope}"
 
+        # The defaults bind the values of this iteration.
         def run_check(rule: Rule = rule, namespace: str = namespace, name: str = name) -> CheckResult:
             missing_verbs = _missing(api, rule, namespace)
             if not missing_verbs:
@@ -186,12 +188,13 @@ def _check_storage_classes(api: ApiClient) -> CheckResult:
 
 
 def _check_machines(api: ApiClient, config: ClusterConfig) -> CheckResult:
-    nodes = api.list(resource_path("v1", "nodes"))["items"]
-    cluster = compute_capacity(nodes, (), config)
-    ready = [machine for machine in cluster.machines if machine.free.cpus > 0]
-    detail = f"{len(nodes)} nodes, {len(cluster.machines)} for runs, {len(ready)} of them ready."
+    kubernetes_nodes = api.list(resource_path("v1", "nodes"))["items"]
+    capacity = compute_capacity(kubernetes_nodes, (), config)  # as if no Pods ran, because busy machines are ready too
+    # A machine that accepts no Pods counts as full.
+    ready = [machine for machine in capacity.machines if machine.free.cpus > 0]
+    detail = f"{len(kubernetes_nodes)} nodes, {len(capacity.machines)} for runs, {len(ready)} of them ready."
     unserved_kinds = sorted(
-        kind for kind in cluster.kinds if all(kind in machine.closed_to for machine in cluster.machines)
+        kind for kind in capacity.kinds if all(kind in machine.closed_to for machine in capacity.machines)
     )
     if config.elastic:
         return CheckResult("machines", ok=True, detail=f"{detail} The cluster adds more for pending pods.")
@@ -204,7 +207,8 @@ def _check_machines(api: ApiClient, config: ClusterConfig) -> CheckResult:
 
 
 def _check_gpus(api: ApiClient, config: ClusterConfig) -> CheckResult:
-    machines = compute_capacity(api.list(resource_path("v1", "nodes"))["items"], (), config).machines
+    kubernetes_nodes = api.list(resource_path("v1", "nodes"))["items"]
+    machines = compute_capacity(kubernetes_nodes, (), config).machines  # as if no Pods ran
     count = sum(machine.total.gpus for machine in machines)
     types = sorted({machine.total.gpu_type for machine in machines if machine.total.gpus})
     if not count:
@@ -254,12 +258,13 @@ def _check_images(config: ClusterConfig) -> CheckResult:
 
 
 def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> CheckResult:
+    # The smoke run is a PyTorch run, though its script imports no framework, so another image will do.
     image = "pytorch" if "pytorch" in config.images else next(iter(sorted(config.images)), "")
     if not image:
         return CheckResult("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")
     name = smoke_run.new_name()
     workspace = root / f".{name}"
-    if config.volume.shared:
+    if config.volume.shared:  # otherwise the console cannot create a folder that Pods see
         # On a fresh installation the folder above it does not exist yet.
         workspace.mkdir(mode=0o755, parents=True)
     try:
