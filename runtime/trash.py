@@ -28,8 +28,8 @@ class Trash:
 
     def move_in(self, folder: Path) -> None:
         """Move a folder into the trash; do nothing if the folder does not exist."""
-        self._folder.mkdir(exist_ok=True, mode=0o700)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # also where the trash's own parent does not exist yet
+            self._folder.mkdir(exist_ok=True, mode=0o700)
             folder.rename(self._folder / uuid.uuid4().hex)
 
     def empty(self) -> None:

@@ -30,7 +30,7 @@ def test_clusters_keep_their_order_and_names():
     hpc = {"backend": "slurm", "account": "trainyard"}
     clusters = parse(json.dumps({"west": WEST, "here": {"backend": "local"}, "hpc": hpc}))
     assert list(clusters) == ["west", "here", "hpc"]
-    assert clusters["hpc"].account_of("acme") == "trainyard"
+    assert clusters["hpc"].organization_account("acme") == "trainyard"
     assert clusters["west"].volume.claim == "runs"
     assert clusters["here"] is None
 
