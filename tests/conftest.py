@@ -82,7 +82,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return the number of processes for `-n auto`: more than cores, since tests of real processes mostly wait."""
-    return min(2 * CORES, MAX_WORKERS)
+    return min(CORES + (CORES + 1) // 2, MAX_WORKERS)
 
 
 @pytest.hookimpl(tryfirst=True)
