@@ -259,11 +259,11 @@ class Office(RuleBasedStateMachine):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_order_of_events_loses_or_doubles_credit_or_tax() -> None:
+def test_no_order_of_events_loses_or_doubles_credit_or_tax(pytestconfig: pytest.Config) -> None:
     run_state_machine_as_test(
         Office,
         settings=settings(
-            max_examples=8,
+            max_examples=3 if pytestconfig.getoption("--fast") else 8,
             phases=[Phase.generate],
             stateful_step_count=25,
             deadline=None,

@@ -67,6 +67,7 @@ def test_nccl_needs_gpus(stage, node):
     assert "NCCL" in stage.log()
 
 
+@pytest.mark.slow
 @pytest.mark.cores(2)
 @pytest.mark.torch
 @pytest.mark.parametrize("way", STARTS_RANKS)

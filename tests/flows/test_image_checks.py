@@ -19,6 +19,7 @@ def check(buyer, **changes):
     return int(order["job"])
 
 
+@pytest.mark.slow
 def test_a_check_names_what_an_image_lacks_and_costs_nothing(console, buyer):
     """This console's image is a bare interpreter: everything is there but the framework."""
     job = check(buyer)

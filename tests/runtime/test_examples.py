@@ -225,7 +225,8 @@ def test_a_split_model_trains_like_the_whole_one_and_resumes_in_another_shape(te
 
 @pytest.mark.cores(2)
 @pytest.mark.torch
-@pytest.mark.parametrize("nodes", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 4])
 def test_a_script_of_2019_runs_unchanged(torch_yard, nodes):
     log = train(torch_yard, "legacy_mnist.py", nodes=nodes, lr="0.05")
     result = re.search(r"Test Accuracy: (\S+)", log)

@@ -59,6 +59,7 @@ def contents(version):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_prefix_an_archive_and_a_file(at, s3_server, dataset, monkeypatch):
     connects = []
     connect = connections._Connection.connect

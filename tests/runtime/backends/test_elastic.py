@@ -72,7 +72,7 @@ def variables_of(yard, seat):
     return [json.loads(rest) for word, _space, rest in lines if word == "variables"]
 
 
-@pytest.mark.parametrize("lose", [kill_supervisor, stop_launcher])
+@pytest.mark.parametrize("lose", [kill_supervisor, pytest.param(stop_launcher, marks=pytest.mark.slow)])
 def test_a_run_goes_on_without_a_node(yard, lose, left_running):
     start(yard, workers_per_node=2, min_nodes=2)
     lose(yard, 1)

@@ -59,6 +59,7 @@ def test_other_versions_of_python_run_the_archive(cluster, python):
     assert cluster.log(1).startswith("(3, ")
 
 
+@pytest.mark.slow
 @pytest.mark.cores(2)
 @pytest.mark.torch
 def test_two_pods_train_together(cluster):
