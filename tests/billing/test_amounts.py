@@ -92,7 +92,7 @@ def test_an_amount_that_the_currency_does_not_have_is_refused(amount, currency):
 
 @pytest.mark.parametrize(("typed", "currency"), [("9" * 16, "USD"), ("9" * 18, "JPY"), ("9" * 15, "KWD")])
 def test_the_largest_amount_fits_a_column(typed, currency):
-    """18 digits in the minor unit, whatever the currency's decimals: PostgreSQL's bigint ends at 9.2e18."""
+    """Amounts have at most 18 digits in the minor unit of any currency. PostgreSQL's bigint ends at 9.2e18."""
     assert amounts.parse_amount(typed, currency) == 10**18 - 10 ** (18 - len(typed))
     with pytest.raises(ValueError, match="amount"):
         amounts.parse_amount("1" + "0" * len(typed), currency)

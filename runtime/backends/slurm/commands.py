@@ -91,7 +91,7 @@ class Slurm:
             return self._jobs[1]
 
     def known_jobs(self) -> dict[str, SlurmJob]:
-        """Return the jobs of Slurm's last answer, whatever its age, without asking Slurm."""
+        """Return the jobs of Slurm's last answer. Does not ask Slurm again, even if this answer is old."""
         return self._jobs[1]
 
     def finished_job(self, job_id: str) -> SlurmJob | None:
