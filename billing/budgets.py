@@ -129,9 +129,12 @@ def refusal(*, account: Account, user: User | None, amount_minor: int) -> str:
 def states(organization: Organization) -> list[BudgetState]:
     """Return the organization's budgets with their committed money, the organization's own first."""
     account = selectors.wallet(organization)
-    if account is None:
-        return []
-    budgets = Budget.objects.filter(IS_ACTIVE, organization=organization).select_related("user")
+    return states_of(account) if account else []
+
+
+def states_of(account: Account) -> list[BudgetState]:
+    """Return the budgets that a wallet pays for with their committed money, the organization's own first."""
+    budgets = Budget.objects.filter(IS_ACTIVE, organization=account.organization_id).select_related("user")
     return sorted(_states(budgets, account), key=lambda state: (state.budget.user_id is not None, state.budget.pk))
 
 

@@ -49,6 +49,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
         "billing/cost_list.html",
         {
             "account": account,
+            "wallet": account,  # for the frame, which would read it again
             "month": month,
             "months": costs.months_with_costs(organization),
             "dimension": dimension,
@@ -59,7 +60,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "forecast": costs.forecast(organization) if month.is_current else None,
             "chart": _chart(names, days, account.currency),
             "holds": costs.open_holds(account).select_related("order__job", "sweep"),
-            "budgets": budgets.states(organization),
+            "budgets": budgets.states_of(account),
             "runway": budgets.runway_of(account),
             "accounting_zone": settings.TIME_ZONE,
             "members": accounts.members(organization=organization),

@@ -52,7 +52,7 @@ def overview(request: MemberRequest) -> HttpResponse:
     open_jobs = _open_jobs(organization)
     steps = [] if ended_jobs else _steps(organization, account, has_job=bool(open_jobs))
     usage, quota_bytes = storage.usage(organization), organization.quota.max_storage_bytes
-    budget_states, cluster_totals = budgets.states(organization), _cluster_totals()
+    budget_states, cluster_totals = budgets.states_of(account) if account else [], _cluster_totals()
     notice_data = attention.OverviewData(
         membership=request.membership,
         account=account,
@@ -66,6 +66,7 @@ def overview(request: MemberRequest) -> HttpResponse:
         "overview.html",
         {
             "account": account,
+            "wallet": account,  # for the frame, which would read it again
             "notices": attention.notices(notice_data),
             "open": selectors.open_totals(organization),
             "budget": next((state for state in budget_states if state.budget.user is None), None),

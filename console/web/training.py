@@ -175,7 +175,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "earlier_values": json.dumps(_earlier_values(job)),
             "is_exact": is_exact,
             "changes": reruns.changes(job) if job and not job.builtin_script else [],
-            "products": jobs.products(),
+            "products": list(jobs.products()),  # the template needs them twice
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
             "not_ready": problems_by_image,
@@ -190,6 +190,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "secrets": secret_store.secrets_for(organization),
             "specs": specs,
             "account": account,
+            "wallet": account,  # for the frame, which would read it again
             "units": TIME_UNITS,
             "lr_scalings": Job.LrScalings.choices,
             "retry_counts": range(MAX_RETRIES + 1),

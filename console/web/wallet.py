@@ -178,6 +178,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
         "billing/wallet.html",
         {
             "account": account,
+            "wallet": account,  # for the frame, which would read it again
             "form": form,
             "suggested_amounts": suggested_amounts(account.currency),
             "page": entries_page,
@@ -187,7 +188,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
             "owed_minor": receivables.owed_minor(account),
             "storage_unpaid_minor": storage_charges.unpaid_minor(account),
             "auto_top_up": AutoTopUp.objects.filter(account=account).first(),
-            "budgets": budgets.states(organization),
+            "budgets": budgets.states_of(account),
             "runway": budgets.runway_of(account),
             "pending_top_up": pending,
         },
