@@ -71,7 +71,7 @@ test: images kustomize ## Run the fast tests, in the pytorch image alone; ARGS="
 
 .PHONY: test-all
 test-all: SELECTION = $(if $(SHARD),--shard $(SHARD)) $(ARGS)
-test-all: images kustomize lighthouse ## Run every test and list the slowest; SHARD=2/3 for a part. What fails is run once more, alone
+test-all: images kustomize lighthouse var/styles/.installed ## Run every test and list the slowest; SHARD=2/3 for a part. What fails is run once more, alone
 	@$(PYTHON) -m pytest -n auto --dist loadgroup -rR --durations=25 $(SELECTION) || { \
 	  status=$$?; [ $$status -eq 1 ] || exit $$status; \
 	  echo "Once more, one test at a time, to tell a fault from a machine that was too busy:"; \
@@ -88,10 +88,15 @@ kustomize: setup
 .PHONY: lighthouse
 lighthouse: var/lighthouse/.installed
 
-var/lighthouse/.installed: .ci/lighthouse/package-lock.json
-	@mkdir -p $(@D) && cp .ci/lighthouse/*.json $(@D)
+.PHONY: styles
+styles: var/styles/.installed ## Cut Tabler's style sheet down to what the pages use (needs npm); after a change of classes
+	@node var/styles/purge.mjs static/vendor/tabler/tabler.min.css
+
+# The packages of .ci/<name>, and its script if it has one.
+var/%/.installed: .ci/%/package-lock.json
+	@mkdir -p $(@D) && cp .ci/$*/* $(@D)
 	@cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --silent && touch .installed \
-	  || echo "Without npm the test of Lighthouse is skipped."
+	  || echo "Without npm the test of its packages ($*) is skipped."
 
 .PHONY: test-kubernetes
 test-kubernetes: setup ## Run the suites of the Kubernetes backend; on a real cluster where KUBECONFIG names one
