@@ -20,6 +20,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
@@ -138,6 +139,7 @@ class SpecChoice:
 
 
 @require_GET
+@gzip_page
 @member(Capability.RUN)
 def training_new(request: MemberRequest) -> HttpResponse:
     """Show the form. `?rerun=<job>` fills it in from a job; other parameters fill in fields by name.
