@@ -41,7 +41,7 @@ class WebhookForm(forms.Form):
         label=gettext_lazy("Only these"),
         choices=[(name, kind.title) for name, kind in KINDS.items()],
         required=False,
-        widget=forms.CheckboxSelectMultiple,
+        widget=forms.CheckboxSelectMultiple(attrs={"class": "form-check-input"}),
         help_text=gettext_lazy("None chosen: all."),
     )
 
