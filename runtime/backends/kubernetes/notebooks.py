@@ -20,7 +20,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed, SecurityError, WebSocketException
 from websockets.typing import Subprotocol
 
 from runtime.backends.kubernetes.client import ApiClient, ApiError, WebsocketTarget, resource_path
@@ -126,12 +126,22 @@ class NotebookTunnels:
             del self._paths[next(iter(self._paths))]
 
 
-class _Connect(connect):
-    """Opens a websocket, and follows no redirect: the credentials are for the API server only, which sends none."""
+def _single_connection() -> type[ClientConnection]:
+    """Return a class that has at most one object, so that `connect` cannot open a second connection.
 
-    def process_redirect(self, exc: Exception) -> Exception | str:
-        """Return the error that stands for the redirect."""
-        return exc
+    It would, to follow a redirect. But the credentials are for the API server only, which sends no redirects.
+    """
+
+    class SingleConnection(ClientConnection):
+        exists = False
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            if SingleConnection.exists:
+                raise SecurityError("The API server must not redirect.")
+            SingleConnection.exists = True
+            super().__init__(*args, **options)
+
+    return SingleConnection
 
 
 async def _connect_to(target: WebsocketTarget) -> ClientConnection:
@@ -139,7 +149,7 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
     tls: dict[str, Any] = {} if target.ssl is None else {"ssl": target.ssl}
     if target.server_hostname is not None:
         tls["server_hostname"] = target.server_hostname
-    connection = await _Connect(
+    connection = await connect(
         target.url,
         additional_headers=target.headers,
         subprotocols=[_SUBPROTOCOL],
@@ -151,6 +161,7 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
         ping_timeout=None,  # a pong waits behind data, which a slow browser may leave unread for long
         max_queue=1,  # as above
         logger=_websocket_logger,
+        create_connection=_single_connection(),
         **tls,
     )
     tcp = connection.transport.get_extra_info("socket")
