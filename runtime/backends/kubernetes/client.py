@@ -205,7 +205,7 @@ class ApiClient:
                 raise
 
     def is_allowed(self, attributes: Object) -> bool:
-        """Whether the client has the permission that these resourceAttributes describe.
+        """Return whether the client has the permission that these resourceAttributes describe.
 
         Raises ApiError, BackendUnavailable.
         """

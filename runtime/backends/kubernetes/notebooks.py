@@ -4,8 +4,8 @@ JupyterLab listens on 127.0.0.1 of its Pod, where no other Pod can connect. The 
 Pod's network, which no NetworkPolicy has to allow.
 
 A websocket with the subprotocol `v4.channel.k8s.io` carries one connection. The first byte of each message is its
-channel: `_DATA` for what is sent and received, `_ERROR` for an error of the kubelet. What the server sends on each
-channel begins with the number of the port, in two bytes. The server closes the websocket when the connection ends.
+channel: `_DATA` for the connection's bytes, `_ERROR` for an error of the kubelet. On each channel, the server first
+sends the number of the port, in two bytes. The server closes the websocket when the connection ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SUBPROTOCOL = Subprotocol("v4.channel.k8s.io")
 _DATA, _ERROR = 0, 1
 _PORT_BYTES = 2
 _CHUNK_BYTES = 32 * 1024
-"""Most bytes of one message. A kubelet sends as many."""
+"""Maximum bytes of one message that this module sends: as many as a kubelet sends."""
 _START_SECONDS = 30.0
 """How long opening a tunnel may take, including the start of JupyterLab, which takes 3 to 15 s on a small node."""
 _RETRY_SECONDS = 1.0
@@ -45,17 +45,17 @@ _RETRY_SECONDS = 1.0
 _PING_SECONDS = 20.0
 """The interval of pings, so that no load balancer closes an idle websocket: the shortest limits are about a minute."""
 _STALLED_SECONDS = 90
-"""How long the API server may leave sent bytes unacknowledged, as after a failure of the network. Responses of
-JupyterLab may take as long."""
+"""How long the API server may leave sent bytes unacknowledged. Then the network has failed. It does not limit how long
+JupyterLab takes to respond."""
 _CLOSE_SECONDS = 2.0
-"""How long to wait for the server to close a websocket. Nothing that it still sends matters."""
+"""How long to wait for the server to close a websocket: short, since its last messages are not needed."""
 _LOOKUP_THREADS = 4
-"""Threads that wait for the API server when a tunnel is opened. If they all wait, more tunnels fail after
-_START_SECONDS, and nothing else of the process is slower."""
+"""Threads that wait for the API server when tunnels are opened. If all of them wait, further tunnels fail after
+_START_SECONDS, but nothing else in the process becomes slower."""
 _MAX_KNOWN = 1000
-"""Notebooks whose Pod is remembered, 200 bytes each: more than anybody uses at a time."""
+"""Maximum number of notebooks whose Pod is remembered, 200 bytes each: more than are in use at a time."""
 _PROBE = b"GET /api HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-"""A request that JupyterLab responds to without any effect, nor does it count as activity."""
+"""A request to JupyterLab that changes nothing and does not count as the user's activity."""
 
 
 class NotebookTunnels:
@@ -170,14 +170,14 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
 
 
 async def _is_listening(target: WebsocketTarget) -> bool:
-    """Return whether JupyterLab answers. A kubelet tells that nobody listens only after the websocket is open.
+    """Return whether JupyterLab answers a request. Raises OSError, WebSocketException.
 
-    Raises OSError, WebSocketException.
+    An open websocket does not show that JupyterLab listens, since the kubelet connects to it only afterwards.
     """
     async with await _connect_to(target) as connection:
         with suppress(ConnectionClosed):  # the kubelet may have failed to connect already
             await connection.send(bytes([_DATA]) + _PROBE)
-        async with aclosing(_received(connection)) as chunks:
+        async with aclosing(_receive(connection)) as chunks:
             async for _chunk in chunks:
                 return True
     return False
@@ -193,7 +193,7 @@ async def _relay(listener: socket.socket, connection: ClientConnection) -> None:
             await connection.send(bytes([_DATA]) + chunk)
 
     async def to_client() -> None:
-        async with aclosing(_received(connection)) as chunks:
+        async with aclosing(_receive(connection)) as chunks:
             async for chunk in chunks:
                 writer.write(chunk)
                 await writer.drain()
@@ -208,15 +208,16 @@ async def _relay(listener: socket.socket, connection: ClientConnection) -> None:
         writer.close()  # after what is still buffered
 
 
-async def _received(connection: ClientConnection) -> AsyncGenerator[bytes]:
-    """Yield what JupyterLab sends, until the connection ends or the kubelet reports an error."""
-    missing = {_DATA: _PORT_BYTES, _ERROR: _PORT_BYTES}  # of the port number, by channel
+async def _receive(connection: ClientConnection) -> AsyncGenerator[bytes]:
+    """Yield the bytes that JupyterLab sends, until the connection ends or the kubelet reports an error."""
+    port_bytes_left = {_DATA: _PORT_BYTES, _ERROR: _PORT_BYTES}  # bytes of the port's number to skip, by channel
     with suppress(ConnectionClosed):
         async for message in connection:
-            if not isinstance(message, bytes) or not message or message[0] not in missing:
+            if not isinstance(message, bytes) or not message or message[0] not in port_bytes_left:
                 return  # another protocol
-            channel, payload = message[0], message[1:][missing[message[0]] :]
-            missing[channel] = max(0, missing[channel] - (len(message) - 1))
+            channel, content = message[0], message[1:]
+            payload = content[port_bytes_left[channel] :]
+            port_bytes_left[channel] = max(0, port_bytes_left[channel] - len(content))
             if payload and channel == _ERROR:
                 return
             if payload:

@@ -75,7 +75,7 @@ class SlurmBackend(FolderBackend):
     def submit(self, spec: RunSpec) -> None:
         """See `Backend.submit`. Accepts built-in images only."""
         admission.check_name(spec.name)
-        run = self._run(spec.name)
+        run = self._find(spec.name)
         if run.exists():  # checked again under the lock; this check only saves the work of the next lines
             return
         spec = admission.admit(spec, self._images_root)
@@ -105,7 +105,7 @@ class SlurmBackend(FolderBackend):
 
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
-        run = self._run(name)
+        run = self._find(name)
         try:
             if run.status().phase is not RunPhase.ENDED:
                 run.request_stop(grace_seconds)
@@ -114,7 +114,7 @@ class SlurmBackend(FolderBackend):
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
-        run = self._run(name)
+        run = self._find(name)
         run.kill()  # before the lock is taken, since it may wait long for the job's end
         with self._lock(name):
             run.move_to_trash()
@@ -131,7 +131,7 @@ class SlurmBackend(FolderBackend):
         waiting_nodes: list[NodeRequest] = []
         for name in self.names(live=True):
             with contextlib.suppress(RunNotFound):  # the submission is not complete, or the run was deleted
-                data = self._run(name).submission()
+                data = self._find(name).submission()
                 job = jobs.get(data["job_id"])
                 if job is not None and job.is_waiting:
                     spec = data["spec"]
@@ -270,7 +270,7 @@ class SlurmBackend(FolderBackend):
     def _last_known_job(self, name: str) -> SlurmJob | None:
         """Return the run's job as Slurm last reported it, without asking Slurm; None if that report lacks it."""
         try:
-            job_id = self._run(name).submission()["job_id"]
+            job_id = self._find(name).submission()["job_id"]
         except RunNotFound:
             return None
         return self._slurm.known_jobs().get(job_id)
@@ -286,13 +286,10 @@ class SlurmBackend(FolderBackend):
                 logger.warning("Slurm's queue could not be read: %s", error)
             is_closed.wait(self._config.poll_seconds)
 
-    def _run(self, name: str) -> SlurmRun:
+    def _find(self, name: str) -> SlurmRun:
         """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
         check_folder_name(name)
         return SlurmRun(self._root, name, self._slurm, self._config)
-
-    def _find(self, name: str) -> SlurmRun:
-        return self._run(name)
 
 
 def _translate_sbatch_error(error: CommandFailed) -> Exception:

@@ -22,7 +22,7 @@ def compute_capacity(machines: Iterable[Machine], config: SlurmConfig) -> Capaci
 
 
 def _is_eligible(machine: Machine, placement: Placement) -> bool:
-    """Whether nodes with this placement may be put on the machine."""
+    """Return whether nodes with this placement may be put on the machine."""
     partitions = set(filter(None, placement.partition.split(",")))
     in_partition = not partitions or bool(partitions & machine.partitions)
     has_gpu = not placement.gpu or placement.gpu in machine.gpus

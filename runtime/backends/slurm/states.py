@@ -111,7 +111,7 @@ def parse_machines(text: str) -> tuple[Machine, ...]:
 
 
 def has_preemption_time(text: str) -> bool:
-    """Whether the output of `scontrol show job` has a time at which Slurm began to preempt the job."""
+    """Return whether the output of `scontrol show job` has a time at which Slurm began to preempt the job."""
     values = dict(_FIELD.findall(text))
     return values.get("PreemptTime", "None") not in {"None", "N/A", "Unknown", ""}
 

@@ -73,7 +73,7 @@ class Group:
         )
 
     def has_reached_memory_limit(self) -> bool:
-        """Whether the group ever reached its memory limit.
+        """Return whether the group ever reached its memory limit.
 
         If not, an OOM kill in it means that the machine's memory was full.
         """
@@ -187,6 +187,7 @@ def find_parents(proc: Path = PROC) -> Parents:
             continue
         # "<id> <parent> <device> <root> <mount point> <options> ... - <type> <source> <type's options>", proc(5).
         mount_fields, _, type_fields = line.partition(" - ")
+        # Padded with empty strings, since a line may lack the last fields.
         fields, (kind, _source, options, *_rest) = mount_fields.split(), [*type_fields.split(), "", "", ""]
         root, mount = fields[3], Path(fields[4])
         if kind == "cgroup2" and "" in groups:

@@ -62,6 +62,8 @@ class Supervisor(Node):
         self._deadline_path = folder / "deadline.json" if plan.get("is_extensible") else None
         self._shell_socket = ShellSocket(folder, plan["node"]) if plan.get("shells") else None
 
+    # Parts that the subclass for Slurm replaces
+
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
         # Readers of the record use these fields to find out whether this process is alive.
         process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
@@ -72,6 +74,8 @@ class Supervisor(Node):
 
     def _create_limits(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> Limits:
         return Limits(plan, record, tree)
+
+    # The life of the node
 
     def run(self) -> None:
         """Supervise the node to its end."""
