@@ -228,6 +228,7 @@ class KubernetesBackend:
         deletions = DeletionTracker()
 
         def on_change(kind: str, change: str, item: Object) -> None:
+            """Note which runs may write output, and save the state of Pods that are being deleted."""
             if change == LISTED:
                 if kind == "pods":
                     deletions.reset(item["items"])

@@ -42,8 +42,9 @@ _MAX_MACHINES_AGE_SECONDS = 5.0
 _REACHABLE_SECONDS = 2.0
 """How long `is_reachable` may take: the protocol promises an answer in this time."""
 _LOCK_FILES = 16
-"""Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. So the files do
-not accumulate. Two runs that share a lock only wait for each other."""
+"""Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
+run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
+that a process makes in parallel."""
 # Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
 # texts are in Slurm's src/common/slurm_errno.c.
 _CANNOT_FIT = (

@@ -117,6 +117,7 @@ def has_preemption_time(text: str) -> bool:
 
 
 def _machine(values: Mapping[str, str]) -> Machine:
+    """Convert the fields that scontrol prints for one machine."""
     # CPUEfctv leaves out the cores that are reserved for the system; Slurm before 22.05 does not print it.
     cpus = _count(values.get("CPUEfctv") or values.get("CPUTot", ""))
     memory_mib = max(0, _count(values.get("RealMemory", "")) - _count(values.get("MemSpecLimit", "")))

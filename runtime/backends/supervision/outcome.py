@@ -105,6 +105,7 @@ def _is_lost(record: RecordData) -> bool:
 
 
 def _node_status(record: RecordData) -> NodeStatus:
+    """Return a node's status from its record. A lost node has ended, at its last heartbeat."""
     is_lost = _is_lost(record)
     return NodeStatus(
         node=record["node"],
@@ -118,6 +119,7 @@ def _node_status(record: RecordData) -> NodeStatus:
 
 
 def _phase(nodes: Sequence[NodeStatus]) -> RunPhase:
+    """Return the run's phase, from the phases of its nodes."""
     phases = {node.phase for node in nodes}
     if phases == {RunPhase.ENDED}:
         return RunPhase.ENDED

@@ -111,6 +111,7 @@ class Supervisor(Node):
         self._caught_signals = reader
 
     def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
+        """Start the launcher; return its descriptors: `warm` of the socket to forked ranks, `shells` of a listener."""
         listener = None if self._shell_socket is None else self._shell_socket.listen()
         if listener is None:
             return {"warm": self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=inherit_fds)}
@@ -138,6 +139,7 @@ class Supervisor(Node):
         self._check_for_stop()
 
     def _check(self, now: float) -> None:
+        """Check for requests of the backend and for exceeded limits, and report CPU use to the launcher."""
         self._check_for_stop()
         self._check_for_extension()
         super()._check(now)
