@@ -118,11 +118,8 @@ OBJECTS = {
     "rbac-organizations": lambda: rbac.rbac(config(**GPU), service_account="console", service_account_namespace="yard"),
 }
 """The objects of each golden file."""
-VARIANTS = {
-    **dict.fromkeys(("elastic", "trial", "installation", "packages"), "cpu"),
-    "rbac-organizations": "rbac",
-}
-"""Golden files that hold only the differences from another one."""
+VARIANTS = {"elastic", "trial", "installation", "packages"}
+"""Golden files that hold only the differences from that of `cpu`."""
 
 
 def values_by_path(part, path=""):
@@ -143,13 +140,26 @@ def differences(objects, others):
     return missing | {path: value for path, value in values.items() if other_values.get(path, ...) != value}
 
 
+def to_json(value, indent=""):
+    """Return sorted JSON in which short objects and lists take one line."""
+    line = json.dumps(value, sort_keys=True)
+    if not isinstance(value, dict | list) or len(indent) + len(line) <= 120:
+        return line
+    inner = f"{indent}  "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {to_json(part, inner)}" for name, part in sorted(value.items())]
+    else:
+        parts = [to_json(part, inner) for part in value]
+    return f"{line[0]}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{line[-1]}"
+
+
 @pytest.mark.parametrize("name", OBJECTS)
 def test_manifests_match_the_golden_files(name):
     """After an intended change, run TRAINYARD_GOLDEN=write pytest and review the difference."""
     path, golden = GOLDEN / f"{name}.json", OBJECTS[name]()
     if name in VARIANTS:
-        golden = differences(golden, OBJECTS[VARIANTS[name]]())
-    text = json.dumps(golden, indent=2, sort_keys=True) + "\n"
+        golden = differences(golden, OBJECTS["cpu"]())
+    text = f"{to_json(golden)}\n"
     if os.environ.get("TRAINYARD_GOLDEN") == "write":
         path.write_text(text)
     assert text == path.read_text()
