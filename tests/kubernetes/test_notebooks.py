@@ -23,7 +23,7 @@ from tests.console.processes import wait_for
 from tests.factories.notebooks import Browser, sell_notebook
 from tests.kubernetes.images import TORCH, python_image
 from tests.kubernetes.yard import ClusterYard
-from tests.runtime.backends.cluster_runs import limited
+from tests.runtime.backends.cluster_runs import create_limited_backend
 from tests.runtime.images_of_ours import IMAGES
 from tests.tools import asgi_console
 
@@ -91,7 +91,7 @@ def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_
 ):
     config = own_yard.config()
     rules = next(each["rules"] for each in rbac(config) if each["kind"] == "Role")
-    permitted = limited(own_yard, fake, config, rules)
+    permitted = create_limited_backend(own_yard, fake, config, rules)
     dial_of, early = fake.api.dial_of, [True]
 
     def refuse_first(namespace, name):
