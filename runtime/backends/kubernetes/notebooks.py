@@ -126,7 +126,7 @@ class NotebookTunnels:
             del self._paths[next(iter(self._paths))]
 
 
-def _single_connection() -> type[ClientConnection]:
+def _create_connection_class() -> type[ClientConnection]:
     """Return a class that has at most one object, so that `connect` cannot open a second connection.
 
     It would, to follow a redirect. But the credentials are for the API server only, which sends no redirects.
@@ -161,7 +161,7 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
         ping_timeout=None,  # a pong waits behind data, which a slow browser may leave unread for long
         max_queue=1,  # as above
         logger=_websocket_logger,
-        create_connection=_single_connection(),
+        create_connection=_create_connection_class(),
         **tls,
     )
     tcp = connection.transport.get_extra_info("socket")
