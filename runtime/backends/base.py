@@ -110,7 +110,7 @@ class Backend(Protocol):
         """Return the cluster's machines with their total and free resources. Raises BackendUnavailable."""
 
     def is_reachable(self) -> bool:
-        """Whether the cluster answers within two seconds. Asks the cluster even if earlier calls failed."""
+        """Return whether the cluster answers within two seconds. Asks the cluster even if earlier calls failed."""
 
     def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """Yield the names of runs whose status or output changed; block between changes.

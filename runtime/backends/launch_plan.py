@@ -47,10 +47,7 @@ def _collectives(spec: RunSpec) -> str:
 
 
 def plan(spec: RunSpec) -> dict[str, Any]:
-    """Return the launchers' plan, the same on every node; `runtime.launcher.topology.Plan` documents its fields.
-
-    A field of the last lines is left out if its value is the default of `Plan`.
-    """
+    """Return the launchers' plan, the same on every node; `runtime.launcher.topology.Plan` documents its fields."""
     return {
         "run_id": spec.name,
         "nodes": spec.nodes,
@@ -80,11 +77,11 @@ def plan(spec: RunSpec) -> dict[str, Any]:
         "interface": network.INTERFACE,
         "hang_seconds": spec.hang_seconds,
         "cpus": spec.resources.cpus,
-        **({"lr_scaling": spec.lr_scaling.value} if spec.lr_scaling != "none" else {}),
-        **({"warmup_epochs": spec.warmup_epochs} if spec.warmup_epochs else {}),
-        **({"local_rank_argument": spec.local_rank_argument.value} if spec.local_rank_argument != "auto" else {}),
-        **({"expands_arguments": True} if spec.expands_arguments else {}),
-        **({"traceparent": spec.traceparent} if spec.traceparent else {}),
+        "lr_scaling": spec.lr_scaling.value,
+        "warmup_epochs": spec.warmup_epochs,
+        "local_rank_argument": spec.local_rank_argument.value,
+        "expands_arguments": spec.expands_arguments,
+        "traceparent": spec.traceparent,
     }
 
 

@@ -6,6 +6,7 @@ The parameter `is_final` is true if the run has ended and the bytes reach the en
 from __future__ import annotations
 
 import codecs
+import math
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
@@ -58,9 +59,10 @@ def read_times(file_fd: int, raw_chunk: RawChunk) -> Times:
     start, end = raw_chunk.offset, raw_chunk.offset + len(raw_chunk.data)
     try:
         pairs = range(os.fstat(file_fd).st_size // PAIR.size)
+        # From the last pair at or before the chunk's start to the first pair at or after the chunk's end.
         first = max(0, bisect_right(pairs, start, key=lambda pair: _read_pair(file_fd, pair)[0]) - 1)
         last = bisect_left(pairs, end, lo=first, key=lambda pair: _read_pair(file_fd, pair)[0])
-        step = max(1, -(-(last - first) // _MAX_TIMES))
+        step = max(1, math.ceil((last - first) / _MAX_TIMES))
         pairs_read = [_read_pair(file_fd, pair) for pair in pairs[first:last:step]]
     except OSError:
         return []
@@ -110,6 +112,7 @@ def _times_of_lines(data: bytes, offset: int, times: Iterable[tuple[int, float]]
             break
         line += data.count(b"\n", position, next_position)
         position = next_position
+        # A time in the middle of a line is that of the next line: the line's own time is that of its beginning.
         begins_here = not position or data[position - 1 : position] == b"\n"
         by_line[line if begins_here else line + 1] = seconds
     return tuple(by_line.items())

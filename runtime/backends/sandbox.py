@@ -221,6 +221,7 @@ def interpreter_prefixes(image: Path) -> tuple[Path, ...]:
 
 
 def _proc_arguments() -> list[str]:
+    """Return the arguments for /proc: the machine's settings are read-only, and files that reveal it are empty."""
     args = ["--proc", "/proc"]
     for name in _PROC_READ_ONLY:
         args += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]

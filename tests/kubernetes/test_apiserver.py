@@ -14,7 +14,6 @@ from runtime.errors import BackendUnavailable
 from tests.kubernetes.apiserver import ApiServer, write_kubeconfig
 
 NAMESPACE = "runs"
-INDEXED = {"completionMode": "Indexed", "completions": 2, "parallelism": 2}
 SECRETS = resource_path("v1", "secrets", NAMESPACE)
 
 
@@ -131,20 +130,6 @@ def test_apply_creates_merges_and_removes(api):
     assert apply({"a": "2"}) == {"a": "2", "c": "1"}
 
 
-def test_selectors(api):
-    for created in (secret("a", run="1", kind="x"), secret("b", run="2"), secret("c")):
-        api.create(created)
-
-    def names(**selector):
-        return [item["metadata"]["name"] for item in api.list(SECRETS, **selector)["items"]]
-
-    assert names(labelSelector="run,!kind") == ["b"]
-    assert names(labelSelector="run!=1") == ["b", "c"]
-    assert names(fieldSelector="metadata.name=c") == ["c"]
-    with pytest.raises(ApiError, match="field label not supported"):
-        names(fieldSelector="spec.color=red")
-
-
 def test_pages_of_a_list_show_one_snapshot(api, server):
     for number in range(5):
         api.create(secret(f"s{number}"))
@@ -171,25 +156,6 @@ def test_a_watch_reports_objects_that_enter_and_leave_its_selector(api, server):
     every = types()
     assert every[:4] == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED"]
     assert set(every[4:]) == {"BOOKMARK"}
-
-
-def test_a_token_has_the_permissions_of_its_roles(api, server, tmp_path):
-    def create(kind, **parts):
-        version = "v1" if kind == "ServiceAccount" else "rbac.authorization.k8s.io/v1"
-        api.create({"apiVersion": version, "kind": kind, "metadata": {"name": "n", "namespace": NAMESPACE}, **parts})
-
-    create("ServiceAccount")
-    narrow = connect(server.kubeconfig(tmp_path / "narrow", server.access.token_for(NAMESPACE, "n")))
-    create("Role", rules=[{"apiGroups": [""], "resources": ["secrets"], "verbs": ["list"]}])
-    with pytest.raises(ApiError, match="forbidden") as caught:
-        narrow.list(SECRETS)
-    assert caught.value.status == 403
-    subject = {"kind": "ServiceAccount", "name": "n", "namespace": NAMESPACE}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "n"}
-    create("RoleBinding", subjects=[subject], roleRef=role)
-    assert narrow.list(SECRETS)["items"] == []
-    for verb, allowed in (("list", True), ("delete", False)):
-        assert narrow.is_allowed({"verb": verb, "resource": "secrets", "namespace": NAMESPACE}) is allowed
 
 
 @pytest.mark.parametrize("form", ["client certificate", "files", "token file", "exec", "no verification"])

@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 from http import HTTPStatus
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,6 +14,7 @@ from kubernetes.stream import portforward
 from websockets.exceptions import InvalidStatus
 
 from runtime.backends.kubernetes import notebooks as tunnels
+from runtime.backends.kubernetes.client import WebsocketTarget
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.images import venvs
@@ -21,7 +23,7 @@ from tests.console.processes import wait_for
 from tests.factories.notebooks import Browser, sell_notebook
 from tests.kubernetes.images import TORCH, python_image
 from tests.kubernetes.yard import ClusterYard
-from tests.runtime.backends.cluster_runs import limited
+from tests.runtime.backends.cluster_runs import create_limited_backend
 from tests.runtime.images_of_ours import IMAGES
 from tests.tools import asgi_console
 
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 NAME = "job-1-1"
 ECHO = """
-    import http.server, time
+    import http.server
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         def do_POST(self):
@@ -40,11 +42,11 @@ ECHO = """
             self.wfile.write(body)
         do_GET = lambda self: self.send_error(404)
         log_message = print
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 8888), Handler)
     print("ready", flush=True)
-    time.sleep(2)
-    http.server.ThreadingHTTPServer(("127.0.0.1", 8888), Handler).serve_forever()
+    server.serve_forever()
 """
-"""Listens where JupyterLab does, a while after its Pod runs."""
+"""Listens where JupyterLab does."""
 BODY = os.urandom(3 << 20)
 
 
@@ -77,20 +79,84 @@ def tunnel_folders(short_folders, monkeypatch):
     return folder
 
 
-def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard, fake, tunnel_folders):
+@pytest.fixture
+def echo(own_yard):
+    """A run whose program returns the body of each request."""
     own_yard.start(ECHO, name=NAME)
-    own_yard.wait(NAME, lambda status: status.phase is RunPhase.RUNNING)
+
+
+@pytest.mark.usefixtures("echo")
+def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_role(
+    own_yard, fake, tunnel_folders, monkeypatch
+):
     config = own_yard.config()
     rules = next(each["rules"] for each in rbac(config) if each["kind"] == "Role")
-    permitted = limited(own_yard, fake, config, rules)
-    # The first request waits for the program; all have connections of their own.
-    assert run(post(permitted, BODY)) == BODY
+    permitted = create_limited_backend(own_yard, fake, config, rules)
+    dial_of, early = fake.api.dial_of, [True]
 
-    async def post_together():
+    def refuse_first(namespace, name):
+        """Connect as the kubelet does, but find no server at the first time."""
+
+        def dial(port):
+            if early:
+                early.pop()
+                raise ConnectionRefusedError("connection refused")
+            return dial_of(namespace, name)(port)
+
+        return dial
+
+    monkeypatch.setattr(fake.api, "dial_of", refuse_first)
+    assert run(post(permitted, BODY)) == BODY
+    assert not early
+
+    async def post_together():  # each over a connection of its own
         return await asyncio.gather(*(post(permitted, b"%d" % number) for number in range(5)))
 
     assert run(post_together()) == [b"%d" % number for number in range(5)]
-    # The official client, which is tried on real clusters, agrees with the fake one on the protocol.
+    wait_for(lambda: not fake.server.forwards, 30)
+    assert list(tunnel_folders.iterdir()) == []
+    without = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
+    fake.store.edit("roles", config.namespace, "r", lambda role: role.update(rules=without))
+    with pytest.raises(BackendUnavailable, match="403"):
+        run(post(permitted, b""))
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_connection_ends_with_the_pod_and_then_there_is_no_notebook(own_yard, fake, tunnel_folders):
+    backend = own_yard.backend
+
+    async def read_until_the_end():
+        """Return what a client that waits for a response gets when the Pod ends."""
+        async with backend.notebook_socket(NAME)() as path:
+            reader, writer = await asyncio.open_unix_connection(path)
+            await asyncio.to_thread(backend.stop, NAME, 0)
+            try:
+                return await reader.read()
+            finally:
+                writer.close()
+
+    assert run(read_until_the_end()) == b""
+    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
+    with pytest.raises((RunNotFound, BackendUnavailable)):
+        run(post(backend, b""))
+    with pytest.raises(RunNotFound):
+        run(post(own_yard.another(), b""))
+    wait_for(lambda: not fake.server.forwards, 30)
+    assert list(tunnel_folders.iterdir()) == []
+
+
+def test_a_notebook_needs_a_run_and_an_api_server_that_answers(own_yard, fake):
+    with pytest.raises(RunNotFound):
+        run(post(own_yard.backend, b""))
+    fake.faults.down = True
+    with pytest.raises(BackendUnavailable):
+        run(post(own_yard.another(), b""))
+    fake.faults.disarm()
+
+
+@pytest.mark.usefixtures("echo")
+def test_the_official_client_agrees_with_the_fake_server_on_port_forwarding(own_yard):
+    """Ours is tried on the fake server; theirs is tried on real clusters."""
     (pod,) = own_yard.site.pods(NAME)
     forwarded = portforward(
         own_yard.site.core.connect_get_namespaced_pod_portforward, pod.metadata.name, own_yard.site.namespace,
@@ -106,40 +172,35 @@ def test_requests_reach_a_port_of_the_pod_alone_and_nothing_stays_open(own_yard,
     forwarded.websocket.shutdown()  # the official client leaves it open
     assert received.endswith(b"\r\n\r\nok")
 
-    fake.store.edit("roles", config.namespace, "r", lambda role: role.update(rules=_without_portforward(rules)))
-    with pytest.raises(BackendUnavailable, match="403"):
-        run(post(permitted, b""))
-    backend = own_yard.backend
-    fake.faults.down = True
-    with pytest.raises(BackendUnavailable):
-        run(post(backend, b""))
-    fake.faults.disarm()
 
-    async def cut(stop):
-        """Return what a client that waits for a response gets when the Pod ends."""
-        async with backend.notebook_socket(NAME)() as path:
-            reader, writer = await asyncio.open_unix_connection(path)
-            await asyncio.to_thread(stop)
-            try:
-                return await reader.read()
-            finally:
-                writer.close()
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio leaves the refused socket open
+@pytest.mark.parametrize("same_server", [True, False])
+def test_credentials_follow_no_redirect(same_server):
+    """`same_server`: whether the redirect leads to another path of the server itself."""
+    requests = []
 
-    wait_for(backend.is_reachable)
-    assert run(cut(lambda: backend.stop(NAME, 0))) == b""
-    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
-    with pytest.raises((RunNotFound, BackendUnavailable)):
-        run(post(backend, b""))
-    with pytest.raises(RunNotFound):
-        run(post(own_yard.another(), b""))
-    with pytest.raises(RunNotFound):
-        run(post(backend, b"", name="job-2-1"))
-    wait_for(lambda: not fake.server.forwards, 30)
-    assert list(tunnel_folders.iterdir()) == []
+    async def connect_and_be_redirected():
+        async def record(reader, writer):
+            requests.append(await reader.read(65536))
+            writer.write(b"HTTP/1.1 307 Temporary Redirect\r\nLocation: %s\r\n\r\n" % location.encode())
+            writer.close()
 
+        async with (
+            await asyncio.start_server(record, "127.0.0.1", 0) as server,
+            await asyncio.start_server(record, "127.0.0.1", 0) as elsewhere,
+        ):
+            port, other_port = (each.sockets[0].getsockname()[1] for each in (server, elsewhere))
+            location = f"ws://127.0.0.1:{port if same_server else other_port}/elsewhere"
+            target = WebsocketTarget(f"ws://127.0.0.1:{port}/", {"authorization": "Bearer secret"}, None, None, None)
+            api = SimpleNamespace(websocket_target=lambda _path, **_query: target)
+            pod = {"metadata": {"namespace": "runs", "name": "pod"}, "status": {"phase": "Running"}}
+            runs = SimpleNamespace(get_job=lambda name: name, list_pods=lambda _job: [pod])
+            with pytest.raises(BackendUnavailable, match="redirect"):
+                async with tunnels.NotebookTunnels(api, runs).open(NAME):
+                    pass
 
-def _without_portforward(rules):
-    return [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
+    asyncio.run(connect_and_be_redirected())
+    assert [b"Bearer secret" in request for request in requests if request] == [True]
 
 
 # --- JupyterLab, through the console ----------------------------------------------------------------------------------

@@ -19,17 +19,11 @@ from tests.kubernetes.images import TORCH, python_image
 from tests.kubernetes.real_cluster import RealSite
 from tests.kubernetes.sites import TORCH_IMAGE, FakeSite
 from tests.kubernetes.yard import ClusterYard
-from tests.runtime.backends.contract import STUBBORN
+from tests.runtime.backends.contract import STUBBORN, WAIT
 from tests.runtime.images_of_ours import IMAGES
 
 pytestmark = pytest.mark.slow
 
-WAIT = """
-    import signal
-    print("ready", flush=True)
-    while True:
-        signal.pause()
-"""
 ALL_REDUCE = """
     import torch, torch.distributed as dist
     dist.init_process_group("gloo", init_method="env://")
@@ -200,11 +194,3 @@ def test_the_way_to_a_real_cluster_works(fake_site, monkeypatch):
     assert not (fake_site.folder / site.namespace).exists()
     with pytest.raises(ApiException):
         fake_site.core.read_namespace(site.namespace)
-
-
-def test_a_cluster_whose_nodes_accept_no_pods_is_refused(fake_site, fake):
-    for node in fake.nodes:
-        fake.edit_node(node, lambda result: result["spec"].update(unschedulable=True))
-    with pytest.raises(pytest.exit.Exception, match=r"not fit for the tests. machines: 2 nodes"):
-        RealSite(fake_site.kubeconfig)
-    assert [one["metadata"]["name"] for one in fake.store.find("namespaces")] == [fake_site.namespace]

@@ -73,6 +73,7 @@ class KubernetesBackend:
         self._submission = Submission(self._api, config, self._runs, root, self._folders, launchers=self._launchers)
         self._notebooks = NotebookTunnels(self._api, self._runs)
         self._cached_capacity: tuple[float, Capacity] | None = None
+        """When the capacity was last computed (monotonic), and the result; None if it must be computed anew."""
 
     # The protocol
 
@@ -227,6 +228,7 @@ class KubernetesBackend:
         deletions = DeletionTracker()
 
         def on_change(kind: str, change: str, item: Object) -> None:
+            """Note which runs may write output, and save the state of Pods that are being deleted."""
             if change == LISTED:
                 if kind == "pods":
                     deletions.reset(item["items"])
@@ -372,7 +374,8 @@ class KubernetesBackend:
             meta = pod["metadata"]
             if pod_phase(pod) in TERMINAL_PHASES:
                 continue
-            if meta.get("deletionGracePeriodSeconds", names.POD_MARGIN_SECONDS + grace_seconds) > grace:
+            current_grace = meta.get("deletionGracePeriodSeconds")
+            if current_grace is None or current_grace > grace:
                 path = resource_path("v1", "pods", meta["namespace"], meta["name"])
                 self._api.delete(path, grace_seconds=grace, uid=meta["uid"])
 
@@ -438,7 +441,7 @@ class KubernetesBackend:
 
 
 def _is_abandoned(job: Object) -> bool:
-    """Whether the Job's submission is incomplete and too old to be completed."""
+    """Return whether the Job's submission is incomplete and too old to be completed."""
     created_at = timestamp(job["metadata"]["creationTimestamp"]) or 0.0
     return not is_submitted(job) and time.time() > created_at + _ABANDONED_SECONDS
 

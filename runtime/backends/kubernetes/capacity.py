@@ -17,6 +17,7 @@ from runtime.backends.kubernetes.state import SpecSummary
 from runtime.backends.reservations import NodeRequest, reserve, subtract, sum_of
 from runtime.specs import Capacity, NodeCapacity, Resources
 
+# Suffixes of Kubernetes quantities: the exponents of 1024, and those of 1000.
 _BINARY_EXPONENTS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL_EXPONENTS = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?)$")
@@ -130,7 +131,7 @@ def resources(quantities: Mapping[str, str], config: ClusterConfig, *, gpu_type:
 
 
 def _accepts(node: Object, kind: str, config: ClusterConfig) -> bool:
-    """Whether Pods of this node kind may be scheduled to the Node, by its labels and permanent taints.
+    """Return whether Pods of this node kind may be scheduled to the Node, by its labels and permanent taints.
 
     The taint of machines with GPUs is ignored here: `NodeCapacity.gpus_only` represents it.
     """
@@ -153,7 +154,7 @@ def _permanent_taints(node: Object) -> list[Object]:
 
 
 def _is_system_pod(pod: Object) -> bool:
-    """Whether the Pod runs on its machine for as long as the machine exists: a DaemonSet's Pod, or a static Pod."""
+    """Return whether the Pod runs for as long as its machine exists: the Pod of a DaemonSet, or a static Pod."""
     owners = pod["metadata"].get("ownerReferences") or []
     return any(owner.get("kind") in {"DaemonSet", "Node"} for owner in owners)
 

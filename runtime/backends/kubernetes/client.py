@@ -205,7 +205,7 @@ class ApiClient:
                 raise
 
     def is_allowed(self, attributes: Object) -> bool:
-        """Whether the client has the permission that these resourceAttributes describe.
+        """Return whether the client has the permission that these resourceAttributes describe.
 
         Raises ApiError, BackendUnavailable.
         """
@@ -294,6 +294,7 @@ class ApiClient:
     # Sending
 
     def _list_pages(self, path: str, query: Mapping[str, str]) -> Object:
+        """Return a whole collection, page by page. Raises ApiError 410 if its snapshot expires between two pages."""
         items: list[Object] = []
         page_query = {**query, "limit": str(_PAGE_SIZE)}
         while True:
@@ -304,6 +305,7 @@ class ApiClient:
             page_query["continue"] = page["metadata"]["continue"]
 
     def _request_json(self, request: _Request) -> Object:
+        """Return the JSON object in the response. Raises ApiError, BackendUnavailable."""
         response = self._request(request)
         try:
             document = json.loads(response.data)

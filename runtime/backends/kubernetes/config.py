@@ -260,6 +260,7 @@ def _tolerations(reader: SettingsReader) -> Mapping[str, tuple[Toleration, ...]]
 
 
 def _toleration(reader: SettingsReader, kind: str, data: object) -> Toleration:
+    """Parse one toleration of a node kind."""
     if not isinstance(data, Mapping) or set(data) - set(Toleration.__dataclass_fields__):
         raise reader.error("tolerations", f"must be a list of objects with key, operator, value, effect for '{kind}'")
     toleration = Toleration(**data)

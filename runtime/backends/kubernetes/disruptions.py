@@ -93,7 +93,7 @@ class DeletionEvents:
         return set(nodes) - self.deleted_by_controller if self.is_complete else set()
 
     def are_expected(self, nodes: Iterable[int], now: float) -> bool:
-        """Whether an event may still arrive for one of the deleted `nodes`."""
+        """Return whether an event may still arrive for one of the deleted `nodes`."""
         return now < self.wait_until and bool(set(nodes) - self.deleted_by_controller)
 
 

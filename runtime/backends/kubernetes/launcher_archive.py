@@ -36,18 +36,18 @@ MAX_BYTES = 1 << 20
 """Size limit of a ConfigMap in Kubernetes."""
 _PACKAGE = "launcher"
 """The launcher's package in the archive."""
-_MAIN = """import _signal
+_MAIN = """import signal
 import sys
 
 if "--pod" in sys.argv:
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 from launcher.__main__ import start
 
 start()
 """
-"""`__main__.py` of the archive. It first blocks SIGTERM, because the kernel drops a signal that a Pod's first process
-does not handle. A blocked signal is delivered later, once the launcher handles it."""
+"""`__main__.py` of the archive. It first blocks SIGTERM: the kernel drops a signal that a Pod's first process does not
+handle, but keeps a blocked one until the launcher handles it."""
 _ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip archive can hold. A fixed time, so that the digest depends on the sources only."""
 _ENTRY_MODE = 0o100644 << 16

@@ -69,6 +69,7 @@ limits; the margin leaves it time to write its record before the kubelet kills t
 _LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
 """A label value that the API server accepts, and that is not empty."""
 _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
+"""Characters that a namespace's name cannot have. Dashes replace them."""
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
 _SLUG_DIGEST_LENGTH = 10

@@ -4,8 +4,8 @@ JupyterLab listens on 127.0.0.1 of its Pod, where no other Pod can connect. The 
 Pod's network, which no NetworkPolicy has to allow.
 
 A websocket with the subprotocol `v4.channel.k8s.io` carries one connection. The first byte of each message is its
-channel: `_DATA` for what is sent and received, `_ERROR` for an error of the kubelet. What the server sends on each
-channel begins with the number of the port, in two bytes. The server closes the websocket when the connection ends.
+channel: `_DATA` for the connection's bytes, `_ERROR` for an error of the kubelet. On each channel, the server first
+sends the number of the port, in two bytes. The server closes the websocket when the connection ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed, SecurityError, WebSocketException
 from websockets.typing import Subprotocol
 
 from runtime.backends.kubernetes.client import ApiClient, ApiError, WebsocketTarget, resource_path
@@ -37,7 +37,7 @@ _SUBPROTOCOL = Subprotocol("v4.channel.k8s.io")
 _DATA, _ERROR = 0, 1
 _PORT_BYTES = 2
 _CHUNK_BYTES = 32 * 1024
-"""Most bytes of one message. A kubelet sends as many."""
+"""Maximum bytes of one message that this module sends: as many as a kubelet sends."""
 _START_SECONDS = 30.0
 """How long opening a tunnel may take, including the start of JupyterLab, which takes 3 to 15 s on a small node."""
 _RETRY_SECONDS = 1.0
@@ -45,17 +45,17 @@ _RETRY_SECONDS = 1.0
 _PING_SECONDS = 20.0
 """The interval of pings, so that no load balancer closes an idle websocket: the shortest limits are about a minute."""
 _STALLED_SECONDS = 90
-"""How long the API server may leave sent bytes unacknowledged, as after a failure of the network. Responses of
-JupyterLab may take as long."""
+"""How long the API server may leave sent bytes unacknowledged. Then the network has failed. It does not limit how long
+JupyterLab takes to respond."""
 _CLOSE_SECONDS = 2.0
-"""How long to wait for the server to close a websocket. Nothing that it still sends matters."""
+"""How long to wait for the server to close a websocket: short, since its last messages are not needed."""
 _LOOKUP_THREADS = 4
-"""Threads that wait for the API server when a tunnel is opened. If they all wait, more tunnels fail after
-_START_SECONDS, and nothing else of the process is slower."""
+"""Threads that wait for the API server when tunnels are opened. If all of them wait, further tunnels fail after
+_START_SECONDS, but nothing else in the process becomes slower."""
 _MAX_KNOWN = 1000
-"""Notebooks whose Pod is remembered, 200 bytes each: more than anybody uses at a time."""
+"""Maximum number of notebooks whose Pod is remembered, 200 bytes each: more than are in use at a time."""
 _PROBE = b"GET /api HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-"""A request that JupyterLab responds to without any effect, nor does it count as activity."""
+"""A request to JupyterLab that changes nothing and does not count as the user's activity."""
 
 
 class NotebookTunnels:
@@ -126,12 +126,22 @@ class NotebookTunnels:
             del self._paths[next(iter(self._paths))]
 
 
-class _Connect(connect):
-    """Opens a websocket, and follows no redirect: the credentials are for the API server only, which sends none."""
+def _create_connection_class() -> type[ClientConnection]:
+    """Return a class that has at most one object, so that `connect` cannot open a second connection.
 
-    def process_redirect(self, exc: Exception) -> Exception | str:
-        """Return the error that stands for the redirect."""
-        return exc
+    It would, to follow a redirect. But the credentials are for the API server only, which sends no redirects.
+    """
+
+    class SingleConnection(ClientConnection):
+        exists = False
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            if SingleConnection.exists:
+                raise SecurityError("The API server must not redirect.")
+            SingleConnection.exists = True
+            super().__init__(*args, **options)
+
+    return SingleConnection
 
 
 async def _connect_to(target: WebsocketTarget) -> ClientConnection:
@@ -139,7 +149,7 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
     tls: dict[str, Any] = {} if target.ssl is None else {"ssl": target.ssl}
     if target.server_hostname is not None:
         tls["server_hostname"] = target.server_hostname
-    connection = await _Connect(
+    connection = await connect(
         target.url,
         additional_headers=target.headers,
         subprotocols=[_SUBPROTOCOL],
@@ -151,6 +161,7 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
         ping_timeout=None,  # a pong waits behind data, which a slow browser may leave unread for long
         max_queue=1,  # as above
         logger=_websocket_logger,
+        create_connection=_create_connection_class(),
         **tls,
     )
     tcp = connection.transport.get_extra_info("socket")
@@ -159,14 +170,14 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
 
 
 async def _is_listening(target: WebsocketTarget) -> bool:
-    """Return whether JupyterLab answers. A kubelet tells that nobody listens only after the websocket is open.
+    """Return whether JupyterLab answers a request. Raises OSError, WebSocketException.
 
-    Raises OSError, WebSocketException.
+    An open websocket does not show that JupyterLab listens, since the kubelet connects to it only afterwards.
     """
     async with await _connect_to(target) as connection:
         with suppress(ConnectionClosed):  # the kubelet may have failed to connect already
             await connection.send(bytes([_DATA]) + _PROBE)
-        async with aclosing(_received(connection)) as chunks:
+        async with aclosing(_receive(connection)) as chunks:
             async for _chunk in chunks:
                 return True
     return False
@@ -182,7 +193,7 @@ async def _relay(listener: socket.socket, connection: ClientConnection) -> None:
             await connection.send(bytes([_DATA]) + chunk)
 
     async def to_client() -> None:
-        async with aclosing(_received(connection)) as chunks:
+        async with aclosing(_receive(connection)) as chunks:
             async for chunk in chunks:
                 writer.write(chunk)
                 await writer.drain()
@@ -197,15 +208,16 @@ async def _relay(listener: socket.socket, connection: ClientConnection) -> None:
         writer.close()  # after what is still buffered
 
 
-async def _received(connection: ClientConnection) -> AsyncGenerator[bytes]:
-    """Yield what JupyterLab sends, until the connection ends or the kubelet reports an error."""
-    missing = {_DATA: _PORT_BYTES, _ERROR: _PORT_BYTES}  # of the port number, by channel
+async def _receive(connection: ClientConnection) -> AsyncGenerator[bytes]:
+    """Yield the bytes that JupyterLab sends, until the connection ends or the kubelet reports an error."""
+    port_bytes_left = {_DATA: _PORT_BYTES, _ERROR: _PORT_BYTES}  # bytes of the port's number to skip, by channel
     with suppress(ConnectionClosed):
         async for message in connection:
-            if not isinstance(message, bytes) or not message or message[0] not in missing:
+            if not isinstance(message, bytes) or not message or message[0] not in port_bytes_left:
                 return  # another protocol
-            channel, payload = message[0], message[1:][missing[message[0]] :]
-            missing[channel] = max(0, missing[channel] - (len(message) - 1))
+            channel, content = message[0], message[1:]
+            payload = content[port_bytes_left[channel] :]
+            port_bytes_left[channel] = max(0, port_bytes_left[channel] - len(content))
             if payload and channel == _ERROR:
                 return
             if payload:

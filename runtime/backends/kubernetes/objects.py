@@ -45,12 +45,12 @@ def controller_uid(item: Object) -> str:
 
 
 def is_owned_by(item: Object, uid: str) -> bool:
-    """Whether the object with this UID is among the owners of `item`."""
+    """Return whether the object with this UID is among the owners of `item`."""
     return any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences") or [])
 
 
 def is_deleting(item: Object) -> bool:
-    """Whether the object's deletion was requested."""
+    """Return whether the object's deletion was requested."""
     return bool(item["metadata"].get("deletionTimestamp"))
 
 

@@ -202,7 +202,7 @@ def _run_phase(job: JobState, nodes: Sequence[NodeStatus]) -> RunPhase:
 
 
 def _awaits_job_verdict(job: JobState, pods: Mapping[int, PodState], now: float) -> bool:
-    """Whether a Pod was deleted for no known reason, and the Job controller has not written its verdict yet.
+    """Return whether a Pod was deleted for no known reason, and the Job controller has not written its verdict yet.
 
     The verdict shows whether the controller deleted the Pod, after another Pod failed, or somebody else did.
     """

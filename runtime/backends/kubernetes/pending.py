@@ -255,6 +255,7 @@ def _explain_unscheduled(
 
 
 def _explain_starting(nodes: int, pods: Sequence[Object]) -> Waiting:
+    """Return how many nodes have not started: they wait for a machine, or else for their container."""
     running_pods = sum(_is_running(pod) for pod in pods)
     scheduled_pods = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
     step = "place" if scheduled_pods < nodes else "container"

@@ -161,6 +161,7 @@ def _environment(spec: RunSpec) -> list[Manifest]:
 
 
 def _resources(spec: RunSpec, config: ClusterConfig, disk_mib: int) -> Manifest:
+    """Return the container's requests and limits."""
     resources = spec.resources
     # Requests equal limits, so each run can use exactly the resources that it has bought.
     amounts = {"cpu": f"{math.ceil(resources.cpus * 1000)}m", "memory": f"{resources.memory_mib}Mi"}

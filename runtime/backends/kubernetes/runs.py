@@ -367,7 +367,7 @@ class Runs:
 
 
 def _must_save(pod: PodState, saved: PodState | None) -> bool:
-    """Whether the Pod is about to disappear and its saved state is missing or incomplete."""
+    """Return whether the Pod is about to disappear and its saved state is missing or incomplete."""
     is_disappearing = pod.disruption or (pod.ended and pod.deletion_deadline is not None)
     if pod.node >= _MAX_SAVED_PODS or not is_disappearing:
         return False
@@ -375,11 +375,11 @@ def _must_save(pod: PodState, saved: PodState | None) -> bool:
 
 
 def _has_failed(pod: Object) -> bool:
-    """Whether the Pod failed or reports a disruption."""
+    """Return whether the Pod failed or reports a disruption."""
     state = read_pod(pod)
     return state is not None and bool(state.disruption or (state.ended and state.exit_code != 0))
 
 
 def _should_keep_pods(job: Object, state: JobState) -> bool:
-    """Whether neither the console nor Kueue has a reason to delete the Job's Pods."""
+    """Return whether neither the console nor Kueue has a reason to delete the Job's Pods."""
     return not (is_deleting(job) or state.termination or state.suspended or state.final_status)

@@ -339,12 +339,12 @@ def with_saved_external_deletion(pod: PodState, saved: PodState | None) -> PodSt
 
 
 def is_submitted(job: Object) -> bool:
-    """Whether the Job's submission is complete, so that the run exists."""
+    """Return whether the Job's submission is complete, so that the run exists."""
     return names.SUBMITTED_ANNOTATION in object_annotations(job)
 
 
 def is_live_run(job: Object) -> bool:
-    """Whether the Job's submission is complete and its deletion was not requested."""
+    """Return whether the Job's submission is complete and its deletion was not requested."""
     return is_submitted(job) and not is_deleting(job)
 
 

@@ -27,9 +27,10 @@ _SUBFOLDERS = ("", "run", "run/tensorboard", "logs", "nodes", "checkpoints", "ou
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """O_NONBLOCK: opening a named pipe must not wait for a writer."""
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""O_EXCL: creating a file fails if customer code has put a file or a link in its place."""
 _MAX_UNCACHED_FILES = 16
-"""Files per folder for which `fingerprint` asks the storage server each time, at the cost of one round trip per second,
-file and run. 16 are enough for the logs of a usual machine's ranks."""
+"""Files per folder for which `fingerprint` asks the storage server each time. Each file of a run then costs one round
+trip per second. 16 are enough for the logs of a usual machine's ranks."""
 _MAX_FINGERPRINT_FILES = 1000
 """Files per folder that `fingerprint` considers, since customer code could create any number. Runs have far fewer."""
 

@@ -103,8 +103,8 @@ class Watcher:
         for item in listing["items"]:
             meta = item["metadata"]
             listed_versions[meta["uid"]] = meta["resourceVersion"]
-            # Pods that ended before the first list are skipped: if the end of their run is not stored yet, the run's
-            # Job is in the list of Jobs.
+            # Pods that ended before the first list are skipped. If the end of their run is not stored yet, the list of
+            # Jobs reports the run.
             if is_first and kind == "pods" and pod_phase(item) in TERMINAL_PHASES:
                 continue
             if versions.get(meta["uid"]) != meta["resourceVersion"]:

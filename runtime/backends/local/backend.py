@@ -86,7 +86,7 @@ class LocalBackend(FolderBackend):
     def submit(self, spec: RunSpec) -> None:
         """See `Backend.submit`. Accepts built-in images only."""
         admission.check_name(spec.name)
-        run = self._run(spec.name)
+        run = self._find(spec.name)
         if run.exists():  # checked again under the lock; this check only saves the work of the next lines
             return
         spec = admission.admit(spec, self._images_root)
@@ -113,21 +113,21 @@ class LocalBackend(FolderBackend):
 
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
-        run = self._run(name)
+        run = self._find(name)
         with contextlib.suppress(RunNotFound):
             if run.status().phase is not RunPhase.ENDED:
                 run.request_stop(grace_seconds)
 
     def extend(self, name: str, deadline_seconds: int) -> None:
         """See `Backend.extend`. The supervisors read the new deadline within a second or so."""
-        self._run(name).request_deadline(deadline_seconds)
+        self._find(name).request_deadline(deadline_seconds)
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`.
 
         Ending the run and removing its files may take long, so neither happens under the lock.
         """
-        run = self._run(name)
+        run = self._find(name)
         run.end()
         with FileLock(self._root / ".lock"):
             run.destroy()  # quick, since `end` has left no supervisor to wait for
@@ -156,7 +156,7 @@ class LocalBackend(FolderBackend):
             self._pool.prepare(fork_server)
 
     def is_prepared(self, image: Image) -> bool:
-        """Whether the next run of this image starts warm."""
+        """Return whether the next run of this image starts warm."""
         fork_server = self._fork_server(image)
         return fork_server is not None and self._pool.is_prepared(fork_server)
 
@@ -181,11 +181,11 @@ class LocalBackend(FolderBackend):
 
     def shell_socket(self, name: str, node: int) -> Path | None:
         """See `Backend.shell_socket`."""
-        return shell_socket.path_of(self._run(name).folder, node)
+        return shell_socket.path_of(self._find(name).folder, node)
 
     def notebook_socket(self, name: str) -> Path:
         """See `Backend.notebook_socket`."""
-        return self._run(name).folder / "run" / SOCKET
+        return self._find(name).folder / "run" / SOCKET
 
     def stop_prepared(self) -> None:
         """See `Backend.stop_prepared`."""
@@ -200,7 +200,7 @@ class LocalBackend(FolderBackend):
         cpus, memory_mib = self._total.cpus, self._total.memory_mib
         free_gpus = {gpu.index for gpu in self._gpus}
         for path in (self._root / ".active").iterdir():
-            run = self._run(path.name)
+            run = self._find(path.name)
             try:
                 if run.status().phase is RunPhase.ENDED:
                     continue
@@ -328,10 +328,7 @@ class LocalBackend(FolderBackend):
             has_packages=node_sandbox.packages is not None,
         )
 
-    def _run(self, name: str) -> Run:
+    def _find(self, name: str) -> Run:
         """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
         check_folder_name(name)
         return Run(self._root, name)
-
-    def _find(self, name: str) -> Run:
-        return self._run(name)

@@ -48,7 +48,7 @@ def _check_isolation(backend: Backend) -> Iterator[CheckResult]:
         yield CheckResult("isolation", ok=True, detail=detail)
     for gap in gaps:
         # Runs work without this isolation, so the check passes; its detail informs the administrator.
-        yield CheckResult("isolation", ok=True, detail=gap, remedy="See 'What isolation there is' in SECURITY.md.")
+        yield CheckResult("isolation", ok=True, detail=gap, remedy="See 'Isolation by installation' in SECURITY.md.")
 
 
 def _check_machine(backend: Backend) -> CheckResult:

@@ -60,7 +60,7 @@ class Run:
         self._trash = Trash(root / TRASH_FOLDER)
 
     def exists(self) -> bool:
-        """Whether the run exists, that is, its submission is recorded."""
+        """Return whether the run exists, that is, its submission is recorded."""
         return (self.folder / "submission.json").exists()
 
     def create_folders(self) -> None:
@@ -202,7 +202,7 @@ class Run:
         return self.folder / "nodes" / f"{node}.lock"
 
     def _is_lock_held(self, node: int) -> bool:
-        """Whether the node's supervisor lives, or a process that has inherited the lock and will become it."""
+        """Return whether the node's supervisor lives, or a process that has inherited the lock and will become it."""
         try:
             descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CLOEXEC)
         except OSError:

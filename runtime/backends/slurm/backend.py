@@ -42,8 +42,9 @@ _MAX_MACHINES_AGE_SECONDS = 5.0
 _REACHABLE_SECONDS = 2.0
 """How long `is_reachable` may take: the protocol promises an answer in this time."""
 _LOCK_FILES = 16
-"""Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. So the files do
-not accumulate. Two runs that share a lock only wait for each other."""
+"""Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
+run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
+that a process makes in parallel."""
 # Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
 # texts are in Slurm's src/common/slurm_errno.c.
 _CANNOT_FIT = (
@@ -75,7 +76,7 @@ class SlurmBackend(FolderBackend):
     def submit(self, spec: RunSpec) -> None:
         """See `Backend.submit`. Accepts built-in images only."""
         admission.check_name(spec.name)
-        run = self._run(spec.name)
+        run = self._find(spec.name)
         if run.exists():  # checked again under the lock; this check only saves the work of the next lines
             return
         spec = admission.admit(spec, self._images_root)
@@ -105,7 +106,7 @@ class SlurmBackend(FolderBackend):
 
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
-        run = self._run(name)
+        run = self._find(name)
         try:
             if run.status().phase is not RunPhase.ENDED:
                 run.request_stop(grace_seconds)
@@ -114,7 +115,7 @@ class SlurmBackend(FolderBackend):
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
-        run = self._run(name)
+        run = self._find(name)
         run.kill()  # before the lock is taken, since it may wait long for the job's end
         with self._lock(name):
             run.move_to_trash()
@@ -131,7 +132,7 @@ class SlurmBackend(FolderBackend):
         waiting_nodes: list[NodeRequest] = []
         for name in self.names(live=True):
             with contextlib.suppress(RunNotFound):  # the submission is not complete, or the run was deleted
-                data = self._run(name).submission()
+                data = self._find(name).submission()
                 job = jobs.get(data["job_id"])
                 if job is not None and job.is_waiting:
                     spec = data["spec"]
@@ -270,7 +271,7 @@ class SlurmBackend(FolderBackend):
     def _last_known_job(self, name: str) -> SlurmJob | None:
         """Return the run's job as Slurm last reported it, without asking Slurm; None if that report lacks it."""
         try:
-            job_id = self._run(name).submission()["job_id"]
+            job_id = self._find(name).submission()["job_id"]
         except RunNotFound:
             return None
         return self._slurm.known_jobs().get(job_id)
@@ -286,13 +287,10 @@ class SlurmBackend(FolderBackend):
                 logger.warning("Slurm's queue could not be read: %s", error)
             is_closed.wait(self._config.poll_seconds)
 
-    def _run(self, name: str) -> SlurmRun:
+    def _find(self, name: str) -> SlurmRun:
         """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
         check_folder_name(name)
         return SlurmRun(self._root, name, self._slurm, self._config)
-
-    def _find(self, name: str) -> SlurmRun:
-        return self._run(name)
 
 
 def _translate_sbatch_error(error: CommandFailed) -> Exception:

@@ -22,7 +22,7 @@ def compute_capacity(machines: Iterable[Machine], config: SlurmConfig) -> Capaci
 
 
 def _is_eligible(machine: Machine, placement: Placement) -> bool:
-    """Whether nodes with this placement may be put on the machine."""
+    """Return whether nodes with this placement may be put on the machine."""
     partitions = set(filter(None, placement.partition.split(",")))
     in_partition = not partitions or bool(partitions & machine.partitions)
     has_gpu = not placement.gpu or placement.gpu in machine.gpus
@@ -30,6 +30,7 @@ def _is_eligible(machine: Machine, placement: Placement) -> bool:
 
 
 def _machine_capacity(machine: Machine, config: SlurmConfig, closed_to: frozenset[str]) -> NodeCapacity:
+    """Return a machine's total and free resources. `closed_to` are the node kinds that it does not accept."""
     # If a machine has several types of GPUs, only the most numerous type counts.
     slurm_type = max(machine.gpus, key=lambda gpu_type: machine.gpus[gpu_type], default="")
     gpu_type = config.gpu_types.get(slurm_type, slurm_type)

@@ -107,7 +107,7 @@ class Slurm:
         return parse_jobs(text).get(job_id)
 
     def was_preempted(self, job_id: str) -> bool:
-        """Whether Slurm has begun to preempt a job. Such a job may end by itself in its grace period."""
+        """Return whether Slurm has begun to preempt a job. Such a job may end by itself in its grace period."""
         try:
             return has_preemption_time(self.call("scontrol", "show", "job", "--oneliner", job_id))
         except CommandFailed:  # Slurm has forgotten the job

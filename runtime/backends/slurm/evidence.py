@@ -85,7 +85,7 @@ def assess(node: int, record: RecordData | None, observation: Observation) -> Re
 
 
 def needs_slurm(records: Sequence[RecordData | None], now: float, max_silence_seconds: float) -> bool:
-    """Whether the records do not show the run's state, so that Slurm must be asked.
+    """Return whether the records do not show the run's state, so that Slurm must be asked.
 
     That is so if a node has no record, if Slurm has ended a node, or if a node has sent no heartbeat for
     `max_silence_seconds`.
@@ -186,7 +186,7 @@ def _loss_cause(record: RecordData, observation: Observation) -> Cause | None:
 
 
 def _is_silent(record: RecordData, observation: Observation) -> bool:
-    """Whether Slurm reports that the job runs, but the supervisor has sent no heartbeat for too long."""
+    """Return whether Slurm reports that the job runs, but the supervisor has sent no heartbeat for too long."""
     job = observation.job
     return job is not None and job.is_active and observation.now - record["seen_at"] > SILENT_SECONDS
 

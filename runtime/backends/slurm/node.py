@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from runtime.backends import host, launch_plan, network, sandbox
+from runtime.backends.slurm.evidence import ENDED_BY_SLURM
 from runtime.backends.supervision import submission
 from runtime.backends.supervision.limits import Limits
 from runtime.backends.supervision.node_plan import SupervisorPlan
@@ -130,8 +131,8 @@ class SlurmTree(ProcessTree):
     the ranks' grace period. The launcher inherits the ignored signal and restores its default action.
     """
 
-    def _prepare(self) -> None:
-        super()._prepare()
+    def _prepare_child(self) -> None:
+        super()._prepare_child()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -184,7 +185,7 @@ class SlurmSupervisor(Supervisor):
         # and an administrator's scancel. `evidence` finds the reason in Slurm's report.
         if signal.SIGTERM not in numbers:
             return
-        verdict = Verdict("node_lost", "evicted", f"Slurm ended node {self._node}.", data={"ended_by_slurm": True})
+        verdict = Verdict("node_lost", "evicted", f"Slurm ended node {self._node}.", data={ENDED_BY_SLURM: True})
         if self._may_be_ended_by_slurm():
             self._record.add_cause(verdict)  # directly, since `_end` ignores verdicts once the ranks have ended
         elif self._record.phase != "stopping":
@@ -192,12 +193,12 @@ class SlurmSupervisor(Supervisor):
             self._end(verdict)
 
     def _may_be_ended_by_slurm(self) -> bool:
-        """Whether a rank died of a SIGTERM that Slurm may have sent, but has not sent to this process yet.
+        """Return whether a rank died of a SIGTERM that Slurm may have sent, but has not sent to this process yet.
 
         Slurm signals the processes of a node one after another, so ranks may end before their supervisor is signalled.
         """
         causes = self._record.causes
-        is_known = any((cause.get("data") or {}).get("ended_by_slurm") for cause in causes)
+        is_known = any((cause.get("data") or {}).get(ENDED_BY_SLURM) for cause in causes)
         return not is_known and any(cause.get("signal") == "SIGTERM" for cause in causes)
 
     def _finish_record(self) -> None:

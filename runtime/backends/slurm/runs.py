@@ -73,7 +73,7 @@ class SlurmRun:
         self.job_name = f"{name}.{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
 
     def exists(self) -> bool:
-        """Whether the run exists, that is, its submission is recorded."""
+        """Return whether the run exists, that is, its submission is recorded."""
         return (self.folder / "submission.json").exists()
 
     def write_plan(self, run_plan: dict[str, Any]) -> None:

@@ -111,12 +111,13 @@ def parse_machines(text: str) -> tuple[Machine, ...]:
 
 
 def has_preemption_time(text: str) -> bool:
-    """Whether the output of `scontrol show job` has a time at which Slurm began to preempt the job."""
+    """Return whether the output of `scontrol show job` has a time at which Slurm began to preempt the job."""
     values = dict(_FIELD.findall(text))
     return values.get("PreemptTime", "None") not in {"None", "N/A", "Unknown", ""}
 
 
 def _machine(values: Mapping[str, str]) -> Machine:
+    """Convert the fields that scontrol prints for one machine."""
     # CPUEfctv leaves out the cores that are reserved for the system; Slurm before 22.05 does not print it.
     cpus = _count(values.get("CPUEfctv") or values.get("CPUTot", ""))
     memory_mib = max(0, _count(values.get("RealMemory", "")) - _count(values.get("MemSpecLimit", "")))

@@ -34,8 +34,8 @@ core."""
 _SHARES_PER_CORE, _MIN_SHARES = 1024, 2
 _WEIGHT_PER_CORE, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
 """Shares (v1) and weight (v2) per core, and the kernel's limits for them. 1024 and 100 are the kernel's defaults for a
-whole group. A node gets them for each of its cores: otherwise, on a busy machine, a node of two cores would get no more
-CPU time than a node of one."""
+whole group. A node gets them for each of its cores. Otherwise, a node of two cores would get no more CPU time on a busy
+machine than a node of one."""
 _SOCKET_MEMORY_DIVISOR = 16
 """v1 does not count the memory of sockets towards the memory limit, so it needs a limit of its own: a sixteenth of the
 node's memory. By default the kernel gives all TCP sockets of a machine about a sixteenth of its memory. v2 needs no
@@ -73,7 +73,7 @@ class Group:
         )
 
     def has_reached_memory_limit(self) -> bool:
-        """Whether the group ever reached its memory limit.
+        """Return whether the group ever reached its memory limit.
 
         If not, an OOM kill in it means that the machine's memory was full.
         """
@@ -187,6 +187,7 @@ def find_parents(proc: Path = PROC) -> Parents:
             continue
         # "<id> <parent> <device> <root> <mount point> <options> ... - <type> <source> <type's options>", proc(5).
         mount_fields, _, type_fields = line.partition(" - ")
+        # Padded with empty strings, since a line may lack the last fields.
         fields, (kind, _source, options, *_rest) = mount_fields.split(), [*type_fields.split(), "", "", ""]
         root, mount = fields[3], Path(fields[4])
         if kind == "cgroup2" and "" in groups:
@@ -251,6 +252,7 @@ def remove(folders: Iterable[Path]) -> bool:
 
 
 def _remove_folder(folder: Path) -> bool:
+    """Remove a group that has no processes; return whether it is gone."""
     try:
         folder.rmdir()
     except FileNotFoundError:

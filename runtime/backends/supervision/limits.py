@@ -230,7 +230,7 @@ class Limits(NodeLimits):
         return used_seconds
 
     def _is_starved(self, now: float) -> bool:
-        """Whether the launcher was starved recently. Its silence is then an effect of that."""
+        """Return whether the launcher was starved recently. Its silence is then an effect of that."""
         return self._starved_at is not None and now - self._starved_at <= EVENT_EFFECT_SECONDS
 
     def _starved_verdict(self) -> Verdict:

@@ -100,11 +100,12 @@ def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Se
 
 
 def _is_lost(record: RecordData) -> bool:
-    """Whether the node's supervisor died without a last record."""
+    """Return whether the node's supervisor died without a last record."""
     return record["phase"] != "ended" and not record["alive"]
 
 
 def _node_status(record: RecordData) -> NodeStatus:
+    """Return a node's status from its record. A lost node has ended, at its last heartbeat."""
     is_lost = _is_lost(record)
     return NodeStatus(
         node=record["node"],
@@ -118,6 +119,7 @@ def _node_status(record: RecordData) -> NodeStatus:
 
 
 def _phase(nodes: Sequence[NodeStatus]) -> RunPhase:
+    """Return the run's phase, from the phases of its nodes."""
     phases = {node.phase for node in nodes}
     if phases == {RunPhase.ENDED}:
         return RunPhase.ENDED
@@ -173,13 +175,13 @@ def _blame_code_for_report(cause: Cause, record: RecordData) -> Cause:
 
 
 def _is_about_another_node(cause: Cause, record: RecordData) -> bool:
-    """Whether the record reports another node's loss, or repeats a cause that another node reported."""
+    """Return whether the record reports another node's loss, or repeats a cause that another node reported."""
     is_other_node = cause.get("node") != record["node"]
     return bool(cause.get("heard") or (cause["kind"] == Outcome.NODE_LOST and is_other_node))
 
 
 def _is_loss_by_platform(record: RecordData) -> bool:
-    """Whether the platform is responsible for the loss of this node, as far as the backend knows."""
+    """Return whether the platform is responsible for the loss of this node, as far as the backend knows."""
     return "loss" not in record or record["loss"]["kind"] in {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
 
 

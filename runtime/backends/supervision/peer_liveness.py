@@ -100,7 +100,7 @@ def load_record(path: Path) -> dict[str, Any] | None:
 
 
 def is_silent(path: Path, record: dict[str, Any]) -> bool:
-    """Whether a node's live supervisor has sent no heartbeat for too long. May take `_RECHECK_SECONDS`.
+    """Return whether a node's live supervisor has sent no heartbeat for too long. May take `_RECHECK_SECONDS`.
 
     The record is checked twice, since after a machine's sleep this process may be resumed before the supervisor.
     """

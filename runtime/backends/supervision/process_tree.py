@@ -54,7 +54,9 @@ class ProcessTree:
         arguments = [bubblewrap, *options, *plan["command"], "--socket", str(launch_plan_fd)]
         fork_fds = [] if fork_server is None else [fork_server.launcher_end.fileno()]
         inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit_fds]
-        self._bubblewrap_pid = spawn(arguments, {}, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare)
+        self._bubblewrap_pid = spawn(
+            arguments, {}, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare_child
+        )
         for descriptor in (bubblewrap_info_fd, *seccomp_fds):
             os.close(descriptor)
         # bubblewrap writes one JSON object. It writes nothing if it fails, and the supervisor then records its exit.
@@ -91,7 +93,7 @@ class ProcessTree:
             ),
         )
 
-    def _prepare(self) -> None:
+    def _prepare_child(self) -> None:
         """Limit the process that calls this: the new child, before it executes bubblewrap."""
         resource_limits.apply_limits(self._kernel_limits())
         if self.group is not None:

@@ -9,8 +9,8 @@ from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.specs import RunSpec
 
 TASKS_PER_NODE = 1024
-"""Processes and threads that a node may have in addition to those for its ranks: enough for shells, compilers and
-TensorBoard, while a fork bomb is stopped before the machine suffers."""
+"""Processes and threads that a node may have in addition to those for its ranks. They are enough for shells, compilers
+and TensorBoard, and stop a fork bomb before the machine suffers."""
 TASKS_PER_RANK = 1024
 """Processes and threads that a node may have for each of its ranks. With data loaders on many cores, a few hundred are
 usual."""

@@ -62,6 +62,8 @@ class Supervisor(Node):
         self._deadline_path = folder / "deadline.json" if plan.get("is_extensible") else None
         self._shell_socket = ShellSocket(folder, plan["node"]) if plan.get("shells") else None
 
+    # Parts that the subclass for Slurm replaces
+
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
         # Readers of the record use these fields to find out whether this process is alive.
         process = {"pid": os.getpid(), "start_time": pids.start_time(os.getpid())}
@@ -72,6 +74,8 @@ class Supervisor(Node):
 
     def _create_limits(self, plan: SupervisorPlan, record: Record, tree: ProcessTree) -> Limits:
         return Limits(plan, record, tree)
+
+    # The life of the node
 
     def run(self) -> None:
         """Supervise the node to its end."""
@@ -107,6 +111,7 @@ class Supervisor(Node):
         self._caught_signals = reader
 
     def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
+        """Start the launcher; return its descriptors: `warm` of the socket to forked ranks, `shells` of a listener."""
         listener = None if self._shell_socket is None else self._shell_socket.listen()
         if listener is None:
             return {"warm": self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=inherit_fds)}
@@ -134,6 +139,7 @@ class Supervisor(Node):
         self._check_for_stop()
 
     def _check(self, now: float) -> None:
+        """Check for requests of the backend and for exceeded limits, and report CPU use to the launcher."""
         self._check_for_stop()
         self._check_for_extension()
         super()._check(now)

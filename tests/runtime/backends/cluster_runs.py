@@ -1,25 +1,16 @@
 """Runs on a fake cluster, and conditions to wait for."""
 
 import dataclasses
-import time
 
 from runtime.backends.kubernetes.backend import KubernetesBackend
+from tests.runtime.backends.contract import WAIT
 
-SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(300)"
 NAME = "job-1-1"
-
-
-def until(condition, seconds=60):
-    give_up_at = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.05)
-    return result
 
 
 def start(yard, **changes):
     """Start a run that waits, and return once every rank does."""
-    yard.start(SLEEP, text="up", grace_seconds=1, **changes)
+    yard.start(WAIT, grace_seconds=1, **changes)
 
 
 def job_of(cluster, name=NAME):
@@ -30,7 +21,7 @@ def wait_for_code(yard, code):
     return yard.wait(NAME, lambda status: status.waiting_code == code)
 
 
-def limited(yard, fake, config, rules):
+def create_limited_backend(yard, fake, config, rules):
     """A backend with only the permissions of these rules, in the namespace of runs."""
     fake.make("roles", config.namespace, "r", rules=rules)
     fake.make("serviceaccounts", config.namespace, "a")

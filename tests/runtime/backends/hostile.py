@@ -2,9 +2,14 @@
 
 import json
 
+import pytest
+
 from tests.console.processes import wait_for
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING
 
+STARTS = ("cold", pytest.param("warm", marks=pytest.mark.slow))
+"""The ways to start ranks. In `make test`, only `test_isolation_warm` shows that warm ranks have the sandbox of cold
+ones."""
 TRY = """
     import ctypes, json, os, socket
     def attempt(action, *arguments):
@@ -34,7 +39,7 @@ def attempts(action, *arguments):
     return [f"attempt({action}, {argument!r})" for argument in arguments]
 
 
-def started(yard, how):
+def choose_start(yard, how):
     """Return the yard with ranks that start a new interpreter (`cold`) or are forked from a prepared one (`warm`)."""
     if how == "warm":
         warm(yard)

@@ -38,12 +38,15 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
         ({"script": "folder"}, "script"),
         ({"script": "train.py/inner"}, "script"),
         ({"script": "loop"}, "script"),
+        ({"script": "link_out_of_the_workspace"}, "script"),
         ({"mounts": ()}, "mounts"),
     ],
 )
 def test_a_run_that_can_never_start_is_refused(yard, changes, field):
     (yard.workspace / "folder").mkdir()
     (yard.workspace / "loop").symlink_to("loop")
+    (yard.folder / "outside.py").touch()
+    (yard.workspace / "link_out_of_the_workspace").symlink_to(yard.folder / "outside.py")
     with pytest.raises(InvalidSpec) as caught:
         yard.backend.submit(yard.spec(**changes))
     assert caught.value.field == field

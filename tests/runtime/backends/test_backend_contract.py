@@ -8,6 +8,7 @@ import itertools
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -94,20 +95,9 @@ def test_phases_and_times(any_yard):
 
 def test_concurrent_submissions_start_one_run(any_yard):
     spec = any_yard.spec("import os\nprint('start', os.environ['RANK'])", nodes=2)
-    failures = []
-
-    def submit():
-        try:
-            any_yard.another().submit(spec)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=submit) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor() as pool:
+        for submission in [pool.submit(any_yard.another().submit, spec) for _ in range(4)]:
+            submission.result()
     assert any_yard.backend.names() == ["job-1-1"]
     ended = any_yard.wait_for_end()
     any_yard.backend.submit(spec)

@@ -1,8 +1,9 @@
 import re
 import subprocess
 import sys
-import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -160,17 +161,9 @@ def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
 
 
 def test_two_builders_build_once(recipes, tmp_path):
-    results = []
-
-    def build():
-        results.append(builder.build(tmp_path / "images", "small", progress=Progress(), recipes=recipes))
-
-    threads = [threading.Thread(target=build) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(results) == [False, True]
+    with ThreadPoolExecutor() as pool:
+        build = partial(builder.build, tmp_path / "images", "small", progress=Progress(), recipes=recipes)
+        assert sorted(each.result() for each in [pool.submit(build) for _ in range(2)]) == [False, True]
 
 
 def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 LIMITS = {"memory_bytes": 300 << 20, "processes": 64, "cpus": 1.5}
 
 
-def tree(root, mounts, groups):
+def make_proc(root, mounts, groups):
     """A `/proc` whose mountinfo has these (kind, options, folder below root) and whose cgroup has these lines."""
     proc = root / "proc" / "self"
     proc.mkdir(parents=True)
@@ -22,16 +22,16 @@ def tree(root, mounts, groups):
     return proc.parent
 
 
-def unified(root, *, passed_on):
+def make_v2_proc(root, *, enabled_controllers):
     folder = root / "cg" / "system.slice" / "trainyard.service"
     folder.mkdir(parents=True)
     (folder / "cgroup.controllers").write_text("cpu io memory pids")
-    (folder / "cgroup.subtree_control").write_text(passed_on)
-    return tree(root, [("cgroup2", "nsdelegate", "cg")], ["0::/system.slice/trainyard.service"])
+    (folder / "cgroup.subtree_control").write_text(enabled_controllers)
+    return make_proc(root, [("cgroup2", "nsdelegate", "cg")], ["0::/system.slice/trainyard.service"])
 
 
-def test_of_v2_one_folder_holds_everything(tmp_path):
-    proc = unified(tmp_path, passed_on="cpu memory pids")
+def test_a_v2_group_has_one_folder_with_all_limits(tmp_path):
+    proc = make_v2_proc(tmp_path, enabled_controllers="cpu memory pids")
     group = cgroups.create("run-0", **LIMITS, proc=proc)
     folder = tmp_path / "cg" / "system.slice" / "trainyard.service" / "run-0"
     assert group.folders == [folder]
@@ -45,8 +45,8 @@ def test_of_v2_one_folder_holds_everything(tmp_path):
     assert (group.oom_kills(), group.process_refusals(), group.cpu_seconds()) == (3, 7, 1.5)
 
 
-def test_of_v2_controllers_are_passed_on_where_that_is_ours_to_do(tmp_path):
-    proc = unified(tmp_path, passed_on="")
+def test_v2_controllers_are_enabled_for_child_groups(tmp_path):
+    proc = make_v2_proc(tmp_path, enabled_controllers="")
     assert cgroups.create("run-0", **LIMITS, proc=proc) is not None
     control = tmp_path / "cg" / "system.slice" / "trainyard.service" / "cgroup.subtree_control"
     assert control.read_text() == "+memory +pids +cpu"
@@ -57,7 +57,7 @@ def test_v1_without_the_cpu_controller_is_reported(tmp_path, controllers, reason
     for name in controllers:
         (tmp_path / name / "console").mkdir(parents=True)
     groups = [f"{number}:{name}:/console" for number, name in enumerate(controllers, 1)]
-    proc = tree(tmp_path, [("cgroup", name, name) for name in controllers], groups)
+    proc = make_proc(tmp_path, [("cgroup", name, name) for name in controllers], groups)
     assert cgroups.create("run-0", **LIMITS, proc=proc) is not None
     assert cgroups.unavailable_reason(proc) == ""
     why = cgroups.no_cpu_limit_reason(proc)
@@ -66,17 +66,17 @@ def test_v1_without_the_cpu_controller_is_reported(tmp_path, controllers, reason
 
 
 def test_v2_without_delegation_is_reported(tmp_path):
-    proc = unified(tmp_path, passed_on="")
+    proc = make_v2_proc(tmp_path, enabled_controllers="")
     (tmp_path / "cg" / "system.slice" / "trainyard.service" / "cgroup.controllers").write_text("pids")
     assert cgroups.create("run-0", **LIMITS, proc=proc) is None
     assert "Delegate=yes" in cgroups.unavailable_reason(proc)
 
 
-def test_of_v1_each_controller_has_its_tree(tmp_path):
+def test_a_v1_group_has_a_folder_for_each_controller(tmp_path):
     for controller, own in (("memory", "console"), ("pids", ""), ("cpu,cpuacct", "")):
         (tmp_path / controller / own).mkdir(parents=True)
     mounts = [("cgroup", name, name) for name in ("memory", "pids", "cpu,cpuacct")]
-    proc = tree(tmp_path, mounts, ["3:memory:/console", "2:pids:/", "1:cpu,cpuacct:/"])
+    proc = make_proc(tmp_path, mounts, ["3:memory:/console", "2:pids:/", "1:cpu,cpuacct:/"])
     group = cgroups.create("run-0", **LIMITS, proc=proc)
     assert group.folders == sorted(
         [tmp_path / "memory" / "console" / "run-0", tmp_path / "pids" / "run-0", tmp_path / "cpu,cpuacct" / "run-0"]
@@ -92,22 +92,21 @@ def test_of_v1_each_controller_has_its_tree(tmp_path):
 
 def test_a_cgroup_tree_mounted_in_part_is_located(tmp_path):
     (tmp_path / "cg" / "below").mkdir(parents=True)
-    proc = tree(tmp_path, [("cgroup2", "x", "cg")], ["0::/docker/abc/below"])
+    proc = make_proc(tmp_path, [("cgroup2", "x", "cg")], ["0::/docker/abc/below"])
     info = proc / "self" / "mountinfo"
     info.write_text(info.read_text().replace(f"/ {tmp_path}", f"/docker/abc {tmp_path}"))
-    for folder in (tmp_path / "cg" / "below",):
-        (folder / "cgroup.controllers").write_text("cpu memory pids")
-        (folder / "cgroup.subtree_control").write_text("cpu memory pids")
+    for name in ("cgroup.controllers", "cgroup.subtree_control"):
+        (tmp_path / "cg" / "below" / name).write_text("cpu memory pids")
     assert cgroups.find_parents(proc)[0]["memory"] == tmp_path / "cg" / "below"
 
 
-def test_without_any_there_are_none(tmp_path):
-    proc = tree(tmp_path, [], ["0::/"])
+def test_without_mounted_controllers_no_group_is_created(tmp_path):
+    proc = make_proc(tmp_path, [], ["0::/"])
     assert cgroups.find_parents(proc) == ({}, False)
     assert cgroups.create("run-0", **LIMITS, proc=proc) is None
 
 
-def test_each_core_weighs_as_much_as_a_process_outside(tmp_path):
+def test_cpu_weight_and_quota_grow_with_the_cores(tmp_path):
     if cgroups.unavailable_reason() or cgroups.no_cpu_limit_reason():
         pytest.fail("the tests need control groups: run them as root")
     group = cgroups.create(f"trainyard-test-{os.getpid()}", **{**LIMITS, "cpus": 2.5})
@@ -119,7 +118,7 @@ def test_each_core_weighs_as_much_as_a_process_outside(tmp_path):
     assert limits.get("cpu.cfs_quota_us") == "252000" or limits.get("cpu.max") == "252000 100000"
 
 
-def test_removing_ends_what_is_left(tmp_path):
+def test_removing_a_group_kills_its_processes(tmp_path):
     if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
     group = cgroups.create(f"trainyard-test-{os.getpid()}", **LIMITS)

@@ -16,6 +16,7 @@ import pytest
 from runtime import pids
 from runtime.backends import host
 from runtime.specs import FailureCode, Outcome, RunPhase
+from tests.runtime.backends.contract import WAIT
 from tests.runtime.backends.test_first_cause import MEET
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
@@ -24,11 +25,6 @@ DOWN_SECONDS = 5
 """How long the other ranks of a failed run may live."""
 DETECTION_SECONDS = 15
 """How long a silent node may stay undetected."""
-WAIT = """
-    import signal
-    print("ready", flush=True)
-    while True: signal.pause()
-"""
 DAEMON = """
     import ctypes, os, signal
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_IGN)

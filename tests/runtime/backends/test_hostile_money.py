@@ -26,7 +26,7 @@ def hostile_yard(request):
         yield yard
         yard.close()
         return
-    yield hostile.started(request.getfixturevalue("yard"), request.param)
+    yield hostile.choose_start(request.getfixturevalue("yard"), request.param)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

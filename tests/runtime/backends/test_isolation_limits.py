@@ -14,10 +14,10 @@ from tests.runtime.backends import hostile
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
-@pytest.fixture(params=["cold", "warm"])
+@pytest.fixture(params=hostile.STARTS)
 def both(yard, request):
     """Both ways to start ranks."""
-    return hostile.started(yard, request.param)
+    return hostile.choose_start(yard, request.param)
 
 
 def small(disk_mib):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 @pytest.fixture(params=["cold", "warm"])
 def yard(yard, request):
     """Both ways in which ranks are started."""
-    return hostile.started(yard, request.param)
+    return hostile.choose_start(yard, request.param)
 
 
 def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):

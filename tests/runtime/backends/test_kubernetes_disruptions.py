@@ -11,8 +11,9 @@ from runtime.backends.kubernetes.names import POD_ANNOTATION_PREFIX
 from runtime.backends.kubernetes.outcome import derive_status
 from runtime.backends.kubernetes.state import EXTERNALLY_DELETED, PodState, as_externally_deleted, newest_pods
 from runtime.specs import FailureCode, Outcome, RunPhase
+from tests.console.processes import wait_for
 from tests.kubernetes.yard import ClusterYard
-from tests.runtime.backends.cluster_runs import NAME, job_of, until
+from tests.runtime.backends.cluster_runs import NAME, job_of
 from tests.runtime.backends.samples import END, FAILED, JOB, START, ended, running
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
@@ -232,7 +233,7 @@ def wait_for_job_failure(fake):
         conditions = job_of(fake).get("status", {}).get("conditions", [])
         return any(one["type"] == "Failed" and one["status"] == "True" for one in conditions)
 
-    until(failed)
+    wait_for(failed, 60)
     return job_of(fake)
 
 
@@ -276,7 +277,8 @@ def test_a_machine_lost_while_no_console_ran_is_a_lost_node(unwatched, fake):
     pods = {one.metadata.name: one.spec.node_name for one in unwatched.site.pods(NAME)}
     deleted, machine = next(iter(pods.items()))
     fake.nodes[machine].crash()
-    until(lambda: deleted not in [one.metadata.name for one in unwatched.site.pods(NAME)] or _remove(fake, machine))
+    left = lambda: [one.metadata.name for one in unwatched.site.pods(NAME)]
+    wait_for(lambda: deleted not in left() or _remove(fake, machine), 60)
     wait_for_job_failure(fake)
     final = unwatched.backend.describe(NAME)
     assert (final.outcome, final.failure.node) == (Outcome.NODE_LOST, 0)

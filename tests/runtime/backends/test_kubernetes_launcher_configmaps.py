@@ -9,7 +9,9 @@ from runtime.backends.kubernetes.client import ApiClient, resource_path
 from runtime.backends.kubernetes.names import LAST_USED_ANNOTATION
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.specs import Outcome
-from tests.runtime.backends.cluster_runs import NAME, limited
+from tests.runtime.backends.cluster_runs import NAME, create_limited_backend
+
+pytestmark = pytest.mark.slow
 
 
 class Later:
@@ -38,7 +40,6 @@ def old_launcher(fake, yard, content, **annotations):
     return name
 
 
-@pytest.mark.slow
 def test_unused_launchers_are_removed(own_yard, fake, monkeypatch):
     namespace = own_yard.site.namespace
     unused = old_launcher(fake, own_yard, b"unused")
@@ -71,7 +72,6 @@ def test_unused_launchers_are_removed(own_yard, fake, monkeypatch):
     assert launcher_names(fake) == {ours, concurrent, unreadable}
 
 
-@pytest.mark.slow
 def test_a_submission_refreshes_or_recreates_the_launcher(own_yard, fake, monkeypatch):
     own_yard.run("print('done')")
     (ours,) = launcher_names(fake)
@@ -82,7 +82,6 @@ def test_a_submission_refreshes_or_recreates_the_launcher(own_yard, fake, monkey
     assert abs(time.time() - float(annotations[LAST_USED_ANNOTATION])) < 60
 
 
-@pytest.mark.slow
 def test_a_launcher_that_is_refreshed_meanwhile_is_not_deleted(own_yard, fake):
     name = old_launcher(fake, own_yard, b"other")
     api, address = ApiClient(own_yard.config()), resource_path("v1", "configmaps", own_yard.site.namespace, name)
@@ -94,10 +93,9 @@ def test_a_launcher_that_is_refreshed_meanwhile_is_not_deleted(own_yard, fake):
     assert launcher_names(fake) == set()
 
 
-@pytest.mark.slow
 def test_missing_permissions_for_launchers_do_not_prevent_listing_runs(own_yard, fake, caplog):
     own_yard.run("print('done')")
     rules = rbac.rbac(own_yard.config())[1]["rules"]
     without = [rule for rule in rules if rule["resources"] != ["configmaps"]]
-    assert limited(own_yard, fake, own_yard.config(), without).names() == [NAME]
+    assert create_limited_backend(own_yard, fake, own_yard.config(), without).names() == [NAME]
     assert "stay in the cluster" in caplog.text

@@ -290,18 +290,15 @@ def test_pods_that_vanish_are_a_platform_error():
     assert status.finished_at == END + 1
 
 
-def test_a_disruption_is_read_from_the_job_if_the_pod_is_deleted():
-    message = "Pod runs/job-1-1-0-x7k2p has condition DisruptionTarget matching FailJob rule at index 0"
+@pytest.mark.parametrize(
+    ("pod", "node", "subject"), [("Pod runs/job-1-1-0-x7k2p", 0, "Node 0"), ("A pod", None, "A node")]
+)
+def test_a_disruption_is_read_from_the_job_if_the_pod_is_deleted(pod, node, subject):
+    message = f"{pod} has condition DisruptionTarget matching FailJob rule at index 0"
     job = dataclasses.replace(FAILED, failure_reason="PodFailurePolicy", failure_message=message)
     status = status_of(job, ended(1, 1), records={1: record(cause("node_lost", "node_lost"))})
-    assert (status.outcome, status.failure.code, status.failure.node) == (Outcome.NODE_LOST, FailureCode.EVICTED, 0)
-
-
-def test_a_disruption_whose_message_names_no_pod_is_of_no_node():
-    job = dataclasses.replace(FAILED, failure_reason="PodFailurePolicy", failure_message="A pod was disrupted")
-    status = status_of(job, ended(1, 1), records={1: record(cause("node_lost", "node_lost"))})
-    assert (status.outcome, status.failure.node) == (Outcome.NODE_LOST, None)
-    assert status.failure.message == "A node was disrupted: A pod was disrupted."
+    assert (status.outcome, status.failure.code, status.failure.node) == (Outcome.NODE_LOST, FailureCode.EVICTED, node)
+    assert status.failure.message == f"{subject} was disrupted: {message}."
 
 
 def test_an_overdue_pod_is_lost():

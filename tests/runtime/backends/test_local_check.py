@@ -33,7 +33,7 @@ def test_without_the_smoke_run_nothing_is_started(tmp_path, bare_images):
     assert "smoke run" not in lines
 
 
-def test_each_thing_amiss_comes_with_its_remedy(tmp_path, monkeypatch):
+def test_each_failed_check_names_a_remedy(tmp_path, monkeypatch):
     def none():
         raise BackendUnavailable("There is no bubblewrap.")
 

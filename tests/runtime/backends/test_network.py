@@ -50,16 +50,11 @@ def as_nobody():
     return enter_and_look()
 
 
-def test_root_gets_a_network_of_its_own():
-    if os.geteuid():
-        pytest.skip("for root")
-    assert in_a_fork(enter_and_look) == ["", True, ["lo"], 2, 0, 0]
-
-
-def test_an_unprivileged_user_gets_a_network_and_keeps_its_user_id():
+@pytest.mark.parametrize(("enter", "user"), [(enter_and_look, 0), (as_nobody, NOBODY)], ids=["root", "another user"])
+def test_a_process_gets_a_network_of_its_own_and_keeps_its_user_id(enter, user):
     if os.geteuid():
         pytest.skip("only root can become somebody else")
-    assert in_a_fork(as_nobody) == ["", True, ["lo"], 2, NOBODY, NOBODY]
+    assert in_a_fork(enter) == ["", True, ["lo"], 2, user, user]
 
 
 def test_a_refused_namespace_changes_nothing():

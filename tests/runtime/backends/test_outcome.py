@@ -1,3 +1,5 @@
+import pytest
+
 from runtime.backends.supervision.outcome import merge
 from runtime.specs import FailureCode, Outcome, RunPhase, Span
 
@@ -28,20 +30,21 @@ def test_a_run_starts_with_its_last_node_and_ends_with_its_last():
     assert (status.phase, status.outcome, status.failure) == (RunPhase.ENDED, Outcome.COMPLETED, None)
 
 
-def test_a_run_runs_when_all_nodes_do():
-    starting = record(1, "starting", started_at=None)
-    status = merge("r", 1.0, [record(0, "running"), starting])
-    assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
-    assert status.waiting_for == "Waiting for node 1 to start."
-    status = merge("r", 1.0, [starting, starting])
-    assert status.waiting_for == "Waiting for 2 nodes to start."
-    status = merge("r", 1.0, [record(0, "running"), record(1, "running")])
-    assert (status.phase, status.started_at, status.waiting_for) == (RunPhase.RUNNING, 11.0, "")
-
-
-def test_it_runs_until_the_last_node_has_ended_and_stops_with_the_first_that_stops():
-    assert merge("r", 1.0, [record(0), record(1, "running")]).phase is RunPhase.RUNNING
-    assert merge("r", 1.0, [record(0, "stopping"), record(1, "running")]).phase is RunPhase.STOPPING
+@pytest.mark.parametrize(
+    ("phases", "phase", "waiting_for"),
+    [
+        (("running", "starting"), RunPhase.STARTING, "Waiting for node 1 to start."),
+        (("starting", "starting"), RunPhase.STARTING, "Waiting for 2 nodes to start."),
+        (("running", "running"), RunPhase.RUNNING, ""),
+        (("ended", "running"), RunPhase.RUNNING, ""),
+        (("stopping", "running"), RunPhase.STOPPING, ""),
+    ],
+)
+def test_a_run_runs_from_the_start_of_its_last_node_to_the_end_of_its_last(phases, phase, waiting_for):
+    times = {"starting": {"started_at": None}}
+    status = merge("r", 1.0, [record(node, each, **times.get(each, {})) for node, each in enumerate(phases)])
+    assert (status.phase, status.waiting_for) == (phase, waiting_for)
+    assert status.started_at == (None if "starting" in phases else 11.0)
 
 
 def test_a_node_without_a_final_record_is_lost():
@@ -110,13 +113,13 @@ def test_causes_of_excluded_nodes_do_not_count():
     assert status.failure.exit_code == 3
 
 
-def test_the_span_of_a_run_that_goes_has_no_end():
+def test_the_span_of_a_running_run_has_no_end():
     status = merge("r", 1.0, [record(0, "running"), record(1, "running")])
     assert status.spans == (Span(2, 11.0, None),)
     assert merge("r", 1.0, [record(0, "starting", started_at=None)]).spans == ()
 
 
-def test_a_run_that_began_without_a_node_began():
+def test_an_elastic_run_may_start_without_a_node():
     hub = record(0, "running", members=members(([0, 1], 0, 11.5)))
     missing = record(2, "starting", started_at=None)
     status = merge("r", 1.0, [hub, record(1, "running"), missing])

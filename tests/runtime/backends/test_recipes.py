@@ -6,7 +6,7 @@ from runtime.specs import Controller, Flavour, Framework
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_image_of_the_house_is_proven_by_a_run_and_pins_what_it_installs(name):
+def test_each_built_in_image_has_a_smoke_test_and_pinned_requirements(name):
     recipe = read_recipe(name)
     assert recipe.smoke_tests
     assert not recipe.unbuildable
@@ -20,7 +20,7 @@ def test_an_unknown_image(name):
         read_recipe(name)
 
 
-def test_every_word_of_the_language(tmp_path):
+def test_every_directive_of_a_recipe_is_read(tmp_path):
     (tmp_path / "all.txt").write_text(
         "# An image. check this: prose is no directive\n"
         "first==1\n"
@@ -62,7 +62,7 @@ def test_every_word_of_the_language(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["# compile: flag -g", "# compile: faster", "# smoke: caffe", "# smoke: horovod ssh"])
-def test_a_directive_that_means_nothing_is_not_passed_over(line, tmp_path):
+def test_an_unknown_directive_is_refused(line, tmp_path):
     (tmp_path / "odd.txt").write_text(f"{line}\nrequirement==1\n")
     with pytest.raises(ValueError, match=r"expected with|is not a valid"):
         read_recipe("odd", tmp_path)
@@ -78,5 +78,5 @@ def test_a_directive_that_means_nothing_is_not_passed_over(line, tmp_path):
         ("of-an-operator", True, True, True),
     ],
 )
-def test_which_images_use_the_gpus_of_their_nodes(name, cpu, cuda, unknown):
+def test_images_that_can_use_gpus(name, cpu, cuda, unknown):
     assert [can_use_gpus(name, flavour) for flavour in (Flavour.CPU, Flavour.CUDA, None)] == [cpu, cuda, unknown]

@@ -78,7 +78,7 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_yard, monkeypat
     assert slurm_yard.wait_for_end().outcome is Outcome.COMPLETED, slurm_yard.all_logs("job-1-1")
     assert slurm_yard.log() == "once\n"
     states = slurm_yard.cluster.call("squeue", "--noheader", "--states=all", "--format=%j %T").split("\n")
-    mine = sorted(line.split()[1] for line in states if line.startswith(slurm_yard.backend._run("job-1-1").job_name))
+    mine = sorted(line.split()[1] for line in states if line.startswith(slurm_yard.backend._find("job-1-1").job_name))
     assert mine[0] == "CANCELLED"
 
 

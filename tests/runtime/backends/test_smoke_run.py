@@ -37,18 +37,6 @@ def look(cluster):
     )
 
 
-def test_a_completed_run_passes(cluster):
-    def complete(name):
-        cluster.start(name)
-        cluster.end(name, Outcome.COMPLETED)
-
-    cluster.then = complete
-    line = look(cluster)
-    assert line.ok
-    assert "Two nodes met and finished" in line.detail
-    assert cluster.names() == []
-
-
 def test_a_failure_comes_with_the_last_lines_of_rank_0(cluster):
     def fail(name):
         cluster.start(name)

@@ -24,15 +24,15 @@ def states(folder):
 
 def test_an_incomplete_build_is_not_ready(folder):
     assert states(folder) == (False, False)
-    (folder / "ready.json").write_text("{")
-    assert states(folder) == (False, False)
-    (folder / "ready.json").write_text("[]")
-    assert states(folder) == (False, False)
+    for text in ("{", "[]"):
+        (folder / "ready.json").write_text(text)
+        assert states(folder) == (False, False)
 
 
 def test_ready_from_this_recipe_or_from_an_older_one(folder):
     venvs.mark_ready(folder, "digest")
     assert states(folder) == (True, True)
+    assert not venvs.is_ready(folder, "../small"), "a path is no name"
     venvs.mark_ready(folder, "older")
     assert states(folder) == (True, False)
 
@@ -44,8 +44,3 @@ def test_an_image_under_test_is_for_its_builder_only(folder):
     for pid, started in ((parent, pids.start_time(parent)), (myself, 1), (4194304, 7)):
         write_json(folder / "ready.json", {"builder": [pid, started]})
         assert states(folder) == (False, False)
-
-
-def test_a_path_is_no_name(folder):
-    venvs.mark_ready(folder, "digest")
-    assert not venvs.is_ready(folder, "../small")

@@ -73,7 +73,7 @@ class WarmPool:
         threading.Thread(target=process.wait, daemon=True).start()
 
     def is_prepared(self, fork_server: ForkServer) -> bool:
-        """Whether this fork server accepts requests."""
+        """Return whether this fork server accepts requests."""
         return (self._folder / fork_server["name"]).exists()
 
     def socket_path(self, fork_server: ForkServer) -> Path:
@@ -95,7 +95,7 @@ class WarmPool:
             pids.wait_for_end(state["pid"], state["start_time"], _END_SECONDS)
 
     def _is_running(self) -> bool:
-        """Whether a daemon of this version of the code runs. A daemon of another version is asked to end."""
+        """Return whether a daemon of this version of the code runs. A daemon of another version is asked to end."""
         state = self._daemon_state()
         if state is None:
             return False

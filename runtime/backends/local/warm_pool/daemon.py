@@ -159,6 +159,7 @@ class Daemon:
     # Supervisors
 
     def _accept(self, listener: socket.socket) -> None:
+        """Accept one connection, and handle its request in a fork, so that the daemon never waits for a submitter."""
         with contextlib.suppress(OSError):
             connection, _address = listener.accept()
             with connection:
@@ -198,6 +199,7 @@ class Daemon:
     # Fork servers
 
     def _start_needed_fork_servers(self) -> None:
+        """Start the fork servers that requests need, except those that run or ended less than _RESTART_SECONDS ago."""
         with contextlib.suppress(BlockingIOError):
             for line in os.read(self._fork_server_reader, 1 << 16).splitlines():  # as many bytes as a pipe holds
                 fork_server: ForkServer = json.loads(line)

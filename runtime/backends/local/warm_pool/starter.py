@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def is_submitted(request: StartRequest) -> bool:
-    """Whether this submission is recorded. A later submission of the same name has another nonce."""
+    """Return whether this submission is recorded. A later submission of the same name has another nonce."""
     try:
         submission = json.loads((Path(request["folder"]) / "submission.json").read_bytes())
         return bool(submission["nonce"] == request["nonce"])
