@@ -215,6 +215,7 @@ def _cursor(key: tuple[int, str]) -> str:
 
 
 def _parse_cursor(cursor: str) -> tuple[int, str]:
+    """Return the sort key in a cursor. Raises InvalidInput."""
     try:
         rank = ("0", "1").index(cursor[0])
         return rank, os.fsdecode(base64.b64decode(cursor[1:], altchars=b"-_", validate=True))
