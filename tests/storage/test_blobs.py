@@ -7,7 +7,6 @@ import pytest
 
 from runtime.trash import remove_tree
 from storage import blobs, catalog, dataset_files, garbage_collection, retention, selectors
-from storage.errors import BadArchive
 from tests.factories.storage import DatasetFactory
 from tests.storage.archives import tar_of
 
@@ -116,9 +115,3 @@ def test_a_crash_between_two_steps_leaves_published_files_alone(owner, monkeypat
     assert (selectors.version_folder(first) / "a").read_bytes() == LARGE
     assert status(first, "a").st_nlink == 2
     assert publish(owner.organization, {"a": LARGE}).number == 2
-
-
-def test_a_refused_version_leaves_no_unused_blob(owner):
-    with pytest.raises(BadArchive):
-        publish(owner.organization, {})
-    assert not (selectors.root() / blobs.FOLDER).exists() or not all_blobs()
