@@ -30,7 +30,7 @@ class CheckedRegistrySerializer(RegistrySerializer):
     """The answer to a PUT, which checks the credentials before it saves them."""
 
     warning = serializers.SerializerMethodField(
-        help_text="Why the credentials were saved without a check. Empty if the registry accepted them."
+        help_text="Why the credentials could not be checked before they were saved. Else empty."
     )
 
     class Meta(RegistrySerializer.Meta):
