@@ -125,7 +125,7 @@ def cases(count: int, *, with_torch: bool, seed: int = 11) -> Iterator[Case]:
 
 
 def is_right(case: Case, failure: Failure | None, records: list[dict[str, Any]]) -> bool:
-    """Whether the failure names the rank that failed first and how, and every node's record has a cause."""
+    """Return whether the failure names the rank that failed first and how, and every node's record has a cause."""
     if failure is None or failure.rank != case.failing_rank or not all(record["causes"] for record in records):
         return False
     if case.failure.startswith("exception"):

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from bench import cpu_use, rounds
 from bench.environment import embedded_console, free_port_pair, images_root
-from bench.pages import create_customer, serving_console
+from bench.pages import create_customer, serve_console
 
 FILES = 100_000
 DOWNLOAD_MIB = 256 if rounds.is_quick() else 1024
@@ -56,7 +56,7 @@ def measure(settings: Any, url: str) -> dict[str, rounds.Figure]:
     write_files(outputs)
     (settings.STATIC_ROOT / STATIC_NAME).hardlink_to(outputs / "model.pt")
     api, size = f"/api/v1/jobs/{job.pk}", DOWNLOAD_MIB << 20
-    with serving_console(url) as server:
+    with serve_console(url) as server:
         addresses = {
             "first_page_ms": f"{api}/files/?path=outputs/many",
             "first_page_html_ms": f"/jobs/{job.pk}/folder/outputs/many",

@@ -20,7 +20,7 @@ import psutil
 from bench import cpu_use, http_load, rounds
 from bench.environment import embedded_console, free_port_pair, images_root
 from bench.many_rows import fill
-from bench.pages import create_customer, serving_console
+from bench.pages import create_customer, serve_console
 
 REDUCTION = 10 if rounds.is_quick() else 1
 JOBS, ORGANIZATIONS, ENTRIES = 1_000_000 // REDUCTION, 10_000 // REDUCTION, 5_000_000 // REDUCTION
@@ -74,7 +74,7 @@ def measure(settings: Any, url: str, customer: Any) -> dict[str, rounds.Figure]:
     member, operator = _cookie(settings, url, customer.membership.user), _cookie(settings, url, administrator)
     figures = {}
     # Without the other processes, which would issue the invoices of seven months for all organizations at once.
-    with serving_console(url, "serve", "web") as server:
+    with serve_console(url, "serve", "web") as server:
         pages = [
             *((page, member) for page in member_pages(customer).items()),
             *((page, operator) for page in admin_pages(customer).items()),

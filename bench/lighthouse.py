@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import rounds
 from bench.environment import embedded_console, free_port_pair, images_root
-from bench.pages import create_customer, page_paths, serving_console
+from bench.pages import create_customer, page_paths, serve_console
 
 ROUNDS = 1 if rounds.is_quick() else 3
 GOAL = 95
@@ -59,7 +59,7 @@ def measure(url: str) -> dict[str, list[float]]:
     visits = {"log_in": (reverse("account_login"), [])} | {page: (paths[page], [session]) for page in PAGES}
     audits = [(page, page, False) for page in visits] + [(f"{page} phone", page, True) for page in PHONE_PAGES]
     points = defaultdict(list)
-    with serving_console(url):
+    with serve_console(url):
         for number in range(ROUNDS):
             for name, page, is_phone in audits:
                 path, cookies = visits[page]

@@ -70,7 +70,7 @@ def measure(settings: Any, url: str) -> tuple[dict[str, rounds.Figure], dict[str
     paths = page_paths(customer)
     figures = {f"cpu_ms_{page}": cpu_milliseconds(client, path) for page, path in paths.items()}
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
-    with serving_console(url) as server:
+    with serve_console(url) as server:
         start_training(customer)
         memory_mib = [cpu_use.web_memory_mib(server)]
         for load, interval in (("at_once", 0.0), ("every_3_s", REFRESH_SECONDS), ("at_once_again", 0.0)):
@@ -134,7 +134,7 @@ def cpu_milliseconds(client: Any, path: str) -> rounds.Figure:
 
 
 @contextmanager
-def serving_console(url: str, *command: str) -> Iterator[psutil.Process]:
+def serve_console(url: str, *command: str) -> Iterator[psutil.Process]:
     """Run `manage.py up`, or another command; yield its process once it is ready."""
     environment = os.environ | {"LOG_LEVEL": "INFO"}  # as in production, with the access log
     with Path(os.environ["TRAINYARD_VAR"], "bench.log").open("wb") as log:
@@ -154,7 +154,7 @@ def serving_console(url: str, *command: str) -> Iterator[psutil.Process]:
 
 
 def is_ready(url: str) -> bool:
-    """Whether the console answers its readiness check."""
+    """Return whether the console answers its readiness check."""
     try:
         return httpx.get(f"{url}/readyz", timeout=5).status_code == httpx.codes.OK
     except httpx.HTTPError:

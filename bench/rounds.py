@@ -27,7 +27,7 @@ class Variant:
 
 
 def is_quick() -> bool:
-    """Whether to run a smaller version of the benchmark (QUICK=1)."""
+    """Return whether to run a smaller version of the benchmark (QUICK=1)."""
     return bool(os.environ.get("QUICK"))
 
 

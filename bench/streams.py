@@ -25,7 +25,7 @@ import psutil
 
 from bench import cpu_use, rounds
 from bench.environment import embedded_console, free_port_pair, images_root
-from bench.pages import START_SECONDS, create_customer, serving_console
+from bench.pages import START_SECONDS, create_customer, serve_console
 
 STREAMS = 500
 FOLLOWERS = 10
@@ -81,7 +81,7 @@ def main() -> None:
         client = Client(headers={"host": url.removeprefix("http://")})
         client.force_login(customer.membership.user)
         cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
-        with serving_console(url) as server:
+        with serve_console(url) as server:
             job, waiting = start_jobs(customer)
             port = int(settings.WEB_BIND.rpartition(":")[2])
             try:
@@ -145,7 +145,7 @@ async def measure(
         figures.update({f"cores_{name} {part}": rounds.summary([share]) for part, share in cores.items()})
 
     async with AsyncExitStack() as connections:
-        await connections.enter_async_context(following_file(log, tail))
+        await connections.enter_async_context(follow_file(log, tail))
         events = await connections.enter_async_context(open_stream(port, output, cookie))
         reading = asyncio.create_task(follow(events, ours))
         await asyncio.sleep(SETTLE_SECONDS)
@@ -194,7 +194,7 @@ async def follow(events: asyncio.StreamReader, arrivals: Arrivals | None = None)
 
 
 @asynccontextmanager
-async def following_file(path: Path, arrivals: Arrivals) -> AsyncIterator[None]:
+async def follow_file(path: Path, arrivals: Arrivals) -> AsyncIterator[None]:
     """Follow a file with `tail -F`, and record its lines."""
     process = await asyncio.create_subprocess_exec("tail", "-n", "0", "-F", str(path), stdout=asyncio.subprocess.PIPE)
 

@@ -30,6 +30,7 @@ CHECKPOINTS = Path(os.environ["CHECKPOINT_DIR"])
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", CHECKPOINTS)) / "model"
 """The trained model, as `torch.distributed.checkpoint` writes it."""
 CONTEXT, WIDTH, HEAD_WIDTH, BLOCKS = 64, 64, 16, 4
+"""Bytes in a sequence, width of the model and of an attention head, and number of blocks: few, for CPU nodes."""
 HEADS = WIDTH // HEAD_WIDTH
 TOLERANCE = 1e-4
 """How much the loss and gradients of the split model may differ from those of the whole one, by rounding."""
@@ -99,7 +100,7 @@ def read_text():
 
 
 def batches(sequences, order, share, device, first_batch=0):
-    """Yield inputs and targets of each complete batch. `share` (k, n): this rank gets the k-th of n parts of each."""
+    """Yield inputs and targets of each complete batch. `share` says which of how many parts of it this rank gets."""
     part, parts = share
     for start in range(first_batch * TOTAL_BATCH_SIZE, len(order) - TOTAL_BATCH_SIZE + 1, TOTAL_BATCH_SIZE):
         rows = order[start : start + TOTAL_BATCH_SIZE].chunk(parts)[part]

@@ -45,13 +45,19 @@ def read_digits(part):
     """Return the images, with a channel dimension and values around 0, and their labels."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0] / "MNIST" / "raw"
     images = read_idx(folder / f"{part}-images-idx3-ubyte").float().unsqueeze(1) / 255
-    return (images - 0.15) / 0.3, read_idx(folder / f"{part}-labels-idx1-ubyte").long()
+    images = (images - 0.15) / 0.3  # about the mean and the standard deviation of the pixels
+    return images, read_idx(folder / f"{part}-labels-idx1-ubyte").long()
 
 
 def build_model():
-    """Return a convolution and two linear layers."""
+    """Return a convolution, which turns 28x28 pixels into 16 maps of 12x12, and two linear layers."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 144, 64), nn.ReLU(), nn.Linear(64, 10)
+        nn.Conv2d(1, 16, 5, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 12 * 12, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
     )
 
 

@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-SIDE, MARGIN = 28, 4  # pixels
+SIDE, MARGIN = 28, 4
+"""MNIST's size of an image and of the empty margin around a digit, in pixels."""
 TRAINING_IMAGES = 1437
 FOLDER = "MNIST/raw"
+"""Where torchvision's class looks for the files."""
 _UNSIGNED_BYTE = 0x08
+"""The code of the elements' type in the idx format."""
 
 
 def write_archive(path: Path) -> None:

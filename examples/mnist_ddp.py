@@ -51,7 +51,7 @@ def read_digits(part):
     """Return the images, with a channel dimension and values around 0, and their labels."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0] / "MNIST" / "raw"
     images = read_idx(folder / f"{part}-images-idx3-ubyte").float().unsqueeze(1) / 255
-    images = (images - 0.15) / 0.3
+    images = (images - 0.15) / 0.3  # about the mean and the standard deviation of the pixels
     labels = read_idx(folder / f"{part}-labels-idx1-ubyte").long()
     return TensorDataset(images, labels)
 

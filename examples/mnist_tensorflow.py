@@ -12,6 +12,7 @@ Order: the image `tensorflow`, a dataset from make_digits.py, learning rate 0.02
 """
 
 import json
+import math
 import os
 import signal
 import struct
@@ -48,13 +49,16 @@ def read_digits(part):
     """Return the images, with a channel dimension and values around 0, and their labels."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0] / "MNIST" / "raw"
     images = read_idx(folder / f"{part}-images-idx3-ubyte")[..., None].astype(np.float32) / 255
-    return (images - 0.15) / 0.3, read_idx(folder / f"{part}-labels-idx1-ubyte").astype(np.int64)
+    images = (images - 0.15) / 0.3  # about the mean and the standard deviation of the pixels
+    return images, read_idx(folder / f"{part}-labels-idx1-ubyte").astype(np.int64)
 
 
 def create_loader(images, labels, epoch):
-    """Return this rank's batches of one epoch. All ranks shuffle with the same seed and get equally many."""
+    """Return this rank's batches of one epoch. All ranks shuffle with the same seed."""
     order = np.random.default_rng((7, epoch)).permutation(len(labels))
-    order = np.resize(order, -(-len(order) // WORLD_SIZE) * WORLD_SIZE)[RANK::WORLD_SIZE]
+    images_per_rank = math.ceil(len(order) / WORLD_SIZE)
+    # `resize` repeats the first images, so that all ranks get equally many.
+    order = np.resize(order, images_per_rank * WORLD_SIZE)[RANK::WORLD_SIZE]
     return tf.data.Dataset.from_tensor_slices((images[order], labels[order])).batch(BATCH_SIZE).prefetch(4)
 
 

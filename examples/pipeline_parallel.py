@@ -49,15 +49,20 @@ def main():
     stage = PipelineStage(model, rank, stages, device)
     schedule = Schedule1F1B(stage, microbatches, loss_fn=charlm.cross_entropy)
 
-    # Every rank calls these with the whole batch. The first stage uses the inputs, the last one the targets.
+    # Every rank calls `step` and `score` with the whole batch. The first stage uses the inputs, the last the targets.
+
+    def select(inputs, targets):
+        return [inputs] if stage.is_first else [], targets if stage.is_last else None
 
     def step(inputs, targets):
+        arguments, target = select(inputs, targets)
         losses = []
-        schedule.step(*[inputs] * stage.is_first, target=targets if stage.is_last else None, losses=losses)
+        schedule.step(*arguments, target=target, losses=losses)
         return sum(losses) / microbatches if stage.is_last else None
 
     def score(inputs, targets):
-        return schedule.eval(*[inputs] * stage.is_first, target=targets if stage.is_last else None)
+        arguments, target = select(inputs, targets)
+        return schedule.eval(*arguments, target=target)
 
     charlm.train(model, step, score, (0, 1), device)
 

@@ -28,9 +28,9 @@ from storage.paths import split_path
 READ_LIMIT = 1024**2
 """How many bytes one read may return. `tarfile` reads a whole name or extended header into memory; real ones have at
 most a few KiB."""
-HEADERS_PER_ENTRY = 4096
-"""How many bytes of headers and padding a tar entry may have on average. A header, a long name with its own header, and
-padding need 2.5 KiB at most for usual names."""
+HEADER_BYTES_PER_ENTRY = 4096
+"""How many bytes of headers and padding a tar entry may have on average. With a usual name it needs at most 2.5 KiB: a
+header, a second header with the long name, and padding."""
 ZIP_DIRECTORY_LIMIT = 32 * 1024**2
 """The largest central directory of a zip, in bytes: about 400,000 files. `zipfile` needs ten times as much memory."""
 # Sizes in bytes of records in the zip format. The length of a comment is a field of 16 bits.
@@ -174,7 +174,7 @@ class _ForwardReader:
 def _tar_entries(stream: BinaryIO, kind: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
     """Yield the entries of a tar. Their content must be read in order, because the reader only moves forward."""
     content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is ArchiveFormat.TAR_GZ else stream
-    reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADERS_PER_ENTRY + READ_LIMIT)
+    reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADER_BYTES_PER_ENTRY + READ_LIMIT)
     archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
     declared_bytes = 0
     while member := archive.next():

@@ -1,8 +1,8 @@
 """Unpack archives from untrusted users into a folder to which only the console has access.
 
-Several entries of an archive can attack together: by links that only in combination lead out of the folder, by a name
-that occurs twice, or by a file that is also used as a folder. An archive can also have too many bytes, entries, links
-or folders. The limits here apply to what is written, and not to the sizes that the archive declares.
+Several entries of an archive can attack together. Links may lead out of the folder only in combination, a name may
+occur twice, and a file may also be used as a folder. An archive can also have too many bytes, entries, links or
+folders. The limits here apply to what is written, and not to the sizes that the archive declares.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ class _Writer:
                 self.size += copy(stream=content, target=file, limit_bytes=self._limits.max_bytes - self.size)
 
     def _store_link(self, parts: tuple[str, ...], link: str) -> None:
+        """Store the target of a symbolic link for `create_links`. Raises BadArchive, TooLarge."""
         if not link or len(link) > PATH_LIMIT:
             raise BadArchive
         if len(self._links) == LINK_COUNT_LIMIT:
@@ -212,7 +213,7 @@ class _Writer:
         """
         # `position` is the folder reached so far. `remaining` has the components to resolve, the next one at the end.
         position, remaining = list(parts[:-1]), self._links[parts].split("/")[::-1]
-        followed = 1
+        followed_links = 1
         inside = not self._links[parts].startswith("/")
         while remaining and inside:
             part = remaining.pop()
@@ -226,9 +227,12 @@ class _Writer:
                 else:
                     inside = not link.startswith("/")
                     remaining.extend(link.split("/")[::-1])
-                    followed += 1
+                    followed_links += 1
             self._steps_left -= 1
-            inside = inside and self._steps_left > 0 and followed <= LINK_FOLLOW_LIMIT and len(position) <= DEPTH_LIMIT
+            within_limits = (
+                self._steps_left > 0 and followed_links <= LINK_FOLLOW_LIMIT and len(position) <= DEPTH_LIMIT
+            )
+            inside = inside and within_limits
         return inside
 
 

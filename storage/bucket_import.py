@@ -37,7 +37,6 @@ from storage.files import CHUNK_BYTES
 from storage.import_progress import (
     BUCKET_REFUSED,
     DISK_FULL_ERRNOS,
-    MAX_DELAY_SECONDS,
     MAX_FAILURES,
     NO_OBJECTS,
     NOT_ALLOWED,
@@ -63,6 +62,20 @@ _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([^\0]*))?\Z"
 """An address `s3://bucket/key`, in which the key may be missing. Buckets have 3 to 63 characters, as in S3."""
 
 log = logging.getLogger(__name__)
+
+
+class _ListedObject(NamedTuple):
+    """An object to import, as the stored list has it."""
+
+    tar_name: str | None
+    """Its name in the tar file; None if it is the only object, for which there is no tar file."""
+    item: s3.Object
+
+    @classmethod
+    def parse(cls, line: str) -> _ListedObject:
+        """Return the object in a line of the list."""
+        tar_name, *values = json.loads(line)
+        return cls(tar_name, s3.Object(*values))
 
 
 class BucketSource(NamedTuple):
@@ -180,14 +193,14 @@ def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation
         failures = 0 if offset > start else failures + 1
         if failures >= MAX_FAILURES:
             raise ImportFailed(UNREACHABLE)
-        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # no event tells that the server is back
+        time.sleep(2**failures)  # no event tells that the server is back
 
 
 def _name_of(key: str, listing: Path) -> str:
     """Return the file name for what was received: the last part of the object's key, or TAR_NAME."""
     with listing.open() as lines:
-        (name, *_object) = json.loads(next(lines))
-    return key.rpartition("/")[2] if name is None else TAR_NAME
+        first = _ListedObject.parse(next(lines))
+    return key.rpartition("/")[2] if first.tar_name is None else TAR_NAME
 
 
 def _require_temporary(error: s3.S3Error) -> None:
@@ -217,51 +230,48 @@ def _store_listing(row: DatasetImport, bucket: s3.Bucket, key: str, path: Path, 
         temporary.unlink(missing_ok=True)
 
 
-def _write_listing(objects: Iterable[tuple[str | None, s3.Object]], lines: TextIO, reservation: Reservation) -> int:
+def _write_listing(objects: Iterable[_ListedObject], lines: TextIO, reservation: Reservation) -> int:
     """Write a line for each object: a JSON list of its name in the tar file, and its key, size and ETag.
 
     Return the size in bytes of the object or tar file. Raises ImportFailed if there are no objects, TooLarge.
     """
-    size, count, name = 0, 0, None
-    for name, item in objects:
-        line = json.dumps([name, *item]) + "\n"
+    size, count, tar_name = 0, 0, None
+    for tar_name, item in objects:
+        line = json.dumps([tar_name, *item]) + "\n"
         reservation.count(size_bytes=len(line))
         lines.write(line)
-        size, count = size + sum(map(len, _tar_frame(name, item.size))) + item.size, count + 1
+        header, padding = _tar_frame(tar_name, item.size)
+        size += len(header) + item.size + len(padding)
+        count += 1
         require_within_limit(size)
         if count > settings.MAX_ARCHIVE_FILES:
             raise TooLarge(_("There are more files than allowed. Import fewer files."))
     if not count:
         raise ImportFailed(NO_OBJECTS)
-    return size + (len(TAR_END) if name is not None else 0)
+    return size + (len(TAR_END) if tar_name is not None else 0)
 
 
-def _objects(row: DatasetImport, bucket: s3.Bucket, key: str) -> Iterator[tuple[str | None, s3.Object]]:
-    """Yield the objects to import, each with its name in the tar file.
-
-    If there is an object with this key, it is the only one, and its name is None, because there is no tar file. Else
-    yield all objects below the key.
-    """
+def _objects(row: DatasetImport, bucket: s3.Bucket, key: str) -> Iterator[_ListedObject]:
+    """Yield the objects to import: only the object with this key if it exists, else all objects below the key."""
     if key and not key.endswith("/"):
         if item := s3.find_object(bucket, key):
-            yield None, item
+            yield _ListedObject(None, item)
             return
         key += "/"
     for page in s3.list_objects(bucket, key):
         report(row, 0)  # raises ImportFailed if the import takes too long, or the dataset was deleted
         # Objects whose key ends in a slash are no files: programs create them to show empty folders.
-        yield from ((item.key.removeprefix(key), item) for item in page if not item.key.endswith("/"))
+        yield from (_ListedObject(item.key.removeprefix(key), item) for item in page if not item.key.endswith("/"))
 
 
 def _content(
     bucket: s3.Bucket, connection: http.client.HTTPConnection, lines: Iterator[str], offset: int
 ) -> Iterator[bytes]:
     """Yield the bytes from `offset` on: of the only object, or of the tar file of all objects in the list."""
-    position, name = 0, None
+    position, tar_name = 0, None
     for line in lines:
-        name, *values = json.loads(line)
-        item = s3.Object(*values)
-        header, padding = _tar_frame(name, item.size)
+        tar_name, item = _ListedObject.parse(line)
+        header, padding = _tar_frame(tar_name, item.size)
         end = position + len(header) + item.size + len(padding)
         if end > offset:
             skipped_bytes = max(0, offset - position)
@@ -269,7 +279,7 @@ def _content(
             yield from _bytes_of(bucket, connection, item, max(0, skipped_bytes - len(header)))
             yield padding[max(0, skipped_bytes - len(header) - item.size) :]
         position = end
-    if name is not None:
+    if tar_name is not None:
         yield TAR_END[max(0, offset - position) :]
 
 
@@ -288,13 +298,13 @@ def _bytes_of(
         raise http.client.IncompleteRead(b"", item.size - offset)
 
 
-def _tar_frame(name: str | None, size: int) -> tuple[bytes, bytes]:
-    """Return the tar header before an object and the padding after it; both are empty for a single object (no name).
+def _tar_frame(tar_name: str | None, size: int) -> tuple[bytes, bytes]:
+    """Return the tar header before an object and the padding after it; both are empty without a `tar_name`.
 
     They depend only on name and size, so that another attempt can continue the tar file.
     """
-    if name is None:
+    if tar_name is None:
         return b"", b""
-    info = tarfile.TarInfo(name)
+    info = tarfile.TarInfo(tar_name)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"), bytes(-size % tarfile.BLOCKSIZE)

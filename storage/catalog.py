@@ -106,8 +106,8 @@ def publish_archive(
         return _publish(
             dataset,
             user=user,
-            unpack_path=unpack_path,
-            unpack_result=unpack_result,
+            new_folder=unpack_path,
+            totals=unpack_result,
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -140,8 +140,8 @@ def publish_file(
         return _publish(
             dataset,
             user=user,
-            unpack_path=copy_path,
-            unpack_result=UnpackResult(size, file_count=1, entry_count=2),
+            new_folder=copy_path,
+            totals=UnpackResult(size, file_count=1, entry_count=2),
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -162,10 +162,8 @@ def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) 
         return _publish(
             dataset,
             user=user,
-            unpack_path=copy_path,
-            unpack_result=UnpackResult(
-                copy_result.usage.size_bytes, copy_result.file_count, copy_result.usage.entry_count
-            ),
+            new_folder=copy_path,
+            totals=UnpackResult(copy_result.usage.size_bytes, copy_result.file_count, copy_result.usage.entry_count),
             sha256=copy_result.sha256,
             reservation=reservation,
         )
@@ -175,25 +173,25 @@ def _publish(
     dataset: Dataset,
     *,
     user: User | None,
-    unpack_path: Path,
-    unpack_result: UnpackResult,
+    new_folder: Path,
+    totals: UnpackResult,
     sha256: str,
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
 ) -> DatasetVersion:
-    """Move the folder `unpack_path` into place as the dataset's next version; return the version.
+    """Move `new_folder` into place as the dataset's next version; return the version. `totals` has its size and counts.
 
     Also write its manifest and deduplicate its files. Raises BadArchive if there are no files, and NotFound if the
     dataset was deleted meanwhile.
     """
-    if not unpack_result.file_count:
+    if not totals.file_count:
         raise BadArchive(_("There are no files to publish. Add at least one."))
-    new_manifest = manifests.path_of(unpack_path)
+    new_manifest = manifests.path_of(new_folder)
     deduplicate = partial(_deduplicate, blobs.folder_of(root(), dataset.organization_id))
     with translate_os_errors(), new_manifest.open("xb") as target:
-        manifests.write(folder=unpack_path, target=target, on_file=deduplicate)
+        manifests.write(folder=new_folder, target=target, on_file=deduplicate)
     new_manifest.chmod(0o444)
-    version_folder = move_into_place(unpack_path, area="datasets")
+    version_folder = move_into_place(new_folder, area="datasets")
     manifest = manifests.path_of(version_folder)
     new_manifest.rename(manifest)
     try:
@@ -201,14 +199,14 @@ def _publish(
             current = Dataset.objects.select_for_update().filter(pk=dataset.pk, deleted_at=None).first()
             if current is None:
                 raise NotFound
-            last = current.versions.aggregate(last=Max("number"))["last"] or 0
+            last_number = current.versions.aggregate(last=Max("number"))["last"] or 0
             version = DatasetVersion.objects.create(
                 dataset=dataset,
-                number=last + 1,
+                number=last_number + 1,
                 folder=version_folder.name,
-                size_bytes=unpack_result.size_bytes,
-                file_count=unpack_result.file_count,
-                entry_count=unpack_result.entry_count,
+                size_bytes=totals.size_bytes,
+                file_count=totals.file_count,
+                entry_count=totals.entry_count,
                 sha256=sha256,
                 created_by=user,
             )
@@ -225,8 +223,8 @@ def _publish(
                 on_published(version)
             reservation.release()
     except CustomerError:
-        # The row was not written. After another error, such as a lost connection, it may have been: then the files
-        # stay, and garbage collection decides.
+        # After a CustomerError the row was surely not written. After any other error, such as a lost connection, it may
+        # have been: then the files stay, and garbage collection removes them if they have no row.
         trees.remove_tree(folder=version_folder, scratch=scratch())
         manifest.unlink(missing_ok=True)
         raise

@@ -9,7 +9,7 @@ from itertools import takewhile
 CONTEXT_LINES = 3
 """How many unchanged lines are shown before and after a change; `diff -u` shows as many."""
 MATCH_LIMIT = 2000
-"""How many lines `difflib` compares, whose time grows with the square of their number. A longer part that differs is
+"""The most lines that `difflib` compares: its time grows with the square of their number. A longer part that differs is
 shown as one change."""
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import http.client
 import logging
+import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -71,6 +72,7 @@ def page_from_bytes() -> int | None:
 
 
 def _bucket() -> s3.Bucket:
+    """Return the operator's bucket. Call it only if `is_offered`."""
     return s3.Bucket(
         endpoint=settings.UPLOAD_BUCKET_ENDPOINT,
         name=settings.UPLOAD_BUCKET.partition("/")[0],
@@ -112,12 +114,12 @@ def create(*, organization: Organization, user: User | None, new: uploads.NewUpl
 
 def part_size(upload: Upload) -> int:
     """Return the size of each part but the last, in bytes."""
-    return max(PART_BYTES, -(-upload.size_bytes // s3.MAX_PART_COUNT))
+    return max(PART_BYTES, math.ceil(upload.size_bytes / s3.MAX_PART_COUNT))
 
 
 def part_count(upload: Upload) -> int:
     """Return the number of parts."""
-    return -(-upload.size_bytes // part_size(upload))
+    return math.ceil(upload.size_bytes / part_size(upload))
 
 
 def part_urls(upload: Upload, numbers: Collection[int]) -> list[PartUrl]:
@@ -128,15 +130,12 @@ def part_urls(upload: Upload, numbers: Collection[int]) -> list[PartUrl]:
         raise InvalidInput(fields={"numbers": sentence % {"most": MAX_URLS, "last": part_count(upload)}})
     _update(upload)
     bucket, key = _bucket(), _object_key(upload)
-    return [
-        PartUrl(
-            number,
-            s3.part_url(bucket, key, upload.multipart_id, number, size=size, seconds=URL_SECONDS),
-            size,
-        )
-        for number in numbers
-        for size in [_size_of_part(upload, number)]
-    ]
+    urls = []
+    for number in numbers:
+        size = _size_of_part(upload, number)
+        url = s3.part_url(bucket, key, upload.multipart_id, number, size=size, seconds=URL_SECONDS)
+        urls.append(PartUrl(number, url, size))
+    return urls
 
 
 def received_parts(upload: Upload) -> list[int]:
@@ -293,9 +292,9 @@ def collect() -> None:
         # Read the rows after listing the bucket: each object's row was written before the object.
         rows = Upload.objects.filter(state__in=uploads.OPEN_STATES).only("organization_id", "key")
         needed = {_object_key(upload) for upload in rows}
-        for key, multipart_id in multiparts:
-            if key not in needed:
-                s3.abort_multipart(bucket, key, multipart_id)
+        for multipart in multiparts:
+            if multipart.key not in needed:
+                s3.abort_multipart(bucket, multipart.key, multipart.multipart_id)
         for key in keys:
             if key not in needed:
                 s3.delete_object(bucket, key)

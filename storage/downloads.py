@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.utils.http import content_disposition_header, quote_etag
@@ -19,12 +20,19 @@ from storage.files import OpenFile
 from storage.previews import image_type
 
 _MAGIC_BYTES = 16
-"""How many bytes at the start of a picture are enough to tell its type."""
+"""How many bytes at the start of a picture tell its type: 12 for WebP, fewer for others."""
 _CONTROL_CHARACTERS = dict.fromkeys((*range(32), 127), "_")
 """Replacements for characters that a header must not contain, for `str.translate`."""
 _RANGE = re.compile(r"bytes[ \t]*=[ \t]*(\d{0,1000})-(\d{0,1000})[ \t]*", re.ASCII | re.IGNORECASE)
 """The header Range with one range of bytes. For several ranges, and for other units, the response is the whole file, as
 RFC 9110 allows. Python refuses to convert numbers with more than 4,300 digits; 1,000 are enough."""
+
+
+class _Section(NamedTuple):
+    """A part of a file: the position of its first byte, and its size in bytes."""
+
+    start: int
+    size: int
 
 
 class _Unsatisfiable(Exception):
@@ -38,21 +46,21 @@ def download(request: HttpRequest | Request, file: OpenFile, *, name: str) -> Ht
     """
     etag = quote_etag(file.version)
     try:
-        section = _requested_range(request, file, etag)
+        requested = _requested_section(request, file, etag)
     except _Unsatisfiable:
         file.close()
         message = _("The file has %(size)d bytes. Request a range within them.") % {"size": file.size}
         error_response = JsonResponse({"code": "range_not_satisfiable", "message": message}, status=416)
         error_response["Content-Range"] = f"bytes */{file.size}"
         return error_response
-    first, size = section or (0, file.size)
-    response = _attachment(request, file.section(first, size), name=name, content_type="application/octet-stream")
-    response["Content-Length"] = str(size)
+    section = requested or _Section(0, file.size)
+    response = _attachment(request, file.section(*section), name=name, content_type="application/octet-stream")
+    response["Content-Length"] = str(section.size)
     response["Accept-Ranges"] = "bytes"
     response["ETag"] = etag
-    if section is not None:
+    if requested is not None:
         response.status_code = 206
-        response["Content-Range"] = f"bytes {first}-{first + size - 1}/{file.size}"
+        response["Content-Range"] = f"bytes {section.start}-{section.start + section.size - 1}/{file.size}"
     return response
 
 
@@ -94,13 +102,10 @@ def _attachment(
     return response
 
 
-def _requested_range(request: HttpRequest | Request, file: OpenFile, etag: str) -> tuple[int, int] | None:
-    """Return the first byte and the size of the requested range; None for the whole file.
-
-    Raises _Unsatisfiable.
-    """
+def _requested_section(request: HttpRequest | Request, file: OpenFile, etag: str) -> _Section | None:
+    """Return the section that the header Range asks for; None for the whole file. Raises _Unsatisfiable."""
     match = _RANGE.fullmatch(request.headers.get("Range", "")) if request.method == "GET" else None
-    # If-Range tells which version of the file the client has a part of. If it is another, it needs the whole file.
+    # If-Range names the version of which the client has a part. If the file has changed, the client needs all of it.
     if match is None or request.headers.get("If-Range", etag) != etag:
         return None
     first, last = match.groups()
@@ -110,9 +115,11 @@ def _requested_range(request: HttpRequest | Request, file: OpenFile, etag: str) 
         size = min(int(last), file.size)
         if not size:
             raise _Unsatisfiable
-        return file.size - size, size
+        return _Section(file.size - size, size)
     if last and int(last) < int(first):
         return None
-    if int(first) >= file.size:
+    start = int(first)
+    if start >= file.size:
         raise _Unsatisfiable
-    return int(first), (min(int(last), file.size - 1) if last else file.size - 1) - int(first) + 1
+    end = min(int(last) + 1, file.size) if last else file.size
+    return _Section(start, end - start)

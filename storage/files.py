@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from django.utils.translation import gettext_lazy as _
 
@@ -103,6 +103,13 @@ class Entry:
     size: int
     modified: datetime
     version: str
+
+
+class _SortKey(NamedTuple):
+    """The place of an entry in a listing. If folders are listed first, their `rank` is 0 and that of others 1."""
+
+    rank: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -193,11 +200,10 @@ def list_folder(
     start = _parse_cursor(after) if after else None
     with open_folder(root=root, parts=split_path(path)) as folder, os.scandir(folder) as all_entries:
         listed_entries = all_entries if is_listed is None else filter(is_listed, all_entries)
-        # The sort key is (rank, name). With `folders_first`, the rank is 0 for folders and 1 for the rest, else 0.
-        keys = ((int(folders_first and not _is_folder(entry)), entry.name) for entry in listed_entries)
+        keys = (_SortKey(int(folders_first and not _is_folder(entry)), entry.name) for entry in listed_entries)
         # `nsmallest` keeps only this many keys in memory. One more than `limit` shows that there is another page.
         page_keys = heapq.nsmallest(limit + 1, (key for key in keys if start is None or key > start))
-        names = [name for _rank, name in page_keys[:limit]]
+        names = [key.name for key in page_keys[:limit]]
         entries = [entry_of(name, status) for name in names if (status := lstat_or_none(folder, name))]
     return Listing(tuple(entries), _cursor(page_keys[limit - 1]) if len(page_keys) > limit else None)
 
@@ -209,15 +215,16 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-def _cursor(key: tuple[int, str]) -> str:
+def _cursor(key: _SortKey) -> str:
     """Return the cursor after the entry with this sort key. It has the name in Base64, as it may be invalid UTF-8."""
-    return f"{key[0]}{base64.urlsafe_b64encode(os.fsencode(key[1])).decode()}"
+    return f"{key.rank}{base64.urlsafe_b64encode(os.fsencode(key.name)).decode()}"
 
 
-def _parse_cursor(cursor: str) -> tuple[int, str]:
+def _parse_cursor(cursor: str) -> _SortKey:
+    """Return the sort key in a cursor. Raises InvalidInput."""
     try:
         rank = ("0", "1").index(cursor[0])
-        return rank, os.fsdecode(base64.b64decode(cursor[1:], altchars=b"-_", validate=True))
+        return _SortKey(rank, os.fsdecode(base64.b64decode(cursor[1:], altchars=b"-_", validate=True)))
     except ValueError:  # `binascii.Error` is a subclass
         raise InvalidInput(fields={"after": _("This is not a cursor. Use the one of the page before.")}) from None
 

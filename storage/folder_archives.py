@@ -61,6 +61,7 @@ class _LeftOut:
     lines: list[str] = field(default_factory=list)
 
     def add(self, name: str, reason: str) -> None:
+        """Count an entry, and list it if the list is not full."""
         self.count += 1
         if len(self.lines) < MAX_LISTED:
             self.lines.append(f"{name}: {reason}\n")
@@ -82,11 +83,12 @@ class _Gzip:
     def __init__(self) -> None:
         self._level = _COMPRESSION_LEVEL
         self._deflate = zlib.compressobj(self._level, wbits=-zlib.MAX_WBITS)
-        self._crc = self._size = 0
+        self._crc32 = self._size = 0
 
     def add(self, block: bytes) -> bytes:
         """Add a block; return the next bytes of the stream, which may be none."""
-        self._crc, self._size = zlib.crc32(block, self._crc), self._size + len(block)
+        self._crc32 = zlib.crc32(block, self._crc32)
+        self._size += len(block)
         level, flushed = _COMPRESSION_LEVEL, b""
         if len(block) > _SAMPLE_BYTES:
             sample = zlib.compress(block[:_SAMPLE_BYTES], _COMPRESSION_LEVEL)
@@ -100,7 +102,7 @@ class _Gzip:
 
     def end(self) -> bytes:
         """Return the end of the stream."""
-        return self._deflate.flush() + struct.pack("<LL", self._crc, self._size & 0xFFFFFFFF)
+        return self._deflate.flush() + struct.pack("<LL", self._crc32, self._size & 0xFFFFFFFF)
 
 
 def _tar(sources: Sequence[Source]) -> Iterator[bytes]:
@@ -164,16 +166,16 @@ def _file(file: files.OpenFile, name: str, left_out: _LeftOut) -> Iterator[bytes
         info = tarfile.TarInfo(name)
         info.size, info.mtime = file.size, int(max(0, file.modified.timestamp()))
         yield _header(info)
-        missing = file.size
+        missing_bytes = file.size
         for chunk in file:
-            missing -= len(chunk)
+            missing_bytes -= len(chunk)
             yield chunk
-        if missing:
-            left_out.add(name, f"became shorter while it was read; its last {missing} bytes are zeros here")
-        missing += _padding(file.size)
-        while missing > 0:
-            yield bytes(min(missing, files.CHUNK_BYTES))
-            missing -= files.CHUNK_BYTES
+        if missing_bytes:
+            left_out.add(name, f"became shorter while it was read; its last {missing_bytes} bytes are zeros here")
+        zeros_left = missing_bytes + _padding(file.size)
+        while zeros_left > 0:
+            yield bytes(min(zeros_left, files.CHUNK_BYTES))
+            zeros_left -= files.CHUNK_BYTES
 
 
 def _has_large_holes(file: files.OpenFile) -> bool:

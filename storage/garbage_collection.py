@@ -1,8 +1,8 @@
 """Remove files that are not needed: those deleted long enough ago, and those that no database row names.
 
-A crash may leave files without a row. They stay for KEPT_AFTER_DELETION too, because the rows of files that were
-deleted since may come back when the operator restores an older copy of the database. Files that an open job uses stay
-until the job has ended.
+A crash may leave files without a row. They stay for KEPT_AFTER_DELETION too, because an operator may restore an older
+copy of the database, which has rows for files that were deleted since. Files that an open job uses stay until the job
+has ended.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from storage.trees import Usage
 PROTOCOL = "https"
 """The only protocol that git may use."""
 MAX_SECONDS = 300
-"""How long one git command may take. Only one repository is imported at a time, so the others wait for it."""
+"""How long one git command may take. Only one repository is imported at a time, and the others wait for it."""
 REPORT_SECONDS = 2.0
 """How often the progress is reported."""
 MAX_BYTES = 1024**3
@@ -82,7 +82,7 @@ def git_repository(
     fields `git_url`, `git_branch` and `git_secret`. The function raises GitFailed, TooLarge, BadArchive, UnsafePath,
     and NotFound if the secret was deleted meanwhile.
     """
-    host, addresses = _allowed_host(url)
+    host, addresses = _check_host(url)
     if branch and not _BRANCH.match(branch):
         raise InvalidInput(fields={"git_branch": _("This is not the name of a branch or tag.")})
     if secret:
@@ -117,7 +117,7 @@ def fetch(
         repository, archive = scratch / "repository", scratch / "archive"
 
         def report_received() -> None:
-            report(_pack_bytes(repository))
+            report(_received_bytes(repository))
 
         _git(scratch, options, "init", "--quiet", "--bare", "--template=", str(repository))
         limits = ("--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance", "--quiet")
@@ -134,8 +134,8 @@ def fetch(
     return Usage(unpack_result.size_bytes, unpack_result.entry_count)
 
 
-def _pack_bytes(repository: Path) -> int:
-    """Return how many bytes git has received so far."""
+def _received_bytes(repository: Path) -> int:
+    """Return how many bytes git has received so far, from the size of its pack files."""
     size = 0
     for path in (repository / "objects" / "pack").glob("*"):
         with suppress(FileNotFoundError):  # git renames its temporary files meanwhile
@@ -143,8 +143,8 @@ def _pack_bytes(repository: Path) -> int:
     return size
 
 
-def _allowed_host(url: str) -> tuple[str, str]:
-    """Return the host of an allowed URL, and its IP addresses as curl's option wants them. Raises InvalidInput."""
+def _check_host(url: str) -> tuple[str, str]:
+    """Return the host of an allowed URL, and its public IP addresses in curl's form. Raises InvalidInput."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port

@@ -13,15 +13,13 @@ from storage.errors import TooLarge
 from storage.models import Dataset, DatasetImport
 
 MAX_FAILURES = 5
-"""After so many attempts in a row without a new byte, an import fails: about two minutes with the pauses between."""
-MAX_DELAY_SECONDS = 30
-"""The longest pause between two attempts. The first pauses are 2, 4 and 8 seconds."""
+"""After so many attempts in a row without a new byte, an import fails. Between them are pauses of 2, 4, 8 and 16 s."""
 MAX_DURATION = timedelta(hours=6)
-"""How long an import may take. Only one runs at a time, so the others wait for it."""
+"""How long an import may take. Only one runs at a time, and the others wait for it."""
 REPORT_SECONDS = 2.0
 """The shortest time between two updates of the progress, which people watch in a page."""
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a full disk of the console. Another attempt would not help, in contrast to errors of the network."""
+"""Errors that mean that the console's disk is full. Unlike after a network error, another attempt would fail too."""
 
 # The errors of imports. They are stored in English, and translated for the reader.
 NOT_ALLOWED = gettext_noop("The address leads to a host that is not allowed. Ask the administrator to allow it.")

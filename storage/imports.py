@@ -4,8 +4,8 @@ Customers choose the address from which the console fetches, so it must not be t
 the hosts of DATASET_IMPORT_HOSTS, and public IP addresses (`console.core.connections`) are allowed, and each redirect
 is checked like the first address. Customers learn only the size and the success of a transfer.
 
-A broken transfer continues where it ended, as long as the server confirms, by the file's ETag or date, that the file
-has not changed. A task may be delivered twice or repeated, because a file lock lets only one process import at a time.
+A broken transfer continues where it ended, as long as the server confirms by the file's ETag or date that the file has
+not changed. Tasks may be delivered twice or repeated: a file lock lets only one process import at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from storage.files import CHUNK_BYTES
 from storage.import_progress import (
     DISK_FULL_ERRNOS,
     FAILED,
-    MAX_DELAY_SECONDS,
     MAX_FAILURES,
     NOT_ALLOWED,
     REFUSED,
@@ -69,12 +68,12 @@ LOCK_FILE, GIT_LOCK_FILE = "slot", "git-slot"
 """The names of the lock files of imports of datasets and of git repositories. Only one import of each kind runs at a
 time, so that imports do not occupy all processes that run tasks."""
 STALE_AFTER = timedelta(minutes=3)
-"""An open import that has not been updated for this long has lost its process. A running import may wait
-`connections.TIMEOUT_SECONDS` for its server, and MAX_DELAY_SECONDS before the next attempt."""
+"""An open import that has not been updated for this long has lost its process. A running one waits at most
+`connections.TIMEOUT_SECONDS` for its server, and 16 seconds before the next attempt."""
 LISTING_SUFFIX = ".list"
 """The suffix of the file that lists a bucket's objects, beside the file with the import's bytes."""
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
-"""The files with these suffixes are unpacked."""
+"""Files with these suffixes are unpacked. Any other file is published as it is."""
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +101,8 @@ def start_import(
 ) -> DatasetImport:
     """Start an import of the file or archive at `url` as the dataset's next version. Raises InvalidInput.
 
-    If `url` is `s3://bucket/key`, `endpoint` is the origin of the bucket's server, and the two last parameters are the
-    names of the secrets with the credentials, or empty for a public bucket.
+    The last three parameters are for an address `s3://bucket/key`. `endpoint` is the origin of the bucket's server. The
+    other two name the secrets with the credentials, and are empty for a public bucket.
     """
     url = url.strip()
     source = bucket_import.BucketSource(endpoint.strip(), access_key_id_secret, secret_access_key_secret)
@@ -282,11 +281,12 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
 
 
 def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation, offset: int) -> None:
-    """Receive the bytes from `offset` on, in as many attempts as needed. The bytes before have quota reserved.
+    """Receive the bytes from `offset` on, in as many attempts as needed.
 
-    Raises ImportFailed after MAX_FAILURES, TooLarge, OSError for a full disk.
+    The caller has reserved quota for the bytes before. Raises ImportFailed after MAX_FAILURES, TooLarge, OSError for a
+    full disk.
     """
-    failures, counted = 0, offset
+    failures, reserved_bytes = 0, offset
     while True:
         start = offset
         try:
@@ -295,18 +295,18 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                 file.seek(offset)
                 file.truncate()
                 start = offset
-                remaining = response.length
+                announced_bytes = response.length
                 # Not `read`, which waits for a whole chunk: a slow server could delay it for hours.
                 while chunk := response.read1(CHUNK_BYTES):
                     offset += len(chunk)
-                    if offset > counted:
+                    if offset > reserved_bytes:  # else the attempt before received these bytes too
                         require_within_limit(offset)
-                        reservation.count(size_bytes=offset - counted)
-                        counted = offset
+                        reservation.count(size_bytes=offset - reserved_bytes)
+                        reserved_bytes = offset
                     file.write(chunk)
                     report(row, offset)
                 # If the connection ends early, http.client raises no error, and fewer bytes than Content-Length arrive.
-                if remaining is None or offset - start == remaining:
+                if announced_bytes is None or offset - start == announced_bytes:
                     file.flush()
                     return
         except ssl.SSLCertVerificationError:
@@ -321,7 +321,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
             raise ImportFailed(UNREACHABLE)
         if not row.validator:
             offset = 0  # begin again, because the file may have changed
-        time.sleep(min(2**failures, MAX_DELAY_SECONDS))  # no event tells that the server is back
+        time.sleep(2**failures)  # no event tells that the server is back
 
 
 def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offset: int) -> int:

@@ -1,7 +1,7 @@
 """Find the open jobs that use a dataset version, model version, workspace, image or secret, before it is deleted.
 
-`storage` may not import `jobs`. Instead `jobs` registers a finder when Django starts. A finder finds a job from the
-moment it is ordered until it has ended, because it may read or write these objects in all this time.
+`storage` may not import `jobs`. Instead `jobs` registers a finder when Django starts. A finder finds a job from its
+order to its end, because the job may read or write these objects in all this time.
 
 `viewer_organization_id` is the organization whose member sees the message. Jobs of other organizations, which use a
 shared dataset, are counted but not named. None means that nobody sees the message.

@@ -14,7 +14,7 @@ import stat as modes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 from storage.files import CHUNK_BYTES, OPEN_FILE
 
@@ -42,11 +42,11 @@ class Difference(NamedTuple):
     change: Change
 
 
-class _Line(NamedTuple):
-    """A line of a manifest: a file's SHA-256 and path."""
+class FileDigest(NamedTuple):
+    """The path of a file and its SHA-256 in hexadecimal, as a line of a manifest has them."""
 
-    digest: bytes
     path: bytes
+    sha256: bytes
 
 
 def path_of(version_folder: Path) -> Path:
@@ -88,35 +88,39 @@ def open_manifest(version_folder: Path) -> Iterator[Manifest]:
 def differences(*, old: Path, new: Path) -> Iterator[Difference]:
     """Yield the differences of two manifests, in their order. Read both in parallel, so that memory is constant."""
     with old.open("rb") as old_file, new.open("rb") as new_file:
-        old_lines, new_lines = _lines(old_file), _lines(new_file)
+        old_lines, new_lines = _read_lines(old_file), _read_lines(new_file)
         old_line, new_line = next(old_lines, None), next(new_lines, None)
         while old_line or new_line:
-            if new_line is None or (old_line and _key(old_line.path) < _key(new_line.path)):
-                yield Difference(os.fsdecode(cast("_Line", old_line).path), Change.MISSING)
+            if old_line and (new_line is None or _sort_key(old_line.path) < _sort_key(new_line.path)):
+                yield Difference(os.fsdecode(old_line.path), Change.MISSING)
                 old_line = next(old_lines, None)
-            elif old_line is None or _key(new_line.path) < _key(old_line.path):
+            elif new_line and (old_line is None or _sort_key(new_line.path) < _sort_key(old_line.path)):
                 yield Difference(os.fsdecode(new_line.path), Change.ADDED)
                 new_line = next(new_lines, None)
-            else:
-                if old_line.digest != new_line.digest:
+            elif old_line and new_line:  # the same path in both
+                if old_line.sha256 != new_line.sha256:
                     yield Difference(os.fsdecode(old_line.path), Change.CHANGED)
                 old_line, new_line = next(old_lines, None), next(new_lines, None)
 
 
-def digests(manifest: Path) -> Iterator[tuple[bytes, str]]:
+def read_digests(manifest: Path) -> Iterator[FileDigest]:
     """Yield the path and the SHA-256 of each file of a manifest."""
     with manifest.open("rb") as file:
-        yield from ((line.path, line.digest.decode()) for line in _lines(file))
+        yield from _read_lines(file)
 
 
-def _lines(file: BinaryIO) -> Iterator[_Line]:
-    """Yield the lines of a manifest, also of a damaged one."""
+def _read_lines(file: BinaryIO) -> Iterator[FileDigest]:
+    """Yield the lines of a manifest. In a damaged one, the last line may be incomplete."""
     incomplete = b""
     while chunk := file.read(CHUNK_BYTES):
         *lines, incomplete = (incomplete + chunk).split(b"\0")
-        yield from (_Line(line[:HASH_LENGTH], line[_PATH_START:]) for line in lines)
+        yield from map(_parse_line, lines)
     if incomplete:
-        yield _Line(incomplete[:HASH_LENGTH], incomplete[_PATH_START:])
+        yield _parse_line(incomplete)
+
+
+def _parse_line(line: bytes) -> FileDigest:
+    return FileDigest(path=line[_PATH_START:], sha256=line[:HASH_LENGTH])
 
 
 class Manifest:
@@ -128,21 +132,21 @@ class Manifest:
     def sha256(self, path: str) -> str:
         """Return the hash of the file at `path`, by binary search; empty if it is not listed."""
         searched_path = os.fsencode(path)
-        low, high = 0, len(self._data)  # the positions of two lines, between which the searched line must be
+        low, high = 0, len(self._data)  # the searched line begins at `low` or later, and before `high`
         while low < high:
             middle = self._data.rfind(b"\0", low, (low + high) // 2) + 1 or low
             end = self._data.find(b"\0", middle)
             middle_path = self._data[middle + _PATH_START : end]
             if middle_path == searched_path:
                 return self._data[middle : middle + HASH_LENGTH].decode()
-            if _key(middle_path) < _key(searched_path):
+            if _sort_key(middle_path) < _sort_key(searched_path):
                 low = end + 1
             else:
                 high = middle
         return ""
 
 
-def _key(path: bytes) -> list[tuple[bool, bytes]]:
+def _sort_key(path: bytes) -> list[tuple[bool, bytes]]:
     """Return a sort key for the order of manifests: in each folder, files (False) before subfolders (True)."""
     parts = path.split(b"/")
     return [(index < len(parts) - 1, part) for index, part in enumerate(parts)]

@@ -99,7 +99,7 @@ def publish_version(
                 version = _create_version(model, user, version_folder, copy_result, lineage)
                 reservation.release()
         except CustomerError:
-            # The row was not written. After another error it may have been; then garbage collection decides.
+            # As in `catalog._publish`: after any other error the row may have been written, and the files stay.
             trees.remove_tree(folder=version_folder, scratch=scratch())
             raise
     return version

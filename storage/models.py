@@ -20,7 +20,7 @@ from console.accounts.models import Organization
 KEPT_AFTER_DELETION = timedelta(days=7)
 """How long deleted files are kept. Within a week people notice a mistake.
 
-It must also be longer than a backup takes, which copies the rows first: the files must still exist afterwards."""
+It must also be longer than a backup takes. A backup copies the rows first, and then needs the files that they name."""
 NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
 NAME_VALIDATOR = RegexValidator(
     NAME_PATTERN,
@@ -166,7 +166,7 @@ class DatasetImport(models.Model):
     endpoint = models.CharField(_("endpoint"), max_length=300, blank=True, default="", db_default="")
     """The origin of the bucket's server; empty for an https address."""
     access_key_id_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
-    """This and the next column are names of Secrets with the bucket's credentials; empty for a public bucket."""
+    """This and the next column name the Secrets with the bucket's credentials. Both are empty for a public bucket."""
     secret_access_key_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
     version = models.ForeignKey("DatasetVersion", models.SET_NULL, null=True, blank=True, related_name="+")
     size_bytes = models.PositiveBigIntegerField(_("size"), null=True, blank=True)

@@ -24,7 +24,7 @@ from storage.previews import image_type
 NOTEBOOK_BYTES = 10 * 1024**2
 """The size of the largest notebook that is shown, with the pictures that it contains. It is parsed in memory."""
 MAX_CELLS = 500
-"""How many cells are shown. Browsers are slow with longer pages."""
+"""The most cells that a page shows. Browsers are slow with longer pages."""
 MAX_TEXT_LENGTH = 20_000
 """How many characters of a cell's source, and of each output, are shown. Browsers are slow with longer pages."""
 EXPORT_MARK = "# Exported from a notebook. The next export replaces this file."

@@ -25,8 +25,7 @@ MAX_STEP_BYTES = 64 * 1024**2
 """A reservation that is too small doubles, but grows by at most this. So a large upload needs few queries, and a small
 one reserves little quota that it does not use."""
 MAX_STEP_ENTRIES = 1000
-"""How many entries more than needed a reservation holds in advance at most, for the same reasons."""
-
+"""The most entries that a reservation holds in advance, for the same reasons."""
 LABEL_LENGTH = 200
 """The length of an allocation's label in the database; longer ones are cut."""
 

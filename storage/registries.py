@@ -44,7 +44,8 @@ QUOTE_SECONDS = 6.0
 MAX_CONCURRENT_CHECKS = 3
 """How many checks of one organization may run at once in all web processes. Each holds a thread that serves pages."""
 CACHE_SECONDS = 60
-"""How long a digest is cached. The order form makes a new quote after each change, and should not ask each time."""
+"""How long a digest is cached. The order form makes a new quote after each change, and should not ask the registry each
+time."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ def save_registry(
     password: str | None = "",
     user: User | None = None,
 ) -> Registry:
-    """Store a registry with its credentials, or change it. If `password` is None, the stored one is kept.
+    """Store a registry with its credentials, or change it. Raises InvalidInput.
 
-    Raises InvalidInput.
+    If `password` is None, the stored one is kept. If it is empty, the registry has none.
     """
     host = host.strip().lower()
     if not HOST.fullmatch(host):

@@ -21,17 +21,24 @@ from storage.models import Registry
 class RegistrySerializer(serializers.ModelSerializer[Registry]):
     """The credentials of a registry, without the password."""
 
-    warning = serializers.SerializerMethodField(
-        help_text="Only in the answer to a PUT: why the credentials were saved without a check. Else empty."
-    )
-
     class Meta:
         model = Registry
-        fields = ("host", "username", "created_at", "warning")
+        fields = ("host", "username", "created_at")
+
+
+class CheckedRegistrySerializer(RegistrySerializer):
+    """The answer to a PUT, which checks the credentials before it saves them."""
+
+    warning = serializers.SerializerMethodField(
+        help_text="Why the credentials could not be checked before they were saved. Else empty."
+    )
+
+    class Meta(RegistrySerializer.Meta):
+        fields = (*RegistrySerializer.Meta.fields, "warning")  # type: ignore[assignment]  # one field more
 
     def get_warning(self, _registry: Registry) -> str:
-        """Return the warning of the check that a PUT makes before it saves; empty in a GET, which checks nothing."""
-        return str(self.context.get("warning", ""))
+        """Return the warning of the check."""
+        return str(self.context["warning"])
 
 
 class CredentialsSerializer(serializers.Serializer[Any]):
@@ -66,7 +73,7 @@ class RegistryView(TenantView):
 
     capabilities = {"PUT": Capability.STORE, "DELETE": Capability.STORE}
 
-    @extend_schema(operation_id="registries_write", request=CredentialsSerializer, responses=RegistrySerializer)
+    @extend_schema(operation_id="registries_write", request=CredentialsSerializer, responses=CheckedRegistrySerializer)
     @sensitive_variables("form")
     def put(self, request: Request, host: str) -> Response:
         """Check the credentials at the registry and store them. Refused if the registry does not accept them."""
@@ -76,7 +83,7 @@ class RegistryView(TenantView):
         registry = registries.save_registry(
             organization=self.organization, host=host, user=self.membership.user, **form.validated_data
         )
-        return Response(RegistrySerializer(registry, context={"warning": check.warning}).data)
+        return Response(CheckedRegistrySerializer(registry, context={"warning": check.warning}).data)
 
     @extend_schema(operation_id="registries_delete", responses={204: None})
     def delete(self, _request: Request, host: str) -> Response:

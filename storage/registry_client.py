@@ -29,9 +29,10 @@ from django.conf import settings
 from console.core import connections
 
 TOTAL_SECONDS = 12.0
-"""How long one check may take with all its requests. The customer's form waits for it."""
+"""How long one check may take with all its requests. The customer's form waits for it, so it must be short, and slow
+registries need some seconds."""
 CONNECT_SECONDS = 5.0
-"""How long one connection may take to be accepted. A host that does not response at all needs not the whole time."""
+"""How long one connection attempt may take. So a host that does not respond uses only a part of TOTAL_SECONDS."""
 MAX_MANIFEST_BYTES = 4 * 1024**2
 """The largest manifest. The OCI distribution specification asks registries to accept at least this size."""
 MAX_TOKEN_BYTES = 64 * 1024
@@ -47,7 +48,7 @@ MEDIA_TYPES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-"""The media types of manifests that this client accepts. A registry responses 404 for a manifest of another type."""
+"""The media types of manifests that this client accepts. A registry responds with 404 for any other type."""
 DOCKER_HUB_HOSTS = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 DOCKER_HUB = "registry-1.docker.io"
 """The host that serves Docker Hub's API. References use all names in DOCKER_HUB_HOSTS for it."""
@@ -164,7 +165,7 @@ class _Client:
     def __init__(self, credentials: Credentials | None, seconds: float) -> None:
         self._credentials = credentials
         self._authorization = ""
-        self._ends_at = time.monotonic() + seconds
+        self._deadline = time.monotonic() + seconds
 
     def request(self, method: str, url: str, *, limit_bytes: int = 0) -> _Response:
         """Return the response to a request; follow redirects, without the authorization to other hosts.
@@ -176,7 +177,7 @@ class _Client:
             headers = {"Accept": ", ".join(MEDIA_TYPES)}
             if self._authorization and urlsplit(url)[:2] == origin:
                 headers["Authorization"] = self._authorization
-            response = self._request(method, url, headers, limit_bytes)
+            response = self._send(method, url, headers, limit_bytes)
             location = response.headers.get("Location", "")
             if response.status not in {301, 302, 303, 307, 308} or not location:
                 return response
@@ -209,7 +210,7 @@ class _Client:
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
         headers = {"Authorization": self._credentials.header} if self._credentials is not None else {}
         # No redirects are followed, so that the password goes only to this service.
-        response = self._request("GET", url, headers, MAX_TOKEN_BYTES)
+        response = self._send("GET", url, headers, MAX_TOKEN_BYTES)
         if response.status in {400, 401, 403}:
             raise RegistryError(Problem.UNAUTHORIZED)
         try:
@@ -221,9 +222,12 @@ class _Client:
             raise RegistryError(Problem.INVALID_ANSWER, "no token")
         return token
 
-    def _request(self, method: str, url: str, headers: Mapping[str, str], limit_bytes: int) -> _Response:
-        """Send one request, and return its response. Raises RegistryError if it has more than `limit_bytes`."""
-        remaining_seconds = self._ends_at - time.monotonic()
+    def _send(self, method: str, url: str, headers: Mapping[str, str], limit_bytes: int) -> _Response:
+        """Send one request, and return its response, also if it is a redirect.
+
+        Raises RegistryError if its body has more than `limit_bytes`.
+        """
+        remaining_seconds = self._deadline - time.monotonic()
         if remaining_seconds <= 0:
             raise RegistryError(Problem.UNREACHABLE, "too slow")
         try:
@@ -248,7 +252,7 @@ def _parameters(challenge: str) -> dict[str, str]:
 
 
 def _origin(host: str) -> str:
-    """Return the origin of a registry. One on this machine is reached by HTTP, as container runtimes do it."""
+    """Return the origin of a registry. A registry on this machine is reached by HTTP, as by container runtimes."""
     name = urlsplit(f"//{host}").hostname or ""
     return f"{'http' if settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(name) else 'https'}://{host}"
 

@@ -75,6 +75,13 @@ class Part(NamedTuple):
     etag: str
 
 
+class Multipart(NamedTuple):
+    """An unfinished multipart upload: the key of its object, and its ID."""
+
+    key: str
+    multipart_id: str
+
+
 # --- Signature --------------------------------------------------------------------------------------------------------
 
 
@@ -141,9 +148,9 @@ def list_objects(bucket: Bucket, prefix: str) -> Iterator[list[Object]]:
     while True:
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         response = _request_xml(bucket, "GET", query=query | ({"continuation-token": token} if token else {}))
-        key_of = _key_reader(response)
+        is_encoded = _has_encoded_keys(response)
         yield [
-            Object(key_of(entry, "Key"), _number(entry, "Size"), _text(entry, "ETag"))
+            Object(_key(entry, "Key", is_encoded=is_encoded), _number(entry, "Size"), _text(entry, "ETag"))
             for entry in response.iterfind("{*}Contents")
         ]
         token = _text(response, "NextContinuationToken")
@@ -243,16 +250,16 @@ def abort_multipart(bucket: Bucket, key: str, multipart_id: str) -> None:
     _send(bucket, "DELETE", key, query={"uploadId": multipart_id})
 
 
-def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the key and ID of each unfinished multipart upload below `prefix`. Raises as `list_objects`."""
+def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[Multipart]:
+    """Yield the unfinished multipart uploads whose keys begin with `prefix`. Raises as `list_objects`."""
     marker: dict[str, str] = {}
     while True:
         response = _request_xml(bucket, "GET", query={"uploads": "", "prefix": prefix, "encoding-type": "url"} | marker)
-        key_of = _key_reader(response)
+        is_encoded = _has_encoded_keys(response)
         for entry in response.iterfind("{*}Upload"):
-            yield key_of(entry, "Key"), _text(entry, "UploadId")
+            yield Multipart(_key(entry, "Key", is_encoded=is_encoded), _text(entry, "UploadId"))
         marker = {
-            "key-marker": key_of(response, "NextKeyMarker"),
+            "key-marker": _key(response, "NextKeyMarker", is_encoded=is_encoded),
             "upload-id-marker": _text(response, "NextUploadIdMarker"),
         }
         if _text(response, "IsTruncated") != "true" or not marker["key-marker"]:
@@ -333,17 +340,12 @@ def _number(element: ET.Element, name: str) -> int:
     return int(text)
 
 
-class _KeyReader:
-    """Reads the keys in a response. The server may percent-encode them, because XML cannot contain all characters."""
-
-    def __init__(self, is_encoded: bool) -> None:
-        self._is_encoded = is_encoded
-
-    def __call__(self, element: ET.Element, name: str) -> str:
-        text = _text(element, name)
-        return unquote_plus(text) if self._is_encoded else text
+def _has_encoded_keys(response: ET.Element) -> bool:
+    """Return whether the keys in a response are percent-encoded, because XML cannot contain all characters."""
+    return _text(response, "EncodingType") == "url"
 
 
-def _key_reader(response: ET.Element) -> _KeyReader:
-    """Return the reader for a response, which tells whether its keys are encoded."""
-    return _KeyReader(_text(response, "EncodingType") == "url")
+def _key(element: ET.Element, name: str, *, is_encoded: bool) -> str:
+    """Return the key in the child `name`."""
+    text = _text(element, name)
+    return unquote_plus(text) if is_encoded else text

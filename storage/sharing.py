@@ -1,9 +1,9 @@
 """Share datasets with other organizations, and publish datasets for everyone. Others can only read them.
 
 For a share, the owner creates a code and gives it to somebody in the other organization, who enters it. Neither side
-learns the other's name from the console; instead the owner gives the share a label. A code is random, works once and
-for CODE_LIFETIME, and only its hash is stored. When a share is revoked, the dataset cannot be ordered any more, but
-jobs that were ordered before still use it.
+learns the other's name from the console; instead the owner gives the share a label. A code is random, and works once
+within CODE_LIFETIME. Only its hash is stored. After a share is revoked, no new order can use the dataset, but jobs that
+were already ordered still do.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from storage.files import Readable
 from storage.models import NAME_PATTERN, Dataset, DatasetShare, DatasetVersion
 
 CODE_LIFETIME = timedelta(days=7)
-"""How long a code can be entered. People may read a mail with it only after some days. Messages name the 7 days too."""
+"""How long a code can be entered. People may read the mail with it some days later. Messages name the 7 days too."""
 MAX_SHARES = 100
 """How many open shares a dataset may have, accepted or not. The page of the dataset lists them all."""
 LABEL_LIMIT = 100
 """The length of a label's database column, in characters."""
-SHARED_RANK, PUBLIC_RANK = 1, 2
-"""The `rank` of another organization's dataset: that of a shared one, and of one that is only public."""
+OWN_RANK, SHARED_RANK, PUBLIC_RANK = 0, 1, 2
+"""The `rank` of a dataset for an organization that may read it. Of several with the same name it uses the lowest."""
 PUBLIC_OWNER_SLUG = "public.datasets"
 """The slug of the organization that owns the installation's own public datasets. It has no members. No customer's
 organization can have this slug, because slugs that are made from names have no dots."""
@@ -44,16 +44,17 @@ INVALID_CODE = _("This code is not valid. Check it, or ask for a new one: a code
 
 
 def usable_datasets(organization: Organization) -> QuerySet[Dataset]:
-    """Return the datasets that an organization may read, each with a `rank`: 0 if it is its own, 1 shared, 2 public.
-
-    Several may have the same name: see `by_name`.
-    """
+    """Return the datasets that an organization may read, each with its `rank`. Several may have the same name."""
     shares = DatasetShare.objects.filter(dataset=OuterRef("pk"), recipient=organization, revoked_at=None)
     is_own, is_shared = Q(organization=organization), Exists(shares)
     return (
         Dataset.objects.filter(is_own | is_shared | Q(is_public=True), deleted_at=None)
         .annotate(
-            rank=Case(When(is_own, then=Value(0)), When(is_shared, then=Value(SHARED_RANK)), default=Value(PUBLIC_RANK))
+            rank=Case(
+                When(is_own, then=Value(OWN_RANK)),
+                When(is_shared, then=Value(SHARED_RANK)),
+                default=Value(PUBLIC_RANK),
+            )
         )
         .select_related("latest")
         .order_by("rank", "name", "pk")
@@ -72,7 +73,7 @@ def dataset_named(organization: Organization, name: str) -> Dataset:
 
 
 def by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
-    """Return from `usable_datasets` one dataset for each name, that with the lowest rank, which hides the others."""
+    """Return one of `usable_datasets` for each name: the one with the lowest rank, which hides the others."""
     first_by_name: dict[str, Dataset] = {}
     for dataset in datasets:
         first_by_name.setdefault(dataset.name, dataset)

@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from storage.archives import DEPTH_LIMIT
 from storage.errors import FileMissing, SourceChanged, TooLarge, UnsafePath, WrongKind
 from storage.files import CHUNK_BYTES, CREATE_FILE, FILE_MODE, OPEN_FILE, Meter
+from storage.manifests import FileDigest
 from storage.paths import FOLDER_MODE, SWAPPED_ERRNOS, open_folder, split_path, translate_os_errors
 from storage.trees import Usage
 
@@ -59,17 +60,16 @@ def copy_tree(
     return copier.result()
 
 
-def listing_sha256(digests: Iterable[tuple[bytes, str]]) -> str:
+def listing_sha256(digests: Iterable[FileDigest]) -> str:
     """Return the SHA-256 of a list of files, which is in the format of the program sha256sum and sorted by path.
 
-    Customers can compute it: they run sha256sum for all files, and then for its output. `digests` has the path and
-    SHA-256 of each file.
+    Customers can compute it: they run sha256sum for all files, and then for its output.
     """
     listing = hashlib.sha256()
-    for path, digest in sorted(digests):
+    for path, sha256 in sorted(digests):
         escaped = path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
         mark = b"\\" if escaped != path else b""  # sha256sum writes a backslash before a line with an escaped path
-        listing.update(mark + digest.encode() + b"  " + escaped + b"\n")
+        listing.update(mark + sha256 + b"  " + escaped + b"\n")
     return listing.hexdigest()
 
 
@@ -85,8 +85,8 @@ class _Copier:
         self._entries = 1  # the target folder itself
         self._size = 0
         self._skipped = 0
-        self._digests: list[tuple[bytes, str]] = []
-        """The path and SHA-256 of each copied file."""
+        self._digests: list[FileDigest] = []
+        """Those of the copied files."""
 
     def is_folder(self, parts: Parts) -> bool:
         """Return True for a folder, False for a file. Raises UnsafePath for a link, WrongKind for anything else."""
@@ -178,7 +178,7 @@ class _Copier:
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
                 raise SourceChanged
         self._size += before.st_size
-        self._digests.append((os.fsencode("/".join(parts)), digest.hexdigest()))
+        self._digests.append(FileDigest(os.fsencode("/".join(parts)), digest.hexdigest().encode()))
 
     def _count(self, *, depth: int = 0) -> None:
         """Count an entry that is about to be created. Raises TooLarge."""

@@ -12,6 +12,7 @@ import stat as modes
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from runtime import trash
 from storage.errors import FileMissing
@@ -41,6 +42,14 @@ class Usage:
         return Usage(self.size_bytes + other.size_bytes, self.entry_count + other.entry_count)
 
 
+class _Level(NamedTuple):
+    """A folder on the way from the root of a measurement to the open folder."""
+
+    identity: tuple[int, int]
+    unvisited: list[str]
+    """The names of its subfolders that are still to be measured."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """A tree's usage. If a folder was moved during the measurement, a part is missing, and `is_complete` is False."""
@@ -57,36 +66,31 @@ def measure(*, root: Path) -> Measurement:
     stops and is incomplete.
     """
     with open_folder(root=root, parts=()) as top:
-        # `dup`, because `_enter` closes the folder that it leaves. The first entry counted is `root` itself.
-        folder, total, is_complete = os.dup(top), Usage(entry_count=1), True
-        # For each folder from `root` to the open one: its identity, and the subfolders that are still to be measured.
-        path: list[tuple[tuple[int, int], list[str]]] = []
+        folder = os.dup(top)  # a copy, because `_enter` closes the folder that it leaves
         try:
             usage, subfolders = _measure(folder)
-            total += usage
-            path.append((_identity(folder), subfolders))
-            while path:
-                _folder, subfolders = path[-1]
-                if subfolders:
-                    child = _enter(folder, subfolders.pop())
+            total = Usage(entry_count=1) + usage  # one entry for `root` itself
+            levels = [_Level(_identity(folder), subfolders)]
+            while levels:
+                if levels[-1].unvisited:
+                    child = _enter(folder, levels[-1].unvisited.pop())
                     if child is None:  # it was removed, replaced or made unreadable meanwhile
                         continue
                     folder = child
                     usage, subfolders = _measure(folder)
                     total += usage
-                    path.append((_identity(folder), subfolders))
+                    levels.append(_Level(_identity(folder), subfolders))
                     continue
-                path.pop()
-                if path:
+                levels.pop()
+                if levels:
                     parent = _enter(folder, "..")
                     if parent is not None:
                         folder = parent
-                    if parent is None or _identity(folder) != path[-1][0]:
-                        is_complete = False
-                        break
+                    if parent is None or _identity(folder) != levels[-1].identity:
+                        return Measurement(total, is_complete=False)
         finally:
             os.close(folder)
-        return Measurement(total, is_complete)
+        return Measurement(total)
 
 
 def make_read_only(*, folder: Path) -> None:
@@ -131,7 +135,7 @@ def remove_folder(*, parent: int, name: str, scratch: Path) -> Usage:
 
 
 def _enter(folder: int, name: str) -> int | None:
-    """Open a subfolder, close `folder`, and return the subfolder. If that fails, return None; `folder` stays open."""
+    """Open the folder `name` in `folder`, close `folder`, and return the new one. On failure, only return None."""
     try:
         child = os.open(name, OPEN_FOLDER, dir_fd=folder)
     except OSError:

@@ -6,9 +6,9 @@ file systems write data before the length that covers it. The file is forced to 
 
 Any process may serve any request. A request that appends bytes holds an advisory lock of PostgreSQL until it has
 written all that arrived. A request for the offset waits for this lock, so that the client does not send these bytes
-again. If a client has lost its connection, its earlier request receives nothing more; it ends as soon as another
-request waits for the lock. Each chunk is also written under a lock of the file, at the end of the file, so that bytes
-never mix, even if a database session was lost with its advisory lock.
+again. If a client has lost its connection, its earlier request receives nothing more, and ends as soon as another
+request waits for the lock. Each chunk is also written at the end of the file under a lock of the file. So bytes never
+mix, even if a database session was lost with its advisory lock.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ its reserved quota is released."""
 KEPT_AFTER_END = timedelta(days=1)
 """How long the result of an upload can be read."""
 MAX_OPEN = 1000
-"""How many unfinished uploads an organization may have. Clients send a few at a time, so this many are abandoned."""
+"""How many unfinished uploads an organization may have. Clients send a few at a time, so most of them are abandoned."""
 CHECKSUMS = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}
 """The algorithms by which a client may protect a single request against transmission errors. tus requires SHA-1."""
 SETTLE_SECONDS = 8.0
@@ -74,7 +74,8 @@ arbitrary, but must not change, so that an old and a new version exclude each ot
 MAX_KEPT_DIGESTS = 256
 """How many hash states of unfinished uploads a process keeps in memory. Without its state a file is read once more."""
 FINISH_LOCK = 7_415
-"""The first key of the advisory lock for finishing; the second is a hash of the upload's key. Chosen as APPEND_LOCK."""
+"""The first key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but must not
+change, as APPEND_LOCK."""
 FETCH_LOCK_FILE = "fetch-slot"
 """The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`)."""
 OPEN_STATES = (Upload.States.RECEIVING, Upload.States.FINISHING)
@@ -323,7 +324,7 @@ def append_unchecked(upload: Upload, offset: int, stream: Readable) -> int:
         ThreadPoolExecutor(1, thread_name_prefix="hash") as hasher,
     ):
         hashing: Future[None] | None = None
-        # At the end, `or 1` reads one more byte, which shows whether more arrives than was announced.
+        # When all bytes have arrived, `or 1` tries to read one more, which shows whether the client sends too many.
         while chunk := stream.read(min(CHUNK_BYTES, upload.size_bytes - offset) or 1):
             if offset == upload.size_bytes:
                 raise TooLarge(_("More bytes arrived than the upload's size."))
@@ -346,9 +347,9 @@ def _write(file_fd: int, chunk: bytes, offset: int) -> None:
             raise UploadEnded
         if status.st_size != offset:
             raise OffsetConflict
-        rest = memoryview(chunk)
-        while rest:
-            rest = rest[os.pwrite(file_fd, rest, offset + len(chunk) - len(rest)) :]
+        written_bytes = 0
+        while written_bytes < len(chunk):  # one call may write only a part
+            written_bytes += os.pwrite(file_fd, memoryview(chunk)[written_bytes:], offset + written_bytes)
     finally:
         fcntl.flock(file_fd, fcntl.LOCK_UN)
 

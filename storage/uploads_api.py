@@ -194,6 +194,7 @@ class UploadsView(_TusView):
         return Response(status=201, headers=headers)
 
     def _receive_first_bytes(self, request: Request, upload: Upload) -> None:
+        """Receive the body of a creation if it has bytes. An upload of 0 bytes is finished at once."""
         if request.content_type == BYTES_TYPE:
             self.receive(request, upload, 0)
         elif not upload.size_bytes:
@@ -377,6 +378,7 @@ class UploadCompletionView(TenantView):
 
 
 def _state_headers(upload: Upload, offset: int | None = None) -> dict[str, str]:
+    """Return the headers with the offset, which is read if `offset` is None, and the expiry of an open upload."""
     headers = {"Upload-Offset": str(uploads.offset_of(upload) if offset is None else offset)}
     if upload.state in uploads.OPEN_STATES:
         headers["Upload-Expires"] = http_date(upload.expires_at.timestamp())

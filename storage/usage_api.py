@@ -86,7 +86,7 @@ class DeletedView(TenantView):
 
     @extend_schema(operation_id="storage_remove", responses={204: None})
     def delete(self, _request: Request, kind: str, pk: int) -> Response:
-        """Remove its files now."""
+        """Remove the files of the item now."""
         retention.remove(item=selectors.deleted_item(self.organization, kind, pk), user=self.membership.user)
         return Response(status=204)
 
@@ -117,6 +117,7 @@ class VersionView(TenantView):
 
 
 def _deleted_data(item: Item) -> dict[str, Any]:
+    """Return the data of a deleted item for DeletedSerializer."""
     return {
         "kind": item.kind,
         "id": item.pk,

@@ -96,7 +96,7 @@ def _check_model(version: ModelVersion, *, with_hashes: bool) -> Iterator[Findin
             try:
                 with listing.open("wb") as target:
                     manifests.write(folder=folder, target=target)
-                sha256 = tree_copy.listing_sha256(manifests.digests(listing))
+                sha256 = tree_copy.listing_sha256(manifests.read_digests(listing))
             except OSError as error:
                 yield Finding(Level.PROBLEM, subject, f"it cannot be read: {error}", version.size_bytes)
                 return

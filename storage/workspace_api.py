@@ -54,7 +54,7 @@ class DeletedFileSerializer(serializers.ModelSerializer[DeletedFile]):
 
 
 class RestoreSerializer(serializers.Serializer[Any]):
-    """Where to restore to. Without `path`, to where it was, or to a free name beside it."""
+    """The path to restore to. Without it, the old path, or a free name in the same folder if the old one is taken."""
 
     path = serializers.CharField(default="", allow_blank=True, trim_whitespace=False)
 
@@ -73,7 +73,7 @@ class CopySerializer(serializers.Serializer[Any]):
 
 
 class CopiedSerializer(serializers.Serializer[Any]):
-    """A finished copy. `skipped_count` links, pipes and devices were left out."""
+    """A finished copy. `skipped_count` is the number of links, pipes and devices that were left out."""
 
     path = serializers.CharField()
     skipped_count = serializers.IntegerField()
@@ -201,7 +201,7 @@ class TemplatesView(TenantView):
 def archive_of(request: HttpRequest | Request, workspace: Workspace, folder: str) -> HttpResponseBase:
     """Return the workspace or a folder of it as a .tar.gz. Raises FileMissing, UnsafePath."""
     root = selectors.workspace_folder(workspace)
-    entry = files.stat(root=root, path=folder)  # raises now if it is missing, because errors are too late while sending
+    entry = files.stat(root=root, path=folder)  # raises if it is missing, before the response has begun
     name = entry.name or workspace.name
     return download_archive(request, folder_archives.pack([Source(root, folder, name)]), name=f"{name}.tar.gz")
 
@@ -228,7 +228,7 @@ class BinItemView(_WorkspaceView):
 
     @extend_schema(operation_id="workspaces_bin_remove", responses={204: None})
     def delete(self, _request: Request, name: str, pk: int) -> Response:
-        """Remove it now."""
+        """Remove the file or folder now."""
         recycle_bin.remove(item=recycle_bin.item_of(self.workspace(name), pk))
         return Response(status=204)
 
@@ -238,7 +238,7 @@ class BinRestoreView(_WorkspaceView):
 
     @extend_schema(operation_id="workspaces_bin_restore", request=RestoreSerializer, responses=RestoredSerializer)
     def post(self, request: Request, name: str, pk: int) -> Response:
-        """Move it back. If its old path is taken, it gets a free name beside it."""
+        """Move the file or folder back. If its old path is taken, it gets a free name in the same folder."""
         form = RestoreSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         item = recycle_bin.item_of(self.workspace(name), pk)

@@ -71,7 +71,7 @@ class TopUpFactory(DjangoModelFactory):
 def paid_top_up(
     provider: Stripe, *, card: str = GOOD, amount_minor: int = 5000, deliver: bool = True, currency: str = "USD"
 ) -> TopUp:
-    """A top-up that was paid at the provider's page; `deliver` takes its events in."""
+    """Return a top-up that was paid at the provider's page. With `deliver`, the console has received its events."""
     member = MembershipFactory()
     top_up = payments.start_top_up(
         account=wallet(member.organization, currency=currency),
@@ -87,7 +87,7 @@ def paid_top_up(
 
 
 def book(currency: str = "USD", *, hourly: str = "360", minimum: str = "", storage: str = "") -> PriceBook:
-    """A published book: every node spec on offer (created if there is none) at one price an hour."""
+    """Publish a price book with one hourly price for every node spec on offer. If there is none, create one."""
     draft = PriceBookFactory(currency=currency)
     for spec in NodeSpec.objects.filter(is_active=True) or [NodeSpecFactory(name="small")]:
         PriceFactory(book=draft, node_spec=spec, amount=Decimal(hourly))
@@ -99,7 +99,7 @@ def book(currency: str = "USD", *, hourly: str = "360", minimum: str = "", stora
 
 
 def wallet(organization: Organization | None = None, *, currency: str = "USD", balance_minor: int = 0) -> Account:
-    """Return a wallet, filled through the ledger."""
+    """Return a wallet with this balance, which the ledger has posted."""
     owner = organization or OrganizationFactory()
     account = ledger.wallet_account(organization_id=owner.pk, currency=currency)
     if balance_minor:
@@ -117,7 +117,7 @@ def wallet(organization: Organization | None = None, *, currency: str = "USD", b
 def quote(
     account: Account, *, member: Membership | None = None, seconds: int = 3600, epochs: int = 1, nodes: int = 1
 ) -> Quote:
-    """An offer of metered time at the current book's first price; the ceiling buys exactly `seconds`."""
+    """Return a quote of metered time at the current book's first price. Its ceiling pays for exactly `seconds`."""
     membership = member or MembershipFactory(organization=account.organization)
     prices = pricebooks.current_book(currency=account.currency).prices.filter(kind=pricing.PriceKind.NODE_HOUR)
     return make_quote(
@@ -134,7 +134,7 @@ def quote(
 
 
 def session_event(top_up: TopUp, *, kind: str = "checkout.session.completed", **changes: Any) -> dict[str, Any]:
-    """Return a Checkout Session's event as Stripe sends it. `changes` are of the session, `livemode` of the event."""
+    """Return a Checkout Session's event as Stripe sends it. `changes` are fields of the session, except `livemode`."""
     livemode = changes.pop("livemode", False)
     session = {
         "id": top_up.session_id,
@@ -156,7 +156,7 @@ def session_event(top_up: TopUp, *, kind: str = "checkout.session.completed", **
 
 
 def signed(event: Any, *, secret: str = "", at: float | None = None) -> tuple[bytes, str]:
-    """The raw body of a webhook and its signature header, signed by Stripe's own client."""
+    """Return the raw body of a webhook and its signature header, signed by Stripe's own client."""
     body = event if isinstance(event, str) else json.dumps(event)
     stamp = int(time.time() if at is None else at)
     header = stripe.WebhookSignature.generate_signature_header(body, secret or gateway.webhook_secrets()[0], stamp)

@@ -1,4 +1,4 @@
-"""A customer who can buy: an active service, money in the wallet, a script in the workspace, the starter catalogue."""
+"""A customer who can buy runs on the fake cluster: with an active service, money, a script and the first catalogue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = "train.py"
 
 
 class Customer:
-    """Buys runs on the fake cluster, and brings them where a test wants them."""
+    """Buys runs on the fake cluster, and starts and ends them as a test needs it."""
 
     def __init__(self, backend: FakeBackend, *, balance_minor: int = 100_000) -> None:
         seed()
@@ -36,12 +36,12 @@ class Customer:
 
     @property
     def folder(self) -> Path:
-        """The workspace's folder."""
+        """Return the workspace's folder."""
         return workspace_folder(self.workspace)
 
     @property
     def wallet(self) -> Account:
-        """The wallet as it is now."""
+        """Read the wallet from the database."""
         return Account.objects.get(organization=self.organization, kind=Account.Kinds.WALLET)
 
     def write(self, path: str, text: str = "print('hello')\n") -> None:
@@ -57,7 +57,7 @@ class Customer:
         self.organization.quota.save()
 
     def form(self, **changes: Any) -> dict[str, Any]:
-        """The body of a request for a quote."""
+        """Return the body of a request for a quote."""
         return {
             "product": "metered",
             "framework": "pytorch",
@@ -74,19 +74,19 @@ class Customer:
         } | changes
 
     def quote(self, **changes: Any) -> Quote:
-        """A quote."""
+        """Create a quote."""
         return orders.quote_order(membership=self.membership, data=self.form(**changes))
 
     def order(self, **changes: Any) -> Order:
-        """A quote, bought."""
+        """Buy a quote."""
         return orders.place_order(membership=self.membership, quote=self.quote(**changes))
 
     def job(self, **changes: Any) -> Job:
-        """A job in the queue."""
+        """Return a job in the queue."""
         return self.order(**changes).job
 
     def started(self, *, at: float | None = None, **changes: Any) -> Attempt:
-        """A job's first attempt, running on all its nodes since `at` (now)."""
+        """Return a job's first attempt, which runs on all its nodes since `at` (Unix seconds; default: now)."""
         job = self.job(**changes)
         start(job)
         attempt = job.attempts.get()
@@ -95,12 +95,12 @@ class Customer:
         return attempt
 
     def end(self, attempt: Attempt, outcome: Outcome, **details: Any) -> Job:
-        """End an attempt's run as `FakeBackend.end` does, and take it in. Gives the job as it is then."""
+        """End an attempt's run by `FakeBackend.end`, and let the console observe it. Return the job afterwards."""
         self.backend.end(attempt.run_name, outcome, **details)
         return lifecycle.observe(attempt=attempt, status=self.backend.describe(attempt.run_name))
 
     def ended_with_log(self, **changes: Any) -> Job:
-        """A job that has completed and left a file, which is counted."""
+        """Return a completed job that has left a file, which counts as storage."""
         attempt = self.started(**changes)
         folder = self.backend.run_folder(attempt.run_name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,13 +111,13 @@ class Customer:
 
 
 def start(job: Job) -> bool:
-    """Claim and submit one job, whatever waits before it. Gives whether the cluster has it."""
+    """Claim and submit one job, whatever waits before it. Return whether the cluster has it."""
     attempt = dispatch.claim(job)
     return attempt is not None and dispatch.submit(attempt)
 
 
 def never_fits(customer: Customer) -> NodeSpec:
-    """A node spec with a price, too large for the fake cluster."""
+    """Return a node spec that has a price, and is too large for the fake cluster."""
     spec = NodeSpec.objects.get(name="medium")
     NodeSpec.objects.filter(pk=spec.pk).update(cpus=1000)
     return spec

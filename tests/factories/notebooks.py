@@ -1,4 +1,4 @@
-"""Notebooks of a customer, on the fake cluster, and browsers of members at a console that is served."""
+"""Notebooks of a customer on the fake cluster, and browsers of members at a served console."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.factories.jobs import Customer, start
 
 
 def notebook_form(customer: Customer, **changes: Any) -> dict[str, Any]:
-    """The body of a request for a notebook's quote."""
+    """Return the body of a request for a notebook's quote."""
     chosen = {"workspace": customer.workspace.name, "image": "pytorch", "node_spec": "nano", "max_seconds": 7200}
     return chosen | changes
 
 
 def sell_notebook(customer: Customer) -> Attempt:
-    """Buy a notebook, and start it. JupyterLab does not listen."""
+    """Buy a notebook, and start its run. No JupyterLab listens in it."""
     quote = notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
     job = notebooks.place_notebook(membership=customer.membership, quote=quote).job
     start(job)
@@ -37,7 +37,7 @@ def sell_notebook(customer: Customer) -> Attempt:
 
 
 class Browser:
-    """A browser of a member, with a session of the console at `url`, and without one of the notebook."""
+    """A browser of a member with a session of the console at `url`. It has no session of the notebook until `enter`."""
 
     def __init__(self, url: str, membership: Membership, job: int) -> None:
         self.session = Client()
@@ -50,34 +50,34 @@ class Browser:
 
     @property
     def host(self) -> str:
-        """The notebook's host name, with the port of the console."""
+        """Return the notebook's host name, with the port of the console."""
         return f"n{self.job}.localhost:{self.port}"
 
     def ticket(self) -> str:
-        """The address that the console sends the browser to."""
+        """Return the address with a ticket to which the console redirects; empty if it refuses."""
         answer = self.http.get(f"/notebooks/{self.job}/open/")
         return answer.headers["location"] if answer.status_code == HTTPStatus.FOUND else ""
 
     def enter(self, address: str = "") -> httpx.Response:
-        """Follow a ticket's address; keep the cookie."""
+        """Open a ticket's address, and keep the cookie of the notebook's session."""
         url = urlsplit(address or self.ticket())
         answer = self.ask(f"{url.path}?{url.query}")
         self.cookie = answer.headers.get("set-cookie", "").partition(";")[0]
         return answer
 
     def log_out(self) -> None:
-        """End the session of the console. Closes the database connection of a thread."""
+        """End the session of the console, and close this thread's database connection."""
         self.session.logout()
         connection.close()
 
     def ask(self, path: str = "/lab", method: str = "GET", **headers: Any) -> httpx.Response:
-        """Send a request to the notebook's host, with its cookie; the console's is sent too, as an attacker might."""
+        """Send a request to the notebook's host with its cookie, and with the console's, as an attacker might."""
         cookies = filter(None, (f"sessionid={self.http.cookies['sessionid']}", self.cookie))
         sent = {"Host": self.host, "Cookie": "; ".join(cookies)} | headers
         return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", headers=sent, timeout=60)
 
     def websocket(self, *, origin: str = "", path: str = "/api/kernels/1/channels") -> connect:
-        """Open a websocket of the notebook's host."""
+        """Return a connection of a websocket of the notebook's host."""
         address = f"ws://{self.host}{path}"
         headers = {"Cookie": self.cookie}
         return connect(

@@ -1,4 +1,4 @@
-"""Nodes whose shells echo, and browsers of members that open shells at a console that is served."""
+"""Nodes whose shells echo what is typed, and browsers of members that open shells at a served console."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from console.accounts.models import Membership
 
 ENDS = (b"i\x00\x04exit", b"i\x00\x01\x03")
-"""Frames that end a shell: the word, and Ctrl+C."""
+"""Frames that end a shell: `exit` as text, and Ctrl+C."""
 
 
 class Node:
@@ -70,12 +70,12 @@ class Browser:
         self.cookie = f"sessionid={self.session.cookies[settings.SESSION_COOKIE_NAME].value}"
 
     def websocket(self, job: int, *, node: int = 0, origin: str = "") -> connect:
-        """Connect the page's websocket."""
+        """Return a connection of the page's websocket."""
         address = f"{self.url.replace('http', 'ws')}{reverse('job_shell', args=[job, node])}socket"
         return connect(address, origin=origin or self.url, additional_headers={"Cookie": self.cookie}, proxy=None)
 
     def log_out(self) -> None:
-        """End the session. Closes the database connection of a thread."""
+        """End the session, and close this thread's database connection."""
         self.session.logout()
         connection.close()
 

@@ -1,4 +1,4 @@
-"""Images, datasets and models with versions, workspaces; versions and workspaces have their folders on the disk."""
+"""Images, datasets, models and workspaces. Versions and workspaces have their folders on the disk."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class WorkspaceFactory(DjangoModelFactory):
 
 
 class WorkspaceImportFactory(DjangoModelFactory):
-    """An import of a git repository that waits."""
+    """A waiting import of a git repository."""
 
     class Meta:
         model = WorkspaceImport

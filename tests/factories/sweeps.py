@@ -26,6 +26,7 @@ class Sweeper:
         self.customer = customer
 
     def form(self, **changes: Any) -> dict[str, Any]:
+        """Return the body of a request for a sweep's quote."""
         plan = {"space": SPACE, "objective": {"metric": "accuracy", "goal": "maximize"}, "method": "random"}
         return self.customer.form(trials=4, concurrency=2, nodes=1) | plan | changes
 

@@ -202,23 +202,18 @@ def test_an_interrupted_write_changes_nothing(root, scratch, fault, error):
     assert list(scratch.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", ["", ".", "folder", "folder/"])
-def test_a_file_cannot_replace_a_folder(root, scratch, path):
+def test_files_and_folders_do_not_replace_each_other(root, scratch):
     (root / "folder").mkdir()
-    with pytest.raises(WrongKind):
-        put(root, scratch, path)
-    with pytest.raises(WrongKind):
-        files.read(root=root, path=path)
-
-
-def test_a_file_cannot_be_used_as_a_folder(root, scratch):
-    (root / "there.txt").write_text("x")
-    (root / "file").write_text("x")
+    for name in ("there.txt", "file"):
+        (root / name).write_text("x")
+    for path in ("", ".", "folder", "folder/"):
+        for act in (lambda path=path: put(root, scratch, path), lambda path=path: files.read(root=root, path=path)):
+            with pytest.raises(WrongKind):
+                act()
+    for act in (files.make_folder, files.list_folder):
+        with pytest.raises(WrongKind):
+            act(root=root, path="file")
     assert set(every_operation(root, scratch, "file/below")) == {WrongKind}
-    with pytest.raises(WrongKind):
-        files.make_folder(root=root, path="file")
-    with pytest.raises(WrongKind):
-        files.list_folder(root=root, path="file")
 
 
 def test_list_shows_kinds_sizes_and_times(root):

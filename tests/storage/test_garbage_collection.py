@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from storage import catalog, garbage_collection, selectors, tasks
 from storage.models import Dataset, DatasetVersion, Workspace
-from tests.factories.storage import DatasetFactory, WorkspaceFactory
+from tests.factories.storage import DatasetFactory, ModelVersionFactory, WorkspaceFactory
 from tests.storage.archives import tar_of
 
 pytestmark = pytest.mark.django_db
@@ -42,16 +42,19 @@ def test_files_without_a_row_are_removed(owner):
     leftover()
     datasets = [dataset_with_files(owner, name) for name in ("live", "expired", "recent")]
     workspaces = {name: WorkspaceFactory(organization=owner.organization, name=name) for name in ("w", "x", "y")}
-    stray = selectors.root() / "workspaces" / "stray"
-    stray.mkdir()
+    model = ModelVersionFactory(model__organization=owner.organization)
+    strays = [selectors.root() / area / "stray" for area in ("workspaces", "models")]
+    for stray in strays:
+        stray.mkdir()
     now = timezone.now()
     for dataset, workspace, days in (("expired", "x", 8), ("recent", "y", 6)):
         Dataset.objects.filter(name=dataset).update(deleted_at=now - timedelta(days=days))
         Workspace.objects.filter(name=workspace).update(deleted_at=now - timedelta(days=days))
-    assert garbage_collection.collect() == 5
+    assert garbage_collection.collect() == 6
     assert [selectors.version_folder(each.versions.get()).exists() for each in datasets] == [True, False, True]
     assert [selectors.workspace_folder(workspaces[name]).exists() for name in "wxy"] == [True, False, True]
-    assert not stray.exists()
+    assert selectors.model_folder(model).exists()
+    assert not [stray for stray in strays if stray.exists()]
     assert list(catalog.scratch().iterdir()) == []
     assert garbage_collection.collect() == 0
 

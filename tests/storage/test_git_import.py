@@ -13,6 +13,7 @@ from storage.models import WorkspaceImport
 from storage.trees import Usage
 from storage.workspace_sources import start_workspace
 from tests.crashes import crash_at
+from tests.storage.refusals import refused_fields
 
 pytestmark = pytest.mark.django_db
 URL = "https://github.com/name/repository.git"
@@ -110,38 +111,31 @@ def resolve(monkeypatch):
     return answer
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+REFUSED = {
+    "git_url": [
         "http://github.com/a/b", "ssh://git@github.com/a/b", "git@github.com:a/b", "file:///etc", "ext::sh",
-        "--upload-pack=x",
-        "https://user:token@github.com/a/b", "https://github.com:8443/a/b", "https://example.com/a/b", "https://[::1]/a",
-        "https://github.com.example.com/a", "https://github.com/a b", "https://github.com/a\nb", "https://github.com/a?b=c",
-        "https://127.0.0.1/a", "https://github.com:x/a", "https://",
+        "--upload-pack=x", "https://user:token@github.com/a/b", "https://github.com:8443/a/b",
+        "https://example.com/a/b", "https://[::1]/a", "https://github.com.example.com/a", "https://github.com/a b",
+        "https://github.com/a\nb", "https://github.com/a?b=c", "https://127.0.0.1/a", "https://github.com:x/a",
+        "https://",
     ],
-)  # fmt: skip
-def test_only_plain_addresses_of_allowed_hosts_are_read(owner, resolve, url):
-    with pytest.raises(InvalidInput) as refused:
-        git_repository(organization=owner.organization, url=url)
-    assert set(refused.value.fields) == {"git_url"}
+    "git_branch": ["-x", "a..b", "a:b", "+a", "a b", "a@{1}", "^a", "a\n"],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["127.0.0.1", "10.0.0.1", "169.254.169.254", "192.168.1.1", "::1", "fd00::1", "::ffff:10.0.0.1", "100.64.0.1"],
-)
-def test_a_host_with_a_private_address_is_refused(owner, resolve, address):
-    resolve(PUBLIC, address)
-    with pytest.raises(InvalidInput, match="invalid") as refused:
-        git_repository(organization=owner.organization, url=URL)
-    assert "private address" in str(refused.value.fields["git_url"])
+@pytest.mark.parametrize("field", REFUSED)
+def test_only_plain_addresses_of_allowed_hosts_and_plain_branches_are_read(owner, resolve, field):
+    for value in REFUSED[field]:
+        values = {"url": URL} | {field.removeprefix("git_"): value}
+        assert refused_fields(git_repository, organization=owner.organization, **values) == [field], value
 
 
-@pytest.mark.parametrize("branch", ["-x", "a..b", "a:b", "+a", "a b", "a@{1}", "^a", "a\n"])
-def test_a_branch_is_only_a_name(owner, resolve, branch):
-    with pytest.raises(InvalidInput) as refused:
-        git_repository(organization=owner.organization, url=URL, branch=branch)
-    assert set(refused.value.fields) == {"git_branch"}
+def test_a_host_with_a_private_address_is_refused(owner, resolve):
+    for address in (
+        "127.0.0.1", "10.0.0.1", "169.254.169.254", "192.168.1.1", "::1", "fd00::1", "::ffff:10.0.0.1", "100.64.0.1",
+    ):  # fmt: skip
+        resolve(PUBLIC, address)
+        assert refused_fields(git_repository, organization=owner.organization, url=URL) == ["git_url"], address
 
 
 def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, stranger, resolve, monkeypatch):

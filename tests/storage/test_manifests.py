@@ -31,8 +31,3 @@ def test_each_file_is_found_and_no_other(tmp_path_factory, paths):
             assert manifest.sha256(path) == hashlib.sha256(content).hexdigest()
         for path in ("link", "missing", "a/missing", "zz", "", *(f"{path}/x" for path in present)):
             assert manifest.sha256(path) == ""
-
-
-def test_a_version_without_a_manifest_has_no_hashes(tmp_path):
-    with manifests.open_manifest(tmp_path / "files") as manifest:
-        assert manifest.sha256("a") == ""

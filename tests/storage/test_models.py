@@ -150,15 +150,6 @@ def test_files_of_a_deleted_version_are_removed_early_or_after_the_retention(own
     assert selectors.storage_used(owner.organization) == 0
 
 
-def test_garbage_collection_keeps_published_folders(owner, outputs, monkeypatch):
-    version = publish(owner, outputs)
-    stray = catalog.root() / "models" / "stray"
-    stray.mkdir()
-    monkeypatch.setattr(garbage_collection, "KEPT_AFTER_DELETION", -garbage_collection.KEPT_AFTER_DELETION)
-    garbage_collection.collect()
-    assert stored() == [version.folder]
-
-
 def test_a_model_in_use_is_not_deleted(owner, monkeypatch):
     version = ModelVersionFactory(model__organization=owner.organization)
     used = lambda **kinds: ["#1 train.py"] if version.pk in kinds["model_version_ids"] else []

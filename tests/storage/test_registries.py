@@ -1,8 +1,8 @@
 import pytest
 
-from console.core.errors import InvalidInput
 from storage import registries
 from storage.models import Registry
+from tests.storage.refusals import refused_fields
 
 pytestmark = pytest.mark.django_db
 
@@ -31,8 +31,6 @@ def test_a_password_survives_a_rotated_secret_key(owner, settings):
     assert registries.password_of(saved) == "hunter2"
 
 
-@pytest.mark.parametrize("host", ["", "https://a.b", "a.b/c", "a b", "-a"])
-def test_invalid_hosts_are_refused(owner, host):
-    with pytest.raises(InvalidInput) as refused:
-        registries.save_registry(organization=owner.organization, host=host)
-    assert set(refused.value.fields) == {"host"}
+def test_invalid_hosts_are_refused(owner):
+    for host in ("", "https://a.b", "a.b/c", "a b", "-a"):
+        assert refused_fields(registries.save_registry, organization=owner.organization, host=host) == ["host"], host

@@ -121,6 +121,14 @@ def test_publish_dataset(tmp_path, stranger, capsys):
     assert usable(stranger) == ["mnist-digits"]
 
 
+@pytest.mark.slow
+def test_publish_digits(stranger, capsys):
+    for _time in range(2):
+        call_command("publish_digits")
+    assert "mnist-digits v1: 4 files" in capsys.readouterr().out
+    assert usable(stranger) == ["mnist-digits"]
+
+
 def test_nobody_learns_the_name_of_the_other(dataset, api, owner, stranger):
     Organization.objects.filter(pk=owner.organization.pk).update(name="Secret Owner", slug="secret-owner")
     Organization.objects.filter(pk=stranger.organization.pk).update(name="Secret Guest", slug="secret-guest")

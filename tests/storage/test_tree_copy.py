@@ -69,13 +69,8 @@ def test_only_regular_files_and_folders_are_copied(root, target, monkeypatch):
     assert meter.counted == copied.usage.counted_bytes
     script = (target / "run.sh").stat()
     assert (script.st_mode & 0o7777, script.st_mtime) == (0o755, 1_000_000_000)
-    assert (target / "run.sh").stat().st_ino != (root / "run.sh").stat().st_ino
-
-
-def test_the_hash_is_of_the_list_that_sha256sum_writes(root, target, monkeypatch):
-    monkeypatch.chdir(root)
-    hostile(root)
-    copied = copy(root, target)
+    assert script.st_ino != (root / "run.sh").stat().st_ino
+    # The hash is that of the list that sha256sum writes.
     names = sorted(os.fsencode(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
     listed = subprocess.run(["sha256sum", "--", *names], cwd=target, capture_output=True, check=True).stdout
     assert copied.sha256 == hashlib.sha256(listed).hexdigest()

@@ -292,7 +292,7 @@ def test_parts_are_joined_once(tus, organization):
     assert left_over(organization) == ([], [])
 
 
-@pytest.mark.parametrize("copied", [0, 3, 5000, 5001, 9999])
+@pytest.mark.parametrize("copied", [0, 3, 9999])
 def test_an_interrupted_join_is_continued(tus, organization, copied):
     pieces = [CODE[:5000], CODE[5000:]]
     parts = [tus.begin(len(piece), {}, Upload_Concat="partial") for piece in pieces]

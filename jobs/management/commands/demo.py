@@ -22,13 +22,11 @@ from rich.console import Console
 from console.accounts.models import Membership, User
 from console.accounts.services import create_organization, create_token, revoke_token
 from jobs.demo import Customer, DemoFailed
-from storage import sharing
 
 READY_SECONDS = 120
 """How long the console may take to start: a first start creates the database."""
 LABEL = "demo"
 """Name of the API token that the demo creates, and replaces when it runs again."""
-PUBLIC_DATASET = "mnist-digits"
 EXAMPLES: Path = settings.BASE_DIR / "examples"
 
 
@@ -69,8 +67,7 @@ def _buy_and_show(customer: Customer, console: Console) -> None:
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, str(EXAMPLES / "make_digits.py"), str(archive)], check=True)
-    if not sharing.has_public(PUBLIC_DATASET):
-        call_command("publish_dataset", PUBLIC_DATASET, str(archive), description="Handwritten digits, MNIST layout.")
+    call_command("publish_digits", archive=archive)
     customer.activate()
     customer.top_up()
     customer.upload_data(archive)
