@@ -122,8 +122,7 @@ class RunSpec:
     """The specification of a run, which is one attempt of one job.
 
     The environment contract (docs/environment.md) fixes where mounts appear: the workspace at `workspace_target`, each
-    dataset at
-    `datasets_target/<name>`, each model at `models_target/<name>`. `script` is relative to the workspace.
+    dataset at `datasets_target/<name>`, each model at `models_target/<name>`. `script` is relative to the workspace.
     `deadline_seconds` counts from the moment all nodes run. The backend sends SIGTERM `grace_seconds` before the
     deadline and SIGKILL at the deadline, so no run is charged beyond it.
 

@@ -94,8 +94,8 @@ def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
     For a script that runs others (`runpy`), that includes the scripts that its arguments name.
     """
     pending = [plan.script]
-    found_modules = set(pending)
-    while pending and len(found_modules) <= _MAX_MODULES:
+    found_paths = set(pending)
+    while pending and len(found_paths) <= _MAX_MODULES:
         source = _read_text(pending.pop(0))
         if source is None:
             continue
@@ -106,8 +106,8 @@ def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
             file_names.extend(argument for argument in plan.arguments if argument.endswith(".py"))
         for file_name in file_names:
             path = os.path.join(script_folder, file_name)
-            if path not in found_modules and os.path.isfile(path):
-                found_modules.add(path)
+            if path not in found_paths and os.path.isfile(path):
+                found_paths.add(path)
                 pending.append(path)
 
 

@@ -147,7 +147,9 @@ class DiskLimit:
             if now < self._next_measurement_at:
                 return None
             if self._has_initial_sizes and not self._repeats:
-                return None  # this node needs the initial sizes only, for `has_filled_the_disk`
+                return (
+                    None  # only `has_filled_the_disk` needs this node's measurements, and it takes the last one itself
+                )
             self._measuring_seconds = 0.0
             self._measurements = {name: FolderMeasurement([folder]) for name, folder in self._folders.items()}
             if self._open_files is not None:
@@ -189,7 +191,7 @@ class DiskLimit:
         """Record the newest checkpoint's time, which the next attempt needs."""
         for measurement in self._measurements.values():
             measurement.close()
-        # Within a second: if that is too short, the record keeps the time of the last complete measurement.
+        # A second is enough for most folders. If not, the record keeps the time of the last complete measurement.
         usage = measure([self._folders["checkpoints"]], 1.0)
         if usage is not None:
             record.note_checkpoint(usage.newest_mtime)

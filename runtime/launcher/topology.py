@@ -60,64 +60,49 @@ class LaunchPlan(TypedDict, total=False):
 class Plan(NamedTuple):
     """The plan of one node's launcher, the same on every node except for `node`.
 
-    `run_id` is the run's name, and `backend` the library for collectives, as `torch.distributed` names it.
-    `rendezvous_port` is where node 0 serves Horovod's store. `restart_count` counts earlier attempts and rounds.
-
-    Paths are as seen inside the sandbox. `workers` is the number of ranks per node. `worker_ports` holds one free port
-    per global rank for TensorFlow, else none. `spare_ports` holds the ports of all further rounds of an elastic run.
-    `interface` is the network interface for collectives; if empty, the framework chooses. 0 seconds means the
-    framework's default time-out. `hang_seconds` is how long a run may show no progress (0: not watched). `cpus` is the
-    number of cores of one node (0: not known). `own_network`: this node's network namespace carries only its own
-    traffic.
-
-    Nodes have new numbers in each round of an elastic run. `original_node` is this node's number at submission (-1: in
-    no round yet), and `original_nodes` has those of all nodes that take part.
-
-    `lr` is the learning rate as ordered. With `lr_scaling` "linear", the ranks get `lr` times the number of processes.
-
-    `expands_arguments`: replace references to variables in the arguments (`variables.expand`).
+    Paths are as seen inside the sandbox. Fields without a comment are as in `runtime.specs.RunSpec`.
     """
 
-    run_id: str
-    node: int
+    run_id: str  # the run's name
+    node: int  # this node's number, in the current round of an elastic run
     nodes: int
-    workers: int
+    workers: int  # ranks per node
     framework: str
-    backend: str
-    addresses: List[str]
+    backend: str  # the library for collectives, as `torch.distributed` names it
+    addresses: List[str]  # of each node
     master_port: int
     script: str
     arguments: List[str]
     epochs: int
-    lr: str
+    lr: str  # as ordered
     batch_size: int
     datasets: List[str]
     datasets_path: str
     workspace: str
     run_dir: str
     checkpoint_dir: str
-    restart_count: int
+    restart_count: int  # earlier attempts and rounds
     omp_threads: int
-    interface: str
-    worker_ports: List[int]
-    rendezvous_port: int = 0
+    interface: str  # the network interface for collectives; if empty, the framework chooses
+    worker_ports: List[int]  # for TensorFlow, a free port for each global rank; else empty
+    rendezvous_port: int = 0  # where node 0 serves Horovod's store
     min_nodes: int = 0
-    spare_ports: Sequence[int] = ()
+    spare_ports: Sequence[int] = ()  # the ports of all further rounds of an elastic run
     controller: str = "gloo"
     collective_timeout_seconds: int = 0
     stall_check_seconds: int = 0
-    original_node: int = -1
-    original_nodes: Sequence[int] = ()
+    original_node: int = -1  # this node's number at submission; -1 before the first round
+    original_nodes: Sequence[int] = ()  # the nodes that take part in the round, by their numbers at submission
     hang_seconds: int = 0
-    cpus: float = 0.0
-    own_network: bool = False
+    cpus: float = 0.0  # cores of one node; 0: not known
+    own_network: bool = False  # whether this node's network namespace carries only its own traffic
     traceparent: str = ""
     local_rank_argument: str = "auto"
     models: Sequence[str] = ()
     models_path: str = "/models"
     output_dir: str = ""
     expands_arguments: bool = False
-    lr_scaling: str = "none"
+    lr_scaling: str = "none"  # "linear": the ranks get `lr` times the number of processes
     warmup_epochs: int = 0
 
     @classmethod

@@ -175,8 +175,8 @@ class WorkerGroup:
         self.first_environment: Optional[Dict[str, str]] = None
         """The environment of the node's first rank; None before its start."""
 
-    def start(self, plan: Plan, announcement: str = "") -> Dict[str, int]:
-        """Start every rank of this node and return {pid: rank_id}.
+    def start(self, plan: Plan, announcement: str = "") -> None:
+        """Start every rank of this node.
 
         `announcement`, if any, is written to each rank's output first, with its `{rank}` and `{size}` filled in.
         """
@@ -188,7 +188,6 @@ class WorkerGroup:
                     os.write(self._outputs[local_rank], "[trainyard] {}\n".format(text).encode())
             self.start_rank(plan, local_rank)
         self.finish_starting()
-        return self.pids
 
     def clear(self) -> None:
         """Drop the ranks of the previous round, which have all ended."""
@@ -228,6 +227,7 @@ class WorkerGroup:
         arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._variables})
         inherited = [rank_report_fd, counts_fd] if counts_fd >= 0 else [rank_report_fd]
         delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0
+        # `WarmRanks.start` returns None if no forked rank is ready.
         pid = self._warm_ranks.start(
             arguments[4:],  # the script and its arguments: a forked rank has an interpreter already
             environment,

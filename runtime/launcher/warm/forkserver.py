@@ -251,7 +251,7 @@ def _become_rank(launcher: socket.socket) -> Script:
         script_message, descriptors = receive(launcher, None)
         if not script_message:
             os._exit(0)
-        reason = _shadowed_module(script_message["import_folders"])
+        reason = _reason_to_start_cold(script_message["import_folders"])
         answer = {"type": "refused" if reason else "accepted", "pid": os.getpid(), "reason": reason}
         launcher.send(json.dumps(answer).encode())
         if reason:
@@ -266,11 +266,11 @@ def _become_rank(launcher: socket.socket) -> Script:
     return Script(report_fd, sys.argv[0], counts_fd[0] if counts_fd else -1)
 
 
-def _shadowed_module(import_folders: List[str]) -> str:
-    """Return why the script must start cold; "" if it can start here.
+def _reason_to_start_cold(import_folders: List[str]) -> str:
+    """Return why the script cannot run in this process; "" if it can.
 
-    It must start cold if one of its own modules has the name of a module that is loaded here: its import would find the
-    wrong module.
+    It cannot if one of its own modules has the name of a module that is loaded here: importing it would return the
+    loaded one.
     """
     # An interpreter imports `sitecustomize` when it starts.
     loaded = {name.partition(".")[0] for name in sys.modules} - {"__main__", "launcher"} | {"sitecustomize"}
