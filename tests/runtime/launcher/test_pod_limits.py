@@ -1,5 +1,7 @@
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,33 +17,19 @@ ORDER = {"start_seconds": 30, "deadline_seconds": 100, "grace_seconds": 10, "mem
 KILLED = Exit(7, None, "SIGKILL")
 
 
-class Clock:
-    """A fake `time.monotonic`."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
+@pytest.fixture
+def clock(clock, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    created = Clock()
-    monkeypatch.setattr(time, "monotonic", created)
-    return created
-
-
-@pytest.fixture
-def kills(monkeypatch):
-    """Set how many processes the kernel has killed for lack of memory."""
-    count = [0]
-    monkeypatch.setattr(cgroup_events, "oom_kills", lambda: count[0])
-
-    def say(number):
-        count[0] = number
-
-    return say
+def counters(monkeypatch):
+    """How many processes the kernel has killed for lack of memory and refused, and the limit of processes."""
+    counters = SimpleNamespace(oom_kills=0, process_refusals=0, process_limit=None)
+    for name in vars(counters):
+        monkeypatch.setattr(cgroup_events, name, partial(getattr, counters, name))
+    return counters
 
 
 @pytest.fixture
@@ -113,12 +101,12 @@ def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
     assert limits.kill_at == 1060.0
 
 
-def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, kills):
-    kills(3)
+def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, counters):
+    counters.oom_kills = 3
     limits = PodLimits(ORDER, record)
     failure = {"kind": "code_failed", "rank": 2}
     assert limits.explain_failure(failure, clock.now) is None, "what was killed before is of another run"
-    kills(4)
+    counters.oom_kills = 4
     verdict = limits.explain_failure(failure, clock.now)
     assert (verdict.kind, verdict.rank, verdict.data) == ("out_of_memory", 2, {"limit_mib": 1024})
     assert limits.explain_failure({"kind": "node_lost"}, clock.now) is None
@@ -126,32 +114,29 @@ def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, kills)
     assert limits.explain_failure(failure, clock.now) is None
 
 
-def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, record, kills, monkeypatch):
-    refused, failure = [2], {"kind": "code_failed", "rank": 2}
-    monkeypatch.setattr(cgroup_events, "process_refusals", lambda: refused[0])
-    monkeypatch.setattr(cgroup_events, "process_limit", lambda: None)
+def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, record, counters):
+    failure = {"kind": "code_failed", "rank": 2}
+    counters.process_refusals = 2
     limits = PodLimits(ORDER, record)
     assert limits.explain_failure(failure, clock.now) is None, "what was refused before is of another run"
-    refused[0] = 3
+    counters.process_refusals = 3
     verdict = limits.explain_failure(failure, clock.now)
     assert (verdict.kind, verdict.code, verdict.rank, verdict.data) == ("code_failed", "too_many_processes", 2, {})
-    monkeypatch.setattr(cgroup_events, "process_limit", lambda: 512)
-    verdict = limits.explain_failure(failure, clock.now)
-    assert verdict.data == {"limit": 512}
-    kills(1)
-    verdict = limits.explain_failure(failure, clock.now)
-    assert verdict.kind == "out_of_memory", "a kill says more"
+    counters.process_limit = 512
+    assert limits.explain_failure(failure, clock.now).data == {"limit": 512}
+    counters.oom_kills = 1
+    assert limits.explain_failure(failure, clock.now).kind == "out_of_memory", "a kill says more"
     clock.now += 31
     assert limits.explain_failure(failure, clock.now) is None
 
 
-def test_why_the_launcher_ended(clock, record, kills):
+def test_why_the_launcher_ended(clock, record, counters):
     limits = PodLimits(ORDER, record)
     assert limits.explain_exit(KILLED).code == "node_not_started"
     record.data["started_at"] = 1.0
     assert (limits.explain_exit(KILLED).kind, limits.explain_exit(KILLED).code) == ("code_failed", "launcher_killed")
     assert "SIGKILL" in limits.explain_exit(KILLED).message
-    kills(1)
+    counters.oom_kills = 1
     assert limits.explain_exit(KILLED).kind == "out_of_memory"
     assert limits.explain_exit(Exit(7, 1, "")).code == "launcher_killed"
 

@@ -19,13 +19,13 @@ from runtime.launcher.telemetry.hang_detector import NOT_WAITING, WAITING, WAITI
 from runtime.launcher.telemetry.sampling import read_processes
 from runtime.launcher.telemetry.stacks import (
     ANSWER_SECONDS,
-    MAX_TEXT_LENGTH,
     CaptureTarget,
     StackCapture,
     rank_state,
     stack_lines,
     unavailable_reason,
 )
+from tests.console.processes import wait_for
 
 pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
 
@@ -138,7 +138,7 @@ def test_every_thread_is_shown_each_time(tmp_path):
         threading.Event().wait()
     """
     with running(tmp_path, script) as target:
-        _wait_for(lambda: capture(target).rank_states()[3].place == "train.py, line 6, <module>")
+        wait_for(lambda: capture(target).rank_states()[3].place == "train.py, line 6, <module>")
         states = [capture(target).rank_states()[3] for _ in range(2)]
         assert states[0] == states[1]
         assert states[0].place == "train.py, line 6, <module>"
@@ -158,7 +158,7 @@ def test_every_thread_is_shown_each_time(tmp_path):
 )
 def test_a_process_that_would_not_survive_the_signal_is_not_asked(tmp_path, trick, why):
     with running(tmp_path, f"{trick}\nimport time; time.sleep(1000)") as target:
-        _wait_for(lambda: bool(unavailable_reason(target)))
+        wait_for(lambda: unavailable_reason(target))
         look = capture(target)
         assert look.rank_states()[3] == RankState("", NOT_WAITING, "")
         assert why in text_of(look, target)
@@ -172,7 +172,7 @@ def test_a_process_that_would_not_survive_the_signal_is_not_asked(tmp_path, tric
 def test_a_process_that_cannot_answer_is_reported(tmp_path, number, state, message):
     with running(tmp_path, "print('ready')\nimport time; time.sleep(1000)") as target:
         os.kill(target.pid, number)
-        _wait_for(lambda: read_processes()[target.pid].state == state)
+        wait_for(lambda: read_processes()[target.pid].state == state)
         assert message in text_of(capture(target), target)
 
 
@@ -191,14 +191,6 @@ def test_a_rank_that_handles_the_signal_itself_has_a_time_limit(tmp_path):
         assert "did not answer within 2 seconds" in text_of(look, target)
 
 
-def test_long_stacks_are_cut(tmp_path):
-    look = StackCapture({0: CaptureTarget(os.getpid(), 0)})
-    look._output[0] = b""  # as if it had been target
-    for _ in range(100):
-        look.add_data(0, b'Thread 0x1\n  File "x", line 1 in y\n' * 1000, 1.0)
-    assert len(look.describe_ranks({}, {})[0]) <= MAX_TEXT_LENGTH + 1
-
-
 def test_stacks_fit_in_a_message_whatever_they_contain():
     look = StackCapture({0: CaptureTarget(1, -1)})
     look._output[0] = b""
@@ -206,11 +198,3 @@ def test_stacks_fit_in_a_message_whatever_they_contain():
     (text,) = look.describe_ranks({}, {}).values()
     assert "\ufffd" in text
     assert len(dumps({"type": "stacks", "rank": 0, "text": text})) < MAX_LINE_BYTES
-
-
-def _wait_for(condition):
-    assert callable(condition)
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -19,24 +19,11 @@ pytestmark = pytest.mark.late("it talks to real processes, with time limits of s
 NOTHING = Counts(0, 0, 0.0, None)
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def record():
     descriptor = open_counts()
     yield descriptor
     os.close(descriptor)
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture
