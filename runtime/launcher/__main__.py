@@ -19,7 +19,7 @@ from typing import Iterator, List, Optional, cast
 
 from .agent import Agent
 from .protocol import Link, make_undumpable
-from .topology import LaunchPlan, Plan, imported_names, local_rank_flag
+from .topology import LaunchPlan, Plan, find_imports, local_rank_flag
 from .variables import need_cold_start
 from .warm.client import WarmRanks, import_folders, is_warm_start_useful, python_path
 
@@ -100,7 +100,7 @@ def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
         if source is None:
             continue
         yield source
-        names = imported_names(source)
+        names = find_imports(source)
         file_names = [name + ".py" for name in names]
         if "runpy" in names:
             file_names.extend(argument for argument in plan.arguments if argument.endswith(".py"))

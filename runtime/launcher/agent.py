@@ -111,7 +111,7 @@ class Agent:
         if self._node_watch is not None:
             self._node_watch.finish(self._worker_group.ranks)
         self._report({"type": "ended"})
-        return 1 if self._has_failed or self._is_ending else 0
+        return 1 if self._has_failed or self._is_ending else 0  # a run that was asked to end has not succeeded
 
     def _timeout(self) -> float:
         """Return the seconds until the next timer, `_POLL_SECONDS` at most."""
@@ -260,7 +260,7 @@ class Agent:
                 self._peers.note_finished(node)
                 self._ensure_node_watch().note_finished(node)
             elif self._is_ending or self._rounds.handle_message(node, message):
-                continue
+                continue  # the message no longer matters, or was about rounds
             elif self._node_watch is not None:
                 self._node_watch.handle_message(node, message)
 

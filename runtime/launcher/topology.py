@@ -139,7 +139,7 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
         "MODELS": ",".join(plan.models),
         "WORKSPACE": plan.workspace,
         "EPOCHS": str(plan.epochs),
-        "LR": scaled_lr(plan.lr, plan.world_size) if plan.lr_scaling == "linear" else plan.lr,
+        "LR": scale_lr(plan.lr, plan.world_size) if plan.lr_scaling == "linear" else plan.lr,
         "LR_BASE": plan.lr,
         "LR_WARMUP_EPOCHS": str(plan.warmup_epochs),
         "BATCH_SIZE": str(plan.batch_size),
@@ -168,7 +168,7 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     return environment
 
 
-def scaled_lr(lr: str, world_size: int) -> str:
+def scale_lr(lr: str, world_size: int) -> str:
     """Return a learning rate times the number of processes. Decimal numbers avoid rounding errors."""
     # Imported here because few runs need it.
     from decimal import Decimal  # noqa: PLC0415
@@ -176,7 +176,7 @@ def scaled_lr(lr: str, world_size: int) -> str:
     return str(Decimal(lr) * world_size)
 
 
-def imported_names(source: str) -> List[str]:
+def find_imports(source: str) -> List[str]:
     """Return the top-level names of the modules that a source imports, found by a quick scan of its lines."""
     names: List[str] = []
     # Regular expressions would be slower, and this reads every line of every source before the ranks start.

@@ -93,7 +93,7 @@ class Rank:
             elif kind == b"raised" and self.script_failed_at is None:
                 self.script_failed_at = _parse_time(time_text)
                 self.failure_reported_at = time.monotonic()
-                self.script_failure = _parse_failure([_printable(field) for field in fields])
+                self.script_failure = _parse_failure([_make_printable(field) for field in fields])
         return True
 
     @property
@@ -147,7 +147,7 @@ def _parse_failure(fields: List[str]) -> ScriptFailure:
     return ScriptFailure(exception, message, file, line, function, 1, echo)
 
 
-def _printable(data: bytes) -> str:
+def _make_printable(data: bytes) -> str:
     """Decode text and replace control characters, so that it can be stored and shown anywhere."""
     text = data.decode("utf-8", "replace")
     return "".join(character if character.isprintable() else " " for character in text).strip()

@@ -100,7 +100,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         allowed_indexes = indexes.load_indexes(request.indexes, request.file_hosts)
         sandbox_settings = {"proxy": "/datasets/inputs/proxy", "cache": "/workspace"}
         mounts = prepare_inputs(layer, request.requirements, allowed_indexes, sandbox_settings)
-        with proxy.running(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
+        with proxy.run_in_thread(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
             backend.submit(_spec(layer, request, mounts))
             status = smoke_run.await_end(backend, RUN_NAME, request.seconds + _START_AND_END_SECONDS)
         log = _read_log(layer, backend, request, index_proxy.refused_hosts)

@@ -203,7 +203,7 @@ class NodeWatch:
             self._next_sample_at = now + (_FAST_SAMPLE_SECONDS if is_early else _SLOW_SAMPLE_SECONDS)
             self._report_sample(reading, counts)
         if self._plan.hang_seconds and self._last_reading is not None:
-            activity = self._activity(self._last_reading, reading, counts)
+            activity = self._measure_activity(self._last_reading, reading, counts)
             progress = self._tracker.add_activity(now, activity, self._interval)
             self._report_progress(progress)
             # An inspection compares threads with an earlier reading, which must be ready before the first inspection.
@@ -231,7 +231,7 @@ class NodeWatch:
         if sample is not None:
             self._report({"type": "sample", **sample})
 
-    def _activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
+    def _measure_activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
         """Return this node's activity between two readings. `counts` are those of the second."""
         seconds = max(1e-3, after.at - before.at)  # at least a millisecond, since rates are divided by it
         cpu_shares, max_runnable_share = {}, 0.0
@@ -323,7 +323,7 @@ class NodeWatch:
             rank.report_listener = None
         if self._should_inspect:
             self._should_inspect = False
-            states = self._add_parked(capture.rank_states(), now)
+            states = self._mark_parked(capture.rank_states(), now)
             if self._is_hub:
                 self._detector.add_inspection(self._plan.node, states, now)
             else:
@@ -353,14 +353,14 @@ class NodeWatch:
             for rank in self._ranks
         }
 
-    def _add_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
+    def _mark_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
         """Set `is_parked` for ranks that have done nothing since the last reading of their threads."""
         earlier, self._rank_cpu = self._rank_cpu, self._read_rank_cpu(now, read_processes())
         for rank_id, after in self._rank_cpu.items():
             before = earlier.get(rank_id)
             if before is None or before.pid != after.pid or rank_id not in states:
                 continue
-            seconds = max(1e-3, after.at - before.at)  # as in `_activity`
+            seconds = max(1e-3, after.at - before.at)  # as in `_measure_activity`
             threads = {
                 thread: (cpu - before.threads.get(thread, 0.0)) / seconds for thread, cpu in after.threads.items()
             }

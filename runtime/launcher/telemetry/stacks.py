@@ -13,7 +13,7 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..processes import send_signal
-from ..rank import PLATFORM_FILE_NAME, STACK_SIGNAL, displayed_paths, with_displayed_paths
+from ..rank import PLATFORM_FILE_NAME, STACK_SIGNAL, find_displayed_paths, replace_paths
 from .hang_detector import NOT_WAITING, WAITING, WAITING_IF_IDLE, RankState
 from .sampling import PROC, Process, read_file
 
@@ -154,7 +154,7 @@ class StackCapture:
             lines += ["  " + self._describe_process(processes.get(child), child) for child in children[:_MAX_CHILDREN]]
             if len(children) > _MAX_CHILDREN:
                 lines.append("  ... and {} more".format(len(children) - _MAX_CHILDREN))
-        return with_displayed_paths("\n".join(lines), displayed_paths())[:MAX_TEXT_LENGTH] + "\n"
+        return replace_paths("\n".join(lines), find_displayed_paths())[:MAX_TEXT_LENGTH] + "\n"
 
     def _describe_process(self, process: Optional[Process], pid: int) -> str:
         if process is None:

@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..topology import imported_names
+from ..topology import find_imports
 
 MAX_MESSAGE_BYTES = 1 << 17
 """Maximum bytes of one message. If arguments and environment are longer, the forked rank cannot parse the message and
@@ -140,7 +140,7 @@ def _imports_only_stdlib(sources: Sequence[str], folder: str) -> bool:
     stdlib = getattr(sys, "stdlib_module_names", None)  # Python 3.10 and later
     if stdlib is None or any(text in source for source in sources for text in _DYNAMIC_IMPORTS):
         return False
-    imported = {name for source in sources for name in imported_names(source)}
+    imported = {name for source in sources for name in find_imports(source)}
     return all(name in stdlib or os.path.isfile(os.path.join(folder, name + ".py")) for name in imported)
 
 

@@ -40,7 +40,8 @@ if not __package__:
 from .. import seccomp
 from .client import MAX_MESSAGE_BYTES, python_path, receive
 
-# The CLONE_NEW* flags of user, mount, pid, ipc, uts and cgroup namespaces, and of the network.
+# Constants from the kernel's headers. First the CLONE_NEW* flags of user, mount, pid, ipc, uts and cgroup namespaces,
+# and of the network.
 _ALL_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000 | 0x40000000
 _PRIVATE_NAMESPACES = ("user", "mnt", "pid", "ipc", "uts")
 """Kinds of namespaces that every sandbox has to itself. The network's is not among them, since a setting can make runs

@@ -287,14 +287,10 @@ def test_a_verdict_names_the_rank_that_the_others_wait_for():
         "No sign of progress for 121 seconds. Ranks 0, 2 wait for the others; rank 1 does not: "
         "it is in train.py, line 9, evaluate."
     )
-    assert describe_hang(Hang(20.0, {0: waiting()})) == (
-        "No sign of progress for 20 seconds. Every rank waits for the others."
-    )
+    assert describe_hang(Hang(20.0, {0: waiting()})).endswith("seconds. Every rank waits for the others.")
     assert describe_hang(Hang(20.0, {0: working()})) == "No sign of progress for 20 seconds."
-    many = {rank: waiting() for rank in range(20)}
-    assert "Ranks 0, 1, 2, 3, 4, 5, 6, 7 and others wait" in describe_hang(
-        Hang(20.0, {**many, 20: RankState("", 0, "")})
-    )
+    many = Hang(20.0, {**{rank: waiting() for rank in range(20)}, 20: RankState("", 0, "")})
+    assert "Ranks 0, 1, 2, 3, 4, 5, 6, 7 and others wait" in describe_hang(many)
 
 
 def test_cpu_time_since_the_last_progress_is_summed_over_all_nodes():

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from runtime.launcher.frameworks import rank_environment
-from runtime.launcher.topology import Plan, imported_names, local_rank_flag, rank_arguments
+from runtime.launcher.topology import Plan, find_imports, local_rank_flag, rank_arguments
 
 PLAN = Plan(
     run_id="job-1-1",
@@ -161,7 +161,7 @@ def test_a_chosen_flag_overrides_the_declared_one(choice, flag):
 
 def test_imported_names():
     source = "import os, options as o, package.inner\nfrom models import net\n    import late\nfrom .near import x\n"
-    assert imported_names(source) == ["os", "options", "package", "models", "late", "near"]
+    assert find_imports(source) == ["os", "options", "package", "models", "late", "near"]
 
 
 @pytest.mark.parametrize(
