@@ -1,4 +1,4 @@
-"""When the bytes of a rank's log were written: pairs of an offset and a time, in a file beside the log.
+"""The times at which the bytes of a rank's log were written: pairs of an offset and a time, in a file beside the log.
 
 The time of a pair holds for the bytes from its offset to that of the next pair. A pair is written before the bytes, so
 a reader that reads the log first finds the times of all bytes. A run without this file, or with a damaged one, has no

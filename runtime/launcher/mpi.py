@@ -38,7 +38,7 @@ keeps it from using up the launcher's descriptors."""
 _MAX_COMMAND_LENGTH = 1 << 16
 """Maximum characters of a daemon's command, which must fit into one line of `protocol`. Real ones are far shorter."""
 _SOCKET_FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
-"""Where the socket is that the stubs connect to. Each node has its own /tmp."""
+"""The folder of the socket that the stubs connect to. Each node has its own /tmp."""
 _SAME_MACHINE_TRANSPORTS = "self,sm,tcp"
 """Open MPI's transports where all nodes are on one machine: to itself, shared memory, TCP."""
 

@@ -24,7 +24,7 @@ class LaunchPlan(TypedDict, total=False):
     token: str
     """A secret that the launchers of one run share."""
     control_port: int
-    """Where the launcher of node 0 listens for the others."""
+    """The port on which the launcher of node 0 listens for the others."""
     listener: Optional[int]
     """Descriptor of the socket that listens there; None on every other node, or if the supervisor could not open it."""
     shells: Optional[int]

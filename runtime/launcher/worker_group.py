@@ -37,7 +37,7 @@ _FAILURE_FIELDS = 5
 
 
 class ScriptFailure(NamedTuple):
-    """Why a rank's script ended, as the rank reported it.
+    """The reason why a rank's script ended, as the rank reported it.
 
     `exception` is the name of its type ("": unknown), followed by its text and its place. `exit_code` is what the
     process will end with, unless a signal or a handler of the script changes it. `echo`: see `echoes`.
@@ -113,7 +113,7 @@ class Rank:
 
     @property
     def failed_at(self) -> float:
-        """When the rank failed (Unix seconds): when its script failed, else now, since it was just reaped."""
+        """The time of the rank's failure (Unix seconds): that of its script, else now, since it was just reaped."""
         return time.time() if self.script_failed_at is None else self.script_failed_at
 
     @property

@@ -29,7 +29,7 @@ _LOCATION = re.compile(r"^(\.|/|~|[A-Za-z]:\\|(git|hg|svn|bzr)\+)|://|^file:", r
 
 
 class Problem(enum.StrEnum):
-    """Why a requirements file is refused."""
+    """The reason why a requirements file is refused."""
 
     TOO_LARGE = "too_large"
     """The file has more than `MAX_BYTES`."""

@@ -192,11 +192,9 @@ def test_a_split_model_trains_like_the_whole_one_and_resumes_in_another_shape(te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_a_script_of_2019_runs_unchanged(torch_yard, nodes):
-    log = train(torch_yard, "legacy_mnist.py", nodes=nodes, lr="0.05")
-    result = re.search(r"Test Accuracy: (\S+)", log)
-    assert float(result.group(1)) > 0.3
+def test_a_script_of_2019_runs_unchanged(torch_yard):
+    log = train(torch_yard, "legacy_mnist.py", nodes=4, lr="0.05")
+    assert float(re.search(r"Test Accuracy: (\S+)", log)[1]) > 0.3
 
 
 @pytest.mark.slow

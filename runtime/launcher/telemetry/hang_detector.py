@@ -143,8 +143,8 @@ class ProgressTracker:
         self._max_blocked_seconds = _BLOCKED_FACTOR * hang_seconds
         self._blocked_since: Optional[float] = None  # since when a process has waited for a disk at every check
         self._has_begun = False  # there was a milestone
-        self._computed_at = now  # the last sign that is only computing
-        self._progressed_at = now  # the last sign of any other kind
+        self._computed_at = now  # when the node was last seen to compute
+        self._progressed_at = now  # when it last showed a sign of any other kind
         # Shares of a core by pid.
         self._background_shares: Dict[int, float] = {}  # background activity: the lowest share before a milestone
         self._lowest_shares: Dict[int, float] = {}  # the lowest share since the last milestone
