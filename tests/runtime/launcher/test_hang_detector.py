@@ -220,7 +220,7 @@ cpu_shares = st.floats(0, 1)
 moments = st.lists(
     st.tuples(st.booleans(), cpu_shares, st.floats(0, 1 << 20), st.booleans(), st.floats(0, 100)),
     min_size=1,
-    max_size=300,
+    max_size=60,
 )
 
 
