@@ -37,7 +37,7 @@ def record(tmp_path):
     return Record(tmp_path, None, node=1, address="10.0.0.1")
 
 
-def look_on(limits, clock, seconds, step=1.0):
+def check_for(limits, clock, seconds, step=1.0):
     """Check once every step; return the kind and code of the first verdict."""
     end = clock.now + seconds
     while clock.now < end:
@@ -50,15 +50,15 @@ def look_on(limits, clock, seconds, step=1.0):
 
 def test_names_may_take_the_time_to_start(clock, record):
     limits = PodLimits(ORDER, record)
-    assert look_on(limits, clock, 30) is None
-    assert look_on(limits, clock, 2) == ("platform_error", "nodes_not_met")
+    assert check_for(limits, clock, 30) is None
+    assert check_for(limits, clock, 2) == ("platform_error", "nodes_not_met")
 
 
 def test_a_launcher_that_is_silent_from_the_start_is_a_platform_error(clock, record):
     limits = PodLimits(ORDER, record)
     clock.now += 20
     assert limits.note_launched() == 10
-    assert look_on(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
+    assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
 
 
 def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
@@ -66,26 +66,26 @@ def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
     assert limits.note_launched() == 30
     while clock.now < 1000 + 30 + START_MARGIN_SECONDS:
         limits.note_message()
-        assert look_on(limits, clock, 1) is None
+        assert check_for(limits, clock, 1) is None
     limits.note_message()
-    assert look_on(limits, clock, 2) == ("platform_error", "node_not_started")
+    assert check_for(limits, clock, 2) == ("platform_error", "node_not_started")
 
 
 def test_a_launcher_that_becomes_silent_is_a_code_failure(clock, record):
     limits = PodLimits(ORDER, record)
     limits.note_running({})
     record.data["started_at"] = 1.0
-    assert look_on(limits, clock, SILENCE_SECONDS) is None
-    assert look_on(limits, clock, 2) == ("code_failed", "launcher_killed")
+    assert check_for(limits, clock, SILENCE_SECONDS) is None
+    assert check_for(limits, clock, 2) == ("code_failed", "launcher_killed")
 
 
 def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):
     limits = PodLimits(ORDER, record)
     record.data["started_at"] = 1.0
-    assert look_on(limits, clock, 5) is None
+    assert check_for(limits, clock, 5) is None
     clock.now += 600
-    assert look_on(limits, clock, SILENCE_SECONDS) is None
-    assert look_on(limits, clock, 2) == ("code_failed", "launcher_killed")
+    assert check_for(limits, clock, SILENCE_SECONDS) is None
+    assert check_for(limits, clock, 2) == ("code_failed", "launcher_killed")
 
 
 def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
@@ -144,20 +144,20 @@ def test_why_the_launcher_ended(clock, record, counters):
 def test_the_deadline_thread_acts_only_if_the_main_thread_is_late(monkeypatch):
     monkeypatch.setattr(deadline, "MAX_LATE_SECONDS", 0.1)
     monkeypatch.setattr(deadline, "_CHECK_SECONDS", 0.01)
-    did = []
-    left = threading.Event()
+    calls = []
+    has_exited = threading.Event()
 
-    def leave():
-        did.append("left")
-        left.set()
+    def exit_process():
+        calls.append("exited")
+        has_exited.set()
 
-    guard = DeadlineThread(lambda: did.append("killed"), leave)
-    guard.start()
-    guard.kill_at = time.monotonic()
-    assert left.wait(10)
-    assert did == ["killed", "left"]
-    in_time = DeadlineThread(lambda: did.append("killed too soon"), leave)
+    late_thread = DeadlineThread(lambda: calls.append("killed"), exit_process)
+    late_thread.start()
+    late_thread.kill_at = time.monotonic()
+    assert has_exited.wait(10)
+    assert calls == ["killed", "exited"]
+    in_time = DeadlineThread(lambda: calls.append("killed too soon"), exit_process)
     in_time.kill_at = in_time.exit_at = time.monotonic() + 1000
     in_time.start()
     in_time.stop()
-    assert did == ["killed", "left"]
+    assert calls == ["killed", "exited"]

@@ -55,12 +55,12 @@ def test_invalid_records_are_refused(signed):
 
 
 def test_stop_requests_and_records_are_not_interchangeable():
-    word = sign_stop("job-1-1", 2, "key")
-    assert read_stop(word, "key", run_name="job-1-1") == 2.0
+    request = sign_stop("job-1-1", 2, "key")
+    assert read_stop(request, "key", run_name="job-1-1") == 2.0
     for other in (sign_stop("job-1-1", 2, "another"), sign_stop("job-1-2", 2, "key"), sign_record(RECORD, "key"), b""):
         assert read_stop(other, "key", run_name="job-1-1") is None
     assert read_stop(sign_stop("job-1-1", 2, ""), "", run_name="job-1-1") is None
-    assert read_record(word, "key", run_name="job-1-1", node=0) is None
+    assert read_record(request, "key", run_name="job-1-1", node=0) is None
 
 
 def test_a_signature_inside_a_text_is_kept_as_text():
