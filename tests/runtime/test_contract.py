@@ -104,7 +104,6 @@ RUNS = [
     for case in CASES
     for shape in ((1, 1), (2, 2))
     for marks in ([] if case.image == "pytorch" else [pytest.mark.slow],)
-    if shape == (2, 2) or case.image == "pytorch"  # one process is the simplest shape: the fast runs cover it
 ]
 
 
