@@ -76,29 +76,18 @@ def test_tensorflow_gets_a_cluster_of_workers(addresses, hosts):
     }
 
 
-def test_horovod_gets_its_rendezvous():
-    environment = rank_environment(PLAN._replace(framework="horovod", rendezvous_port=7000), 1)
-    result = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
-    assert result == {
-        "HOSTNAME": "job-1-1-1",
-        "RANK": "3",
-        "SIZE": "4",
-        "LOCAL_RANK": "1",
-        "LOCAL_SIZE": "2",
-        "CROSS_RANK": "1",
-        "CROSS_SIZE": "2",
-        "GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-        "GLOO_RENDEZVOUS_PORT": "7000",
-        "CONTROLLER": "gloo",
-        "CPU_OPERATIONS": "gloo",
-    }
+HOROVOD_PLACE = {
+    "HOSTNAME": "job-1-1-1", "GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "GLOO_RENDEZVOUS_PORT": "7000",
+    "RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2",
+}  # fmt: skip
 
 
-def test_horovod_with_mpi_gets_no_rank_variables():
-    environment = rank_environment(PLAN._replace(framework="horovod", controller="mpi", backend="mpi"), 1)
-    result = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
-    assert result == {"CONTROLLER": "mpi", "CPU_OPERATIONS": "mpi"}
-    assert environment["BACKEND"] == "mpi"
+@pytest.mark.parametrize(("controller", "place"), [("gloo", HOROVOD_PLACE), ("mpi", {})])
+def test_horovod_gets_its_place_except_from_mpirun(controller, place):
+    plan = PLAN._replace(framework="horovod", controller=controller, rendezvous_port=7000)
+    variables = {name: value for name, value in rank_environment(plan, 1).items() if name.startswith("HOROVOD_")}
+    expected = {"CONTROLLER": controller, "CPU_OPERATIONS": controller, **place}
+    assert variables == {"HOROVOD_" + name: value for name, value in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -114,8 +103,8 @@ def test_horovod_with_mpi_gets_no_rank_variables():
 def test_horovod_gets_the_orders_timeouts(timeout, warning, expected):
     plan = PLAN._replace(framework="horovod", collective_timeout_seconds=timeout, stall_check_seconds=warning)
     environment = rank_environment(plan, 0)
-    result = {name[8:]: value for name, value in environment.items() if "TIME" in name and name.startswith("HOROVOD_")}
-    assert result == expected
+    variables = {name: value for name, value in environment.items() if "TIME" in name and name.startswith("HOROVOD_")}
+    assert variables == {"HOROVOD_" + name: value for name, value in expected.items()}
     assert environment.get("COLLECTIVE_TIMEOUT_SECONDS") == (str(timeout) if timeout else None)
 
 
