@@ -1,8 +1,14 @@
 """The launcher's side of a warm start: pass scripts to ranks that a fork server (`forkserver`) has already forked.
 
 If no forked rank is ready in time, the launcher starts the rank cold. All forked ranks read from one socket that keeps
-message boundaries. Each forked rank takes one message and answers with its pid. From then on it is a rank like any
-other.
+message boundaries, so each message of the launcher reaches one of them:
+
+    join                  from the launcher, once: the sandbox is complete, so the ranks can be forked in it
+    ready                 from each forked rank
+    (a script)            from the launcher, with its descriptors: see `WarmRanks.start`
+    accepted, refused     from the rank that received the script, with its pid or the reason
+
+From then on the forked rank is a rank like any other.
 """
 
 from __future__ import annotations
