@@ -13,7 +13,7 @@ from rest_framework.serializers import ValidationError
 from jobs.fields import FormField, is_text
 from runtime import environment
 from runtime.launcher import variables
-from runtime.launcher.topology import scaled_lr
+from runtime.launcher.topology import scale_lr
 from runtime.specs import LrScaling
 
 MAX_EXPANDED_LENGTH = 100_000
@@ -131,7 +131,7 @@ def code_settings(purchase: Mapping[str, Any]) -> CodeSettings | None:
     world_size = int(purchase["nodes"]) * int(purchase["workers_per_node"])
     lr, is_scaled = str(purchase["lr"]), purchase.get("lr_scaling") == LrScaling.LINEAR
     return CodeSettings(
-        lr=scaled_lr(lr, world_size) if is_scaled else lr,
+        lr=scale_lr(lr, world_size) if is_scaled else lr,
         lr_base=lr,
         is_scaled=is_scaled,
         warmup_epochs=int(purchase.get("warmup_epochs") or 0),

@@ -45,7 +45,7 @@ _RESERVED_PREFIXES = (
     # Variables that mpirun sets for its processes.
     *("OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_"),
 )
-# The variables of the ranks of these plans are listed below. Only their names matter, so the values are placeholders.
+# Plans whose ranks' variables are listed below. Only the names of the variables matter, so the values are placeholders.
 _PLAN = Plan(
     run_id="run",
     node=0,

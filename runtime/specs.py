@@ -19,7 +19,7 @@ NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
 """A run's name also names Kubernetes objects, a folder and hosts. So it is a DNS label (at most 63 characters) with
 room for a suffix."""
 PACKAGES_TARGET = "/opt/trainyard/site-packages"
-"""Where a run sees the packages that were installed in addition to the image's."""
+"""The folder in which a run sees the packages that were installed in addition to the image's."""
 UNLIMITED_NODES = 10_000
 """How many nodes count as fitting on a cluster that adds machines on demand: more than anybody buys at once."""
 
@@ -122,8 +122,7 @@ class RunSpec:
     """The specification of a run, which is one attempt of one job.
 
     The environment contract (docs/environment.md) fixes where mounts appear: the workspace at `workspace_target`, each
-    dataset at
-    `datasets_target/<name>`, each model at `models_target/<name>`. `script` is relative to the workspace.
+    dataset at `datasets_target/<name>`, each model at `models_target/<name>`. `script` is relative to the workspace.
     `deadline_seconds` counts from the moment all nodes run. The backend sends SIGTERM `grace_seconds` before the
     deadline and SIGKILL at the deadline, so no run is charged beyond it.
 
@@ -301,7 +300,7 @@ class FailureCode(enum.StrEnum):
 
 
 class WaitingCode(enum.StrEnum):
-    """Why an accepted run does not run yet, with the keys of `RunStatus.waiting_data`."""
+    """The reason why an accepted run does not run yet, with the keys of `RunStatus.waiting_data`."""
 
     STARTING = "starting"
     """Nodes are starting. `nodes`: how many are not ready; `step`: place, image, volume or container."""
@@ -341,7 +340,7 @@ class WaitingCode(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why a run waits. The console writes a sentence from `code` and `data`; `sentence` is an English one for logs."""
+    """The reason why a run waits. The console writes a sentence from `code` and `data`; `sentence` is for logs."""
 
     code: WaitingCode
     data: dict[str, Any]
@@ -482,9 +481,9 @@ class LogChunk:
     Offsets are bytes in the stored file. `text` begins at `offset` and ends at a UTF-8 boundary; invalid bytes appear
     as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
 
-    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. The lines from that
-    one to the next pair's began at that time, to about 0.1 s. Lines before the first pair have no known time. None: the
-    caller did not ask for times.
+    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. A pair holds for the
+    lines from its own to that of the next pair: they were written at its time, to about 0.1 s. Lines before the first
+    pair have no known time. None: the caller did not ask for times.
     """
 
     text: str

@@ -66,7 +66,7 @@ class ImageStatus(NamedTuple):
     is_current: bool
     """Whether the image was built from this version of its recipe, in the requested flavour."""
     unbuildable: str
-    """Why the image cannot be built yet, from its recipe; "" if it can."""
+    """The reason why the image cannot be built yet, from its recipe; "" if it can be built."""
     flavour: Flavour | None
     """The flavour that the image was built in; None if it is not ready or of unknown flavour."""
 

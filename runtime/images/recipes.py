@@ -133,7 +133,7 @@ def read_recipe(name: str, recipes: Path = RECIPES) -> Recipe:
 
     def end_section() -> None:
         if requirements:
-            compilation = _compilation(compile_lines) if compile_lines else None
+            compilation = _parse_compilation(compile_lines) if compile_lines else None
             sections.append(Section(options, tuple(requirements), compilation))
 
     for line in map(str.strip, text.splitlines()):
@@ -153,11 +153,11 @@ def read_recipe(name: str, recipes: Path = RECIPES) -> Recipe:
         _digest(text),
         tuple(sections),
         tuple(directives["check"]),
-        tuple(_smoke_test(line) for line in directives["smoke"]),
+        tuple(_parse_smoke_test(line) for line in directives["smoke"]),
         " ".join(directives["unbuildable"]),
         tuple(" ".join(directives["preload"]).split()),
-        tuple(_variable(line) for line in directives["variable"]),
-        tuple((flavour, _replacement(line)) for flavour in Flavour for line in directives[flavour.value]),
+        tuple(_parse_variable(line) for line in directives["variable"]),
+        tuple((flavour, _parse_replacement(line)) for flavour in Flavour for line in directives[flavour.value]),
     )
 
 
@@ -175,26 +175,26 @@ def _digest(text: str) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _smoke_test(line: str) -> SmokeTest:
+def _parse_smoke_test(line: str) -> SmokeTest:
     framework, *controller = line.split()
     return SmokeTest(Framework(framework), *map(Controller, controller))
 
 
-def _variable(line: str) -> tuple[str, str]:
+def _parse_variable(line: str) -> tuple[str, str]:
     name, equals, value = line.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"A recipe says '# variable: {line}'; expected NAME=VALUE.")
     return name, value
 
 
-def _replacement(line: str) -> Replacement:
+def _parse_replacement(line: str) -> Replacement:
     old, arrow, new = line.partition(" -> ")
     if not arrow:
         raise ValueError(f"A recipe says '{line}'; expected OLD -> NEW.")
     return Replacement(old.strip(), new.strip())
 
 
-def _compilation(lines: list[str]) -> Compilation:
+def _parse_compilation(lines: list[str]) -> Compilation:
     """Parse the values of a section's `# compile:` lines. Raises ValueError."""
     tools: list[str] = []
     environment: list[tuple[str, str]] = []

@@ -19,7 +19,7 @@ from typing import Iterator, List, Optional, cast
 
 from .agent import Agent
 from .protocol import Link, make_undumpable
-from .topology import LaunchPlan, Plan, imported_names, local_rank_flag
+from .topology import LaunchPlan, Plan, find_imports, local_rank_flag
 from .variables import need_cold_start
 from .warm.client import WarmRanks, import_folders, is_warm_start_useful, python_path
 
@@ -94,20 +94,20 @@ def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
     For a script that runs others (`runpy`), that includes the scripts that its arguments name.
     """
     pending = [plan.script]
-    found_modules = set(pending)
-    while pending and len(found_modules) <= _MAX_MODULES:
+    found_paths = set(pending)
+    while pending and len(found_paths) <= _MAX_MODULES:
         source = _read_text(pending.pop(0))
         if source is None:
             continue
         yield source
-        names = imported_names(source)
+        names = find_imports(source)
         file_names = [name + ".py" for name in names]
         if "runpy" in names:
             file_names.extend(argument for argument in plan.arguments if argument.endswith(".py"))
         for file_name in file_names:
             path = os.path.join(script_folder, file_name)
-            if path not in found_modules and os.path.isfile(path):
-                found_modules.add(path)
+            if path not in found_paths and os.path.isfile(path):
+                found_paths.add(path)
                 pending.append(path)
 
 

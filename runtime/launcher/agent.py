@@ -68,9 +68,9 @@ class Agent:
         shells_fd = launch_plan.get("shells")
         if shells_fd is not None:
             Shells(shells_fd, self._selector, self._worker_group, launch_plan["python"])
-        # A pod's launch plan names the GPUs; a local run's environment does.
-        visible = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
-        self._devices = [name for name in launch_plan.get("devices") or visible if name]
+        # The node's GPUs. In a pod the launch plan names them, in a local run CUDA's own variable does.
+        visible_devices = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
+        self._devices = [name for name in launch_plan.get("devices") or visible_devices if name]
         self._start_seconds = float(launch_plan.get("start_seconds") or START_SECONDS)
         self._node_watch: Any = None  # `telemetry.node_watch.NodeWatch`, once ranks run
         self._failures: List[Message] = []  # failures of this node's ranks, as causes, that are not reported yet
@@ -111,7 +111,7 @@ class Agent:
         if self._node_watch is not None:
             self._node_watch.finish(self._worker_group.ranks)
         self._report({"type": "ended"})
-        return 1 if self._has_failed or self._is_ending else 0
+        return 1 if self._has_failed or self._is_ending else 0  # a run that was asked to end has not succeeded
 
     def _timeout(self) -> float:
         """Return the seconds until the next timer, `_POLL_SECONDS` at most."""
@@ -166,7 +166,7 @@ class Agent:
         if self._report_failures_at is None or now + delay_seconds < self._report_failures_at:
             self._report_failures_at = now + delay_seconds
         if now >= self._report_failures_at and not self._is_ending:
-            self._fail_by_own_ranks()
+            self._fail_for_own_ranks()
 
     def _handle_timers(self, now: float) -> None:
         """Do the work that is due: heartbeat, delayed reports of failures, the limit for the start, hang detection."""
@@ -175,7 +175,7 @@ class Agent:
             self._report({"type": "heartbeat"})
         self._worker_group.handle_timers()
         if self._report_failures_at is not None and now >= self._report_failures_at:
-            self._fail_by_own_ranks()
+            self._fail_for_own_ranks()
         if self._is_ending:
             return
         if self._rounds.is_waiting and now >= self._give_up_at:
@@ -194,10 +194,11 @@ class Agent:
     def _ensure_node_watch(self) -> Any:
         """Return this node's watch, created at the first call."""
         if self._node_watch is None:
-            # Imported here because no rank's start needs it. The local backend starts launchers with the garbage
-            # collector off. From now on it is needed, but it can skip the objects of the start.
+            # Imported here because no rank's start needs it.
             from .telemetry.node_watch import NodeWatch  # noqa: PLC0415
 
+            # The local backend starts launchers with the garbage collector off, because a start creates little garbage.
+            # The watch runs until the end, so it needs the collector, which can skip the objects that exist by now.
             gc.freeze()
             gc.enable()
             self._node_watch = NodeWatch(self._plan, self._devices, report=self._report, send=self._peers.send)
@@ -259,7 +260,7 @@ class Agent:
                 self._peers.note_finished(node)
                 self._ensure_node_watch().note_finished(node)
             elif self._is_ending or self._rounds.handle_message(node, message):
-                continue
+                continue  # the message no longer matters, or was about rounds
             elif self._node_watch is not None:
                 self._node_watch.handle_message(node, message)
 
@@ -325,8 +326,8 @@ class Agent:
             failure["echo"] = True
         return failure
 
-    def _fail_by_own_ranks(self) -> None:
-        """Fail the run because of this node's failures, since no other failure has explained them in time."""
+    def _fail_for_own_ranks(self) -> None:
+        """Fail the run because of this node's rank failures, since no other failure has explained them in time."""
         failures = self._report_failures()
         if failures:
             self._peers.send({"type": "abort", "cause": first_cause(failures)})
@@ -376,7 +377,8 @@ class Agent:
         self._worker_group.terminate()
 
     def _report(self, message: Message) -> None:
+        """Send a message to the supervisor."""
         try:
             self._supervisor.send(message)
         except ConnectionLost:
-            os._exit(1)
+            os._exit(1)  # as in `_handle_supervisor`

@@ -10,7 +10,7 @@ import os
 from typing import Optional, Sequence
 
 ROOT = "/sys/fs/cgroup"
-"""Where a container sees its control group; with v1, a folder for each controller."""
+"""The folder in which a container sees its control group; with v1, it has a folder for each controller."""
 # Files below ROOT: that of v2, then that of v1.
 _OOM_FILES = ("memory.events", "memory/memory.oom_control")
 _REFUSAL_FILES = ("pids.events", "pids/pids.events")

@@ -90,7 +90,7 @@ class FolderMeasurement(_Measurement):
         count = 0
         for folder in folders:
             bytes_per_entry = entry_bytes(folder)
-            for status in _entries(folder):
+            for status in _walk_entries(folder):
                 if status is None:
                     self._too_deep = True
                     continue
@@ -147,7 +147,9 @@ class DiskLimit:
             if now < self._next_measurement_at:
                 return None
             if self._has_initial_sizes and not self._repeats:
-                return None  # this node needs the initial sizes only, for `has_filled_the_disk`
+                return (
+                    None  # only `has_filled_the_disk` needs this node's measurements, and it takes the last one itself
+                )
             self._measuring_seconds = 0.0
             self._measurements = {name: FolderMeasurement([folder]) for name, folder in self._folders.items()}
             if self._open_files is not None:
@@ -189,7 +191,7 @@ class DiskLimit:
         """Record the newest checkpoint's time, which the next attempt needs."""
         for measurement in self._measurements.values():
             measurement.close()
-        # Within a second: if that is too short, the record keeps the time of the last complete measurement.
+        # A second is enough for most folders. If not, the record keeps the time of the last complete measurement.
         usage = measure([self._folders["checkpoints"]], 1.0)
         if usage is not None:
             record.note_checkpoint(usage.newest_mtime)
@@ -227,13 +229,13 @@ class DeletedFileMeasurement(_Measurement):
 
     def __init__(self, paths: Iterator[str], folders: Sequence[Path]) -> None:
         super().__init__(self._measure_in_steps(paths))
-        self._devices = {status.st_dev for status in map(_status, map(str, folders)) if status is not None}
+        self._devices = {status.st_dev for status in map(_stat_if_possible, map(str, folders)) if status is not None}
         # Device and inode of each file: several descriptors of one file count once.
         self._counted_files: Set[Tuple[int, int]] = set()
 
     def _measure_in_steps(self, paths: Iterator[str]) -> Generator[None, None, None]:
         for count, path in enumerate(paths, 1):
-            status = _status(path)
+            status = _stat_if_possible(path)
             if status is not None and not status.st_nlink and stat.S_ISREG(status.st_mode):
                 inode = (status.st_dev, status.st_ino)
                 if status.st_dev in self._devices and inode not in self._counted_files:
@@ -243,7 +245,7 @@ class DeletedFileMeasurement(_Measurement):
                 yield
 
 
-def _status(path: str) -> Optional[os.stat_result]:
+def _stat_if_possible(path: str) -> Optional[os.stat_result]:
     try:
         return os.stat(path)
     except OSError:
@@ -282,7 +284,7 @@ def free_bytes(folder: Path) -> Optional[int]:
     return status.f_bavail * status.f_frsize  # without the blocks that are reserved for root
 
 
-def _entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
+def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
     """Yield the status of everything below the folder; None stands for a folder that is too deep.
 
     Entries that are deleted meanwhile and folders that cannot be opened are left out.

@@ -80,7 +80,7 @@ def watch_address(name: str, report: Callable[[str], object], resolver: Optional
 def resolve(name: str) -> Optional[str]:
     """Return the name's address, IPv4 if it has one; None while it is unknown."""
     try:
-        addresses = socket.getaddrinfo(qualified_name(name), None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(qualify_name(name), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return None
     addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
@@ -88,7 +88,7 @@ def resolve(name: str) -> Optional[str]:
     return str(addresses[0][4][0]) if addresses else None
 
 
-def qualified_name(name: str) -> str:
+def qualify_name(name: str) -> str:
     """Return the fully qualified name, by the cluster domain in the resolver's configuration.
 
     The resolver searches for an unknown relative name in each of its domains, and finally on public servers. This takes

@@ -68,7 +68,7 @@ def is_echo(exceptions: Sequence[Tuple[str, str]]) -> bool:
     `exceptions` holds (name of the type, text) for the exception and for each in its chain of causes.
     """
     return any(
-        type_name.rpartition(".")[2] in _EXCEPTION_TYPES or _mentions_peer(text) for type_name, text in exceptions
+        type_name.rpartition(".")[2] in _EXCEPTION_TYPES or _is_echo_text(text) for type_name, text in exceptions
     )
 
 
@@ -77,9 +77,9 @@ def is_echo_in_output(lines: Sequence[str]) -> bool:
 
     This is for processes that reported no exception, for example because they aborted.
     """
-    return any(_mentions_peer(line) for line in lines)
+    return any(_is_echo_text(line) for line in lines)
 
 
-def _mentions_peer(text: str) -> bool:
+def _is_echo_text(text: str) -> bool:
     text = text.lower()
     return any(part in text for part in _ERROR_TEXTS)

@@ -28,7 +28,10 @@ _REMOVED_WORKER_PLACE = "-1,-1,-1,-1,-1,-1"
 
 
 class RendezvousServer(ThreadingHTTPServer):
-    """The server. It listens once it is created, so that its port is known; `serve` starts a thread that answers."""
+    """The server. It listens once it is created, so that its port is known; `serve` starts a thread that answers.
+
+    The workers of an elastic run *meet*: each asks for its place, and all get their answers once the last has asked.
+    """
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""When the bytes of a rank's log were written: pairs of an offset and a time, in a file beside the log.
+"""The times at which the bytes of a rank's log were written: pairs of an offset and a time, in a file beside the log.
 
 The time of a pair holds for the bytes from its offset to that of the next pair. A pair is written before the bytes, so
 a reader that reads the log first finds the times of all bytes. A run without this file, or with a damaged one, has no
@@ -20,8 +20,8 @@ PAIR = struct.Struct("<QQ")
 _MIN_INTERVAL_SECONDS = 0.1
 """Minimum interval between two pairs: fine enough to read, and 160 bytes per second at most."""
 _INTERVAL_SHARE = 2**-16
-"""Minimum interval as a share of the log's age, from its second hour on. It bounds the file: 4 MiB after a day of
-steady output, 7 MiB after a month, with times that are 40 s off at most."""
+"""Minimum interval as a share of the log's age. It exceeds `_MIN_INTERVAL_SECONDS` once a log is 1.8 hours old, and
+bounds the file: 4 MiB after a day of steady output, 7 MiB after a month, with times that are 40 s off at most."""
 
 
 class LogTimes:

@@ -40,7 +40,7 @@ class Mask:
         if not self._texts:
             return text
         data = self.apply_to_bytes(text.encode("utf-8", "surrogatepass"))
-        overlap = max(_overlap(data, secret) for secret in self._texts)
+        overlap = max(_overlap_length(data, secret) for secret in self._texts)
         if overlap >= MIN_LENGTH:
             data = data[:-overlap] + MASK
         return data.decode("utf-8", "replace")
@@ -57,7 +57,7 @@ class Mask:
 
     def complete_length(self, data: bytes) -> int:
         """Return how many of these bytes can be stored now. The bytes after them may be the beginning of a value."""
-        end = len(data) - max(_overlap(data, text) for text in self._texts)
+        end = len(data) - max(_overlap_length(data, text) for text in self._texts)
         while True:
             # A value that lies across `end` must not be split, so `end` moves to its start.
             crossing = [data.find(text, max(0, end - len(text) + 1), end + len(text) - 1) for text in self._texts]
@@ -91,7 +91,7 @@ def _lines(value: str) -> List[str]:
     return [line.strip() for line in value.splitlines()[:MAX_LINES]]
 
 
-def _overlap(data: bytes, text: bytes) -> int:
+def _overlap_length(data: bytes, text: bytes) -> int:
     """Return the length of the longest suffix of `data` that is a proper prefix of `text`."""
     start = max(0, len(data) - len(text) + 1)
     while True:

@@ -35,10 +35,10 @@ its own exit code says more than a SIGTERM."""
 _EXTRA_CONNECTIONS = 16
 """Connections that are accepted in addition to one per rank and node. The run's code can connect as well, and the limit
 keeps it from using up the launcher's descriptors."""
-_MAX_COMMAND_BYTES = 1 << 16
-"""Maximum length of a daemon's command, which must fit into one line of `protocol`. Real commands are far shorter."""
+_MAX_COMMAND_LENGTH = 1 << 16
+"""Maximum characters of a daemon's command, which must fit into one line of `protocol`. Real ones are far shorter."""
 _SOCKET_FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
-"""Where the socket is that the stubs connect to. Each node has its own /tmp."""
+"""The folder of the socket that the stubs connect to. Each node has its own /tmp."""
 _SAME_MACHINE_TRANSPORTS = "self,sm,tcp"
 """Open MPI's transports where all nodes are on one machine: to itself, shared memory, TCP."""
 
@@ -239,7 +239,7 @@ class Mpi:
         plan = self._plan
         # The nodes of this round, by their numbers at submission.
         members = {} if plan is None else {plan.host(node): node for node in plan.original_nodes}
-        if host not in members or len(command) > _MAX_COMMAND_BYTES:
+        if host not in members or len(command) > _MAX_COMMAND_LENGTH:
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
         # Ids are never reused, because a daemon of an earlier round may still report its end.

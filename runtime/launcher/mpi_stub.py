@@ -3,7 +3,10 @@
     mpi_stub.py SOCKET slot                       stands for a rank
     mpi_stub.py SOCKET remote HOST COMMAND...     runs a command on another node
 
-SOCKET is the Unix socket of this node's launcher (`mpi`). The stub imports few modules, since every rank waits for it.
+SOCKET is the Unix socket of this node's launcher (`mpi`). Each side sends one line of JSON. For a rank the stub sends
+{environment}, else {host, command}. The launcher answers {exit_code, signal} once the process has ended.
+
+The stub imports few modules, since every rank waits for it.
 """
 
 import json

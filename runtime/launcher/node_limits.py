@@ -48,8 +48,8 @@ class NodePlan(TypedDict, total=False):
     disk_by_quota: bool
     """Whether the organization's storage quota, not the run's own limit, sets `disk_bytes`."""
     written: Dict[str, str]
-    """The folders that the run may write to, by name. The key is that of earlier versions, whose launchers may read a
-    plan of this version."""
+    """The folders that the run may write to, by name. The key keeps its old name, since launchers of earlier versions
+    may read this plan."""
 
 
 class NodeLimits:

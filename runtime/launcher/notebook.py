@@ -1,11 +1,13 @@
-"""The platform's script of a notebook: it runs a JupyterLab that listens on a Unix socket in RUN_DIR.
+"""The platform's script that runs a notebook: JupyterLab, listening on a Unix socket in RUN_DIR.
 
-Its arguments are after how many seconds without activity JupyterLab ends and, in a Pod, a port. There it listens on
-this port of 127.0.0.1 instead, because a Unix socket on shared storage cannot be reached from another machine.
+    notebook.py IDLE_SECONDS [PORT]
 
-JupyterLab listens nowhere else, and every process in the run's sandbox or Pod may connect. From outside, the console
-connects to it for members of the organization only, so JupyterLab asks for no token. The console also checks the origin
-of each request. It passes no cookies on, so JupyterLab's own check of a cookie against a form field (XSRF) is off.
+JupyterLab ends after IDLE_SECONDS without activity. In a Pod it listens on PORT of 127.0.0.1 instead of the socket,
+because a Unix socket on shared storage cannot be reached from another machine.
+
+JupyterLab asks for no token. Only processes in the run's sandbox or Pod can connect to it, and the console, which
+connects for members of the organization. The console also checks the origin of each request and removes cookies. So
+JupyterLab's own check of a cookie against a form field (XSRF) cannot work, and is off.
 """
 
 import importlib
@@ -30,10 +32,10 @@ def options(idle_seconds: int, folder: str, run_dir: str, port: int = 0) -> "Lis
     """Return JupyterLab's options for the notebooks in `folder`. With a port, it listens on no socket in `run_dir`."""
     if port:
         # No retries: the console would not find another port.
-        listens = {"ServerApp.ip": "127.0.0.1", "ServerApp.port": str(port), "ServerApp.port_retries": "0"}
+        address = {"ServerApp.ip": "127.0.0.1", "ServerApp.port": str(port), "ServerApp.port_retries": "0"}
     else:
-        listens = {"ServerApp.sock": os.path.join(run_dir, SOCKET), "ServerApp.sock_mode": "0600"}
-    values = {
+        address = {"ServerApp.sock": os.path.join(run_dir, SOCKET), "ServerApp.sock_mode": "0600"}
+    settings = {
         "ServerApp.root_dir": folder,
         "ServerApp.open_browser": "False",
         "ServerApp.allow_root": "True",  # in its sandbox only
@@ -44,15 +46,15 @@ def options(idle_seconds: int, folder: str, run_dir: str, port: int = 0) -> "Lis
         "ServerApp.shutdown_no_activity_timeout": str(idle_seconds),
         "LabApp.extension_manager": "readonly",
     }
-    return ["--{}={}".format(name, value) for name, value in {**listens, **values}.items()]
+    return ["--{}={}".format(name, value) for name, value in {**address, **settings}.items()]
 
 
 def end_when_idle() -> None:
-    """End an idle JupyterLab even if a browser tab is open, since a forgotten tab would cost its owner money.
+    """Make JupyterLab end when idle even if a browser tab is open, since a forgotten tab would cost its owner money.
 
     Activity is a running cell, the output of a cell, the input of a terminal, and a change of a file. JupyterLab's own
-    rule also counts the requests by which an open tab polls and saves its layout every few seconds. It also waits until
-    all kernels are closed.
+    rule waits until all kernels are closed. It also counts the requests by which an open tab polls and saves its layout
+    every few seconds.
     """
     APIHandler = importlib.import_module("jupyter_server.base.handlers").APIHandler  # noqa: N806 - a class
     ServerApp = importlib.import_module("jupyter_server.serverapp").ServerApp  # noqa: N806 - a class

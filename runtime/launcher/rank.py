@@ -198,10 +198,10 @@ class _Excepthook:
 
     def __call__(self, kind: "Any", error: BaseException, trace: "Any") -> None:
         for chained in _chain(error):
-            chained.__traceback__ = _without_platform_frames(chained.__traceback__)
+            chained.__traceback__ = _remove_platform_frames(chained.__traceback__)
         stderr = sys.stderr
         if stderr is not None:
-            sys.stderr = _Stderr(stderr, displayed_paths())
+            sys.stderr = _Stderr(stderr, find_displayed_paths())
         try:
             self._hook(kind, error, error.__traceback__)
         finally:
@@ -219,13 +219,13 @@ class _Stderr:
         self._paths = paths
 
     def write(self, text: str) -> "Any":
-        return self._stderr.write(with_displayed_paths(_without_platform_lines(text), self._paths))
+        return self._stderr.write(replace_paths(_remove_platform_lines(text), self._paths))
 
     def __getattr__(self, name: str) -> "Any":
         return getattr(self._stderr, name)
 
 
-def _without_platform_frames(trace: "Any") -> "Any":
+def _remove_platform_frames(trace: "Any") -> "Any":
     """Return the traceback without the platform's frames, which call the script or belong to `step_timer`."""
     while trace is not None and _is_platform_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
@@ -238,7 +238,7 @@ def _without_platform_frames(trace: "Any") -> "Any":
     return trace
 
 
-def _without_platform_lines(text: str) -> str:
+def _remove_platform_lines(text: str) -> str:
     """Return the text without lines about the platform's frames and the source lines that follow them."""
     platform_frames = ['File "{}"'.format(file) for file in (PLATFORM_FILE_NAME, *_PLATFORM_FILES)]
     if not any(frame in text for frame in platform_frames):
@@ -255,7 +255,7 @@ def _without_platform_lines(text: str) -> str:
     return "".join(remaining)
 
 
-def displayed_paths() -> "List[Tuple[str, str]]":
+def find_displayed_paths() -> "List[Tuple[str, str]]":
     """Return the host's paths of the image, each with the name that it has in a run: a link in IMAGE_LINKS."""
     try:
         with os.scandir(IMAGE_LINKS) as entries:
@@ -265,8 +265,8 @@ def displayed_paths() -> "List[Tuple[str, str]]":
         return []
 
 
-def with_displayed_paths(text: str, paths: "List[Tuple[str, str]]") -> str:
-    """Return the text with the paths of `displayed_paths` replaced."""
+def replace_paths(text: str, paths: "List[Tuple[str, str]]") -> str:
+    """Return the text with the paths of `find_displayed_paths` replaced."""
     for path, link in paths:
         text = text.replace(path + "/", link + "/")
     return text

@@ -40,8 +40,8 @@ class RankLog:
     """A pipe and the file that its data goes to. The end of the output is kept in memory, also beyond the limit.
 
     `listener` receives the file's data, even if the file cannot be written. `mask` replaces the values of secrets in
-    the data. An end that may be the beginning of a value waits for the next output. The times of the data go to a file
-    beside the log (`LogTimes`).
+    the data. It holds back bytes at the end that may begin such a value, until the next output. The times of the data
+    go to a file beside the log (`LogTimes`). `problem` is a sentence about a failed write, or "".
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class RankLog:
     def pump(self) -> bool:
         """Move the pipe's present contents to the file; return whether the file changed.
 
-        Sets `open` to False at the pipe's end. Sets `paused_until` (monotonic) if little data came soon after the last
-        call: the caller need not read the pipe before then.
+        Sets `is_open` to False at the pipe's end. Sets `paused_until` (monotonic) if little data came soon after the
+        last call: the caller need not read the pipe before then.
         """
         now = time.monotonic()
         pipe_bytes = self._bytes_waiting()

@@ -30,7 +30,7 @@ RESERVED_BYTES = 256 << 10
 
 
 class Verdict(NamedTuple):
-    """Why a node must end.
+    """The reason why a node must end.
 
     `kind` is the value of an Outcome, `code` that of a FailureCode, and `message` a sentence for logs. `node` is the
     node at fault (None: this one), and `rank` the rank at fault, if it was one rank.

@@ -62,20 +62,17 @@ def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
 
     Each direction buffers the bytes of one read, and reads again only when these are written.
     """
-    frames, to_terminal, to_connection = Frames(), b"", b""
-    has_ended = False
+    frames, to_terminal, to_connection = Frames(), b"", b""  # the buffers, by where the bytes go
+    has_ended = False  # the shell has ended
     while True:
-        poll_masks = {
-            connection_fd: (0 if to_terminal else select.POLLIN) | (select.POLLOUT if to_connection else 0),
-            terminal_fd: (0 if to_connection else select.POLLIN) | (select.POLLOUT if to_terminal else 0),
-        }
+        reads_connection, reads_terminal = not to_terminal, not to_connection
         poll = select.poll()
-        poll.register(connection_fd, poll_masks[connection_fd])
-        if poll_masks[terminal_fd]:  # poll(2) reports a terminal that hung up at once, even with an empty mask
-            poll.register(terminal_fd, poll_masks[terminal_fd])
+        poll.register(connection_fd, _poll_mask(reads_connection, to_connection))
+        if reads_terminal or to_terminal:  # poll(2) reports a terminal that hung up at once, even with an empty mask
+            poll.register(terminal_fd, _poll_mask(reads_terminal, to_terminal))
         ready = dict(poll.poll(0 if has_ended else _CHECK_MS))
         connection_events, terminal_events = ready.get(connection_fd, 0), ready.get(terminal_fd, 0)
-        if has_ended and poll_masks[terminal_fd] & select.POLLIN and not terminal_events:
+        if has_ended and reads_terminal and not terminal_events:
             return  # everything that the shell wrote is sent
         if to_terminal and connection_events & (select.POLLHUP | select.POLLERR):
             return
@@ -84,9 +81,9 @@ def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
                 to_connection = to_connection[os.write(connection_fd, to_connection) :]
             if to_terminal and terminal_events & select.POLLOUT:
                 to_terminal = to_terminal[os.write(terminal_fd, to_terminal) :]
-            if poll_masks[terminal_fd] & select.POLLIN and terminal_events & (select.POLLIN | select.POLLHUP):
+            if reads_terminal and terminal_events & (select.POLLIN | select.POLLHUP):
                 to_connection = os.read(terminal_fd, _READ_BYTES)
-            if poll_masks[connection_fd] & select.POLLIN and connection_events & (select.POLLIN | select.POLLHUP):
+            if reads_connection and connection_events & (select.POLLIN | select.POLLHUP):
                 data = os.read(connection_fd, _READ_BYTES)
                 if not data:
                     return
@@ -96,6 +93,11 @@ def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
         except OSError:  # the terminal is closed by its last process (EIO), or the socket by the console
             return
         has_ended = has_ended or os.waitpid(pid, os.WNOHANG)[0] == pid
+
+
+def _poll_mask(reads: bool, output: bytes) -> int:
+    """Return the events to wait for: input if `reads`, and room to write if there is output."""
+    return (select.POLLIN if reads else 0) | (select.POLLOUT if output else 0)
 
 
 def _handle_frames(frames: "List[Tuple[bytes, bytes]]", terminal_fd: int) -> bytes:

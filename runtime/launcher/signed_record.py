@@ -27,6 +27,10 @@ _MAX_SHORT_LINE_LENGTH = 160
 """Characters that a shortened record keeps of each of these lines. Several causes then fit into MAX_RECORD_BYTES."""
 _MAX_SHORT_TEXT_LENGTH = 300
 """Characters that a shortened record keeps of a message: most messages are shorter."""
+_MAX_SHORT_CAUSES = 4
+"""How many causes a shortened record keeps. With the limits above, so many fit into MAX_RECORD_BYTES."""
+_FIRST_CAUSE_SECONDS = 1.0
+"""The causes of this time after the earliest are kept, because `protocol.first_cause` chooses among them."""
 
 
 def sign_record(record: Dict[str, Any], key: str, max_bytes: Optional[int] = None) -> bytes:
@@ -38,7 +42,7 @@ def sign_record(record: Dict[str, Any], key: str, max_bytes: Optional[int] = Non
     signed = _sign(data, key)
     if max_bytes is None:
         return signed
-    for shorten in (_fewer_lines, _shorter_texts, _fewer_causes, _no_lines, _last_members_only, _minimal_record):
+    for shorten in _SHORTENING_STEPS:
         if len(signed) <= max_bytes:
             break
         data = shorten(data)
@@ -91,10 +95,11 @@ def _signature(body: bytes, key: str) -> bytes:
     return hmac.new(key.encode(), body, hashlib.sha256).hexdigest().encode()
 
 
-# Steps to shorten a record, in the order of use: the least important contents are left out first.
+# Shortening
 
 
 def _change_causes(record: Dict[str, Any], **changes: Any) -> Dict[str, Any]:
+    """Return the record with changed fields of its causes. `changes` has a function for each field to change."""
     causes = [
         {name: changes[name](value) if name in changes else value for name, value in cause.items()}
         for cause in record.get("causes", ())
@@ -102,31 +107,43 @@ def _change_causes(record: Dict[str, Any], **changes: Any) -> Dict[str, Any]:
     return {**record, "causes": causes}
 
 
-def _fewer_lines(record: Dict[str, Any]) -> Dict[str, Any]:
+def _shorten_last_lines(record: Dict[str, Any]) -> Dict[str, Any]:
     return _change_causes(
         record, last_lines=lambda lines: [line[:_MAX_SHORT_LINE_LENGTH] for line in lines[-_MAX_SHORT_LINES:]]
     )
 
 
-def _shorter_texts(record: Dict[str, Any]) -> Dict[str, Any]:
+def _shorten_texts(record: Dict[str, Any]) -> Dict[str, Any]:
     shorter = _change_causes(record, message=lambda text: str(text)[:_MAX_SHORT_TEXT_LENGTH])
     return {**shorter, "detail": str(record.get("detail", ""))[:_MAX_SHORT_TEXT_LENGTH]}
 
 
-def _fewer_causes(record: Dict[str, Any]) -> Dict[str, Any]:
-    """Keep up to four causes of the first second, among which `protocol.first_cause` chooses. Echoes sort last."""
+def _drop_later_causes(record: Dict[str, Any]) -> Dict[str, Any]:
+    """Keep the causes among which `protocol.first_cause` chooses. Echoes sort last."""
     causes = sorted(record.get("causes", ()), key=lambda cause: (bool(cause.get("echo")), float(cause["at"])))
-    return {**record, "causes": [cause for cause in causes if cause["at"] - causes[0]["at"] <= 1.0][:4]}
+    first_causes = [cause for cause in causes if cause["at"] - causes[0]["at"] <= _FIRST_CAUSE_SECONDS]
+    return {**record, "causes": first_causes[:_MAX_SHORT_CAUSES]}
 
 
-def _no_lines(record: Dict[str, Any]) -> Dict[str, Any]:
+def _drop_last_lines(record: Dict[str, Any]) -> Dict[str, Any]:
     return _change_causes(record, last_lines=lambda _lines: [])
 
 
-def _last_members_only(record: Dict[str, Any]) -> Dict[str, Any]:
+def _drop_earlier_members(record: Dict[str, Any]) -> Dict[str, Any]:
     return {**record, "members": record.get("members", [])[-1:]}
 
 
-def _minimal_record(record: Dict[str, Any]) -> Dict[str, Any]:
+def _keep_only_the_first_cause(record: Dict[str, Any]) -> Dict[str, Any]:
     shorter = _change_causes(record, data=lambda _data: {}, message=lambda text: str(text)[:_MAX_SHORT_LINE_LENGTH])
     return {**shorter, "causes": shorter["causes"][:1], "members": [], "detail": ""}
+
+
+# In the order of use: the least important contents are left out first.
+_SHORTENING_STEPS = (
+    _shorten_last_lines,
+    _shorten_texts,
+    _drop_later_causes,
+    _drop_last_lines,
+    _drop_earlier_members,
+    _keep_only_the_first_cause,
+)

@@ -24,7 +24,7 @@ class LaunchPlan(TypedDict, total=False):
     token: str
     """A secret that the launchers of one run share."""
     control_port: int
-    """Where the launcher of node 0 listens for the others."""
+    """The port on which the launcher of node 0 listens for the others."""
     listener: Optional[int]
     """Descriptor of the socket that listens there; None on every other node, or if the supervisor could not open it."""
     shells: Optional[int]
@@ -60,64 +60,49 @@ class LaunchPlan(TypedDict, total=False):
 class Plan(NamedTuple):
     """The plan of one node's launcher, the same on every node except for `node`.
 
-    `run_id` is the run's name, and `backend` the library for collectives, as `torch.distributed` names it.
-    `rendezvous_port` is where node 0 serves Horovod's store. `restart_count` counts earlier attempts and rounds.
-
-    Paths are as seen inside the sandbox. `workers` is the number of ranks per node. `worker_ports` holds one free port
-    per global rank for TensorFlow, else none. `spare_ports` holds the ports of all further rounds of an elastic run.
-    `interface` is the network interface for collectives; if empty, the framework chooses. 0 seconds means the
-    framework's default time-out. `hang_seconds` is how long a run may show no progress (0: not watched). `cpus` is the
-    number of cores of one node (0: not known). `own_network`: this node's network namespace carries only its own
-    traffic.
-
-    Nodes have new numbers in each round of an elastic run. `original_node` is this node's number at submission (-1: in
-    no round yet), and `original_nodes` has those of all nodes that take part.
-
-    `lr` is the learning rate as ordered. With `lr_scaling` "linear", the ranks get `lr` times the number of processes.
-
-    `expands_arguments`: replace references to variables in the arguments (`variables.expand`).
+    Paths are as seen inside the sandbox. Fields without a comment are as in `runtime.specs.RunSpec`.
     """
 
-    run_id: str
-    node: int
+    run_id: str  # the run's name
+    node: int  # this node's number, in the current round of an elastic run
     nodes: int
-    workers: int
+    workers: int  # ranks per node
     framework: str
-    backend: str
-    addresses: List[str]
+    backend: str  # the library for collectives, as `torch.distributed` names it
+    addresses: List[str]  # of each node
     master_port: int
     script: str
     arguments: List[str]
     epochs: int
-    lr: str
+    lr: str  # as ordered
     batch_size: int
     datasets: List[str]
     datasets_path: str
     workspace: str
     run_dir: str
     checkpoint_dir: str
-    restart_count: int
+    restart_count: int  # earlier attempts and rounds
     omp_threads: int
-    interface: str
-    worker_ports: List[int]
-    rendezvous_port: int = 0
+    interface: str  # the network interface for collectives; if empty, the framework chooses
+    worker_ports: List[int]  # for TensorFlow, a free port for each global rank; else empty
+    rendezvous_port: int = 0  # where node 0 serves Horovod's store
     min_nodes: int = 0
-    spare_ports: Sequence[int] = ()
+    spare_ports: Sequence[int] = ()  # the ports of all further rounds of an elastic run
     controller: str = "gloo"
     collective_timeout_seconds: int = 0
     stall_check_seconds: int = 0
-    original_node: int = -1
-    original_nodes: Sequence[int] = ()
+    original_node: int = -1  # this node's number at submission; -1 before the first round
+    original_nodes: Sequence[int] = ()  # the nodes that take part in the round, by their numbers at submission
     hang_seconds: int = 0
-    cpus: float = 0.0
-    own_network: bool = False
+    cpus: float = 0.0  # cores of one node; 0: not known
+    own_network: bool = False  # whether this node's network namespace carries only its own traffic
     traceparent: str = ""
     local_rank_argument: str = "auto"
     models: Sequence[str] = ()
     models_path: str = "/models"
     output_dir: str = ""
     expands_arguments: bool = False
-    lr_scaling: str = "none"
+    lr_scaling: str = "none"  # "linear": the ranks get `lr` times the number of processes
     warmup_epochs: int = 0
 
     @classmethod
@@ -154,7 +139,7 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
         "MODELS": ",".join(plan.models),
         "WORKSPACE": plan.workspace,
         "EPOCHS": str(plan.epochs),
-        "LR": scaled_lr(plan.lr, plan.world_size) if plan.lr_scaling == "linear" else plan.lr,
+        "LR": scale_lr(plan.lr, plan.world_size) if plan.lr_scaling == "linear" else plan.lr,
         "LR_BASE": plan.lr,
         "LR_WARMUP_EPOCHS": str(plan.warmup_epochs),
         "BATCH_SIZE": str(plan.batch_size),
@@ -183,7 +168,7 @@ def common_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     return environment
 
 
-def scaled_lr(lr: str, world_size: int) -> str:
+def scale_lr(lr: str, world_size: int) -> str:
     """Return a learning rate times the number of processes. Decimal numbers avoid rounding errors."""
     # Imported here because few runs need it.
     from decimal import Decimal  # noqa: PLC0415
@@ -191,7 +176,7 @@ def scaled_lr(lr: str, world_size: int) -> str:
     return str(Decimal(lr) * world_size)
 
 
-def imported_names(source: str) -> List[str]:
+def find_imports(source: str) -> List[str]:
     """Return the top-level names of the modules that a source imports, found by a quick scan of its lines."""
     names: List[str] = []
     # Regular expressions would be slower, and this reads every line of every source before the ranks start.

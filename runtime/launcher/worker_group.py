@@ -37,7 +37,7 @@ _FAILURE_FIELDS = 5
 
 
 class ScriptFailure(NamedTuple):
-    """Why a rank's script ended, as the rank reported it.
+    """The reason why a rank's script ended, as the rank reported it.
 
     `exception` is the name of its type ("": unknown), followed by its text and its place. `exit_code` is what the
     process will end with, unless a signal or a handler of the script changes it. `echo`: see `echoes`.
@@ -93,7 +93,7 @@ class Rank:
             elif kind == b"raised" and self.script_failed_at is None:
                 self.script_failed_at = _parse_time(time_text)
                 self.failure_reported_at = time.monotonic()
-                self.script_failure = _parse_failure([_printable(field) for field in fields])
+                self.script_failure = _parse_failure([_make_printable(field) for field in fields])
         return True
 
     @property
@@ -113,7 +113,7 @@ class Rank:
 
     @property
     def failed_at(self) -> float:
-        """When the rank failed (Unix seconds): when its script failed, else now, since it was just reaped."""
+        """The time of the rank's failure (Unix seconds): that of its script, else now, since it was just reaped."""
         return time.time() if self.script_failed_at is None else self.script_failed_at
 
     @property
@@ -147,7 +147,7 @@ def _parse_failure(fields: List[str]) -> ScriptFailure:
     return ScriptFailure(exception, message, file, line, function, 1, echo)
 
 
-def _printable(data: bytes) -> str:
+def _make_printable(data: bytes) -> str:
     """Decode text and replace control characters, so that it can be stored and shown anywhere."""
     text = data.decode("utf-8", "replace")
     return "".join(character if character.isprintable() else " " for character in text).strip()
@@ -175,8 +175,8 @@ class WorkerGroup:
         self.first_environment: Optional[Dict[str, str]] = None
         """The environment of the node's first rank; None before its start."""
 
-    def start(self, plan: Plan, announcement: str = "") -> Dict[str, int]:
-        """Start every rank of this node and return {pid: rank_id}.
+    def start(self, plan: Plan, announcement: str = "") -> None:
+        """Start every rank of this node.
 
         `announcement`, if any, is written to each rank's output first, with its `{rank}` and `{size}` filled in.
         """
@@ -188,7 +188,6 @@ class WorkerGroup:
                     os.write(self._outputs[local_rank], "[trainyard] {}\n".format(text).encode())
             self.start_rank(plan, local_rank)
         self.finish_starting()
-        return self.pids
 
     def clear(self) -> None:
         """Drop the ranks of the previous round, which have all ended."""
@@ -228,6 +227,7 @@ class WorkerGroup:
         arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._variables})
         inherited = [rank_report_fd, counts_fd] if counts_fd >= 0 else [rank_report_fd]
         delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0
+        # `WarmRanks.start` returns None if no forked rank is ready.
         pid = self._warm_ranks.start(
             arguments[4:],  # the script and its arguments: a forked rank has an interpreter already
             environment,

@@ -46,6 +46,7 @@ _MAX_REASON_LENGTH = 2000
 _START_AND_END_SECONDS = 60
 """How much longer than its deadline to wait for an installation, since its node needs seconds to start and to end."""
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
+"""The folder of the package `runtime`, from which the process of an installation imports it."""
 _CPUS = 2
 """Cores of an installation. It mostly waits for downloads, and compiles one package at a time."""
 _REASON_MARKS = ("error:", "  ×", "×")
@@ -99,7 +100,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         allowed_indexes = indexes.load_indexes(request.indexes, request.file_hosts)
         sandbox_settings = {"proxy": "/datasets/inputs/proxy", "cache": "/workspace"}
         mounts = prepare_inputs(layer, request.requirements, allowed_indexes, sandbox_settings)
-        with proxy.running(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
+        with proxy.run_in_thread(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
             backend.submit(_spec(layer, request, mounts))
             status = smoke_run.await_end(backend, RUN_NAME, request.seconds + _START_AND_END_SECONDS)
         log = _read_log(layer, backend, request, index_proxy.refused_hosts)
@@ -161,7 +162,7 @@ def prepare_inputs(
     remove_tree(folder)
     folder.mkdir(parents=True)
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements))
-    mounts = [Mount(str(folder), "/datasets/inputs"), Mount(str(_uv_folder(layer.root)), "/datasets/uv")]
+    mounts = [Mount(str(folder), "/datasets/inputs"), Mount(str(_copy_uv(layer.root)), "/datasets/uv")]
 
     def make_visible(address: str) -> str:
         """Return an index's address in the sandbox. If the index is a folder of this machine, add a mount for it."""
@@ -206,8 +207,8 @@ def prepare_inputs(
     return mounts
 
 
-def _uv_folder(root: Path) -> Path:
-    """Return a folder that contains only a copy of uv, for mounting. Each version of uv has a folder of its own."""
+def _copy_uv(root: Path) -> Path:
+    """Copy uv to a folder of its own, unless this version is there; return that folder, which sandboxes mount."""
     executable = Path(uv.executable())
     status = executable.stat()
     folder = root / ".uv" / f"{status.st_size}-{status.st_mtime_ns}"
@@ -297,8 +298,8 @@ def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
 
 def is_working(layer: Layer) -> bool:
     """Whether a process is installing packages for the layer's organization."""
-    with try_lock(layer) as is_ours:
-        return not is_ours
+    with try_lock(layer) as has_lock:
+        return not has_lock
 
 
 def remove_result(layer: Layer) -> None:
@@ -336,8 +337,8 @@ def main() -> None:
     """Install the layer whose folder is the first argument, and write `result.json`."""
     folder = Path(sys.argv[1])
     layer = Layer(folder.parents[1], folder.parent.name, folder.name)
-    with try_lock(layer) as is_ours:
-        if is_ours and result_of(layer) is None:
+    with try_lock(layer) as has_lock:
+        if has_lock and result_of(layer) is None:
             data = json.loads((folder / "request.json").read_bytes())
             # JSON has lists in place of tuples.
             tuple_fields = ("requirements", "indexes", "file_hosts")

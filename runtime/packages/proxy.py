@@ -70,7 +70,7 @@ class Proxy:
                 return
             name, port = address.hostname or "", str(address.port or 80)
             path = (address.path or "/") + (f"?{address.query}" if address.query else "")
-            forwarded_head = _forwarded_head(method, path, header_lines)
+            forwarded_head = _rewrite_head(method, path, header_lines)
         host = name.strip("[]").lower(), int(port)
         if host not in self._hosts:
             if len(self.refused_hosts) < _MAX_REFUSED_HOSTS:
@@ -116,7 +116,7 @@ def is_public(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def running(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
+def run_in_thread(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
     """Serve on the socket `name` in `folder`, in a thread of its own, until the `with` block ends."""
     listener = socket.socket(socket.AF_UNIX)
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -147,7 +147,7 @@ def running(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
         (folder / name).unlink(missing_ok=True)
 
 
-def _forwarded_head(method: str, path: str, header_lines: list[str]) -> bytes:
+def _rewrite_head(method: str, path: str, header_lines: list[str]) -> bytes:
     """Return the head of an http request as the index gets it.
 
     It asks the index to close the connection afterwards. So a client cannot send a second request for another host.

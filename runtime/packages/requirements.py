@@ -29,7 +29,7 @@ _LOCATION = re.compile(r"^(\.|/|~|[A-Za-z]:\\|(git|hg|svn|bzr)\+)|://|^file:", r
 
 
 class Problem(enum.StrEnum):
-    """Why a requirements file is refused."""
+    """The reason why a requirements file is refused."""
 
     TOO_LARGE = "too_large"
     """The file has more than `MAX_BYTES`."""
@@ -68,7 +68,7 @@ def parse(text: str) -> tuple[str, ...]:
     """Return the requirements in a normal form, sorted and without repetitions. Raises InvalidRequirements."""
     if len(text.encode()) > MAX_BYTES:
         raise InvalidRequirements(Problem.TOO_LARGE)
-    requirements = {str(_requirement(line, number)) for number, line in _lines(text)}
+    requirements = {str(_parse_requirement(line, number)) for number, line in _join_lines(text)}
     if not requirements:
         raise InvalidRequirements(Problem.EMPTY)
     if len(requirements) > MAX_REQUIREMENTS:
@@ -93,8 +93,8 @@ def find_conflict(requirements: Sequence[str], installed_versions: Mapping[str, 
     return None
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each requirement with the number of its first line. Joins lines and removes comments as pip does."""
+def _join_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each requirement with the number of its first line. Join lines and remove comments as pip does."""
     joined, first_number = "", 0
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         first_number = first_number or number
@@ -110,7 +110,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         yield first_number, content
 
 
-def _requirement(line: str, number: int) -> Requirement:
+def _parse_requirement(line: str, number: int) -> Requirement:
     """Parse one requirement; `number` is its line's. Raises InvalidRequirements."""
     if _LOCATION.search(line):
         raise InvalidRequirements(Problem.PLACE, line=number, text=line)

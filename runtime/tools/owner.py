@@ -31,7 +31,7 @@ from runtime.tools.control import CONTROL_SOCKET, RECORD, SESSIONS_FOLDER, SOCKE
 PROGRAM = Path(__file__).with_name("tensorboard_server.py")
 """The program that runs inside the sandbox."""
 PROGRAM_TARGET = "/opt/trainyard/tensorboard_server.py"
-"""Where the sandbox has the program."""
+"""The path of the program in the sandbox."""
 LOGS_TARGET = "/logs"
 """The folder in the sandbox where each `LogFolder.folder` is mounted."""
 VIEW_TARGET = "/view"

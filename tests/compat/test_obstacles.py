@@ -5,6 +5,7 @@ import re
 import pytest
 
 from runtime.specs import Outcome
+from tests.runtime.images_of_ours import use_image
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -56,14 +57,15 @@ def test_no_shell_expands_arguments(yard):
 
 def test_each_run_has_a_home_of_its_own(yard):
     for name in ("job-1-1", "job-2-1"):
-        assert yard.run(HOME, name=name).outcome is Outcome.COMPLETED, yard.all_logs(name)
+        yard.complete(HOME, name=name)
         assert yard.log(name=name) == "False\n"
 
 
 @pytest.mark.torch
 def test_nccl_needs_gpus(stage, node):
-    status = stage.end("pytorch", "import torch.distributed as dist\ndist.init_process_group('nccl')\n", resources=node)
-    assert status.outcome is Outcome.CODE_FAILED
+    use_image(stage, "pytorch")
+    source = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
+    stage.run_to_failure(Outcome.CODE_FAILED, source, resources=node)
     assert "NCCL" in stage.log()
 
 
@@ -72,7 +74,7 @@ def test_nccl_needs_gpus(stage, node):
 @pytest.mark.torch
 @pytest.mark.parametrize("way", STARTS_RANKS)
 def test_one_process_may_start_its_own_ranks(stage, node, way):
-    status = stage.end("pytorch", SUM_OF_RANKS + STARTS_RANKS[way], resources=node)
-    assert status.outcome is Outcome.COMPLETED, stage.log()
+    use_image(stage, "pytorch")
+    stage.complete(SUM_OF_RANKS + STARTS_RANKS[way], resources=node, deadline_seconds=240)
     # Both write to one log: their lines may run into each other.
     assert sorted(re.findall(r"rank \d of 2: \d", stage.log())) == ["rank 0 of 2: 3", "rank 1 of 2: 3"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from runtime.backends import host
-from runtime.specs import Resources
+from runtime.specs import Framework, Resources
 from tests.compat.scripts import LICENCES, SCRIPTS
-from tests.runtime.images_of_ours import IMAGES
+from tests.runtime.images_of_ours import image_folder, use_image
 
 pytestmark = [pytest.mark.late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
 
@@ -26,11 +26,19 @@ ACCELERATE = {
 def packages(tmp_path_factory):
     """The published packages, installed as a customer would into a workspace."""
     folder = tmp_path_factory.mktemp("packages")
-    python = IMAGES / "pytorch" / "bin" / "python"
+    python = image_folder("pytorch") / "bin" / "python"
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
     subprocess.run([*command, "--requirement", str(HERE / "requirements.txt")], check=True)
     yield folder
     shutil.rmtree(folder)
+
+
+def outputs_of(stage, framework, script, *, image="", **changes):
+    """Run a script of the workspace until it completes; return every rank's output."""
+    use_image(stage, image or framework)
+    status = stage.complete("", script=script, framework=Framework(framework), deadline_seconds=240, **changes)
+    size = changes.get("nodes", 1) * changes.get("workers_per_node", 1)
+    return [stage.log(rank, status.name) for rank in range(size)]
 
 
 @pytest.mark.cores(2)
@@ -42,7 +50,7 @@ def test_accelerates_own_tests_pass(stage, packages, node, script):
         shutil.copy(path, stage.workspace)
     # `accelerate launch --cpu` sets the variable; without it Accelerate sees one process.
     arguments = ("ACCELERATE_USE_CPU=true", script)
-    outputs = stage.run("pytorch", "with_environment.py", arguments=arguments, nodes=2, resources=node)
+    outputs = outputs_of(stage, "pytorch", "with_environment.py", arguments=arguments, nodes=2, resources=node)
     assert ACCELERATE[script] in outputs[0], outputs[0]
 
 
@@ -69,7 +77,8 @@ def test_a_fetched_script(stage, node, foreign, nodes, workers):
     gpus, size = workers if foreign.needs_gpu else 0, nodes * workers
     if gpus and len(host.gpus()) < nodes * gpus:
         pytest.skip("needs GPUs")
-    outputs = stage.run(
+    outputs = outputs_of(
+        stage,
         foreign.framework,
         foreign.script,
         image=foreign.image,
@@ -94,7 +103,7 @@ def test_the_ddp_tutorial_continues_from_its_snapshot(stage, node):
     put(foreign, stage)
     for name, epochs in (("job-1-1", "4"), ("job-2-1", "6")):
         arguments = ("multinode.py", epochs, "2")
-        outputs = stage.run("pytorch", foreign.script, name=name, arguments=arguments, nodes=2, resources=node)
+        outputs = outputs_of(stage, "pytorch", foreign.script, name=name, arguments=arguments, nodes=2, resources=node)
     for rank, output in enumerate(outputs):
         assert "Resuming training from snapshot at Epoch 2" in output
         assert re.findall(rf"\[GPU{rank}\] Epoch (\d)", output) == ["2", "3", "4", "5"]

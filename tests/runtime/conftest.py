@@ -13,6 +13,7 @@ from runtime.backends.local.backend import LocalBackend
 from runtime.images import venvs
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
 from tests.runtime.any_yard import AnyYard
+from tests.runtime.images_of_ours import load_example
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +127,14 @@ def yard(tmp_path, bare_images):
     created.backend.stop_prepared()
     assert created.backend.names() == []
     assert left_behind(runs, mounts, nonces, supervisors) == {}
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """The dataset of the examples, as an archive."""
+    archive = tmp_path_factory.mktemp("digits") / "digits.tar.gz"
+    load_example("make_digits").write_archive(archive)
+    return archive
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
-"""The built images, for tests with real frameworks."""
+"""The built images and the examples, for tests with real frameworks."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,13 +16,30 @@ if TYPE_CHECKING:
     from tests.runtime.conftest import Yard
 
 HOUSE = Path(__file__).resolve().parents[2]
+EXAMPLES = HOUSE / "examples"
 IMAGES = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", HOUSE / "var" / "images"))
+
+
+def image_folder(name: str) -> Path:
+    """Return the folder of a built image; fail the test if it is not built."""
+    if not venvs.is_ready(IMAGES, name):
+        pytest.fail(f"There is no image '{name}' in {IMAGES}: run 'python manage.py build_image {name}' first.")
+    return (IMAGES / name).resolve()
+
+
+def load_example(name: str) -> ModuleType:
+    """Import a script of the examples as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def use_image(yard: Yard, name: str) -> Yard:
     """Let the yard's runs use this image; fail the test if it is not built."""
-    if not venvs.is_ready(IMAGES, name):
-        pytest.fail(f"There is no image '{name}' in {IMAGES}: run 'python manage.py build_image {name}' first.")
+    image_folder(name)
     yard.images_root = IMAGES
     yard.image = name
     yard.backend = yard.another()

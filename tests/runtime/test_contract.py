@@ -219,9 +219,9 @@ def seen_by(yard, rank):
 def test_the_contract(yard, case, nodes, workers):
     use_image(yard, case.image)
     spec = spec_of(yard, case, nodes, workers)
+    yard.patience = 200
     yard.backend.submit(spec)
-    status = yard.wait(spec.name, lambda status: status.outcome is not None, seconds=200)
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs(spec.name)
+    assert yard.wait_for_end(spec.name).outcome is Outcome.COMPLETED, yard.all_logs(spec.name)
 
     size = nodes * workers
     everyone = [seen_by(yard, rank) for rank in range(size)]

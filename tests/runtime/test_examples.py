@@ -1,22 +1,21 @@
 """The PyTorch examples, trained on digits and on text."""
 
-import importlib.util
 import json
-import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
 from jobs.telemetry import parse_line
 from runtime.specs import Outcome, Resources
+from tests.runtime.images_of_ours import EXAMPLES, load_example, use_image
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = [
+    pytest.mark.cores(2),
+    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.torch,
+]
 
-HOUSE = Path(__file__).resolve().parents[2]
-EXAMPLES = HOUSE / "examples"
-IMAGES = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", HOUSE / "var" / "images"))
 SMALL_NODE = Resources(cpus=1.5, memory_mib=1024)
 """More than one core, because importing torch is slow; less than two, for one thread per rank."""
 RUN_SECONDS = 240
@@ -40,30 +39,11 @@ charlm.train(model, step, lambda inputs, _targets: model(inputs), (0, 1), device
 """
 
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def digits(tmp_path_factory):
-    archive = tmp_path_factory.mktemp("digits") / "digits.tar.gz"
-    load("make_digits").write_archive(archive)
-    return archive
-
-
 @pytest.fixture
 def torch_yard(yard, digits):
     """A yard with the PyTorch image, the examples in the workspace and the digits as dataset."""
-    if not (IMAGES / "pytorch" / "ready.json").exists():
-        pytest.fail(f"There is no pytorch image in {IMAGES}: run 'python manage.py build_image pytorch' first.")
-    yard.images_root = IMAGES
-    yard.image = "pytorch"
+    use_image(yard, "pytorch")
     yard.patience = RUN_SECONDS
-    yard.backend = yard.another()
     for script in EXAMPLES.glob("*.py"):
         shutil.copy(script, yard.workspace)
     shutil.unpack_archive(digits, yard.dataset)
@@ -74,15 +54,13 @@ def torch_yard(yard, digits):
 def text_yard(torch_yard):
     """The same with a short text as dataset."""
     shutil.rmtree(torch_yard.dataset / "MNIST")
-    load("make_text").write_text(torch_yard.dataset / "python.txt", TEXT_KILOBYTES)
+    load_example("make_text").write_text(torch_yard.dataset / "python.txt", TEXT_KILOBYTES)
     return torch_yard
 
 
 def train(yard, script, source="", **changes):
     """Run an example, or the source, until it completes; return the output of rank 0."""
-    status = yard.run(source, script=script, **{**NODE, "lr": "0.02", "epochs": 4, **changes})
-    assert status.outcome is Outcome.COMPLETED, f"{status}\n{yard.all_logs(status.name)}"
-    return yard.log(name=status.name)
+    return yard.log(name=yard.complete(source, script=script, **{**NODE, "lr": "0.02", "epochs": 4, **changes}).name)
 
 
 def stop_after_an_epoch(yard, script, **changes):
@@ -125,7 +103,6 @@ mnist_ddp.main()
 """Functions registered first are called last, after Python has waited for its workers."""
 
 
-@pytest.mark.torch
 def test_a_failure_does_not_wait_for_the_data_loader(torch_yard):
     status = torch_yard.run(FAILING, **NODE, lr="0.02", epochs=2)
     assert (status.outcome, status.failure.exit_code) == (Outcome.CODE_FAILED, 1)
@@ -133,11 +110,8 @@ def test_a_failure_does_not_wait_for_the_data_loader(torch_yard):
     assert torch_yard.log().splitlines()[-1] == "left by itself"
 
 
-@pytest.mark.cores(2)
-@pytest.mark.torch
-@pytest.mark.parametrize("nodes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_mnist_ddp_learns(torch_yard, nodes):
-    log = train(torch_yard, "mnist_ddp.py", nodes=nodes)
+def test_mnist_ddp_learns(torch_yard):
+    log = train(torch_yard, "mnist_ddp.py", nodes=2)
     result = re.search(r"^result: test accuracy (\S+), loss (\S+) -> (\S+)$", log, re.MULTILINE)
     accuracy, first, last = map(float, result.groups())
     assert accuracy > 0.7
@@ -150,8 +124,6 @@ def test_mnist_ddp_learns(torch_yard, nodes):
 
 
 @pytest.mark.slow
-@pytest.mark.cores(2)
-@pytest.mark.torch
 @pytest.mark.parametrize(("script", "workers"), [("mnist_ddp.py", 1), ("local_sgd.py", 2)])
 def test_stopped_training_resumes_within_its_epoch(torch_yard, script, workers):
     shape = {"nodes": 2, "workers_per_node": workers, "batch_size": 8, "lr": "0.01"}
@@ -171,8 +143,6 @@ def test_stopped_training_resumes_within_its_epoch(torch_yard, script, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.cores(2)
-@pytest.mark.torch
 def test_local_sgd_learns_with_less_traffic_between_nodes(torch_yard):
     log = train(torch_yard, "local_sgd.py", nodes=2, epochs=6)
     sent = re.search(r"^sent between nodes: ([\d,]+) numbers, (\d+)% of the ([\d,]+) of DDP$", log, re.MULTILINE)
@@ -187,8 +157,6 @@ def test_local_sgd_learns_with_less_traffic_between_nodes(torch_yard):
 
 
 @pytest.mark.slow
-@pytest.mark.cores(2)
-@pytest.mark.torch
 @pytest.mark.parametrize(("script", "next_script"), list(zip(SPLIT, [*SPLIT[1:], SPLIT[0]], strict=True)))
 def test_a_split_model_trains_like_the_whole_one_and_resumes_in_another_shape(text_yard, script, next_script):
     yard, lr = text_yard, "0.003"
@@ -223,21 +191,13 @@ def test_a_split_model_trains_like_the_whole_one_and_resumes_in_another_shape(te
     assert whole[-1][2]["accuracy"] > 0.15
 
 
-@pytest.mark.cores(2)
-@pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_a_script_of_2019_runs_unchanged(torch_yard, nodes):
-    log = train(torch_yard, "legacy_mnist.py", nodes=nodes, lr="0.05")
-    result = re.search(r"Test Accuracy: (\S+)", log)
-    assert float(result.group(1)) > 0.3
+def test_a_script_of_2019_runs_unchanged(torch_yard):
+    log = train(torch_yard, "legacy_mnist.py", nodes=4, lr="0.05")
+    assert float(re.search(r"Test Accuracy: (\S+)", log)[1]) > 0.3
 
 
 @pytest.mark.slow
-@pytest.mark.cores(2)
-@pytest.mark.torch
-@pytest.mark.parametrize("script", ["local_sgd.py", *SPLIT])
-def test_an_example_trains_in_two_processes_of_a_node(torch_yard, script):
-    load("make_text").write_text(torch_yard.dataset / "python.txt", TEXT_KILOBYTES)
-    train(torch_yard, script, workers_per_node=2, batch_size=16, epochs=1)
+def test_local_sgd_trains_in_two_processes_of_a_node(torch_yard):
+    train(torch_yard, "local_sgd.py", workers_per_node=2, batch_size=16, epochs=1)
     assert [epoch for epoch, _step, _values in curve(torch_yard)] == [1]

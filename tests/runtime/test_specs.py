@@ -48,21 +48,28 @@ def test_run_names(name, good):
     assert bool(NAME_PATTERN.match(name)) is good
 
 
-def test_a_half_core_fits_twice():
-    machine = NodeCapacity("m", total=Resources(2, 4096), free=Resources(1, 4096))
+HALF_FREE = NodeCapacity("half-free", total=Resources(2, 4096), free=Resources(1, 4096))
+WITH_GPUS = NodeCapacity("gpus", total=Resources(16, 65536, 4, "H200"), free=Resources(16, 65536, 3, "H200"))
+FOR_GPUS_ONLY = dataclasses.replace(WITH_GPUS, gpus_only=True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "required", "ever", "now"),
+    [
+        (HALF_FREE, Resources(0.5, 1024), 4, 2),
+        (HALF_FREE, Resources(0.5, 4096), 1, 1),
+        (WITH_GPUS, Resources(1, 1024, 2), 2, 1),
+        (WITH_GPUS, Resources(1, 1024, 2, "H200"), 2, 1),
+        (WITH_GPUS, Resources(1, 1024, 2, "A100"), 0, 0),
+        (FOR_GPUS_ONLY, Resources(1, 1024), 0, 0),
+        (FOR_GPUS_ONLY, Resources(1, 1024, 1), 4, 3),
+    ],
+)
+def test_how_many_nodes_fit_on_a_machine(machine, required, ever, now):
     capacity = Capacity((machine,))
-    wanted = Resources(cpus=0.5, memory_mib=1024)
-    assert capacity.nodes_ever(wanted) == 4
-    assert capacity.nodes_now(wanted) == 2
-
-
-def test_gpus_count_by_type():
-    total = Resources(16, 65536, gpus=4, gpu_type="H200")
-    capacity = Capacity((NodeCapacity("m", total, total),))
-    wanted = Resources(1, 1024, gpus=2)
-    assert capacity.nodes_ever(wanted) == 2
-    assert capacity.nodes_ever(dataclasses.replace(wanted, gpu_type="H200")) == 2
-    assert capacity.nodes_ever(dataclasses.replace(wanted, gpu_type="A100")) == 0
+    assert (capacity.nodes_ever(required), capacity.nodes_now(required)) == (ever, now)
+    elastic = Capacity((machine,), elastic=True)
+    assert elastic.nodes_now(required) == elastic.nodes_ever(required) == UNLIMITED_NODES
 
 
 def test_a_machine_counts_for_the_node_types_it_accepts():
@@ -73,17 +80,3 @@ def test_a_machine_counts_for_the_node_types_it_accepts():
     result = {kind: capacity.nodes_ever(Resources(4, 1024), kind) for kind in ("small", "large", "any", "unnamed", "")}
     assert result == {"small": 2, "large": 2, "any": 4, "unnamed": 2, "": 2}
     assert capacity.nodes_now(Resources(8, 1024), "large") == 1
-
-
-def test_a_machine_reserved_for_gpus_accepts_nothing_else():
-    total = Resources(8, 8192, gpus=2, gpu_type="A100")
-    capacity = Capacity((NodeCapacity("m", total, total, gpus_only=True),))
-    assert capacity.nodes_ever(Resources(1, 1024)) == 0
-    assert capacity.nodes_ever(Resources(1, 1024, gpus=1)) == 2
-
-
-def test_an_elastic_cluster_has_unlimited_capacity():
-    capacity = Capacity((), elastic=True)
-    assert (
-        capacity.nodes_now(Resources(64, 2**20, 8, "H200")) == capacity.nodes_ever(Resources(1, 1)) == UNLIMITED_NODES
-    )

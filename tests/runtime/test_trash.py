@@ -5,26 +5,20 @@ import os
 from runtime import trash
 from runtime.trash import Trash, remove_tree
 
-DEEP = 4000
-"""Deeper than the limits of recursion, of open files and of a path's length."""
-
-
-def dig(folder, depth=DEEP):
-    """Create nested folders whose path is too long for the kernel."""
-    top = os.open(folder, os.O_RDONLY)
-    for _level in range(depth):
-        os.mkdir("d" * 20, dir_fd=top)
-        below = os.open("d" * 20, os.O_RDONLY, dir_fd=top)
-        os.close(top)
-        top = below
-    os.close(top)
+DEEP = 1100
+"""Deeper than the usual limits of recursion (1000), of open files (1024) and of a path's length (4096 bytes)."""
 
 
 def test_trees_of_any_depth_are_removed(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    dig(folder)
-    remove_tree(folder)
+    (tmp_path / "run").mkdir()
+    folder_fd = os.open(tmp_path / "run", os.O_RDONLY)
+    for _level in range(DEEP):
+        os.mkdir("folder", dir_fd=folder_fd)
+        subfolder_fd = os.open("folder", os.O_RDONLY, dir_fd=folder_fd)
+        os.close(folder_fd)
+        folder_fd = subfolder_fd
+    os.close(folder_fd)
+    remove_tree(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 

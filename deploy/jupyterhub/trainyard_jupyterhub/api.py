@@ -1,4 +1,4 @@
-"""The console's API of notebooks, with the access token of a user of the hub."""
+"""Requests to the console's notebooks API with the access token of a JupyterHub user."""
 
 from __future__ import annotations
 
@@ -12,62 +12,65 @@ from tornado.web import HTTPError
 TIMEOUT_SECONDS = 30
 """How long a request may take; a purchase takes less than a second."""
 
+# The decimals of each currency's minor unit, as the console counts them. Currencies in neither set have two.
 ZERO_DECIMALS = frozenset(
     ("BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "VND", "VUV", "XAF", "XOF", "XPF")
 )
 THREE_DECIMALS = frozenset(["BHD", "JOD", "KWD", "OMR", "TND"])
-"""Decimals of the minor unit, as the console counts them; all other currencies have two."""
 SHOWN_STATUSES = {400, 402, 403, 404, 409, 429}
-"""Those of the console's statuses that mean the same for a user of the hub."""
+"""The HTTP statuses of the console that the hub passes on to its user. Any other status becomes 502."""
 
 
 class Refused(HTTPError):
     """The console refused a request, or cannot be reached. JupyterHub shows `jupyterhub_message` to the user."""
 
-    def __init__(self, console_status: int, sentence: str) -> None:
-        # A 401 of the console is none of the hub's. HTTPError would interpret a percent sign in the name of something.
-        super().__init__(console_status if console_status in SHOWN_STATUSES else 502, sentence.replace("%", "%%"))
+    def __init__(self, console_status: int, message: str) -> None:
+        # A 401 is not passed on: it is about the user's token for the console, and the user is logged in to the hub.
+        # HTTPError formats its message with %, so percent signs are doubled.
+        super().__init__(console_status if console_status in SHOWN_STATUSES else 502, message.replace("%", "%%"))
         self.console_status = console_status
-        self.jupyterhub_message = sentence
+        self.jupyterhub_message = message
 
 
-class Notebooks:
-    """Requests of one user. `user` is JupyterHub's, `organization` a short name or empty."""
+class NotebooksClient:
+    """Sends requests for one user, a JupyterHub `User`. `organization` is a short name; empty: the user's default."""
 
     def __init__(self, *, console_url: str, user: Any, authenticator: Any, organization: str) -> None:
         self._url = f"{console_url.rstrip('/')}/api/v1/notebooks/"
         self._user, self._authenticator, self._organization = user, authenticator, organization
 
-    async def call(self, method: str, path: str = "", body: dict[str, Any] | None = None, key: str = "") -> Any:
+    async def call(
+        self, method: str, path: str = "", body: dict[str, Any] | None = None, idempotency_key: str = ""
+    ) -> Any:
         """Return the response's JSON. An expired token is refreshed, and stored. Raises Refused."""
-        response = await self._send(method, path, body, key)
+        response = await self._send(method, path, body, idempotency_key)
         if response.code == 401:
             refreshed = await self._authenticator.refresh_user(self._user)
             if isinstance(refreshed, dict):
                 await self._user.save_auth_state(refreshed["auth_state"])
-                response = await self._send(method, path, body, key)
+                response = await self._send(method, path, body, idempotency_key)
         try:
             data = json.loads(response.body or b"{}")
         except ValueError:
             data = {}
         if response.code >= 400:
-            raise Refused(response.code, _sentence(data) or "The console cannot be reached. Try again later.")
+            raise Refused(response.code, _error_message(data) or "The console cannot be reached. Try again later.")
         return data
 
-    async def _send(self, method: str, path: str, body: dict[str, Any] | None, key: str) -> Any:
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None, idempotency_key: str) -> Any:
         state = await self._user.get_auth_state() or {}
         headers = {"Authorization": f"Bearer {state.get('access_token') or ''}", "Content-Type": "application/json"}
         if self._organization:
             headers["Trainyard-Organization"] = self._organization
-        if key:
-            headers["Idempotency-Key"] = key
+        if idempotency_key:
+            headers["Idempotency-Key"] = idempotency_key
         request = HTTPRequest(
             self._url + path,
             method=method,
             headers=headers,
             body=None if method == "GET" else json.dumps(body or {}),
             request_timeout=TIMEOUT_SECONDS,
-            follow_redirects=False,  # the token is for this address alone
+            follow_redirects=False,  # the token must not be sent to any other address
         )
         try:
             return await AsyncHTTPClient().fetch(request, raise_error=False)
@@ -75,10 +78,10 @@ class Notebooks:
             raise Refused(502, "The console cannot be reached. Try again later.") from error
 
 
-def _sentence(data: dict[str, Any]) -> str:
-    """Return the console's sentence about an error; of each field where it names some."""
+def _error_message(data: dict[str, Any]) -> str:
+    """Return the message in an error response of the console. If fields are at fault, return each one's message."""
     fields = data.get("fields") or {}
-    return " ".join(f"{name}: {sentence}" for name, sentence in fields.items()) or str(data.get("message", ""))
+    return " ".join(f"{name}: {message}" for name, message in fields.items()) or str(data.get("message", ""))
 
 
 def money(amount_minor: int, currency: str) -> str:

@@ -10,7 +10,7 @@ from traitlets import Set, Unicode, default
 
 
 class TrainyardAuthenticator(GenericOAuthenticator):
-    """OAuthenticator's GenericOAuthenticator, configured for a console. The spawner acts with each person's token."""
+    """OAuthenticator's GenericOAuthenticator, configured for a console. The spawner uses each person's access token."""
 
     console_url = Unicode(
         config=True, help="Address of the console (its TRAINYARD_URL), such as https://console.example.com."
@@ -43,20 +43,20 @@ class TrainyardAuthenticator(GenericOAuthenticator):
 
     @default("username_claim")
     def _username_claim(self) -> str:
-        return "sub"  # an address may change, or belong to somebody else one day
+        return "sub"  # the account's number; an e-mail address may change, or belong to somebody else one day
 
     @default("enable_auth_state")
     def _enable_auth_state(self) -> bool:
         return True  # the spawner needs the token
 
     def user_info_to_username(self, user_info: dict[str, Any]) -> str:
-        """Return the name of the hub's user. An e-mail address is one only if the console has verified it."""
+        """Return the hub's name for a user. Refuse an e-mail address that the console has not verified."""
         if self.username_claim == "email" and not user_info.get("email_verified"):
             raise web.HTTPError(403, "Verify your e-mail address in the console, then log in again.")
         return super().user_info_to_username(user_info)
 
     async def check_allowed(self, username: str, auth_model: dict[str, Any] | None) -> bool:
-        """Return whether the person may log in: as JupyterHub is configured, or as a member of an organization."""
+        """Whether the person may log in: by JupyterHub's own settings, or as a member of an allowed organization."""
         if await super().check_allowed(username, auth_model):
             return True
         return bool(auth_model) and not self.allowed_organizations.isdisjoint(slugs(auth_model["auth_state"]))

@@ -1,7 +1,8 @@
-"""Sends a browser from the address of a server in the hub to the notebook's own address.
+"""Redirect a browser from a server's address in the hub to the notebook's own address.
 
-A notebook has a host name of its own, and the console decides who reaches it. The hub's proxy therefore gets an address
-in the hub's process that redirects to the console. Nothing here is secret: the console asks everybody for a log-in.
+JupyterHub's proxy expects a server behind each user's address. A notebook has a host name of its own instead, and the
+console decides who reaches it. So the proxy gets the address of an HTTP server in the hub's process, which redirects to
+the notebook. The redirects are no secret: the console asks everybody for a log-in.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from tornado.web import Application, RequestHandler
 
 
 class Redirects:
-    """The targets by the prefix of a server's address, such as `/user/ada/`, and the HTTP server that knows them."""
+    """Serves redirects. `targets` has notebooks' addresses, by the prefix of a server's path, such as `/user/ada/`."""
 
     def __init__(self) -> None:
         self.targets: dict[str, str] = {}
         self._servers: dict[tuple[str, int], HTTPServer] = {}
 
     def listen(self, ip: str, port: int) -> None:
-        """Listen, if nothing of ours does yet."""
+        """Listen on this address, unless this object already does."""
         if (ip, port) not in self._servers:
             server = Application([(r"/.*", _Handler, {"redirects": self})]).listen(port, ip)
             self._servers[ip, port] = server
 
     def target(self, path: str) -> str:
-        """Return where a path leads; empty if there is no notebook."""
+        """Return the notebook's address for a path in the hub; empty if there is no notebook."""
         matching = [prefix for prefix in self.targets if path.startswith(prefix)]
         return self.targets[max(matching, key=len)] if matching else ""
 
@@ -50,4 +51,4 @@ class _Handler(RequestHandler):
 
 
 REDIRECTS = Redirects()
-"""Those of this process: JupyterHub is one process with all its spawners."""
+"""The redirects of this process. JupyterHub runs all spawners in one process."""

@@ -1,4 +1,4 @@
-"""Servers of JupyterHub that are notebooks of the console, bought for the user's organization."""
+"""A JupyterHub spawner whose servers are notebooks of the console, bought for the user's organization."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from jupyterhub.spawner import Spawner
 from traitlets import Dict, Integer, List, Unicode, default
 
-from trainyard_jupyterhub.api import Notebooks, Refused, money
+from trainyard_jupyterhub.api import NotebooksClient, Refused, money
 from trainyard_jupyterhub.authenticator import organizations
 from trainyard_jupyterhub.redirects import REDIRECTS
 
 ENDED = {"succeeded", "failed", "cancelled"}
 """The states of a notebook that has ended."""
-LOOK_SECONDS = 1.0
-"""Time between two looks at a notebook that starts or stops."""
+POLL_SECONDS = 1.0
+"""Interval of requests for the state of a notebook that starts or stops: as often as a person notices a change."""
 STOP_SECONDS = 120
-"""How long to wait for a stopped notebook's end: it has 30 seconds to save, and a busy node takes its time."""
-PURCHASE = ("image", "node_spec", "max_seconds", "idle_seconds", "ceiling_minor")
-"""The fields of a profile that a notebook is bought with. See the API."""
+"""How long to wait for a stopped notebook's end. It gets 30 seconds to save, and a busy node may need longer."""
+PURCHASE_FIELDS = ("image", "node_spec", "max_seconds", "idle_seconds", "ceiling_minor")
+"""The fields of a profile that are sent to the console's API when a notebook is bought."""
 
 
 class TrainyardSpawner(Spawner):
@@ -37,12 +37,14 @@ class TrainyardSpawner(Spawner):
     )
     workspace = Unicode("main", config=True, help="Workspace that the form proposes.")
     redirect_ip = Unicode("127.0.0.1", config=True, help="Where the hub listens for its proxy, to redirect browsers.")
-    redirect_port = Integer(8092, config=True, help="The port for it. It must stay the same when the hub restarts.")
-    redirect_host = Unicode(config=True, help="How the proxy reaches `redirect_ip`. Default: the same.")
+    redirect_port = Integer(8092, config=True, help="Port at `redirect_ip`. Keep it when the hub restarts.")
+    redirect_host = Unicode(config=True, help="Host by which the proxy reaches the hub. Default: `redirect_ip`.")
 
     notebook_id: int | None = None
-    url = ""
-    ceiling = ""
+    url = ""  # the notebook's
+    ceiling = ""  # a sentence with the most that the notebook can cost
+    _waiting = ""  # a sentence that says what the notebook waits for
+    _prefix = ""  # the key of this server in `REDIRECTS.targets`
 
     @default("console_url")
     def _console_url(self) -> str:
@@ -57,7 +59,7 @@ class TrainyardSpawner(Spawner):
         return type(self).form
 
     async def form(self) -> str:
-        """Return the form: organization and profile, where there are several, and workspace."""
+        """Return the HTML of the form: the workspace, and organization and profile if there are several."""
         state = await self.user.get_auth_state()
         field = f'id="workspace" name="workspace" value="{escape(self.workspace)}" class="form-control" required'
         rows = [
@@ -74,11 +76,11 @@ class TrainyardSpawner(Spawner):
     async def start(self) -> str:
         """Buy a notebook and wait until it runs. Return the address that redirects to it. Raises Refused.
 
-        A notebook that is open already, since the hub was killed before, is taken over instead of bought again.
+        If the hub was killed after an earlier purchase for this server, use that notebook and buy no other.
         """
-        wanted = self._wanted()
+        purchase = self._purchase()
         api = self._api()
-        notebook = await self._open_one(api, wanted) or await self._buy(api, wanted)
+        notebook = await self._find_open_notebook(api, purchase) or await self._buy(api, purchase)
         self.notebook_id = notebook["id"]
         while not notebook["url"]:
             if notebook["state"] in ENDED:
@@ -86,7 +88,7 @@ class TrainyardSpawner(Spawner):
                     502, f"The notebook ended before it was ready: {notebook['reason'] or notebook['state']}."
                 )
             self._waiting = notebook["waiting_for"] or f"The notebook is {notebook['state']}."
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             notebook = await api.call("GET", f"{self.notebook_id}/")
         self.url = notebook["url"]
         self._redirect()
@@ -101,16 +103,16 @@ class TrainyardSpawner(Spawner):
             await api.call("POST", f"{path}stop/")
             deadline = time.monotonic() + STOP_SECONDS
             while not now and (await api.call("GET", path))["state"] not in ENDED and time.monotonic() < deadline:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
         except Refused as error:
-            if error.console_status not in {404, 409}:  # it has ended, or is the user's no longer
+            if error.console_status not in {404, 409}:  # 404: no longer the user's; 409: it has ended already
                 raise
 
     async def poll(self) -> int | None:
-        """Return None while the notebook is open, or its exit status.
+        """Return None while the notebook is open, else its exit status.
 
-        Where the console refuses the user, who for example left the organization, the hub forgets the notebook; it ends
-        when it is idle. Where the console cannot be reached, nothing is known, and the notebook counts as open.
+        If the console refuses the user, for example after they left the organization, the hub forgets the notebook,
+        which later ends as idle. While the console cannot be reached, the notebook counts as open.
         """
         if self.notebook_id is None:
             return 0
@@ -126,21 +128,21 @@ class TrainyardSpawner(Spawner):
         return 1 if notebook["state"] == "failed" else 0
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield what the notebook waits for, and at most what it costs."""
+        """Yield JupyterHub's progress events: the most that the notebook can cost, and what it waits for."""
         shown, percent = "", 10
         while self._start_pending:
             sentence = " ".join(filter(None, (self.ceiling, self._waiting)))
             if sentence != shown:
                 shown, percent = sentence, min(percent + 20, 90)
                 yield {"progress": percent, "message": sentence}
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the hub stores over its restarts."""
+        """Return the state that the hub keeps across restarts."""
         return super().get_state() | {"notebook_id": self.notebook_id, "url": self.url}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over the notebook that ran when the hub stopped."""
+        """Continue with the notebook that ran when the hub stopped."""
         super().load_state(state)
         self.notebook_id, self.url = state.get("notebook_id"), state.get("url", "")
         if self.url:
@@ -152,39 +154,37 @@ class TrainyardSpawner(Spawner):
         REDIRECTS.targets.pop(self._prefix, None)
         self.notebook_id, self.url, self.ceiling = None, "", ""
 
-    _waiting = _prefix = ""
-
-    def _api(self) -> Notebooks:
-        return Notebooks(
+    def _api(self) -> NotebooksClient:
+        return NotebooksClient(
             console_url=self.console_url,
             user=self.user,
             authenticator=self.authenticator,
             organization=str(self.user_options.get("organization", "")),
         )
 
-    def _wanted(self) -> dict[str, Any]:
-        """Return the fields of the purchase. Raises Refused."""
+    def _purchase(self) -> dict[str, Any]:
+        """Return the fields of the purchase that the user's options ask for. Raises Refused."""
         number = str(self.user_options.get("profile", "0"))
         if not (number.isdecimal() and int(number) < len(self.profiles)):
             raise Refused(400, "Choose one of the sizes." if self.profiles else "This hub offers no notebooks yet.")
         profile = self.profiles[int(number)]
-        wanted = {field: profile[field] for field in PURCHASE if field in profile}
-        name = f"JupyterHub {self.user.name} {self.name}".strip()[:100]
-        return wanted | {"name": name, "workspace": str(self.user_options.get("workspace") or self.workspace)}
+        fields = {field: profile[field] for field in PURCHASE_FIELDS if field in profile}
+        name = f"JupyterHub {self.user.name} {self.name}".strip()[:100]  # the console's limit for names
+        return fields | {"name": name, "workspace": str(self.user_options.get("workspace") or self.workspace)}
 
-    async def _open_one(self, api: Notebooks, wanted: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a notebook of this server that has not ended; None without one."""
+    async def _find_open_notebook(self, api: NotebooksClient, purchase: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the notebook that was bought for this server and has not ended; None if there is none."""
         for notebook in (await api.call("GET"))["results"]:
-            is_same = all(notebook[field] == wanted[field] for field in ("name", "workspace", "image", "node_spec"))
+            is_same = all(notebook[field] == purchase[field] for field in ("name", "workspace", "image", "node_spec"))
             if is_same and notebook["state"] not in {*ENDED, "stopping"}:
                 return notebook
         return None
 
-    async def _buy(self, api: Notebooks, wanted: dict[str, Any]) -> dict[str, Any]:
-        quote = await api.call("POST", "quotes/", wanted)
+    async def _buy(self, api: NotebooksClient, purchase: dict[str, Any]) -> dict[str, Any]:
+        quote = await api.call("POST", "quotes/", purchase)
         if quote["refusal"]:
             raise Refused(402, quote["refusal"])
-        notebook = await api.call("POST", body={"quote": quote["id"]}, key=str(quote["id"]))
+        notebook = await api.call("POST", body={"quote": quote["id"]}, idempotency_key=str(quote["id"]))
         self.ceiling = f"Costs at most {money(quote['ceiling_minor'], quote['currency'])}."
         return notebook
 
@@ -196,7 +196,7 @@ class TrainyardSpawner(Spawner):
 
 
 def _select(name: str, label: str, choices: list[tuple[str, str]]) -> str:
-    """Return the HTML of a choice; empty if there is none to make."""
+    """Return the HTML of a drop-down list; empty if it would have fewer than two choices."""
     if len(choices) < 2:
         return ""
     options = "".join(f'<option value="{escape(value)}">{escape(text)}</option>' for value, text in choices)

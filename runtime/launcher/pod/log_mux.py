@@ -24,7 +24,7 @@ restarts needs seconds."""
 _BUFFER_BYTES = 1 << 20
 """How many bytes are buffered before the ranks are slowed down: as many as a rank's pipe holds."""
 _MAX_PIECE_BYTES = 8192
-"""Maximum length of a piece; the kubelet splits lines of more than 16 KiB."""
+"""Maximum length of a piece. The kubelet splits lines of more than 16 KiB, and readers could not join those parts."""
 _PARTIAL_LINE_SECONDS = 1.0
 """How long an incomplete line waits for its end. Then it is written, so that readers see prompts and progress bars."""
 

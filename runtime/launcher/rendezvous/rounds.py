@@ -28,9 +28,9 @@ _RESTART_ANNOUNCEMENT = "A node was lost. This process starts again as rank {ran
 class Rounds:
     """This node's state in the rounds of its run.
 
-    `report` sends to the supervisor. `on_round_began` is called when a round after the first begins. `started_at` is
-    when the ranks of this round were started (monotonic; None: not yet). `mpi` is the `mpi.Mpi` that starts the ranks;
-    None if this launcher starts them.
+    `report` sends a message to the supervisor. `on_round_began` is called when a round after the first begins.
+    `started_at` is when the ranks of this round were started (monotonic; None: not yet). `mpi` is the `mpi.Mpi` that
+    starts the ranks; None if this launcher starts them.
     """
 
     def __init__(

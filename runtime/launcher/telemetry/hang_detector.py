@@ -61,6 +61,8 @@ _MIN_IDLE_SECONDS = 1.0
 _MIN_INSPECTIONS = 4
 """How many inspections in a row must find a spinning run's ranks at the same place. A loop that works may be found at
 the same place a few times by coincidence."""
+_MIN_IDLE_INSPECTIONS = 2
+"""How many inspections in a row must find all ranks of an idle run waiting. One may find them so for a moment."""
 _MAX_DOUBLINGS = 6
 """How often the pause between inspections may double after inspections that found a rank at work: up to 64 times the
 first pause."""
@@ -139,10 +141,10 @@ class ProgressTracker:
     def __init__(self, now: float, hang_seconds: float, busy_share: float = BUSY_SHARE) -> None:
         self._busy_share = busy_share
         self._max_blocked_seconds = _BLOCKED_FACTOR * hang_seconds
-        self._blocked_since: Optional[float] = None
-        self._has_begun = False
-        self._computed_at = now  # the last sign that is only computing
-        self._progressed_at = now  # the last sign of any other kind
+        self._blocked_since: Optional[float] = None  # since when a process has waited for a disk at every check
+        self._has_begun = False  # there was a milestone
+        self._computed_at = now  # when the node was last seen to compute
+        self._progressed_at = now  # when it last showed a sign of any other kind
         # Shares of a core by pid.
         self._background_shares: Dict[int, float] = {}  # background activity: the lowest share before a milestone
         self._lowest_shares: Dict[int, float] = {}  # the lowest share since the last milestone
@@ -162,9 +164,10 @@ class ProgressTracker:
         self._background_shares = {pid: share for pid, share in self._background_shares.items() if pid in shares}
         self._blocked_since = (self._blocked_since or now) if activity.is_blocked else None
         waits_for_disk = self._blocked_since is not None and now - self._blocked_since <= self._max_blocked_seconds
-        has_traffic = activity.disk_rate >= _DISK_RATE or activity.network_rate >= _NETWORK_RATE
-        has_traffic |= activity.gpu_memory_percent >= _GPU_MEMORY_PERCENT
-        if activity.has_milestone or has_traffic or waits_for_disk or activity.seconds > _LATE_FACTOR * interval:
+        moves_data = activity.disk_rate >= _DISK_RATE or activity.network_rate >= _NETWORK_RATE
+        moves_data |= activity.gpu_memory_percent >= _GPU_MEMORY_PERCENT
+        is_late = activity.seconds > _LATE_FACTOR * interval
+        if activity.has_milestone or moves_data or waits_for_disk or is_late:
             self._progressed_at = now
         # Many idle processes together count as work, because their CPU time is billed.
         is_busy = activity.is_working or sum(shares.values()) >= NODE_BUSY_SHARE
@@ -300,6 +303,7 @@ class HangDetector:
             self._next_inspection_at = now
         if self._next_inspection_at is not None and now < self._next_inspection_at:
             return False
+        # Several inspections fit into the time that is left until the run may count as hung.
         pause = (self._min_hang_seconds if is_idle else self._hang_seconds / 2) / _MIN_INSPECTIONS
         self._next_inspection_at = now + pause * 2 ** min(self._busy_inspections, _MAX_DOUBLINGS)
         self._unanswered_nodes = set(self._nodes)
@@ -342,9 +346,9 @@ class HangDetector:
         # A run that is idle for `hang_seconds` hangs, wherever its ranks are.
         if self.idle_seconds >= self._hang_seconds:
             return Hang(self.idle_seconds, states)
-        if self.idle_seconds >= self.allowed_idle_seconds and self._waiting_inspections > 1:
+        if self.idle_seconds >= self.allowed_idle_seconds and self._waiting_inspections >= _MIN_IDLE_INSPECTIONS:
             return Hang(self.idle_seconds, states)
-        # The rank that has changed last counts, and the rank with the fewest equal inspections.
+        # All ranks must have stood still for so long, so the one that moved last decides.
         since = max((standstill.since for standstill in self._standstills.values()), default=now)
         inspections = min((standstill.inspections for standstill in self._standstills.values()), default=0)
         is_spinning = inspections >= _MIN_INSPECTIONS and now - since >= self._hang_seconds and self._all_are_stuck()

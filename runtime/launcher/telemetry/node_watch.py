@@ -36,7 +36,8 @@ _SLOW_SAMPLE_SECONDS = 10.0
 _FAST_PERIOD_SECONDS = 60.0
 """How long a run is sampled at the shorter interval."""
 _CHECKS_PER_HANG = 20
-"""How many checks for progress to make within `hang_seconds`, if the following limits of the interval allow it."""
+"""How many checks for progress to make within `hang_seconds`, if the following limits of the interval allow it. So many
+find a hang at most 5 % late."""
 _MIN_CHECK_SECONDS = 1.0
 """Minimum interval of checks for progress, so that they use little CPU time."""
 _MAX_CHECK_SECONDS = 5.0
@@ -87,7 +88,7 @@ class NodeWatch:
         self._round: Optional[int] = None
         self._ranks: List[Rank] = []
         self._finished_nodes: Set[int] = set()
-        self._start_round(-1, ())
+        self._start_round(-1, ())  # no round yet: the first `handle_timers` starts one
 
     def _start_round(self, number: int, members: Iterable[int]) -> None:
         """Forget everything about the ranks of the previous round."""
@@ -111,7 +112,7 @@ class NodeWatch:
         self._counts: Dict[int, Counts] = {}  # by rank_id, at the last reading
         self._metrics_state: Optional[Tuple[int, int]] = None  # modification time (ns) and size of the metrics file
         self._capture: Optional[StackCapture] = None  # in progress
-        # The uses of the capture: an inspection, and the stacks of a hang.
+        # What a capture is needed for: an inspection, or the stacks of a hang.
         self._should_inspect = False
         self._should_report_stacks = False
         # On the hub, once the run hangs.
@@ -202,7 +203,7 @@ class NodeWatch:
             self._next_sample_at = now + (_FAST_SAMPLE_SECONDS if is_early else _SLOW_SAMPLE_SECONDS)
             self._report_sample(reading, counts)
         if self._plan.hang_seconds and self._last_reading is not None:
-            activity = self._activity(self._last_reading, reading, counts)
+            activity = self._measure_activity(self._last_reading, reading, counts)
             progress = self._tracker.add_activity(now, activity, self._interval)
             self._report_progress(progress)
             # An inspection compares threads with an earlier reading, which must be ready before the first inspection.
@@ -230,7 +231,7 @@ class NodeWatch:
         if sample is not None:
             self._report({"type": "sample", **sample})
 
-    def _activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
+    def _measure_activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
         """Return this node's activity between two readings. `counts` are those of the second."""
         seconds = max(1e-3, after.at - before.at)  # at least a millisecond, since rates are divided by it
         cpu_shares, max_runnable_share = {}, 0.0
@@ -322,7 +323,7 @@ class NodeWatch:
             rank.report_listener = None
         if self._should_inspect:
             self._should_inspect = False
-            states = self._add_parked(capture.rank_states(), now)
+            states = self._mark_parked(capture.rank_states(), now)
             if self._is_hub:
                 self._detector.add_inspection(self._plan.node, states, now)
             else:
@@ -352,14 +353,14 @@ class NodeWatch:
             for rank in self._ranks
         }
 
-    def _add_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
+    def _mark_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
         """Set `is_parked` for ranks that have done nothing since the last reading of their threads."""
         earlier, self._rank_cpu = self._rank_cpu, self._read_rank_cpu(now, read_processes())
         for rank_id, after in self._rank_cpu.items():
             before = earlier.get(rank_id)
             if before is None or before.pid != after.pid or rank_id not in states:
                 continue
-            seconds = max(1e-3, after.at - before.at)  # as in `_activity`
+            seconds = max(1e-3, after.at - before.at)  # as in `_measure_activity`
             threads = {
                 thread: (cpu - before.threads.get(thread, 0.0)) / seconds for thread, cpu in after.threads.items()
             }

@@ -90,7 +90,7 @@ def read_process(pid: int, proc: str = PROC) -> Optional[Process]:
     schedule = read_file(folder + "schedstat").split()
     # Nanoseconds of running and of waiting for a core. Some kernels do not count them.
     runnable_seconds = (int(schedule[0]) + int(schedule[1])) / 1e9 if len(schedule) > 1 else cpu_seconds
-    disk_bytes = _disk_bytes(read_file(folder + "io"))
+    disk_bytes = _parse_disk_bytes(read_file(folder + "io"))
     return Process(pid, int(fields[1]), fields[0].decode(), int(fields[19]), cpu_seconds, runnable_seconds, *disk_bytes)
 
 
@@ -109,7 +109,7 @@ def read_threads(pid: int, proc: str = PROC) -> Dict[int, float]:
     return cpu_seconds_by_thread
 
 
-def _disk_bytes(data: bytes) -> Tuple[int, int]:
+def _parse_disk_bytes(data: bytes) -> Tuple[int, int]:
     """Return bytes read and written, from the text of /proc/<pid>/io."""
     values = {name: value for name, _, value in (line.partition(b": ") for line in data.splitlines())}
     return int(values.get(b"read_bytes", 0)), int(values.get(b"write_bytes", 0))

@@ -13,7 +13,7 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..processes import send_signal
-from ..rank import PLATFORM_FILE_NAME, STACK_SIGNAL, displayed_paths, with_displayed_paths
+from ..rank import PLATFORM_FILE_NAME, STACK_SIGNAL, find_displayed_paths, replace_paths
 from .hang_detector import NOT_WAITING, WAITING, WAITING_IF_IDLE, RankState
 from .sampling import PROC, Process, read_file
 
@@ -33,6 +33,10 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')  # as faulthandler w
 _INNERMOST_FRAMES = 4
 """How many innermost frames of a stack are compared with the functions that wait, since such a function may itself call
 a few helpers."""
+_MAX_PLACE_LENGTH = 200
+"""Maximum characters of a rank's place: file name, line and function. A message quotes it; most are far shorter."""
+_DIGEST_LENGTH = 16
+"""Hexadecimal digits of a digest of stacks: 64 bits, so two different stacks never have the same one by chance."""
 # How the file names of the platform's own frames end.
 _PLATFORM_FILES = ("/launcher/rank.py", "/launcher/step_timer.py", "/launcher/warm/forkserver.py", PLATFORM_FILE_NAME)
 # Functions that only wait: for other ranks, or for a device that may wait for them. Each is (end of the file's name,
@@ -150,7 +154,7 @@ class StackCapture:
             lines += ["  " + self._describe_process(processes.get(child), child) for child in children[:_MAX_CHILDREN]]
             if len(children) > _MAX_CHILDREN:
                 lines.append("  ... and {} more".format(len(children) - _MAX_CHILDREN))
-        return with_displayed_paths("\n".join(lines), displayed_paths())[:MAX_TEXT_LENGTH] + "\n"
+        return replace_paths("\n".join(lines), find_displayed_paths())[:MAX_TEXT_LENGTH] + "\n"
 
     def _describe_process(self, process: Optional[Process], pid: int) -> str:
         if process is None:
@@ -277,10 +281,11 @@ def rank_state(text: str) -> RankState:
         elif _matches_any(file, function, _WAITS_IF_IDLE):
             waiting = max(waiting, WAITING_IF_IDLE)
     # Threads without a Python frame come and go, and thread identifiers differ, so the digest leaves both out.
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:_DIGEST_LENGTH]
     # The innermost frame of the customer's own code, or else the innermost frame.
     file, line, function = next((frame for frame in frames if not _is_library(frame[0])), frames[0])
-    return RankState(digest, waiting, "{}, line {}, {}".format(os.path.basename(file), line, function)[:200])
+    place = "{}, line {}, {}".format(os.path.basename(file), line, function)
+    return RankState(digest, waiting, place[:_MAX_PLACE_LENGTH])
 
 
 def _matches_any(file: str, function: str, table: Sequence[Tuple[str, str]]) -> bool:

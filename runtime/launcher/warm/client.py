@@ -1,8 +1,14 @@
 """The launcher's side of a warm start: pass scripts to ranks that a fork server (`forkserver`) has already forked.
 
 If no forked rank is ready in time, the launcher starts the rank cold. All forked ranks read from one socket that keeps
-message boundaries. Each forked rank takes one message and answers with its pid. From then on it is a rank like any
-other.
+message boundaries, so each message of the launcher reaches one of them:
+
+    join                  from the launcher, once: the sandbox is complete, so the ranks can be forked in it
+    ready                 from each forked rank
+    (a script)            from the launcher, with its descriptors: see `WarmRanks.start`
+    accepted, refused     from the rank that received the script, with its pid or the reason
+
+From then on the forked rank is a rank like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ import socket
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..topology import imported_names
+from ..topology import find_imports
 
 MAX_MESSAGE_BYTES = 1 << 17
 """Maximum bytes of one message. If arguments and environment are longer, the forked rank cannot parse the message and
@@ -140,7 +146,7 @@ def _imports_only_stdlib(sources: Sequence[str], folder: str) -> bool:
     stdlib = getattr(sys, "stdlib_module_names", None)  # Python 3.10 and later
     if stdlib is None or any(text in source for source in sources for text in _DYNAMIC_IMPORTS):
         return False
-    imported = {name for source in sources for name in imported_names(source)}
+    imported = {name for source in sources for name in find_imports(source)}
     return all(name in stdlib or os.path.isfile(os.path.join(folder, name + ".py")) for name in imported)
 
 

@@ -40,7 +40,8 @@ if not __package__:
 from .. import seccomp
 from .client import MAX_MESSAGE_BYTES, python_path, receive
 
-# The CLONE_NEW* flags of user, mount, pid, ipc, uts and cgroup namespaces, and of the network.
+# Constants from the kernel's headers. First the CLONE_NEW* flags of user, mount, pid, ipc, uts and cgroup namespaces,
+# and of the network.
 _ALL_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000 | 0x40000000
 _PRIVATE_NAMESPACES = ("user", "mnt", "pid", "ipc", "uts")
 """Kinds of namespaces that every sandbox has to itself. The network's is not among them, since a setting can make runs
@@ -251,7 +252,7 @@ def _become_rank(launcher: socket.socket) -> Script:
         script_message, descriptors = receive(launcher, None)
         if not script_message:
             os._exit(0)
-        reason = _shadowed_module(script_message["import_folders"])
+        reason = _reason_to_start_cold(script_message["import_folders"])
         answer = {"type": "refused" if reason else "accepted", "pid": os.getpid(), "reason": reason}
         launcher.send(json.dumps(answer).encode())
         if reason:
@@ -266,11 +267,11 @@ def _become_rank(launcher: socket.socket) -> Script:
     return Script(report_fd, sys.argv[0], counts_fd[0] if counts_fd else -1)
 
 
-def _shadowed_module(import_folders: List[str]) -> str:
-    """Return why the script must start cold; "" if it can start here.
+def _reason_to_start_cold(import_folders: List[str]) -> str:
+    """Return why the script cannot run in this process; "" if it can.
 
-    It must start cold if one of its own modules has the name of a module that is loaded here: its import would find the
-    wrong module.
+    It cannot if one of its own modules has the name of a module that is loaded here: importing it would return the
+    loaded one.
     """
     # An interpreter imports `sitecustomize` when it starts.
     loaded = {name.partition(".")[0] for name in sys.modules} - {"__main__", "launcher"} | {"sitecustomize"}

@@ -35,6 +35,11 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def children(pid):
+    """Return the pids of a process's children, as the host sees them."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Pod:
     """A running Pod. `process` is bubblewrap, which ends with the Pod's first process."""
 
@@ -106,19 +111,13 @@ class Pod:
             for target, source in binds.items():
                 is_replaced = target == "/trainyard/run-root" and cluster.storage
                 built += cluster.storage if is_replaced else [option, str(source), target]
-        return [
-            *built,
-            "--dir",
-            "/datasets",
-            "--dir",
-            "/models",
-            "--remount-ro",
-            "/dev",
-            "--remount-ro",
-            "/",
-            "--chdir",
-            "/",
-        ]
+        built += ["--dir", "/datasets", "--dir", "/models", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+        return built
+
+    @property
+    def launcher(self):
+        """The host's pid of the launcher, the only child of the Pod's first process."""
+        return children(self.pid)[0]
 
     def signal(self, number):
         """Send a signal to the Pod's first process, as the kubelet does."""

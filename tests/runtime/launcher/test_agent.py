@@ -1,25 +1,20 @@
-"""Real launchers without a sandbox. The test is their supervisor and the network between them."""
+"""Launchers that lose each other, or die at the same moment, in Pods."""
 
 import contextlib
 import json
 import os
-import select
+import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from runtime.backends.launch_plan import launcher_arguments
-from tests.runtime.launcher.test_topology import PLAN
+from tests.runtime.launcher.pods import RUN, children, free_port
 
-pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
+pytestmark = pytest.mark.late("its pods are real processes, with time limits of seconds")
 
-LAUNCHER = Path(__file__).resolve().parents[3] / "runtime" / "launcher"
 DETECTION_SECONDS = 15
 """How long the detection of a silent node may take."""
 IGNORES_SIGTERM = """
@@ -28,32 +23,42 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["RESTART_COUNT"], flush=True)
 while True: signal.pause()
 """
+DIES_WITH_THE_OTHER = """
+import os, pathlib, signal, time
+print("ready", flush=True)
+while os.environ["RANK"] == "1": signal.pause()
+while not pathlib.Path("go").exists(): time.sleep(0.01)
+raise SystemExit(1)
+"""
 
 
 class Relay:
-    """Carries bytes between a node and the hub. If `drops`, it discards them and keeps connections open."""
+    """Carries bytes between the nodes and the hub. It discards those of `cut_off` nodes and keeps connections open."""
 
-    def __init__(self, port):
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.drops = False
-        self._open = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
+    def __init__(self):
+        self.address = f"127.251.{random.randrange(250)}.{random.randrange(1, 250)}"
+        self.port = free_port()
+        self.cut_off = set()
+        self._open = [socket.create_server((self.address, self.port))]
 
-    def _accept(self):
+    def start(self, hub):
+        threading.Thread(target=self._accept, args=(hub,), daemon=True).start()
+
+    def _accept(self, hub):
         with contextlib.suppress(OSError):
             while True:
-                client, _address = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                client, _address = self._open[0].accept()
+                server = socket.create_connection((hub, self.port))
                 self._open += [client, server]
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+                hello = client.recv(65536)
+                server.sendall(hello)
+                for ends in ((client, server), (server, client)):
+                    threading.Thread(target=self._carry, args=(json.loads(hello)["node"], *ends), daemon=True).start()
 
-    def _carry(self, source, sink):
+    def _carry(self, node, source, sink):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if not self.drops:
+                if node not in self.cut_off:
                     sink.sendall(data)
 
     def close(self):
@@ -61,197 +66,60 @@ class Relay:
             connection.close()
 
 
-class Node:
-    """One launcher, and its messages to its supervisor."""
-
-    command = (sys.executable, *launcher_arguments(str(LAUNCHER)))
-
-    def __init__(self, folder, plan, control_port, listener):
-        ours, theirs = socket.socketpair()
-        reading, writing = os.pipe()
-        descriptors = [theirs.fileno(), writing, *([listener.fileno()] if listener else [])]
-        command = [*self.command, "--socket", str(theirs.fileno())]
-        self.process = subprocess.Popen(command, pass_fds=descriptors, cwd=folder)
-        theirs.close()
-        os.close(writing)
-        self._folder = folder
-        self._link = ours
-        self._output = reading
-        self._received = b""
-        self.printed = b""
-        order = {
-            "plan": plan,
-            "token": "the-runs-token",
-            "control_port": control_port,
-            "listener": listener.fileno() if listener else None,
-            "python": sys.executable,
-            "environment": {"PATH": "/usr/bin:/bin"},
-            "outputs": [writing],
-        }
-        self.send(order)
-
-    def send(self, message):
-        self._link.sendall(json.dumps(message).encode() + b"\n")
-
-    @property
-    def messages(self):
-        return [json.loads(line) for line in self._received.split(b"\n")[:-1]]
-
-    def of_type(self, kind):
-        return [message for message in self.messages if message["type"] == kind]
-
-    @property
-    def causes(self):
-        return [message["cause"] for message in self.of_type("cause")]
-
-    def listen(self, until, seconds=60):
-        """Read the messages of the launcher and the output of its rank until the condition holds."""
-        give_up_at = time.monotonic() + seconds
-        sources = [self._link, self._output]
-        while not until(self):
-            ready, _, _ = select.select(sources, [], [], max(0.0, give_up_at - time.monotonic()))
-            assert ready, f"not in {seconds} s: {self.messages} {self.printed!r}"
-            for source in ready:
-                data = source.recv(65536) if source is self._link else os.read(source, 65536)
-                if not data:
-                    sources.remove(source)
-                    assert sources, f"it ended: {self.messages} {self.printed!r}"
-                elif source is self._link:
-                    self._received += data
-                else:
-                    self.printed += data
-
-    def wait(self, seconds=60):
-        """Read everything until the launcher ends, and return its exit code."""
-        self.listen(lambda node: bool(node.of_type("ended")), seconds)
-        return self.process.wait(10)
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(10)
-        # Here no pid namespace ends them with their launcher.
-        for pid in {int(pid) for message in self.of_type("running") for pid in message["pids"]}:
-            with contextlib.suppress(OSError):
-                if str(self._folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
-        self._link.close()
-        os.close(self._output)
-
-
-class Cluster:
-    """The nodes of one run. Each but the first is behind a relay."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.nodes = []
-        self.relays = []
-
-    def start(self, script, nodes, **changes):
-        path = self.folder / "train.py"
-        path.write_text(script)
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", 0))
-        with listener, socket.create_server(("127.0.0.1", 0)) as free:
-            port = listener.getsockname()[1]
-            fields = {
-                **changes,
-                "nodes": nodes,
-                "addresses": ["127.0.0.1"] * nodes,
-                "master_port": free.getsockname()[1],
-            }
-            plan = PLAN._replace(
-                workers=1, script=str(path), arguments=[], run_dir=str(self.folder), **fields
-            )._asdict()
-            listener.listen(16)
-            for node in range(1, nodes):
-                self.relays.append(Relay(port))
-                self.nodes.append(Node(self.folder, {**plan, "node": node}, self.relays[-1].port, None))
-            self.nodes.insert(0, Node(self.folder, {**plan, "node": 0}, port, listener))
-        return self.nodes
-
-
 @pytest.fixture
-def cluster(tmp_path):
-    started = Cluster(tmp_path)
-    yield started
-    for relay in started.relays:
-        relay.close()
-    for node in started.nodes:
-        node.close()
+def relay():
+    created = Relay()
+    yield created
+    created.close()
 
 
-def ready(node):
-    return b"ready" in node.printed
-
-
-def has_no_ranks(node):
-    """Whether no rank of this node is left."""
-    return not any(Path(f"/proc/{pid}").exists() for pid in node.of_type("running")[-1]["pids"])
-
-
-@pytest.mark.slow
-def test_both_sides_detect_a_silent_node(cluster):
-    nodes = cluster.start(IGNORES_SIGTERM, 2)
-    for node in nodes:
-        node.listen(ready)
-    begun = time.monotonic()
-    cluster.relays[0].drops = True
-    for node, other in ((nodes[0], 1), (nodes[1], 0)):
-        assert node.wait() == 1
-        assert [(cause["kind"], cause["code"], cause["node"]) for cause in node.causes] == [
-            ("node_lost", "node_silent", other)
-        ]
-        assert has_no_ranks(node)
-    assert time.monotonic() - begun <= DETECTION_SECONDS
+def start(cluster, relay, nodes, **plan):
+    """Start Pods that find the relay at the name of node 0; return them once all ranks run."""
+    pods = cluster.start(IGNORES_SIGTERM, nodes, late_names=True, control_port=relay.port, plan=plan)
+    relay.start(cluster.addresses[0])
+    cluster.hosts.write_text(f"127.0.0.1 localhost\n{relay.address} {RUN}-0.{RUN}\n")
+    for rank in range(nodes):
+        cluster.wait_for_text("ready", rank)
+    return pods
 
 
 @pytest.mark.slow
-def test_an_elastic_run_continues_without_a_silent_node(cluster):
-    nodes = cluster.start(IGNORES_SIGTERM, 3, min_nodes=2)
-    for node in nodes:
-        node.listen(ready)
-    cluster.relays[1].drops = True
-    for rank, node in enumerate(nodes[:2]):
-        node.listen(lambda node: len(node.of_type("running")) == 2)
-        wanted = f"ready {rank} 2 2\n".encode()
-        node.listen(lambda node, wanted=wanted: wanted in node.printed)
-        assert node.causes == []
-    assert [(one["nodes"], one["round"]) for one in nodes[0].of_type("members")] == [([0, 1], 1)]
+def test_both_sides_detect_a_silent_node(cluster, relay):
+    pods = start(cluster, relay, 2)
+    cut_at = time.time()
+    relay.cut_off.add(1)
+    assert cluster.wait() == [1, 1]
+    for pod, other in zip(pods, (1, 0), strict=True):
+        (cause,) = pod.record["causes"]
+        assert (cause["kind"], cause["code"], cause["node"]) == ("node_lost", "node_silent", other)
+        assert pod.record["finished_at"] - cut_at <= DETECTION_SECONDS
+
+
+@pytest.mark.slow
+def test_an_elastic_run_continues_without_a_silent_node(cluster, relay):
+    pods = start(cluster, relay, 3, min_nodes=2)
+    relay.cut_off.add(2)
+    for rank in range(2):
+        cluster.wait_for_text(f"ready {rank} 2 1\n", rank)
     # The silent one ends by itself: no rank may run twice.
-    assert nodes[2].wait() == 1
-    assert nodes[2].causes[0]["code"] == "node_silent"
-    assert has_no_ranks(nodes[2])
+    assert pods[2].wait() == 1
+    assert pods[2].causes == [("node_lost", "node_silent")]
+    records = [json.loads((cluster.root / "nodes" / f"{node}.json").read_bytes()) for node in range(2)]
+    assert [(record["phase"], record["causes"]) for record in records] == [("running", [])] * 2
+    assert [(entry["nodes"], entry["round"]) for entry in records[0]["members"]] == [([0, 1], 1)]
 
 
-def test_a_node_over_its_limit_does_not_count_as_lost(cluster):
-    nodes = cluster.start(IGNORES_SIGTERM, 3, min_nodes=1)
-    for node in nodes:
-        node.listen(ready)
-    nodes[1].send({"type": "abort"})
-    nodes[1].listen(lambda node: bool(node.of_type("ended")))
-    nodes[1].process.kill()
-    for node in (nodes[0], nodes[2]):
-        assert node.wait() == 1
-        assert node.causes == []
-        assert len(node.of_type("running")) == 1, "no new round"
-
-
-def test_two_ranks_that_die_at_once_are_both_reported(cluster, tmp_path):
+def test_two_ranks_that_die_at_once_are_both_reported(cluster):
     """The launcher of one learns of the other's death first; it still reports its own rank."""
-    script = IGNORES_SIGTERM.replace("while True: signal.pause()", "")
-    script += "import time\nif os.environ['RANK'] == '0':\n    while not os.path.exists('go'): time.sleep(0.01)\n"
-    script += "    raise SystemExit(1)\nwhile True: signal.pause()\n"
-    nodes = cluster.start(script, 2)
-    for node in nodes:
-        node.listen(ready)
-    (rank,) = map(int, nodes[1].of_type("running")[-1]["pids"])
-    nodes[1].process.send_signal(signal.SIGSTOP)
+    pods = cluster.start(DIES_WITH_THE_OTHER, 2)
+    for rank in range(2):
+        cluster.wait_for_text("ready", rank)
+    (rank,) = children(pods[1].launcher)
+    os.kill(pods[1].launcher, signal.SIGSTOP)
     os.kill(rank, signal.SIGKILL)
-    (tmp_path / "go").touch()
-    assert nodes[0].wait() == 1
-    nodes[1].process.send_signal(signal.SIGCONT)
-    assert nodes[1].wait() == 1
-    assert [(cause["rank"], cause["exit_code"]) for cause in nodes[0].causes] == [(0, 1)]
-    assert [(cause["rank"], cause["signal"]) for cause in nodes[1].causes] == [(1, "SIGKILL")]
+    (cluster.workspace / "go").touch()
+    assert pods[0].wait() == 1
+    os.kill(pods[1].launcher, signal.SIGCONT)
+    assert pods[1].wait() == 1
+    assert [(cause["rank"], cause["exit_code"]) for cause in pods[0].record["causes"]] == [(0, 1)]
+    assert [(cause["rank"], cause["signal"]) for cause in pods[1].record["causes"]] == [(1, "SIGKILL")]

@@ -49,12 +49,3 @@ def test_usage_is_read_from_cgroups_v1_and_v2(tmp_path, files, used):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert (cgroup_events.memory_bytes(str(tmp_path)), cgroup_events.cpu_seconds(str(tmp_path))) == used
-
-
-def test_a_counter_records_its_last_increase():
-    counter = cgroup_events.EventCounter(2)
-    counter.update(2, 1.0)
-    assert counter.increased_at is None
-    counter.update(3, 2.0)
-    counter.update(3, 3.0)
-    assert counter.increased_at == 2.0

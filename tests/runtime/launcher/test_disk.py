@@ -23,13 +23,13 @@ def test_folders_are_measured_without_following_links(tmp_path):
 def test_a_measurement_continues_in_steps(tmp_path):
     for number in range(1000):
         (tmp_path / str(number)).touch()
-    survey = disk.FolderMeasurement([tmp_path])
+    measurement = disk.FolderMeasurement([tmp_path])
     steps = 1
-    while not survey.step(0):
+    while not measurement.step(0):
         steps += 1
-        assert survey.usage is None
+        assert measurement.usage is None
     assert steps > 3
-    assert survey.usage is not None
+    assert measurement.usage is not None
     assert disk.measure([tmp_path], 0) is None
 
 
@@ -49,9 +49,7 @@ def test_folders_too_deep_to_measure_exceed_the_limit(tmp_path):
 def test_unreadable_files_are_skipped(tmp_path):
     assert disk.measure([tmp_path / "nowhere"], 10) == disk.FolderUsage(0, 0.0)
     assert disk.free_bytes(tmp_path / "nowhere") is None
-    free = disk.free_bytes(tmp_path)
-    assert free is not None
-    assert free > 0
+    assert disk.free_bytes(tmp_path) > 0
 
 
 def test_open_unlinked_files_are_measured(tmp_path):
@@ -70,30 +68,30 @@ def test_open_unlinked_files_are_measured(tmp_path):
     assert elsewhere.usage == disk.FolderUsage(0, 0.0), "on another disk"
 
 
-def gauge(tmp_path, *, limit, room):
+def measured_limit(tmp_path, *, limit_bytes, available_bytes):
     """Return a limit that has measured the folders once."""
     for name in ("run", "checkpoints", "nodes"):
         (tmp_path / name).mkdir()
     folders = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
-    created = disk.DiskLimit(limit, folders, available_bytes=room, repeats=False)
-    assert created.has_filled_the_disk(), "in doubt"
-    assert created.check(1.0, Record(tmp_path, None, node=0, address="")) is None
-    return created
+    disk_limit = disk.DiskLimit(limit_bytes, folders, available_bytes=available_bytes, repeats=False)
+    assert disk_limit.has_filled_the_disk(), "in doubt"
+    assert disk_limit.check(1.0, Record(tmp_path, None, node=0, address="")) is None
+    return disk_limit
 
 
 def test_a_run_that_uses_all_free_space_has_filled_the_disk(tmp_path):
-    created = gauge(tmp_path, limit=1 << 30, room=2 << 20)
-    assert not created.has_filled_the_disk()
+    disk_limit = measured_limit(tmp_path, limit_bytes=1 << 30, available_bytes=2 << 20)
+    assert not disk_limit.has_filled_the_disk()
     (tmp_path / "run" / "half").write_bytes(bytes(1 << 20))
-    assert not created.has_filled_the_disk()
+    assert not disk_limit.has_filled_the_disk()
     (tmp_path / "checkpoints" / "half").write_bytes(bytes(1 << 20))
-    assert created.has_filled_the_disk()
+    assert disk_limit.has_filled_the_disk()
 
 
 def test_a_disk_that_was_full_before_was_not_filled_by_the_run(tmp_path):
-    created = gauge(tmp_path, limit=1 << 30, room=-5)
+    disk_limit = measured_limit(tmp_path, limit_bytes=1 << 30, available_bytes=-5)
     (tmp_path / "run" / "some").write_bytes(bytes(1 << 20))
-    assert not created.has_filled_the_disk()
+    assert not disk_limit.has_filled_the_disk()
 
 
 def test_each_file_name_uses_disk_space(tmp_path):

@@ -1,6 +1,7 @@
 """The variables and messages of MPI runs. Runs are in tests/runtime/backends/test_mpi.py."""
 
 from selectors import DefaultSelector
+from types import SimpleNamespace
 
 from runtime.launcher import mpi
 from runtime.launcher.elastic import Round, round_plan
@@ -9,14 +10,18 @@ from tests.runtime.launcher.test_topology import PLAN
 STUB = ["/image/bin/python", "-I", "-S", "/launcher/mpi_stub.py", "/tmp/socket", "slot"]
 
 
-def test_mpirun_of_the_image_fills_the_nodes_in_order():
-    plan = round_plan(PLAN._replace(controller="mpi"), Round(0, [0, 1]))
+def test_mpirun_fills_the_nodes_in_order_and_uses_the_stub_as_ssh():
+    plan = round_plan(PLAN._replace(controller="mpi", interface="eth1"), Round(0, [0, 1]))
     command = mpi.mpirun_command(plan, "/image/bin/mpirun", STUB)
     assert command[0] == "/image/bin/mpirun"
     assert command[command.index("--host") + 1] == "job-1-1-0:2,job-1-1-1:2"
     assert command[command.index("-np") + 1] == "4"
     assert command[-len(STUB) :] == STUB
     assert "--allow-run-as-root" in command
+    variables = mpi.mpirun_environment(plan, "stub remote")
+    assert variables["OMPI_MCA_plm_rsh_agent"] == variables["PRTE_MCA_plm_ssh_agent"] == "stub remote"
+    assert variables["OMPI_MCA_btl_tcp_if_include"] == "eth1"
+    assert "OMPI_MCA_btl_tcp_if_include" not in mpi.mpirun_environment(plan._replace(interface="lo"), "")
 
 
 def test_mpirun_is_located_beside_the_interpreter_or_in_the_path(tmp_path):
@@ -31,47 +36,28 @@ def test_mpirun_is_located_beside_the_interpreter_or_in_the_path(tmp_path):
     assert mpi.find_mpirun(python, f"/none:{system}") == str(image / "mpirun")
 
 
-def test_both_generations_of_open_mpi_use_the_stub_as_ssh():
-    sent = mpi.mpirun_environment(PLAN, "python stub remote")
-    assert sent["OMPI_MCA_plm_rsh_agent"] == sent["PRTE_MCA_plm_ssh_agent"] == "python stub remote"
-
-
-def test_messages_go_over_the_interface_that_the_plan_names():
-    assert mpi.mpirun_environment(PLAN._replace(interface="eth1"), "")["OMPI_MCA_btl_tcp_if_include"] == "eth1"
-    assert "OMPI_MCA_btl_tcp_if_include" not in mpi.mpirun_environment(PLAN._replace(interface="lo"), "")
-
-
-class SentMessages:
-    """Records the messages to other launchers or to a stub."""
-
-    def __init__(self):
-        self.messages = []
-
-    def send(self, message):
-        self.messages.append(message)
-
-
-def agent_of_mpi(tmp_path):
-    sent = SentMessages()
+def mpi_of_node_0():
+    """Return the MPI of a node, and the list of its messages to other launchers."""
+    sent = []
     order = {"plan": PLAN._asdict(), "python": "/image/bin/python", "environment": {}}
-    created = mpi.Mpi(DefaultSelector(), None, order, send=sent.send, on_all_started=lambda: None)
+    created = mpi.Mpi(DefaultSelector(), None, order, send=sent.append, on_all_started=lambda: None)
     created._plan = PLAN._replace(controller="mpi", original_nodes=[0, 1])
     return created, sent
 
 
-def test_an_mpi_command_longer_than_a_message_is_refused(tmp_path):
+def test_an_mpi_command_longer_than_a_message_is_refused():
     """JSON may double its length, and a message that is too long would disconnect the nodes."""
-    created, sent = agent_of_mpi(tmp_path)
-    stub = SentMessages()
+    created, sent = mpi_of_node_0()
+    answers = []
+    stub = SimpleNamespace(send=answers.append)
     created._send_daemon(stub, "job-1-1-1", "\u4f60" * 300_000)
-    assert sent.messages == []
-    assert stub.messages == [{"exit_code": 1, "signal": ""}]
+    assert (sent, answers) == ([], [{"exit_code": 1, "signal": ""}])
     created._send_daemon(stub, "job-1-1-1", "prted --daemonize")
-    assert [message["command"] for message in sent.messages] == ["prted --daemonize"]
+    assert [message["command"] for message in sent] == ["prted --daemonize"]
 
 
-def test_an_mpi_daemon_that_cannot_be_started_is_reported_as_ended(tmp_path, monkeypatch):
-    created, sent = agent_of_mpi(tmp_path)
+def test_an_mpi_daemon_that_cannot_be_started_is_reported_as_ended(monkeypatch):
+    created, sent = mpi_of_node_0()
 
     def refuse(*_arguments, **_more):
         raise BlockingIOError(11, "no more processes")
@@ -79,4 +65,4 @@ def test_an_mpi_daemon_that_cannot_be_started_is_reported_as_ended(tmp_path, mon
     monkeypatch.setattr(mpi, "spawn", refuse)
     created._node = 1
     assert created.handle_message({"type": "mpi", "id": 7, "node": 1, "command": "prted"})
-    assert sent.messages == [{"type": "mpi", "id": 7, "ended": 1}]
+    assert sent == [{"type": "mpi", "id": 7, "ended": 1}]

@@ -1,4 +1,4 @@
-"""The watches of two nodes with a fake clock: inspections, messages, verdicts."""
+"""The watches of two nodes with a fake clock: inspections, messages, causes."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ class Node:
         self.number = number
         self.other = None
         self.reports = []
-        self.is_deaf = False
+        self.is_cut_off = False
         plan = SimpleNamespace(
             node=number, workers=1, cpus=1.0, hang_seconds=HANG, own_network=False, run_dir="/nowhere"
         )
         self.watch = NodeWatch(plan, [], report=self.reports.append, send=self.send)
         reading, self.writing = os.pipe()
         self.ranks = [Rank(number, 7, reading)]
-        self.verdict = None
+        self.cause = None
 
     def send(self, message):
-        if self.other is not None and not self.other.is_deaf:
+        if self.other is not None and not self.other.is_cut_off:
             self.other.watch.handle_message(self.number, message)
 
     def tick(self):
-        self.verdict = self.verdict or self.watch.handle_timers(0, (0, 1), self.ranks)
+        self.cause = self.cause or self.watch.handle_timers(0, (0, 1), self.ranks)
 
     def reports_of(self, kind):
         return [report for report in self.reports if report["type"] == kind]
@@ -81,7 +81,9 @@ def run(monkeypatch):
     monkeypatch.setattr(module, "read_threads", lambda _pid: {7: run.cpu})
     monkeypatch.setattr(StackCapture, "start", start)
     monkeypatch.setattr(StackCapture, "is_over", lambda _capture, _now: True)
-    monkeypatch.setattr(StackCapture, "rank_states", lambda look: {seat: run.states[seat] for seat in look._ranks})
+    monkeypatch.setattr(
+        StackCapture, "rank_states", lambda capture: {rank: run.states[rank] for rank in capture._ranks}
+    )
     return run
 
 
@@ -95,13 +97,13 @@ def nodes(run):
 
 
 def pass_time(run, nodes, seconds):
-    """Tick both every half second, and return the verdict as soon as there is one."""
+    """Tick both every half second, and return the cause as soon as there is one."""
     for _ in range(2 * seconds):
         run.now += 0.5
         for node in nodes:
             node.tick()
-        if nodes[0].verdict is not None:
-            return nodes[0].verdict
+        if nodes[0].cause is not None:
+            return nodes[0].cause
     return None
 
 
@@ -110,11 +112,11 @@ def test_a_hang_reports_the_cpu_time_since_the_last_progress(run, nodes, share):
     """CPU time below what counts as progress is still charged."""
     run.states[0] = RankState("a", NOT_WAITING, "train.py, line 9, sleep")
     nodes[0].watch.note_output()
-    verdict = None
+    cause = None
     for _ in range(2 * HANG + 10):
         run.cpu += share / 2
-        verdict = verdict or pass_time(run, nodes, 1)
-    assert verdict["data"]["used_seconds"] == pytest.approx(share / 2 * verdict["data"]["seconds"], abs=0.1)
+        cause = cause or pass_time(run, nodes, 1)
+    assert cause["data"]["used_seconds"] == pytest.approx(share / 2 * cause["data"]["seconds"], abs=0.1)
 
 
 def test_a_working_run_is_sampled_and_rarely_inspected(run, nodes):
@@ -146,10 +148,10 @@ def test_the_hub_detects_a_hang_and_both_nodes_report_stacks(run, nodes):
         assert [report["rank"] for report in node.reports_of("stacks")] == [node.number]
 
 
-def test_a_silent_node_does_not_delay_the_verdict(run, nodes):
+def test_a_silent_node_does_not_delay_the_report_of_a_hang(run, nodes):
     hub, member = nodes
     pass_time(run, nodes, HANG - 6)
-    member.is_deaf = True
+    member.is_cut_off = True
     assert pass_time(run, nodes, 20) is not None
     assert hub.reports_of("stacks")
     assert not member.reports_of("stacks")
@@ -166,7 +168,7 @@ def test_messages_of_another_round_are_ignored(run, nodes):
     assert run.inspections == 0
 
 
-def test_the_verdict_does_not_wait_for_a_finished_node(run, nodes):
+def test_the_report_of_a_hang_does_not_wait_for_a_finished_node(run, nodes):
     hub, _member = nodes
     hub.other = None
     hub.watch.note_finished(1)
@@ -174,7 +176,7 @@ def test_the_verdict_does_not_wait_for_a_finished_node(run, nodes):
     for _ in range(4 * HANG):
         run.now += 0.5
         hub.tick()
-    assert hub.verdict is not None
+    assert hub.cause is not None
 
 
 def test_a_new_round_restarts_the_timer(run, nodes):
@@ -183,5 +185,5 @@ def test_a_new_round_restarts_the_timer(run, nodes):
     for _ in range(2 * (HANG - 5)):
         run.now += 0.5
         for node in (hub, member):
-            node.verdict = node.verdict or node.watch.handle_timers(1, (0, 1), node.ranks)
-    assert hub.verdict is None
+            node.cause = node.cause or node.watch.handle_timers(1, (0, 1), node.ranks)
+    assert hub.cause is None

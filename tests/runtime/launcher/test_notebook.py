@@ -1,14 +1,12 @@
 """When a notebook ends by itself, judged by the real JupyterLab of the image."""
 
 import json
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from runtime.launcher import notebook
-from tests.flows.console import ROOT
+from tests.runtime.images_of_ours import image_folder
 
 PROBE = """
 import json, runpy, sys
@@ -45,15 +43,17 @@ print(json.dumps([
 """
 
 
+def run_in_image(source, *arguments):
+    """Run a source in the image, with the path of the notebook script; return its last line, which is JSON."""
+    command = [image_folder("pytorch") / "bin" / "python", "-c", source, notebook.__file__, *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.torch
 def test_an_open_tab_alone_keeps_no_notebook_open():
-    root = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", ROOT / "var" / "images"))
-    done = subprocess.run(
-        [root / "pytorch" / "bin" / "python", "-c", PROBE, notebook.__file__],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [[True, False, False], [True, False, False]]
+    assert run_in_image(PROBE) == [[True, False, False], [True, False, False]]
 
 
 SETTINGS = """
@@ -74,13 +74,7 @@ print(json.dumps([settings["schema"]["properties"]["autosave"]["default"], setti
 @pytest.mark.torch
 def test_jupyterlab_saves_changed_files_by_itself(tmp_path):
     """JupyterLab itself reads the settings, and checks them by its schema."""
-    root = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", ROOT / "var" / "images"))
-    done = subprocess.run(
-        [root / "pytorch" / "bin" / "python", "-c", SETTINGS, notebook.__file__, tmp_path],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    is_on, settings, warnings = json.loads(done.stdout.splitlines()[-1])
+    is_on, settings, warnings = run_in_image(SETTINGS, tmp_path)
     assert (is_on, settings, warnings) == (True, {"autosaveInterval": 30}, [None])
 
 

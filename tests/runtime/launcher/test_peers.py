@@ -141,14 +141,6 @@ def test_connections_without_a_hello_are_closed(hub, monkeypatch):
 # A node that looks for the hub
 
 
-class Joiner(Peers):
-    """Node 1, with an event loop of its own."""
-
-    def __init__(self):
-        self.selector = selectors.DefaultSelector()
-        super().__init__(self.selector, 1, 3, TOKEN, "10.0.0.2")
-
-
 def wait_for_start(hub, node):
     """Run both event loops until the node has received the hub's `start`."""
     messages = []
@@ -167,7 +159,10 @@ def wait_for_start(hub, node):
 
 @pytest.fixture
 def node():
-    started = Joiner()
+    """Node 1, with an event loop of its own."""
+    selector = selectors.DefaultSelector()
+    started = Peers(selector, 1, 3, TOKEN, "10.0.0.2")
+    started.selector = selector
     yield started
     for key in list(started.selector.get_map().values()):
         key.data.close()

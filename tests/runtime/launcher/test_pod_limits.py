@@ -1,5 +1,7 @@
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,33 +17,19 @@ ORDER = {"start_seconds": 30, "deadline_seconds": 100, "grace_seconds": 10, "mem
 KILLED = Exit(7, None, "SIGKILL")
 
 
-class Clock:
-    """A fake `time.monotonic`."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
+@pytest.fixture
+def clock(clock, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    created = Clock()
-    monkeypatch.setattr(time, "monotonic", created)
-    return created
-
-
-@pytest.fixture
-def kills(monkeypatch):
-    """Set how many processes the kernel has killed for lack of memory."""
-    count = [0]
-    monkeypatch.setattr(cgroup_events, "oom_kills", lambda: count[0])
-
-    def say(number):
-        count[0] = number
-
-    return say
+def counters(monkeypatch):
+    """How many processes the kernel has killed for lack of memory and refused, and the limit of processes."""
+    counters = SimpleNamespace(oom_kills=0, process_refusals=0, process_limit=None)
+    for name in vars(counters):
+        monkeypatch.setattr(cgroup_events, name, partial(getattr, counters, name))
+    return counters
 
 
 @pytest.fixture
@@ -49,7 +37,7 @@ def record(tmp_path):
     return Record(tmp_path, None, node=1, address="10.0.0.1")
 
 
-def look_on(limits, clock, seconds, step=1.0):
+def check_for(limits, clock, seconds, step=1.0):
     """Check once every step; return the kind and code of the first verdict."""
     end = clock.now + seconds
     while clock.now < end:
@@ -62,15 +50,15 @@ def look_on(limits, clock, seconds, step=1.0):
 
 def test_names_may_take_the_time_to_start(clock, record):
     limits = PodLimits(ORDER, record)
-    assert look_on(limits, clock, 30) is None
-    assert look_on(limits, clock, 2) == ("platform_error", "nodes_not_met")
+    assert check_for(limits, clock, 30) is None
+    assert check_for(limits, clock, 2) == ("platform_error", "nodes_not_met")
 
 
 def test_a_launcher_that_is_silent_from_the_start_is_a_platform_error(clock, record):
     limits = PodLimits(ORDER, record)
     clock.now += 20
     assert limits.note_launched() == 10
-    assert look_on(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
+    assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
 
 
 def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
@@ -78,26 +66,26 @@ def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
     assert limits.note_launched() == 30
     while clock.now < 1000 + 30 + START_MARGIN_SECONDS:
         limits.note_message()
-        assert look_on(limits, clock, 1) is None
+        assert check_for(limits, clock, 1) is None
     limits.note_message()
-    assert look_on(limits, clock, 2) == ("platform_error", "node_not_started")
+    assert check_for(limits, clock, 2) == ("platform_error", "node_not_started")
 
 
 def test_a_launcher_that_becomes_silent_is_a_code_failure(clock, record):
     limits = PodLimits(ORDER, record)
     limits.note_running({})
     record.data["started_at"] = 1.0
-    assert look_on(limits, clock, SILENCE_SECONDS) is None
-    assert look_on(limits, clock, 2) == ("code_failed", "launcher_killed")
+    assert check_for(limits, clock, SILENCE_SECONDS) is None
+    assert check_for(limits, clock, 2) == ("code_failed", "launcher_killed")
 
 
 def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):
     limits = PodLimits(ORDER, record)
     record.data["started_at"] = 1.0
-    assert look_on(limits, clock, 5) is None
+    assert check_for(limits, clock, 5) is None
     clock.now += 600
-    assert look_on(limits, clock, SILENCE_SECONDS) is None
-    assert look_on(limits, clock, 2) == ("code_failed", "launcher_killed")
+    assert check_for(limits, clock, SILENCE_SECONDS) is None
+    assert check_for(limits, clock, 2) == ("code_failed", "launcher_killed")
 
 
 def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
@@ -113,12 +101,12 @@ def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
     assert limits.kill_at == 1060.0
 
 
-def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, kills):
-    kills(3)
+def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, counters):
+    counters.oom_kills = 3
     limits = PodLimits(ORDER, record)
     failure = {"kind": "code_failed", "rank": 2}
     assert limits.explain_failure(failure, clock.now) is None, "what was killed before is of another run"
-    kills(4)
+    counters.oom_kills = 4
     verdict = limits.explain_failure(failure, clock.now)
     assert (verdict.kind, verdict.rank, verdict.data) == ("out_of_memory", 2, {"limit_mib": 1024})
     assert limits.explain_failure({"kind": "node_lost"}, clock.now) is None
@@ -126,32 +114,29 @@ def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, kills)
     assert limits.explain_failure(failure, clock.now) is None
 
 
-def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, record, kills, monkeypatch):
-    refused, failure = [2], {"kind": "code_failed", "rank": 2}
-    monkeypatch.setattr(cgroup_events, "process_refusals", lambda: refused[0])
-    monkeypatch.setattr(cgroup_events, "process_limit", lambda: None)
+def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, record, counters):
+    failure = {"kind": "code_failed", "rank": 2}
+    counters.process_refusals = 2
     limits = PodLimits(ORDER, record)
     assert limits.explain_failure(failure, clock.now) is None, "what was refused before is of another run"
-    refused[0] = 3
+    counters.process_refusals = 3
     verdict = limits.explain_failure(failure, clock.now)
     assert (verdict.kind, verdict.code, verdict.rank, verdict.data) == ("code_failed", "too_many_processes", 2, {})
-    monkeypatch.setattr(cgroup_events, "process_limit", lambda: 512)
-    verdict = limits.explain_failure(failure, clock.now)
-    assert verdict.data == {"limit": 512}
-    kills(1)
-    verdict = limits.explain_failure(failure, clock.now)
-    assert verdict.kind == "out_of_memory", "a kill says more"
+    counters.process_limit = 512
+    assert limits.explain_failure(failure, clock.now).data == {"limit": 512}
+    counters.oom_kills = 1
+    assert limits.explain_failure(failure, clock.now).kind == "out_of_memory", "a kill says more"
     clock.now += 31
     assert limits.explain_failure(failure, clock.now) is None
 
 
-def test_why_the_launcher_ended(clock, record, kills):
+def test_why_the_launcher_ended(clock, record, counters):
     limits = PodLimits(ORDER, record)
     assert limits.explain_exit(KILLED).code == "node_not_started"
     record.data["started_at"] = 1.0
     assert (limits.explain_exit(KILLED).kind, limits.explain_exit(KILLED).code) == ("code_failed", "launcher_killed")
     assert "SIGKILL" in limits.explain_exit(KILLED).message
-    kills(1)
+    counters.oom_kills = 1
     assert limits.explain_exit(KILLED).kind == "out_of_memory"
     assert limits.explain_exit(Exit(7, 1, "")).code == "launcher_killed"
 
@@ -159,20 +144,20 @@ def test_why_the_launcher_ended(clock, record, kills):
 def test_the_deadline_thread_acts_only_if_the_main_thread_is_late(monkeypatch):
     monkeypatch.setattr(deadline, "MAX_LATE_SECONDS", 0.1)
     monkeypatch.setattr(deadline, "_CHECK_SECONDS", 0.01)
-    did = []
-    left = threading.Event()
+    calls = []
+    has_exited = threading.Event()
 
-    def leave():
-        did.append("left")
-        left.set()
+    def exit_process():
+        calls.append("exited")
+        has_exited.set()
 
-    guard = DeadlineThread(lambda: did.append("killed"), leave)
-    guard.start()
-    guard.kill_at = time.monotonic()
-    assert left.wait(10)
-    assert did == ["killed", "left"]
-    in_time = DeadlineThread(lambda: did.append("killed too soon"), leave)
+    late_thread = DeadlineThread(lambda: calls.append("killed"), exit_process)
+    late_thread.start()
+    late_thread.kill_at = time.monotonic()
+    assert has_exited.wait(10)
+    assert calls == ["killed", "exited"]
+    in_time = DeadlineThread(lambda: calls.append("killed too soon"), exit_process)
     in_time.kill_at = in_time.exit_at = time.monotonic() + 1000
     in_time.start()
     in_time.stop()
-    assert did == ["killed", "left"]
+    assert calls == ["killed", "exited"]

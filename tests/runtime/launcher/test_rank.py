@@ -46,8 +46,8 @@ def run(folder, source):
     ],
 )
 def test_the_wrapper_reports_an_exception(tmp_path, source, fields):
-    (word, *reported), _log, code = run(tmp_path, source)
-    assert word.startswith("raised ")
+    (kind, *reported), _log, code = run(tmp_path, source)
+    assert kind.startswith("raised ")
     assert [result for result, wanted in zip(reported, fields, strict=False) if wanted is not None] == [
         wanted for wanted in fields if wanted is not None
     ]
@@ -66,11 +66,11 @@ def test_the_wrapper_reports_the_chain_of_exceptions(tmp_path):
 
 def test_tracebacks_contain_no_frames_of_the_wrapper(tmp_path):
     text = f'Detected at node\\n  File "{RANK}", line 3, in <module>\\n\\n  File "train.py", line 1\\nwrong'
-    _told, log, code = run(tmp_path, f"text = '{text}'\ndef f(): raise ValueError(text)\nf()")
+    _report, log, code = run(tmp_path, f"text = '{text}'\ndef f(): raise ValueError(text)\nf()")
     assert code == 1
     assert str(RANK) not in log
     assert 'Detected at node\n  File "train.py", line 1\nwrong' in log
-    _told, log, code = run(tmp_path, "def f(): raise KeyboardInterrupt\nf()")
+    _report, log, code = run(tmp_path, "def f(): raise KeyboardInterrupt\nf()")
     assert code == -2, "SIGINT, as an interpreter ends"
     assert [line for line in log.splitlines() if "File" in line] == [
         f'  File "{tmp_path}/train.py", line 2, in <module>',
@@ -81,13 +81,13 @@ def test_tracebacks_contain_no_frames_of_the_wrapper(tmp_path):
 def test_a_scripts_own_excepthook_is_called(tmp_path):
     source = (
         "import sys, os, traceback\n"
-        "def hook(*told):\n"
-        "  traceback.print_exception(*told)\n"
+        "def hook(*arguments):\n"
+        "  traceback.print_exception(*arguments)\n"
         "  os._exit(9)\n"
         "sys.excepthook = hook\n"
         "1 / 0\n"
     )
-    _told, log, code = run(tmp_path, source)
+    _report, log, code = run(tmp_path, source)
     assert code == 9
     assert log.endswith("ZeroDivisionError: division by zero\n")
     assert "rank.py" not in log

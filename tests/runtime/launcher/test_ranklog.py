@@ -8,8 +8,6 @@ from runtime.launcher import log_times
 from runtime.launcher.log_times import PAIR, LogTimes
 from runtime.launcher.ranklog import RankLog
 
-Opened = tuple[RankLog, int]
-
 
 @pytest.fixture
 def open_log(tmp_path):

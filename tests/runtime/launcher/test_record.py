@@ -12,7 +12,7 @@ from runtime.launcher.record import Record, Verdict
 def record(tmp_path):
     for folder in ("nodes", "logs"):
         (tmp_path / folder).mkdir()
-    return Record(tmp_path, tmp_path / "bell", node=1, address="127.0.0.1")
+    return Record(tmp_path, tmp_path / "changes", node=1, address="127.0.0.1")
 
 
 def written(record):
@@ -28,7 +28,7 @@ def test_saved_events_are_on_disk_and_notified(record):
     assert written(record)["causes"] == [cause]
     assert (cause["node"], cause["rank"], cause["data"]) == (1, None, {"limit_mib": 3})
     record.notify_if_due(time.monotonic())
-    assert (record.folder / "bell").exists()
+    assert (record.folder / "changes").exists()
 
 
 def test_a_delayed_notification_is_sent_at_once_at_the_end(record):
@@ -36,14 +36,14 @@ def test_a_delayed_notification_is_sent_at_once_at_the_end(record):
     record.save()
     now = time.monotonic()
     record.notify_if_due(now)
-    assert not (record.folder / "bell").exists()
+    assert not (record.folder / "changes").exists()
     assert 55 < record.timeout(now) <= 60
     record.notify_if_due(now + 61)
-    assert (record.folder / "bell").exists()
-    (record.folder / "bell").unlink()
+    assert (record.folder / "changes").exists()
+    (record.folder / "changes").unlink()
     record.delay_notification(60)
     record.finish(exit_code=0)
-    assert (record.folder / "bell").exists()
+    assert (record.folder / "changes").exists()
 
 
 def test_a_heartbeat_changes_only_the_records_time(record):
@@ -84,7 +84,7 @@ def test_samples_are_lines_and_have_a_limit(record, monkeypatch):
     record.add_sample({"type": "sample", "cpu": 1})
     assert path.read_text() == '{"cpu": 1}\n'
     monkeypatch.setattr(module, "SAMPLES_LIMIT_BYTES", 100)
-    small = Record(record.folder, record.folder / "bell", node=2, address="")
+    small = Record(record.folder, record.folder / "changes", node=2, address="")
     for _ in range(100):
         small.add_sample({"cpu": 1})
     assert (record.folder / "nodes" / "2.samples.jsonl").stat().st_size <= 100

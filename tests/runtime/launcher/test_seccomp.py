@@ -8,18 +8,18 @@ import pytest
 from runtime.launcher import seccomp
 
 ALLOWED = "allowed"
-WORDS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 SOCKETS = {"x86_64": {"socket": 41, "socketpair": 53}, "aarch64": {"socket": 198, "socketpair": 199}}
 
 
-def ask(machine, number, *arguments, word=None, guarded=None):
+def decide(machine, number, *arguments, architecture=None, pids=None):
     """Run the filter of a sandbox or of a Pod for one call; return `allowed` or the name of the error."""
-    program = seccomp.sandbox_filter(machine) if guarded is None else seccomp.pod_filter(guarded, machine)
+    program = seccomp.sandbox_filter(machine) if pids is None else seccomp.pod_filter(pids, machine)
     assert program is not None
     lines = list(struct.iter_unpack("<HBBI", program))
     six = (*arguments, *[0] * 6)[:6]
     six = tuple(argument & (1 << 64) - 1 for argument in six)
-    data = struct.pack("<iIQ6Q", number, WORDS[machine] if word is None else word, 0, *six)
+    data = struct.pack("<iIQ6Q", number, ARCHITECTURES[machine] if architecture is None else architecture, 0, *six)
     value, at = 0, 0
     while True:
         code, yes, no, operand = lines[at]
@@ -38,33 +38,35 @@ def test_exactly_the_listed_system_calls_are_refused(machine, column):
     refused = {line[column]: errno.errorcode[line[3]] for line in seccomp._REFUSED_CALLS if line[column]}
     assert len(refused) > 30
     refused[424] = "ENOSYS"  # pidfd_send_signal
-    judged = {SOCKETS[machine]["socket"], SOCKETS[machine]["socketpair"]}  # by their first argument, which is 0 here
-    for number in set(range(600)) - judged:
-        assert ask(machine, number) == refused.get(number, ALLOWED), number
+    decided_by_arguments = set(SOCKETS[machine].values())  # their first argument is 0 here
+    for number in set(range(600)) - decided_by_arguments:
+        assert decide(machine, number) == refused.get(number, ALLOWED), number
 
 
 @pytest.mark.parametrize(("machine", "fcntl", "clone", "unshare"), [("x86_64", 72, 56, 272), ("aarch64", 25, 220, 97)])
 def test_calls_are_refused_by_their_arguments(machine, fcntl, clone, unshare):
-    assert ask(machine, fcntl, 3, 1024) == "EPERM"
-    assert ask(machine, fcntl, 3, 1024 | 1 << 32) == "EPERM", "the kernel looks at 32 bits of it"
-    assert {ask(machine, fcntl, 3, command) for command in (0, 1, 2, 3, 4, 1025, 1030, 1031)} == {ALLOWED}
+    assert decide(machine, fcntl, 3, 1024) == "EPERM"
+    assert decide(machine, fcntl, 3, 1024 | 1 << 32) == "EPERM", "the kernel looks at 32 bits of it"
+    assert {decide(machine, fcntl, 3, command) for command in (0, 1, 2, 3, 4, 1025, 1030, 1031)} == {ALLOWED}
     for call in (clone, unshare):
-        assert ask(machine, call, 0x10000000 | 17) == "EPERM"
-        assert ask(machine, call, 0x00020000 | 17) == ALLOWED
+        assert decide(machine, call, 0x10000000 | 17) == "EPERM"
+        assert decide(machine, call, 0x00020000 | 17) == ALLOWED
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("call", ["socket", "socketpair"])
 def test_only_the_socket_families_of_training_are_allowed(machine, call):
     number = SOCKETS[machine][call]
-    allowed = {family for family in range(64) if ask(machine, number, family, 1, 0) == ALLOWED}
+    allowed = {family for family in range(64) if decide(machine, number, family, 1, 0) == ALLOWED}
     assert allowed == {1, 2, 10, 16}, "unix, inet, inet6, netlink"
-    assert ask(machine, number, 40, 1, 0) == "EAFNOSUPPORT", "vsock has no network namespaces"
-    assert {ask(machine, number, 16, 3, protocol) for protocol in range(1, 32)} == {"EPROTONOSUPPORT"}, "route alone"
+    assert decide(machine, number, 40, 1, 0) == "EAFNOSUPPORT", "vsock has no network namespaces"
+    assert {decide(machine, number, 16, 3, protocol) for protocol in range(1, 32)} == {"EPROTONOSUPPORT"}, (
+        "only routing"
+    )
 
 
 OTHER = 77
-AIMED = {
+TARGETED_CALLS = {
     # name: numbers on x86_64 and aarch64, arguments that mean the launcher, arguments that do not
     "kill": (62, 129, [(1, 2)], [(OTHER, 9), (0, 15), (-OTHER, 9), (1, 0)]),
     "tkill": (200, 130, [(1, 2)], [(OTHER, 9)]),
@@ -85,25 +87,30 @@ AIMED = {
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-@pytest.mark.parametrize("call", AIMED)
+@pytest.mark.parametrize("call", TARGETED_CALLS)
 def test_system_calls_cannot_target_the_launcher(machine, call):
-    x86_64, aarch64, refused, allowed = AIMED[call]
+    x86_64, aarch64, refused, allowed = TARGETED_CALLS[call]
     number = {"x86_64": x86_64, "aarch64": aarch64}[machine]
-    for guarded in (None, (1, 33)):
-        assert {ask(machine, number, *arguments, guarded=guarded) for arguments in refused} <= {"EPERM", "ENOSYS"}
-        assert {ask(machine, number, *arguments, guarded=guarded) for arguments in allowed} <= {ALLOWED}
+    for pids in (None, (1, 33)):
+        assert {decide(machine, number, *arguments, pids=pids) for arguments in refused} <= {
+            "EPERM",
+            "ENOSYS",
+        }
+        assert {decide(machine, number, *arguments, pids=pids) for arguments in allowed} <= {ALLOWED}
 
 
 def test_signals_to_all_processes_cannot_reach_a_pods_launcher():
-    assert {ask("x86_64", 62, pid, 9, guarded=(1, 33)) for pid in (1, 33, -33, -1)} == {"EPERM"}
-    assert {ask("x86_64", 62, pid, 9, guarded=(1, 33)) for pid in (34, -34, 0)} == {ALLOWED}
-    assert ask("x86_64", 41, 40, 1, 0, guarded=(1, 33)) == "EAFNOSUPPORT"
-    assert {ask("x86_64", number, guarded=(1, 33)) for number in (253, 294, 435)} == {ALLOWED}, "its runtime's to say"
+    assert {decide("x86_64", 62, pid, 9, pids=(1, 33)) for pid in (1, 33, -33, -1)} == {"EPERM"}
+    assert {decide("x86_64", 62, pid, 9, pids=(1, 33)) for pid in (34, -34, 0)} == {ALLOWED}
+    assert decide("x86_64", 41, 40, 1, 0, pids=(1, 33)) == "EAFNOSUPPORT"
+    assert {decide("x86_64", number, pids=(1, 33)) for number in (253, 294, 435)} == {ALLOWED}, (
+        "the container runtime decides"
+    )
 
 
 def test_system_calls_of_other_architectures_are_refused(monkeypatch):
-    assert ask("x86_64", 39, word=0x40000003) == "ENOSYS", "32 bits"
-    assert ask("x86_64", 39 | 0x40000000) == "ENOSYS", "x32"
+    assert decide("x86_64", 39, architecture=0x40000003) == "ENOSYS", "32 bits"
+    assert decide("x86_64", 39 | 0x40000000) == "ENOSYS", "x32"
     assert seccomp.sandbox_filter("riscv64") is None
     assert seccomp.unavailable_reason() == ""
     monkeypatch.setattr(seccomp, "sandbox_filter", lambda: None)

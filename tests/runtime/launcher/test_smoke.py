@@ -61,11 +61,10 @@ def test_a_framework_that_cannot_be_imported_is_reported(rank, monkeypatch):
     assert result["workspace"]["ok"]
 
 
-@pytest.mark.parametrize(("total", "fault"), [(lambda _values: [7.0, 0.0], "add up to 7.0, not to 1.0")])
-def test_a_wrong_sum_fails_the_check(rank, monkeypatch, total, fault):
-    monkeypatch.setattr(smoke, "load_framework", lambda: lone(total))
+def test_a_wrong_sum_fails_the_check(rank, monkeypatch):
+    monkeypatch.setattr(smoke, "load_framework", lambda: lone(lambda _values: [7.0, 0.0]))
     assert smoke.main() == 1
-    assert fault in str(findings(rank)["sum"]["error"])
+    assert "add up to 7.0, not to 1.0" in str(findings(rank)["sum"]["error"])
     assert "42" in str(findings(rank)["broadcast"]["error"])
 
 

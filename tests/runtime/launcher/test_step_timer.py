@@ -19,57 +19,45 @@ pytestmark = pytest.mark.late("it talks to real processes, with time limits of s
 NOTHING = Counts(0, 0, 0.0, None)
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
-def record():
+def counts_fd():
     descriptor = open_counts()
     yield descriptor
     os.close(descriptor)
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def recorder(counts_fd, clock):
+    return Recorder(counts_fd, clock)
 
 
-@pytest.fixture
-def recorder(record, clock):
-    return Recorder(record, clock)
-
-
-def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next(record, recorder, clock):
-    assert read_counts(record) == NOTHING
-    recorder.note_step(self := object())
-    assert read_counts(record) == Counts(1, 0, 0.0, None)
+def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next(counts_fd, recorder, clock):
+    assert read_counts(counts_fd) == NOTHING
+    optimizer = object()
+    recorder.note_step(optimizer)
+    assert read_counts(counts_fd) == Counts(1, 0, 0.0, None)
     for _ in range(3):
         clock.now += 2.0
-        recorder.note_step(self)
-    assert read_counts(record) == Counts(4, 3, 6.0, None)
+        recorder.note_step(optimizer)
+    assert read_counts(counts_fd) == Counts(4, 3, 6.0, None)
 
 
-def test_of_several_optimizers_one_counts(record, recorder, clock):
+def test_of_several_optimizers_one_counts(counts_fd, recorder, clock):
     generator, critic = object(), object()
     for _ in range(10):
         clock.now += 1.0
         recorder.note_step(generator)
         clock.now += 1.0
         recorder.note_step(critic)
-    assert read_counts(record).steps == 9
+    assert read_counts(counts_fd).steps == 9
     # The first one is not used any more: the other takes its place.
     for _ in range(10):
         clock.now += 1.0
         recorder.note_step(critic)
-    assert read_counts(record).calls == 10 + 9
+    assert read_counts(counts_fd).calls == 10 + 9
 
 
-def test_waiting_counts_from_the_first_step_on_and_once(record, recorder, clock):
+def test_waiting_counts_from_the_first_step_on_and_once(counts_fd, recorder, clock):
     def wait(seconds):
         clock.now += seconds
         return "done"
@@ -83,13 +71,13 @@ def test_waiting_counts_from_the_first_step_on_and_once(record, recorder, clock)
         clock.now += 2.0
         outer()
         recorder.note_step(optimizer)
-    assert read_counts(record) == Counts(3, 2, 6.0, 2.0)
+    assert read_counts(counts_fd) == Counts(3, 2, 6.0, 2.0)
     with pytest.raises(ZeroDivisionError):
         recorder.with_timing(lambda: 1 / 0)()
     assert collective(1.0) == "done", "an error leaves nothing behind"
 
 
-def test_forked_processes_count_nothing(record, recorder):
+def test_forked_processes_count_nothing(counts_fd, recorder):
     optimizer = object()
     recorder.note_step(optimizer)
     child = os.fork()
@@ -100,7 +88,7 @@ def test_forked_processes_count_nothing(record, recorder):
         finally:
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert read_counts(record) == Counts(1, 0, 0.0, None)
+    assert read_counts(counts_fd) == Counts(1, 0, 0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +104,10 @@ def test_forked_processes_count_nothing(record, recorder):
         struct.pack("<8sQQdd", b"yardstep", 1, 1, 1.0, float("nan")),
     ],
 )
-def test_a_record_that_the_code_has_overwritten_counts_nothing(record, data):
-    os.ftruncate(record, 0)
-    os.pwrite(record, data, 0)
-    assert read_counts(record) == NOTHING
+def test_counts_that_the_code_has_overwritten_are_ignored(counts_fd, data):
+    os.ftruncate(counts_fd, 0)
+    os.pwrite(counts_fd, data, 0)
+    assert read_counts(counts_fd) == NOTHING
     assert read_counts(-1) == NOTHING
 
 
@@ -135,7 +123,7 @@ class SGD:
 """
 
 
-def run(tmp_path, source, record):
+def run(tmp_path, source, counts_fd):
     """Run a script in the wrapper with a fake torch; return its output."""
     package = tmp_path / "torch" / "optim"
     package.mkdir(parents=True)
@@ -145,8 +133,10 @@ def run(tmp_path, source, record):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(source))
     reading, writing = os.pipe()
-    command = [sys.executable, rank.__file__, f"{writing},{record}", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, pass_fds=[writing, record], check=False, timeout=60)
+    command = [sys.executable, rank.__file__, f"{writing},{counts_fd}", str(script)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, pass_fds=[writing, counts_fd], check=False, timeout=60
+    )
     os.close(writing)
     os.close(reading)
     assert done.returncode == 0, done.stderr
@@ -154,7 +144,7 @@ def run(tmp_path, source, record):
     return done.stdout
 
 
-def test_importing_the_framework_starts_the_step_timer(tmp_path, record):
+def test_importing_the_framework_starts_the_step_timer(tmp_path, counts_fd):
     script = """
         import sys
         import torch.optim.optimizer
@@ -163,18 +153,18 @@ def test_importing_the_framework_starts_the_step_timer(tmp_path, record):
         for _ in range(4): sgd.step()
         print(sorted(vars(torch.optim.optimizer.__loader__)), "_trainyard_steps" in sys.modules)
     """
-    assert run(tmp_path, script, record) == "['name', 'path'] True\n", "the loader is as it was"
-    assert read_counts(record).calls == 4
+    assert run(tmp_path, script, counts_fd) == "['name', 'path'] True\n", "the loader is as it was"
+    assert read_counts(counts_fd).calls == 4
 
 
-def test_a_script_without_a_framework_imports_no_timer(tmp_path, record):
+def test_a_script_without_a_framework_imports_no_timer(tmp_path, counts_fd):
     script = "import sys\nprint(sorted({'mmap', 'threading', '_trainyard_steps'} & set(sys.modules)))"
-    assert run(tmp_path, script, record) == "[]\n"
-    assert read_counts(record) == NOTHING
+    assert run(tmp_path, script, counts_fd) == "[]\n"
+    assert read_counts(counts_fd) == NOTHING
 
 
 @pytest.mark.parametrize("spoilt", ["raise ImportError('no')", "register_optimizer_step_post_hook = None", ""])
-def test_an_unknown_framework_version_is_not_disturbed(tmp_path, record, spoilt):
+def test_an_unknown_framework_version_is_not_disturbed(tmp_path, counts_fd, spoilt):
     script = f"""
         import os, sys
         folder = os.path.dirname(os.path.abspath(__file__)) + "/torch/distributed"
@@ -186,7 +176,7 @@ def test_an_unknown_framework_version_is_not_disturbed(tmp_path, record, spoilt)
             print("imported", found.__name__)
         except ImportError as error: print("no import", error)
     """
-    assert run(tmp_path, script, record) in {"no import no\n", "imported torch.distributed.distributed_c10d\n"}
+    assert run(tmp_path, script, counts_fd) in {"no import no\n", "imported torch.distributed.distributed_c10d\n"}
 
 
 # The real ones
@@ -203,7 +193,7 @@ TRAIN = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if FRAMEWORK == "horovod": optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     elif FRAMEWORK == "ddp": model = torch.nn.parallel.DistributedDataParallel(model)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     for step in range(200):
         optimizer.zero_grad()
         loss = model(torch.randn(8, 64)).sum()
@@ -234,12 +224,12 @@ def test_a_slow_rank_shows_in_the_other_ranks_waiting_time(yard, framework):
     samples = [json.loads(line) for line in yard.backend.samples("job-1-1", 0, limit=1 << 20).text.splitlines()]
     compute = {}
     share = {}
-    for seat in (0, 1):
-        mine = [one for sample in samples for one in sample["ranks"] if one["rank"] == seat and one["steps"]]
-        steps, seconds = sum(one["steps"] for one in mine), sum(one["step_seconds"] for one in mine)
-        waited = sum(one["comm_seconds"] or 0.0 for one in mine)
+    for rank_id in (0, 1):
+        usages = [usage for sample in samples for usage in sample["ranks"] if usage["rank"] == rank_id]
+        steps, seconds = sum(usage["steps"] for usage in usages), sum(usage["step_seconds"] for usage in usages)
+        waited = sum(usage["comm_seconds"] or 0.0 for usage in usages)
         assert steps == 199, "every step but the first, whose beginning nobody saw"
-        compute[seat], share[seat] = (seconds - waited) / steps, waited / seconds
+        compute[rank_id], share[rank_id] = (seconds - waited) / steps, waited / seconds
     assert compute[1] > 1.3 * compute[0], (compute, share)
     assert share[0] > share[1], (compute, share)
     assert share[0] > 0.3, (compute, share)

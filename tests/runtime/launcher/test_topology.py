@@ -3,7 +3,7 @@ import json
 import pytest
 
 from runtime.launcher.frameworks import rank_environment
-from runtime.launcher.topology import Plan, imported_names, local_rank_flag, rank_arguments
+from runtime.launcher.topology import Plan, find_imports, local_rank_flag, rank_arguments
 
 PLAN = Plan(
     run_id="job-1-1",
@@ -34,10 +34,24 @@ PLAN = Plan(
 )
 
 
-def test_an_interface_is_named_to_every_library():
-    environment = rank_environment(PLAN._replace(interface="lo", framework="horovod"), 0)
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-    assert {environment[name] for name in names} == {"lo"}
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"interface": "lo"}, {f"{name}_SOCKET_IFNAME": "lo" for name in ("GLOO", "NCCL", "TP")}),
+        ({"interface": "lo", "framework": "horovod"}, {"HOROVOD_GLOO_IFACE": "lo"}),
+        ({"output_dir": "/outputs"}, {"OUTPUT_DIR": "/outputs"}),
+        ({"traceparent": TRACEPARENT}, {"TRACEPARENT": TRACEPARENT}),
+        ({"nodes": 4, "min_nodes": 2, "addresses": ["a"] * 4}, {"TORCHELASTIC_MAX_RESTARTS": "3"}),
+        ({"nodes": 4, "min_nodes": 2, "addresses": ["a"] * 4, "framework": "horovod"}, {"HOROVOD_ELASTIC": "1"}),
+    ],
+)
+def test_options_of_a_plan_add_variables(changes, expected):
+    assert expected.items() <= rank_environment(PLAN._replace(**changes), 0).items()
+    plain = rank_environment(PLAN._replace(framework=changes.get("framework", "pytorch")), 0)
+    assert [plain.get(name) for name in expected] in ([None] * len(expected), ["1"]), "restart_count is 1"
 
 
 @pytest.mark.parametrize(
@@ -51,48 +65,29 @@ def test_the_learning_rate_is_scaled_with_the_processes(lr, nodes, scaled):
     assert get(plan._replace(lr_scaling="linear"))["LR"] == scaled
 
 
-def test_the_plan_of_an_earlier_version_has_no_output_folder():
-    assert "OUTPUT_DIR" not in rank_environment(PLAN, 0)
-    assert rank_environment(PLAN._replace(output_dir="/trainyard/outputs"), 0)["OUTPUT_DIR"] == "/trainyard/outputs"
-
-
-def test_tensorflow_gets_a_cluster_of_workers():
-    plan = PLAN._replace(framework="tensorflow", worker_ports=[7000, 7001, 7002, 7003])
+@pytest.mark.parametrize(
+    ("addresses", "hosts"), [(["10.0.0.1", "10.0.0.2"],) * 2, (["fd00::1", "fd00::2"], ["[fd00::1]", "[fd00::2]"])]
+)
+def test_tensorflow_gets_a_cluster_of_workers(addresses, hosts):
+    plan = PLAN._replace(framework="tensorflow", addresses=addresses, worker_ports=[1, 2, 3, 4])
     assert json.loads(rank_environment(plan, 0)["TF_CONFIG"]) == {
-        "cluster": {"worker": ["10.0.0.1:7000", "10.0.0.1:7001", "10.0.0.2:7002", "10.0.0.2:7003"]},
+        "cluster": {"worker": [f"{hosts[0]}:1", f"{hosts[0]}:2", f"{hosts[1]}:3", f"{hosts[1]}:4"]},
         "task": {"type": "worker", "index": 2},
     }
 
 
-def test_tensorflow_gets_ipv6_addresses_in_brackets():
-    plan = PLAN._replace(framework="tensorflow", addresses=["fd00::1", "fd00::2"], worker_ports=[7000] * 4)
-    workers = json.loads(rank_environment(plan, 0)["TF_CONFIG"])["cluster"]["worker"]
-    assert workers == ["[fd00::1]:7000"] * 2 + ["[fd00::2]:7000"] * 2
+HOROVOD_PLACE = {
+    "HOSTNAME": "job-1-1-1", "GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "GLOO_RENDEZVOUS_PORT": "7000",
+    "RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2",
+}  # fmt: skip
 
 
-def test_horovod_gets_its_rendezvous():
-    environment = rank_environment(PLAN._replace(framework="horovod", rendezvous_port=7000), 1)
-    result = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
-    assert result == {
-        "HOSTNAME": "job-1-1-1",
-        "RANK": "3",
-        "SIZE": "4",
-        "LOCAL_RANK": "1",
-        "LOCAL_SIZE": "2",
-        "CROSS_RANK": "1",
-        "CROSS_SIZE": "2",
-        "GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-        "GLOO_RENDEZVOUS_PORT": "7000",
-        "CONTROLLER": "gloo",
-        "CPU_OPERATIONS": "gloo",
-    }
-
-
-def test_horovod_with_mpi_gets_no_rank_variables():
-    environment = rank_environment(PLAN._replace(framework="horovod", controller="mpi", backend="mpi"), 1)
-    result = {name[8:]: value for name, value in environment.items() if name.startswith("HOROVOD_")}
-    assert result == {"CONTROLLER": "mpi", "CPU_OPERATIONS": "mpi"}
-    assert environment["BACKEND"] == "mpi"
+@pytest.mark.parametrize(("controller", "place"), [("gloo", HOROVOD_PLACE), ("mpi", {})])
+def test_horovod_gets_its_place_except_from_mpirun(controller, place):
+    plan = PLAN._replace(framework="horovod", controller=controller, rendezvous_port=7000)
+    variables = {name: value for name, value in rank_environment(plan, 1).items() if name.startswith("HOROVOD_")}
+    expected = {"CONTROLLER": controller, "CPU_OPERATIONS": controller, **place}
+    assert variables == {"HOROVOD_" + name: value for name, value in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -108,22 +103,9 @@ def test_horovod_with_mpi_gets_no_rank_variables():
 def test_horovod_gets_the_orders_timeouts(timeout, warning, expected):
     plan = PLAN._replace(framework="horovod", collective_timeout_seconds=timeout, stall_check_seconds=warning)
     environment = rank_environment(plan, 0)
-    result = {name[8:]: value for name, value in environment.items() if "TIME" in name and name.startswith("HOROVOD_")}
-    assert result == expected
+    variables = {name: value for name, value in environment.items() if "TIME" in name and name.startswith("HOROVOD_")}
+    assert variables == {"HOROVOD_" + name: value for name, value in expected.items()}
     assert environment.get("COLLECTIVE_TIMEOUT_SECONDS") == (str(timeout) if timeout else None)
-
-
-def test_an_elastic_run_sets_its_maximum_number_of_restarts():
-    plan = PLAN._replace(nodes=4, min_nodes=2, addresses=["10.0.0.1"] * 4)
-    assert rank_environment(plan, 0)["TORCHELASTIC_MAX_RESTARTS"] == "3"
-    assert rank_environment(plan._replace(framework="horovod"), 0)["HOROVOD_ELASTIC"] == "1"
-    assert "HOROVOD_ELASTIC" not in rank_environment(PLAN._replace(framework="horovod"), 0)
-
-
-def test_ranks_get_a_traceparent_only_in_a_trace():
-    place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    assert "TRACEPARENT" not in rank_environment(PLAN, 0)
-    assert rank_environment(PLAN._replace(traceparent=place), 0)["TRACEPARENT"] == place
 
 
 def test_a_plan_travels_as_json():
@@ -147,11 +129,15 @@ def test_a_plan_travels_as_json():
         ("os.environ['LOCAL_RANK']", None),
         ("parser.add_argument('--local_rank_of_mine')", None),
         ("this is not Python --local_rank", None),
+        ("add_argument('--local_rank')\n" + "(" * 5000, None),
+        ("x = " + "-" * 50_000 + "1 # --local_rank", None),
         ("", None),
     ],
 )
 def test_which_local_rank_flag_is_declared(source, flag):
     assert local_rank_flag([source]) == flag
+    first_declaration = flag or "--local-rank"
+    assert local_rank_flag(["import options", source, "add_argument('--local-rank')"]) == first_declaration
 
 
 @pytest.mark.parametrize(
@@ -162,15 +148,9 @@ def test_a_chosen_flag_overrides_the_declared_one(choice, flag):
     assert local_rank_flag(["add_argument('--local-rank')"], choice) == flag
 
 
-def test_the_first_source_that_declares_the_flag_decides():
-    assert local_rank_flag(["import options", "add_argument('--local-rank')", "add_argument('--local_rank')"]) == (
-        "--local-rank"
-    )
-
-
 def test_imported_names():
     source = "import os, options as o, package.inner\nfrom models import net\n    import late\nfrom .near import x\n"
-    assert imported_names(source) == ["os", "options", "package", "models", "late", "near"]
+    assert find_imports(source) == ["os", "options", "package", "models", "late", "near"]
 
 
 @pytest.mark.parametrize(
@@ -184,10 +164,3 @@ def test_imported_names():
 )
 def test_rank_arguments(arguments, flag, expected):
     assert rank_arguments(PLAN._replace(arguments=arguments), 1, flag, {}) == expected
-
-
-def test_a_source_that_is_nested_without_end_declares_nothing():
-    assert (
-        local_rank_flag(["add_argument('--local_rank')\n" + "(" * 5000, "x = " + "-" * 50_000 + "1 # --local_rank"])
-        is None
-    )

@@ -27,19 +27,20 @@ def layer(tmp_path):
 
 
 @pytest.fixture
-def install(layer, index, bare_images):
+def request_of(index, bare_images):
+    """Return a function that creates a request to install requirements from the index on the bare image."""
+
+    def create(*requirements, **changes):
+        options = {"indexes": (index.address,), "memory_mib": 2048, "disk_mib": 200, "seconds": 60, **changes}
+        return InstallRequest("bare", str(bare_images), requirements, **options)
+
+    return create
+
+
+@pytest.fixture
+def install(layer, request_of):
     """Return a function that installs requirements from the index on the bare image."""
-
-    def run(*requirements, **changes):
-        request = {"indexes": (index.address,), "memory_mib": 2048, "disk_mib": 200, "seconds": 60}
-        return builder.install(
-            layer,
-            InstallRequest(
-                image="bare", images_root=str(bare_images), requirements=requirements, **{**request, **changes}
-            ),
-        )
-
-    return run
+    return lambda *requirements, **changes: builder.install(layer, request_of(*requirements, **changes))
 
 
 def test_packages_are_installed_once_and_imported_by_runs(layer, index, install, yard, monkeypatch):
@@ -169,16 +170,9 @@ def test_limits_hold_for_code_of_a_package(index, install, attack, reason):
     assert reason in install("hostile", memory_mib=512).reason
 
 
-def test_the_process_writes_the_result_and_may_be_repeated(layer, index, bare_images):
+def test_the_process_writes_the_result_and_may_be_repeated(layer, index, request_of):
     index.add_wheel("alpha")
-    request = InstallRequest(
-        image="bare",
-        images_root=str(bare_images),
-        requirements=("alpha",),
-        indexes=(index.address,),
-        memory_mib=2048,
-        seconds=60,
-    )
+    request = request_of("alpha")
     process = builder.start(layer, request)
     assert process.wait(120) == 0, (layer.folder / "builder.log").read_text()
     assert builder.result_of(layer).reason == ""
@@ -189,12 +183,11 @@ def test_the_process_writes_the_result_and_may_be_repeated(layer, index, bare_im
         assert builder.result_of(layer) is None
 
 
-def test_an_installation_whose_process_was_killed_starts_over(layer, index, install, bare_images, tmp_path):
+def test_an_installation_whose_process_was_killed_starts_over(layer, index, install, request_of, tmp_path):
     started = tmp_path / "packages" / "7" / "cache" / "started"
     index.add_source("import signal\ndef attack():\n    open('/workspace/started', 'w').close()\n    signal.pause()\n")
     index.add_wheel("alpha")
-    request = InstallRequest("bare", str(bare_images), ("hostile",), (index.address,), memory_mib=2048, seconds=60)
-    process = builder.start(layer, request)
+    process = builder.start(layer, request_of("hostile"))
     wait_for(started.exists, 60)
     assert builder.is_working(layer)
     process.kill()

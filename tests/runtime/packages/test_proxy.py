@@ -45,7 +45,7 @@ def ask(folder, request):
 
 
 def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
-    with proxy.running(tmp_path, "proxy", {("127.0.0.1", server): True, ("localhost", server): False}) as running:
+    with proxy.run_in_thread(tmp_path, "proxy", {("127.0.0.1", server): True, ("localhost", server): False}) as running:
         request = (
             f"GET http://127.0.0.1:{server}/a?b HTTP/1.1\r\nHost: 127.0.0.1\r\nProxy-Connection: keep-alive\r\n\r\n"
         )
