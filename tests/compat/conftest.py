@@ -1,13 +1,13 @@
-"""A yard for foreign scripts: the digits as data set, and a node with room for any framework."""
+"""A harness for foreign scripts: the digits as data set, and a node with room for any framework."""
 
 import shutil
 
 import pytest
 
 from runtime.specs import Resources
-from tests.runtime.conftest import bare_images, digits, yard
+from tests.runtime.conftest import bare_images, digits, harness
 
-__all__ = ["bare_images", "digits", "yard"]
+__all__ = ["bare_images", "digits", "harness"]
 
 SIDE = 28
 """Pixels, as in MNIST."""
@@ -27,12 +27,12 @@ def write_images(folder):
 
 
 @pytest.fixture
-def stage(yard, digits):
-    """The yard, with the digits and time for any framework."""
-    shutil.unpack_archive(digits, yard.dataset)
-    write_images(yard.dataset)
-    yard.patience = 300
-    return yard
+def stage(harness, digits):
+    """The harness, with the digits and time for any framework."""
+    shutil.unpack_archive(digits, harness.dataset)
+    write_images(harness.dataset)
+    harness.patience = 300
+    return harness
 
 
 @pytest.fixture

@@ -50,15 +50,15 @@ note.write_text("here")
 """
 
 
-def test_no_shell_expands_arguments(yard):
-    yard.run("import sys\nprint(sys.argv[1:])", arguments=("--data-dir", "$DATASETS_PATH/digits"))
-    assert yard.log() == "['--data-dir', '$DATASETS_PATH/digits']\n"
+def test_no_shell_expands_arguments(harness):
+    harness.run("import sys\nprint(sys.argv[1:])", arguments=("--data-dir", "$DATASETS_PATH/digits"))
+    assert harness.log() == "['--data-dir', '$DATASETS_PATH/digits']\n"
 
 
-def test_each_run_has_a_home_of_its_own(yard):
+def test_each_run_has_a_home_of_its_own(harness):
     for name in ("job-1-1", "job-2-1"):
-        yard.complete(HOME, name=name)
-        assert yard.log(name=name) == "False\n"
+        harness.complete(HOME, name=name)
+        assert harness.log(name=name) == "False\n"
 
 
 @pytest.mark.torch

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def yards(settings, monkeypatch, tmp_path):
+def harnesses(settings, monkeypatch, tmp_path):
     """Two clusters: east, the first, and west, where Medium is sold."""
     settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
     backends = {name: FakeBackend(root=tmp_path / name) for name in settings.TRAINYARD_CLUSTERS}
@@ -56,19 +56,19 @@ def _own_cache(embedded):
 
 
 @pytest.fixture
-def customer(yards):
-    buyer = Customer(yards["east"])
+def customer(harnesses):
+    buyer = Customer(harnesses["east"])
     buyer.quota(max_running_nodes=100)
     NodeSpec.objects.filter(name="medium").update(cluster="west")
     return buyer
 
 
-def test_a_job_runs_on_the_cluster_of_its_node_spec_and_waits_for_its_capacity(customer, yards):
-    yards["west"].total = yards["west"].total.__class__(2.0, 65536)
+def test_a_job_runs_on_the_cluster_of_its_node_spec_and_waits_for_its_capacity(customer, harnesses):
+    harnesses["west"].total = harnesses["west"].total.__class__(2.0, 65536)
     first, second, near = (customer.job(node_spec=spec, nodes=1) for spec in ("medium", "medium", "small"))
     dispatch.dispatch_queue()
     assert states(first, second, near) == ["starting", "queued", "starting"]
-    assert (yards["east"].names(), yards["west"].names()) == ([f"job-{near.pk}-1"], [f"job-{first.pk}-1"])
+    assert (harnesses["east"].names(), harnesses["west"].names()) == ([f"job-{near.pk}-1"], [f"job-{first.pk}-1"])
     assert list(Attempt.objects.order_by("job_id").values_list("backend", flat=True)) == ["west", "east"]
     assert "Waiting for 1 free node of Medium; 0 are free now." in waiting(customer, second)
     customer.quota(max_running_nodes=2)  # it counts on all clusters together
@@ -77,54 +77,54 @@ def test_a_job_runs_on_the_cluster_of_its_node_spec_and_waits_for_its_capacity(c
     assert "is using 2 of its 2" in waiting(customer, third)
 
 
-def test_an_unavailable_cluster_delays_only_its_own_jobs_and_loses_none(customer, yards):
+def test_an_unavailable_cluster_delays_only_its_own_jobs_and_loses_none(customer, harnesses):
     running = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
-    yards["west"].start(f"job-{running.pk}-1")
+    harnesses["west"].start(f"job-{running.pk}-1")
     reconciliation.reconcile()
     near, far = customer.job(), customer.job(node_spec="medium", nodes=1)
-    yards["west"].available = False
+    harnesses["west"].available = False
     reconciliation.reconcile()
     assert states(running, near, far) == ["running", "starting", "queued"]
     assert "is not responding" in waiting(customer, far)
     west = {row.name: row for row in clusters.status_rows()}["west"]
     assert (west.answers, west.queued, west.running, west.detail) == (False, 1, 1, "The fake cluster is away.")
-    yards["east"].start(f"job-{near.pk}-1")
-    yards["east"].end(f"job-{near.pk}-1", Outcome.COMPLETED)
+    harnesses["east"].start(f"job-{near.pk}-1")
+    harnesses["east"].end(f"job-{near.pk}-1", Outcome.COMPLETED)
     reconciliation.reconcile()
     assert states(running, near, far) == ["running", "succeeded", "queued"]
 
-    yards["west"].available = True
-    yards["west"].end(f"job-{running.pk}-1", Outcome.COMPLETED)
+    harnesses["west"].available = True
+    harnesses["west"].end(f"job-{running.pk}-1", Outcome.COMPLETED)
     reconciliation.reconcile()
     assert states(running, far) == ["succeeded", "starting"]
     assert Receipt.objects.count() == 2
     assert {row.name: row.answers for row in clusters.status_rows()} == {"east": True, "west": True}
 
 
-def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, yards):
+def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, harnesses):
     far = customer.job(node_spec="medium", nodes=1)
-    submit = yards["west"].submit
+    submit = harnesses["west"].submit
 
     def away(_spec):
-        yards["west"].available = False
+        harnesses["west"].available = False
         raise BackendUnavailable("away")
 
-    yards["west"].submit = away
+    harnesses["west"].submit = away
     dispatch.dispatch_queue()
     reconciliation.reconcile()
     assert states(far) == ["starting"]
     assert "is not responding" in waiting(customer, far)
-    yards["west"].submit, yards["west"].available = submit, True
+    harnesses["west"].submit, harnesses["west"].available = submit, True
     reconciliation.reconcile()
     reconciliation.reconcile()
-    assert yards["west"].names() == [f"job-{far.pk}-1"]
+    assert harnesses["west"].names() == [f"job-{far.pk}-1"]
     assert "Nothing is charged yet." in waiting(customer, far)
 
 
-def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(customer, yards, monkeypatch):
+def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(customer, harnesses, monkeypatch):
     """Even if the circuit breaker pauses calls for an hour."""
-    yards["west"] = circuit_breaker.with_circuit_breaker("west", fake := yards["west"])
+    harnesses["west"] = circuit_breaker.with_circuit_breaker("west", fake := harnesses["west"])
     monkeypatch.setattr(circuit_breaker, "PAUSES", (3600,))
     cluster.cache_clear()
     job = customer.job(node_spec="medium", nodes=1)
@@ -143,9 +143,9 @@ def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(cust
     assert fake.describe(f"job-{job.pk}-1").phase is RunPhase.STOPPING
 
 
-def test_a_quote_asks_the_cluster_that_would_run_it(customer, yards):
-    yards["west"].missing_images.add("pytorch")
-    yards["east"].total = yards["east"].total.__class__(1.0, 65536)
+def test_a_quote_asks_the_cluster_that_would_run_it(customer, harnesses):
+    harnesses["west"].missing_images.add("pytorch")
+    harnesses["east"].total = harnesses["east"].total.__class__(1.0, 65536)
     assert customer.quote().pk
     for field, sentence, form in (
         ("image", "is not ready on this cluster", {"node_spec": "medium"}),
@@ -155,36 +155,36 @@ def test_a_quote_asks_the_cluster_that_would_run_it(customer, yards):
             customer.quote(**form)
         assert sentence in str(caught.value.fields[field])
     assert not images.problem(customer.job().image)
-    yards["east"].missing_images.add("pytorch")
+    harnesses["east"].missing_images.add("pytorch")
     assert images.problem(Job.objects.get().image)
-    yards["west"].missing_images.clear()
+    harnesses["west"].missing_images.clear()
     assert customer.quote(node_spec="medium", nodes=3).pk
 
 
-def test_a_run_of_the_same_name_on_another_cluster_is_a_stray(customer, yards):
+def test_a_run_of_the_same_name_on_another_cluster_is_a_stray(customer, harnesses):
     near = customer.job()
     dispatch.dispatch_queue()
-    yards["west"].submit(yards["east"].runs[f"job-{near.pk}-1"].spec)
+    harnesses["west"].submit(harnesses["east"].runs[f"job-{near.pk}-1"].spec)
     reconciliation.reconcile()
-    assert yards["west"].names() == []
-    assert yards["east"].names() == [f"job-{near.pk}-1"]
+    assert harnesses["west"].names() == []
+    assert harnesses["east"].names() == [f"job-{near.pk}-1"]
 
 
-def test_a_run_of_a_cluster_that_was_renamed_in_settings_is_left_alone(customer, yards, settings):
+def test_a_run_of_a_cluster_that_was_renamed_in_settings_is_left_alone(customer, harnesses, settings):
     far = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
     settings.TRAINYARD_CLUSTERS = {"east": None, "far": None}
-    yards["far"] = yards["west"]
+    harnesses["far"] = harnesses["west"]
     cluster.cache_clear()
     for _ in range(2):
         reconciliation.reconcile()
     reconciliation.delete_old_runs()
-    assert yards["far"].names() == [f"job-{far.pk}-1"]
+    assert harnesses["far"].names() == [f"job-{far.pk}-1"]
     assert states(far) == ["starting"]
     assert "names no cluster 'west'" in next(row.detail for row in clusters.status_rows() if row.name == "west")
 
 
-def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(customer, yards, settings):
+def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(customer, harnesses, settings):
     running = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
     settings.TRAINYARD_CLUSTERS = {"east": None}
@@ -201,29 +201,31 @@ def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(custo
     assert states(running, waits) == ["starting", "starting"]
 
 
-def test_old_runs_are_deleted_on_each_cluster(customer, yards):
+def test_old_runs_are_deleted_on_each_cluster(customer, harnesses):
     jobs = [customer.job(), customer.job(node_spec="medium", nodes=1)]
     dispatch.dispatch_queue()
-    for job, yard in zip(jobs, yards.values(), strict=True):
-        yard.end(f"job-{job.pk}-1", Outcome.COMPLETED)
+    for job, harness in zip(jobs, harnesses.values(), strict=True):
+        harness.end(f"job-{job.pk}-1", Outcome.COMPLETED)
     reconciliation.reconcile()
-    orphan = dataclasses.replace(yards["west"].runs[f"job-{jobs[1].pk}-1"].spec, name="job-999999-1", checkpoint_key="")
-    yards["west"].submit(orphan)
-    yards["west"].end("job-999999-1", Outcome.COMPLETED)
+    orphan = dataclasses.replace(
+        harnesses["west"].runs[f"job-{jobs[1].pk}-1"].spec, name="job-999999-1", checkpoint_key=""
+    )
+    harnesses["west"].submit(orphan)
+    harnesses["west"].end("job-999999-1", Outcome.COMPLETED)
     reconciliation.delete_old_runs()
-    assert yards["west"].names() == [f"job-{jobs[1].pk}-1"]
-    assert yards["west"].checkpoints == {f"job-{jobs[1].pk}"}
+    assert harnesses["west"].names() == [f"job-{jobs[1].pk}-1"]
+    assert harnesses["west"].checkpoints == {f"job-{jobs[1].pk}"}
     Job.objects.update(finished_at=timezone.now() - results.DEFAULT_RETENTION - timedelta(seconds=1))
-    yards["east"].available = False
+    harnesses["east"].available = False
     reconciliation.delete_old_runs()
-    assert (yards["west"].names(), yards["west"].checkpoints) == ([], set())
-    yards["east"].available = True
-    assert len(yards["east"].names()) == 1
+    assert (harnesses["west"].names(), harnesses["west"].checkpoints) == ([], set())
+    harnesses["east"].available = True
+    assert len(harnesses["east"].names()) == 1
     reconciliation.delete_old_runs()
-    assert yards["east"].names() == []
+    assert harnesses["east"].names() == []
 
 
-def test_the_sweep_of_each_cluster_is_a_task_of_its_own(customer, yards, monkeypatch, settings):
+def test_the_sweep_of_each_cluster_is_a_task_of_its_own(customer, harnesses, monkeypatch, settings):
     sent, swept = [], []
     monkeypatch.setattr(tasks, "send", lambda task, name: sent.append((task.name.rsplit(".", 1)[-1], name)))
     monkeypatch.setattr(reconciliation, "reconcile", swept.append)
@@ -248,7 +250,7 @@ def test_the_status_of_a_cluster_is_stored_when_it_changes(db):
     assert clusters.does_answer("east")
 
 
-def test_a_pass_writes_only_what_changed(customer, yards):
+def test_a_pass_writes_only_what_changed(customer, harnesses):
     for _ in range(3):
         customer.job(node_spec="medium", nodes=4)
     dispatch.dispatch_queue()

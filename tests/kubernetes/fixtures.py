@@ -15,7 +15,7 @@ import pytest
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.real_cluster import RealSite
 from tests.kubernetes.sites import FakeSite, Site
-from tests.kubernetes.yard import ClusterYard, describe
+from tests.kubernetes.harness import KubernetesHarness, describe
 
 _REAL: list[RealSite] = []
 """The real cluster while it is used: a process has one namespace there."""
@@ -69,9 +69,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture
-def cluster_yard(site: Site) -> Iterator[ClusterYard]:
+def cluster_harness(site: Site) -> Iterator[KubernetesHarness]:
     """Runs on the shared cluster, which leave nothing behind."""
-    new = ClusterYard(site)
+    new = KubernetesHarness(site)
     yield new
     new.close()
 
@@ -93,9 +93,9 @@ def fake(fake_site: FakeSite) -> FakeCluster:
 
 
 @pytest.fixture
-def own_yard(fake_site: FakeSite) -> Iterator[ClusterYard]:
+def own_harness(fake_site: FakeSite) -> Iterator[KubernetesHarness]:
     """Runs on the test's own fake cluster."""
-    new = ClusterYard(fake_site)
+    new = KubernetesHarness(fake_site)
     yield new
     fake_site.fake.faults.disarm()
     new.close()

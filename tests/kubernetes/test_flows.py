@@ -9,7 +9,7 @@ from runtime.images import venvs
 from tests.console.processes import wait_for
 from tests.flows.console import WAIT, Buyer, Console, served
 from tests.kubernetes.fixtures import open_site
-from tests.kubernetes.yard import ClusterYard
+from tests.kubernetes.harness import KubernetesHarness
 
 pytestmark = [pytest.mark.flow, pytest.mark.cores(2), pytest.mark.slow]
 
@@ -27,7 +27,7 @@ def flow(short_folders):
         for running in served(console):
             yield site, running
         if site.real:
-            ClusterYard(site).close()  # other tests use the same namespace
+            KubernetesHarness(site).close()  # other tests use the same namespace
 
 
 def test_a_purchase_survives_the_worker_and_the_watcher(flow):

@@ -22,7 +22,7 @@ from runtime.specs import Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
 from tests.factories.notebooks import Browser, sell_notebook
 from tests.kubernetes.images import TORCH, python_image
-from tests.kubernetes.yard import ClusterYard
+from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.cluster_runs import create_limited_backend
 from tests.runtime.images_of_ours import IMAGES
 from tests.tools import asgi_console
@@ -80,18 +80,18 @@ def tunnel_folders(short_folders, monkeypatch):
 
 
 @pytest.fixture
-def echo(own_yard):
+def echo(own_harness):
     """A run whose program returns the body of each request."""
-    own_yard.start(ECHO, name=NAME)
+    own_harness.start(ECHO, name=NAME)
 
 
 @pytest.mark.usefixtures("echo")
 def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_role(
-    own_yard, fake, tunnel_folders, monkeypatch
+    own_harness, fake, tunnel_folders, monkeypatch
 ):
-    config = own_yard.config()
+    config = own_harness.config()
     rules = next(each["rules"] for each in rbac(config) if each["kind"] == "Role")
-    permitted = create_limited_backend(own_yard, fake, config, rules)
+    permitted = create_limited_backend(own_harness, fake, config, rules)
     dial_of, early = fake.api.dial_of, [True]
 
     def refuse_first(namespace, name):
@@ -122,8 +122,8 @@ def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_connection_ends_with_the_pod_and_then_there_is_no_notebook(own_yard, fake, tunnel_folders):
-    backend = own_yard.backend
+def test_a_connection_ends_with_the_pod_and_then_there_is_no_notebook(own_harness, fake, tunnel_folders):
+    backend = own_harness.backend
 
     async def read_until_the_end():
         """Return what a client that waits for a response gets when the Pod ends."""
@@ -136,30 +136,30 @@ def test_a_connection_ends_with_the_pod_and_then_there_is_no_notebook(own_yard, 
                 writer.close()
 
     assert run(read_until_the_end()) == b""
-    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
+    assert own_harness.wait_for_end().outcome is Outcome.STOPPED
     with pytest.raises((RunNotFound, BackendUnavailable)):
         run(post(backend, b""))
     with pytest.raises(RunNotFound):
-        run(post(own_yard.another(), b""))
+        run(post(own_harness.another(), b""))
     wait_for(lambda: not fake.server.forwards, 30)
     assert list(tunnel_folders.iterdir()) == []
 
 
-def test_a_notebook_needs_a_run_and_an_api_server_that_answers(own_yard, fake):
+def test_a_notebook_needs_a_run_and_an_api_server_that_answers(own_harness, fake):
     with pytest.raises(RunNotFound):
-        run(post(own_yard.backend, b""))
+        run(post(own_harness.backend, b""))
     fake.faults.down = True
     with pytest.raises(BackendUnavailable):
-        run(post(own_yard.another(), b""))
+        run(post(own_harness.another(), b""))
     fake.faults.disarm()
 
 
 @pytest.mark.usefixtures("echo")
-def test_the_official_client_agrees_with_the_fake_server_on_port_forwarding(own_yard):
+def test_the_official_client_agrees_with_the_fake_server_on_port_forwarding(own_harness):
     """Ours is tried on the fake server; theirs is tried on real clusters."""
-    (pod,) = own_yard.site.pods(NAME)
+    (pod,) = own_harness.site.pods(NAME)
     forwarded = portforward(
-        own_yard.site.core.connect_get_namespaced_pod_portforward, pod.metadata.name, own_yard.site.namespace,
+        own_harness.site.core.connect_get_namespaced_pod_portforward, pod.metadata.name, own_harness.site.namespace,
         ports="8888",
     )  # fmt: skip
     official = forwarded.socket(8888)
@@ -207,26 +207,26 @@ def test_credentials_follow_no_redirect(same_server):
 
 
 @pytest.fixture
-def yard(fake_site):
+def harness(fake_site):
     assert venvs.is_ready(IMAGES, "pytorch"), "Run 'python manage.py build_image pytorch' first."
     fake_site.fake.registry.images[TORCH] = python_image(IMAGES / "pytorch")
-    created = ClusterYard(fake_site, images={"pytorch": TORCH})
+    created = KubernetesHarness(fake_site, images={"pytorch": TORCH})
     yield created
     created.close()
 
 
 @pytest.fixture
-def notebook(transactional_db, customer, yard, monkeypatch):
+def notebook(transactional_db, customer, harness, monkeypatch):
     """A customer's notebook whose JupyterLab starts in a Pod."""
     monkeypatch.setattr(tunnels, "_START_SECONDS", 300.0)
-    monkeypatch.setattr(customer.backend, "notebook_socket", yard.backend.notebook_socket)
+    monkeypatch.setattr(customer.backend, "notebook_socket", harness.backend.notebook_socket)
     attempt = sell_notebook(customer)
-    spec = yard.spec(
+    spec = harness.spec(
         name=attempt.run_name, image=Image(builtin="pytorch"), script="", builtin_script="notebook",
         arguments=("3600",), resources=Resources(cpus=1, memory_mib=2048), deadline_seconds=3600,
     )  # fmt: skip
-    yard.backend.submit(spec)
-    yard.wait(spec.name, lambda status: status.phase is RunPhase.RUNNING)
+    harness.backend.submit(spec)
+    harness.wait(spec.name, lambda status: status.phase is RunPhase.RUNNING)
     return attempt
 
 
@@ -250,7 +250,7 @@ EXECUTE = {
 @pytest.mark.torch
 @pytest.mark.cores(2)
 @pytest.mark.django_db(transaction=True)
-def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(yard, customer, stranger, notebook, settings):
+def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer, stranger, notebook, settings):
     with asgi_console() as url:
         settings.TRAINYARD_URL = url
         settings.NOTEBOOK_URL = f"http://localhost:{urlsplit(url).port}"
@@ -263,7 +263,7 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(yard, customer, s
             assert refused.ask("/api").status_code == HTTPStatus.FORBIDDEN
         member.enter()
         page = member.ask("/lab")
-        assert page.status_code == HTTPStatus.OK, yard.all_logs(notebook.run_name)
+        assert page.status_code == HTTPStatus.OK, harness.all_logs(notebook.run_name)
         assert "JupyterLab" in page.text
         assert member.ask("/api/contents/train.py").json()["name"] == "train.py"
         kernel = member.ask("/api/kernels", method="POST", Origin=f"http://{member.host}").json()["id"]
@@ -279,13 +279,13 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(yard, customer, s
                     message = json.loads(await websocket.recv())
                     assert message["msg_type"] != "error", message
                     output = message["content"].get("text", "")
-                await asyncio.to_thread(yard.backend.stop, notebook.run_name, 0)
+                await asyncio.to_thread(harness.backend.stop, notebook.run_name, 0)
                 async for _message in websocket:  # until the console closes it
                     pass
             return output
 
         assert asyncio.run(use_kernel()) == "0 111 ['train.py']\n"
-        yard.wait_for_end(notebook.run_name)
+        harness.wait_for_end(notebook.run_name)
         ended = member.ask("/lab")
         assert (ended.status_code, ended.json()["code"]) == (HTTPStatus.BAD_GATEWAY, "tool_ended")
         customer.end(notebook, Outcome.STOPPED)

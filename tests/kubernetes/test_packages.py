@@ -7,7 +7,7 @@ from runtime.packages import cluster_builder
 from runtime.packages.builder import InstallRequest
 from runtime.packages.layers import Layer
 from runtime.specs import Image
-from tests.kubernetes.yard import ClusterYard
+from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.packages.index import Index
 
 pytestmark = pytest.mark.slow
@@ -36,52 +36,52 @@ def index(tmp_path, short_folders, fake):
 
 
 @pytest.fixture
-def yard(fake_site):
+def harness(fake_site):
     index = {"url": "http://{}:{}/simple".format(*ADDRESS), "networks": ["127.99.0.0/24"]}
-    created = ClusterYard(fake_site, package_index=index)
+    created = KubernetesHarness(fake_site, package_index=index)
     yield created
     created.close()
 
 
-def install(yard, key, *requirements):
+def install(harness, key, *requirements):
     """Install on the bare image with one process, and take the result with another one."""
-    layer = Layer(cluster_builder.layers_root(yard.site.root / "runs"), "7", key * 64)
+    layer = Layer(cluster_builder.layers_root(harness.site.root / "runs"), "7", key * 64)
     request = InstallRequest("bare", "", requirements, memory_mib=512, disk_mib=200, seconds=90)
     for _twice in range(2):
         cluster_builder.start(
             layer,
             request,
-            backend=yard.backend,
-            config=yard.config(),
+            backend=harness.backend,
+            config=harness.config(),
             image=Image(builtin="bare"),
             pull_secret=None,
             organization_slug="acme",
         )
-    assert cluster_builder.has_run(layer, yard.backend)
-    another = yard.another()
-    smoke_run.await_end(another, f"packages-7-{key * 12}", yard.patience)
+    assert cluster_builder.has_run(layer, harness.backend)
+    another = harness.another()
+    smoke_run.await_end(another, f"packages-7-{key * 12}", harness.patience)
     taken = cluster_builder.collect_result(layer, another)
     assert taken is not None
     assert not cluster_builder.has_run(layer, another)
     return layer, *taken
 
 
-def test_packages_are_installed_in_the_cluster_and_imported_by_runs(yard, index):
+def test_packages_are_installed_in_the_cluster_and_imported_by_runs(harness, index):
     index.add_wheel("alpha", requires=["beta>1"], script=True, pth=PTH)
     index.add_wheel("beta", "2.0")
-    layer, result, log = install(yard, "a", "alpha")
+    layer, result, log = install(harness, "a", "alpha")
     assert (result.reason, result.is_fault) == ("", False), log
     assert result.size_bytes > 0
     assert "+ alpha==1.0" in log
-    yard.complete(SCRIPT, packages=str(layer.packages))
-    assert "1.0 2.0 /opt/trainyard/site-packages/alpha.py True" in yard.log()
-    assert "script of 1.0" in yard.log()
-    assert "Read-only file system" in yard.log()
+    harness.complete(SCRIPT, packages=str(layer.packages))
+    assert "1.0 2.0 /opt/trainyard/site-packages/alpha.py True" in harness.log()
+    assert "script of 1.0" in harness.log()
+    assert "Read-only file system" in harness.log()
 
     # A process that died before it stored the result finds it again.
-    assert cluster_builder.collect_result(layer, yard.backend)[0] == result
+    assert cluster_builder.collect_result(layer, harness.backend)[0] == result
 
-    failed, result, log = install(yard, "b", "alpah")
+    failed, result, log = install(harness, "b", "alpah")
     assert "alpah was not found" in result.reason, log
     assert not result.is_fault
     assert not failed.is_complete

@@ -18,7 +18,7 @@ from runtime.specs import Image, Outcome, Resources, RunPhase, WaitingCode
 from tests.kubernetes.images import TORCH, python_image
 from tests.kubernetes.real_cluster import RealSite
 from tests.kubernetes.sites import TORCH_IMAGE, FakeSite
-from tests.kubernetes.yard import ClusterYard
+from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.contract import STUBBORN, WAIT
 from tests.runtime.images_of_ours import IMAGES
 
@@ -34,37 +34,37 @@ ALL_REDUCE = """
 """
 
 
-def ready(yard, **changes):
+def ready(harness, **changes):
     """A run of two nodes that waits, and both do."""
-    yard.backend.submit(yard.spec(WAIT, nodes=2, **changes))
+    harness.backend.submit(harness.spec(WAIT, nodes=2, **changes))
     for rank in range(2):
-        yard.wait_for_text("ready", rank=rank)
-    yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+        harness.wait_for_text("ready", rank=rank)
+    harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
 
 
 # On any cluster
 
 
-def test_a_missing_image_is_reported(cluster_yard):
+def test_a_missing_image_is_reported(cluster_harness):
     image = Image(reference="registry.invalid/nobody/nothing:1")
-    cluster_yard.backend.submit(cluster_yard.spec(image=image))
+    cluster_harness.backend.submit(cluster_harness.spec(image=image))
     codes = {WaitingCode.IMAGE_NETWORK, WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
-    status = cluster_yard.wait("job-1-1", lambda status: status.waiting_code in codes)
+    status = cluster_harness.wait("job-1-1", lambda status: status.waiting_code in codes)
     assert status.waiting_data["image"] == image.reference
     assert status.started_at is None
-    cluster_yard.backend.stop("job-1-1", 0)
-    ended = cluster_yard.wait_for_end()
+    cluster_harness.backend.stop("job-1-1", 0)
+    ended = cluster_harness.wait_for_end()
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
 
 
-def test_a_restarted_console_continues_with_the_run(cluster_yard):
-    ready(cluster_yard)
-    before = cluster_yard.backend.describe("job-1-1")
-    cluster_yard.backend = cluster_yard.another()
-    assert cluster_yard.backend.describe("job-1-1").started_at == before.started_at
-    assert cluster_yard.log() == "ready\n"
-    cluster_yard.backend.stop("job-1-1", 5)
-    assert cluster_yard.wait_for_end().outcome is Outcome.STOPPED
+def test_a_restarted_console_continues_with_the_run(cluster_harness):
+    ready(cluster_harness)
+    before = cluster_harness.backend.describe("job-1-1")
+    cluster_harness.backend = cluster_harness.another()
+    assert cluster_harness.backend.describe("job-1-1").started_at == before.started_at
+    assert cluster_harness.log() == "ready\n"
+    cluster_harness.backend.stop("job-1-1", 5)
+    assert cluster_harness.wait_for_end().outcome is Outcome.STOPPED
 
 
 def test_the_printed_roles_suffice(site, request):
@@ -84,12 +84,12 @@ def test_the_printed_roles_suffice(site, request):
     while lacks := [line for line in check(site.config(kubeconfig=str(path)), site.root, smoke=False) if _lacks(line)]:
         assert time.monotonic() < give_up_at, lacks
         time.sleep(0.1)
-    yard = ClusterYard(site, kubeconfig=str(path))
-    ready(yard)
-    assert yard.backend.capacity().machines
-    yard.backend.stop("job-1-1", 5)
-    assert yard.wait_for_end().outcome is Outcome.STOPPED
-    yard.close()
+    harness = KubernetesHarness(site, kubeconfig=str(path))
+    ready(harness)
+    assert harness.backend.capacity().machines
+    harness.backend.stop("job-1-1", 5)
+    assert harness.wait_for_end().outcome is Outcome.STOPPED
+    harness.close()
 
 
 def _lacks(line):
@@ -120,63 +120,63 @@ def test_torch_reduces_over_all_pods(site):
     if isinstance(site, FakeSite):
         assert venvs.is_ready(IMAGES, "pytorch"), "Run 'python manage.py build_image pytorch' first."
         site.fake.registry.images[image] = python_image(IMAGES / "pytorch")
-    yard = ClusterYard(site, images={"bare": image})
+    harness = KubernetesHarness(site, images={"bare": image})
     try:
-        ended = yard.run(ALL_REDUCE, nodes=2, workers_per_node=2, resources=Resources(cpus=0.5, memory_mib=2048))
-        assert ended.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
-        assert [yard.log(rank) for rank in range(4)] == ["sum 10.0\n"] * 4
+        ended = harness.run(ALL_REDUCE, nodes=2, workers_per_node=2, resources=Resources(cpus=0.5, memory_mib=2048))
+        assert ended.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+        assert [harness.log(rank) for rank in range(4)] == ["sum 10.0\n"] * 4
     finally:
-        yard.close()
+        harness.close()
 
 
 # On a fake cluster only: nodes, registries, quotas and taints that no test may change elsewhere
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_finished_run_completes_though_its_kubelet_was_killed(own_yard, fake, fake_site, *, shared):
+def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fake, fake_site, *, shared):
     """Both ranks ended with 0 and their records say so: nobody runs that again, whatever becomes of the machine."""
-    own_yard.backend = own_yard.another(volume={**fake_site.volume(), "shared": shared})
+    own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": shared})
     finish = fake_site.root / "workspace" / "finish"
     waits = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.05)"
-    own_yard.backend.submit(own_yard.spec(waits, nodes=2))
+    own_harness.backend.submit(own_harness.spec(waits, nodes=2))
     for rank in range(2):
-        own_yard.wait_for_text("ready", rank=rank)
-    own_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+        own_harness.wait_for_text("ready", rank=rank)
+    own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
     # Where storage is not shared, what a machine's pod says comes by its kubelet: node 0 speaks for both.
-    names = {pod.spec.node_name for pod in own_yard.site.pods("job-1-1")[0 if shared else 1 :]}
+    names = {pod.spec.node_name for pod in own_harness.site.pods("job-1-1")[0 if shared else 1 :]}
     containers = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
     for name in names:
         fake.nodes[name].kill()
     finish.touch()
     assert all(created.ended.wait(60) for created in containers)
-    ended = own_yard.wait_for_end()
-    assert ended.outcome is Outcome.COMPLETED, own_yard.all_logs("job-1-1")
+    ended = own_harness.wait_for_end()
+    assert ended.outcome is Outcome.COMPLETED, own_harness.all_logs("job-1-1")
     assert ended.finished_at is not None
     assert ended.finished_at <= max(created.finished_at for created in containers) + 1
     for name in names:
         fake.nodes[name].revive()
-    assert own_yard.another().describe("job-1-1").outcome is Outcome.COMPLETED
+    assert own_harness.another().describe("job-1-1").outcome is Outcome.COMPLETED
 
 
-def test_a_pod_that_keeps_its_first_grace_period_was_stopped(own_yard, fake_site, monkeypatch):
+def test_a_pod_that_keeps_its_first_grace_period_was_stopped(own_harness, fake_site, monkeypatch):
     """A kubelet keeps the first grace period that it received, also one longer than a lost node's time-out."""
     monkeypatch.setattr(outcome, "_KUBELET_REPORT_SECONDS", 0.5)
-    own_yard.backend = own_yard.another(volume={**fake_site.volume(), "shared": False})
-    own_yard.backend.submit(own_yard.spec(STUBBORN, grace_seconds=6, deadline_seconds=3600))
-    own_yard.wait_for_text("ready")
-    own_yard.backend.stop("job-1-1", 6)
-    own_yard.wait("job-1-1", lambda status: status.phase is RunPhase.STOPPING)
-    own_yard.backend.stop("job-1-1", 0)
-    assert own_yard.wait_for_end().outcome is Outcome.STOPPED, own_yard.all_logs("job-1-1")
+    own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
+    own_harness.backend.submit(own_harness.spec(STUBBORN, grace_seconds=6, deadline_seconds=3600))
+    own_harness.wait_for_text("ready")
+    own_harness.backend.stop("job-1-1", 6)
+    own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.STOPPING)
+    own_harness.backend.stop("job-1-1", 0)
+    assert own_harness.wait_for_end().outcome is Outcome.STOPPED, own_harness.all_logs("job-1-1")
 
 
-def test_a_reused_run_name_finds_its_own_pods(own_yard, fake):
+def test_a_reused_run_name_finds_its_own_pods(own_harness, fake):
     """DNS gives the addresses of the run before, for longer than everything else of a start takes."""
-    ready(own_yard)
-    own_yard.backend.delete("job-1-1")
-    assert own_yard.left_behind() == []
+    ready(own_harness)
+    own_harness.backend.delete("job-1-1")
+    assert own_harness.left_behind() == []
     fake.dns_cache_seconds = 5.0
-    ready(own_yard)
+    ready(own_harness)
 
 
 def test_the_way_to_a_real_cluster_works(fake_site, monkeypatch):
@@ -184,11 +184,11 @@ def test_the_way_to_a_real_cluster_works(fake_site, monkeypatch):
     monkeypatch.setenv("TRAINYARD_TEST_HOST_PATH", str(fake_site.folder))
     site = RealSite(fake_site.kubeconfig)
     try:
-        yard = ClusterYard(site)
-        ended = yard.run("open('made', 'w').write('x')\nprint('wrote')")
-        assert ended.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
-        assert yard.log() == "wrote\n"
-        yard.close()
+        harness = KubernetesHarness(site)
+        ended = harness.run("open('made', 'w').write('x')\nprint('wrote')")
+        assert ended.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+        assert harness.log() == "wrote\n"
+        harness.close()
     finally:
         site.close()
     assert not (fake_site.folder / site.namespace).exists()

@@ -12,7 +12,7 @@ from runtime import pids
 from runtime.backends.local.backend import LocalBackend
 from runtime.images import venvs
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
-from tests.runtime.any_yard import AnyYard
+from tests.runtime.run_harness import RunHarness
 from tests.runtime.images_of_ours import load_example
 
 
@@ -29,7 +29,7 @@ MAY_IMPORT_ANYTHING = "import importlib\n"
 """Prepended to a script so that it starts warm. Scripts that import only the standard library start cold."""
 
 
-class Yard(AnyYard):
+class LocalHarness(RunHarness):
     """A local backend with a workspace and a dataset."""
 
     def __init__(self, folder, images_root, image="bare"):
@@ -112,10 +112,10 @@ def left_behind(runs, before, nonces, supervisors):
 
 
 @pytest.fixture
-def yard(tmp_path, bare_images):
-    """A yard whose runs are deleted after the test, and must leave nothing behind."""
+def harness(tmp_path, bare_images):
+    """A harness whose runs are deleted after the test, and must leave nothing behind."""
     mounts = set(Path("/proc/self/mounts").read_text().splitlines())
-    created = Yard(tmp_path, bare_images)
+    created = LocalHarness(tmp_path, bare_images)
     yield created
     runs = created.folder / "runs"
     nonces = {json.loads(path.read_bytes())["nonce"][:8] for path in runs.glob("*/submission.json")}

@@ -13,7 +13,7 @@ import pytest
 from runtime.images import venvs
 
 if TYPE_CHECKING:
-    from tests.runtime.conftest import Yard
+    from tests.runtime.conftest import LocalHarness
 
 HOUSE = Path(__file__).resolve().parents[2]
 EXAMPLES = HOUSE / "examples"
@@ -37,10 +37,10 @@ def load_example(name: str) -> ModuleType:
     return module
 
 
-def use_image(yard: Yard, name: str) -> Yard:
-    """Let the yard's runs use this image; fail the test if it is not built."""
+def use_image(harness: LocalHarness, name: str) -> LocalHarness:
+    """Let the harness's runs use this image; fail the test if it is not built."""
     image_folder(name)
-    yard.images_root = IMAGES
-    yard.image = name
-    yard.backend = yard.another()
-    return yard
+    harness.images_root = IMAGES
+    harness.image = name
+    harness.backend = harness.another()
+    return harness

@@ -177,11 +177,11 @@ def without_ports(environment):
     return reported
 
 
-def spec_of(yard, case, nodes, workers):
-    letters = yard.folder / "letters"
+def spec_of(harness, case, nodes, workers):
+    letters = harness.folder / "letters"
     letters.mkdir()
-    (yard.dataset / "three.txt").write_text("3")
-    return yard.spec(
+    (harness.dataset / "three.txt").write_text("3")
+    return harness.spec(
         SHOW + COLLECTIVES[case.framework] + TELL,
         name="job-1-3",
         framework=Framework(case.framework),
@@ -200,31 +200,31 @@ def spec_of(yard, case, nodes, workers):
         controller=case.controller,
         datasets=("letters", "digits"),
         mounts=(
-            Mount(str(yard.workspace), "/workspace", read_only=False),
+            Mount(str(harness.workspace), "/workspace", read_only=False),
             Mount(str(letters), "/datasets/letters"),
-            Mount(str(yard.dataset), "/datasets/digits"),
+            Mount(str(harness.dataset), "/datasets/digits"),
         ),
     )
 
 
-def seen_by(yard, rank):
-    lines = [line for line in yard.log(rank, "job-1-3").splitlines() if line.startswith("SEEN ")]
-    assert len(lines) == 1, yard.all_logs("job-1-3")
+def seen_by(harness, rank):
+    lines = [line for line in harness.log(rank, "job-1-3").splitlines() if line.startswith("SEEN ")]
+    assert len(lines) == 1, harness.all_logs("job-1-3")
     return json.loads(lines[0].removeprefix("SEEN "))
 
 
 @pytest.mark.cores(2)
 @pytest.mark.torch
 @pytest.mark.parametrize(("case", "nodes", "workers"), RUNS)
-def test_the_contract(yard, case, nodes, workers):
-    use_image(yard, case.image)
-    spec = spec_of(yard, case, nodes, workers)
-    yard.patience = 200
-    yard.backend.submit(spec)
-    assert yard.wait_for_end(spec.name).outcome is Outcome.COMPLETED, yard.all_logs(spec.name)
+def test_the_contract(harness, case, nodes, workers):
+    use_image(harness, case.image)
+    spec = spec_of(harness, case, nodes, workers)
+    harness.patience = 200
+    harness.backend.submit(spec)
+    assert harness.wait_for_end(spec.name).outcome is Outcome.COMPLETED, harness.all_logs(spec.name)
 
     size = nodes * workers
-    everyone = [seen_by(yard, rank) for rank in range(size)]
+    everyone = [seen_by(harness, rank) for rank in range(size)]
     for rank, seen in enumerate(everyone):
         node, local_rank = divmod(rank, workers)
         environment = seen["environment"]
@@ -239,7 +239,7 @@ def test_the_contract(yard, case, nodes, workers):
         assert seen["dataset"] == "3"
         assert seen["writable"] == ["CHECKPOINT_DIR", "OUTPUT_DIR", "RUN_DIR", "TENSORBOARD_LOGDIR", "WORKSPACE"]
 
-        reported = without_ports(yard.backend.environment(spec, rank))
+        reported = without_ports(harness.backend.environment(spec, rank))
         besides = {name: value for name, value in without_ports(environment).items() if name not in BASE}
         if case.controller is Controller.MPI:
             besides = {name: value for name, value in besides.items() if name in reported or not OF_MPI.match(name)}

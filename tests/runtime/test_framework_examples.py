@@ -27,28 +27,28 @@ FRAMEWORKS = {
 
 
 @pytest.fixture
-def train(yard, digits):
+def train(harness, digits):
     """A function that runs an example on the digits and returns the output of rank 0."""
-    shutil.unpack_archive(digits, yard.dataset)
-    yard.patience = RUN_SECONDS
+    shutil.unpack_archive(digits, harness.dataset)
+    harness.patience = RUN_SECONDS
 
     def run(script, *, end=Outcome.COMPLETED, stop_at="", **changes):
         framework = FRAMEWORKS[script]
-        use_image(yard, framework.value)
-        spec = yard.spec(
+        use_image(harness, framework.value)
+        spec = harness.spec(
             "",
             script=script,
             framework=framework,
             **{"resources": NODE, "lr": "0.02", "deadline_seconds": RUN_SECONDS, "checkpoint_key": "job-1", **changes},
         )
-        shutil.copy(EXAMPLES / script, yard.workspace)
-        yard.backend.submit(spec)
+        shutil.copy(EXAMPLES / script, harness.workspace)
+        harness.backend.submit(spec)
         if stop_at:
-            yard.wait_for_text(stop_at, spec.name)
-            yard.backend.stop(spec.name, 60)
-        status = yard.wait_for_end(spec.name)
-        assert status.outcome is end, f"{status}\n{yard.all_logs(spec.name)}"
-        return yard.log(name=spec.name)
+            harness.wait_for_text(stop_at, spec.name)
+            harness.backend.stop(spec.name, 60)
+        status = harness.wait_for_end(spec.name)
+        assert status.outcome is end, f"{status}\n{harness.all_logs(spec.name)}"
+        return harness.log(name=spec.name)
 
     return run
 
@@ -68,15 +68,15 @@ def result(log):
         ("mnist_keras.py", (2, 1), Controller.GLOO),
     ],
 )
-def test_an_example_learns(train, yard, script, shape, controller):
+def test_an_example_learns(train, harness, script, shape, controller):
     nodes, workers = shape
     log = train(script, controller=controller, nodes=nodes, workers_per_node=workers, epochs=4)
     assert re.search(r"^epoch 4/4 step \d+ loss \d\.\d+ accuracy 0\.\d+$", log, re.MULTILINE), log
     accuracy, first, last = result(log)
     assert accuracy > 0.7
     assert last < first / 2
-    assert [path.stem for path in yard.backend.output_folder("job-1").iterdir()] in (["model"], ["model.weights"])
-    lines = (yard.backend.run_folder("job-1-1") / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [path.stem for path in harness.backend.output_folder("job-1").iterdir()] in (["model"], ["model.weights"])
+    lines = (harness.backend.run_folder("job-1-1") / "run" / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
     assert [line["epoch"] for line in metrics] == [1, 2, 3, 4]
     steps = -(-1437 // (32 * nodes * workers))
@@ -84,7 +84,7 @@ def test_an_example_learns(train, yard, script, shape, controller):
 
 
 @pytest.mark.parametrize("script", FRAMEWORKS)
-def test_an_example_resumes_on_another_number_of_nodes(train, yard, script):
+def test_an_example_resumes_on_another_number_of_nodes(train, harness, script):
     first = train(script, epochs=2, nodes=2)
     log = train(script, epochs=3, nodes=1, name="job-1-2", restart_count=1)
     assert re.search(r"^epoch 3/3 ", log, re.MULTILINE), log
@@ -97,7 +97,7 @@ def test_an_example_resumes_on_another_number_of_nodes(train, yard, script):
 
 
 @pytest.mark.parametrize("script", ["mnist_horovod.py", "mnist_tensorflow.py"])
-def test_an_example_saves_within_an_epoch_when_it_is_stopped(train, yard, script):
+def test_an_example_saves_within_an_epoch_when_it_is_stopped(train, harness, script):
     log = train(script, epochs=500, nodes=2, end=Outcome.STOPPED, stop_at="epoch 1/500")
     reported = re.search(r"^stopped by SIGTERM: saved after epoch (\d+), image (\d+)$", log, re.MULTILINE)
     done, seen = map(int, reported.groups())
@@ -106,10 +106,10 @@ def test_an_example_saves_within_an_epoch_when_it_is_stopped(train, yard, script
     assert f"epoch {done + 1}/{done + 1}" in log
 
 
-def test_a_horovod_script_for_keras_2_runs_unchanged(yard):
-    use_image(yard, "horovod-tensorflow")
-    yard.patience = RUN_SECONDS
-    yard.complete(
+def test_a_horovod_script_for_keras_2_runs_unchanged(harness):
+    use_image(harness, "horovod-tensorflow")
+    harness.patience = RUN_SECONDS
+    harness.complete(
         """
         import tensorflow as tf, horovod.tensorflow as hvd
         hvd.init()
@@ -130,4 +130,4 @@ def test_a_horovod_script_for_keras_2_runs_unchanged(yard):
         nodes=2,
         deadline_seconds=RUN_SECONDS,
     )
-    assert "trained on 2" in yard.log()
+    assert "trained on 2" in harness.log()

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.slurm.cluster import SlurmCluster, missing_program
-from tests.slurm.yard import SlurmYard
+from tests.slurm.harness import SlurmHarness
 
 NODES = 3
 
@@ -19,8 +19,8 @@ def slurm_cluster(short_folders):
 
 
 @pytest.fixture
-def slurm_yard(slurm_cluster, tmp_path, bare_images):
-    """A yard on it whose runs are deleted after the test, and must leave nothing behind."""
-    yard = SlurmYard(slurm_cluster, tmp_path, bare_images)
-    yield yard
-    yard.close()
+def slurm_harness(slurm_cluster, tmp_path, bare_images):
+    """A harness on it whose runs are deleted after the test, and must leave nothing behind."""
+    harness = SlurmHarness(slurm_cluster, tmp_path, bare_images)
+    yield harness
+    harness.close()

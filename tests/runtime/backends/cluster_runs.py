@@ -8,20 +8,20 @@ from tests.runtime.backends.contract import WAIT
 NAME = "job-1-1"
 
 
-def start(yard, **changes):
+def start(harness, **changes):
     """Start a run that waits, and return once every rank does."""
-    yard.start(WAIT, grace_seconds=1, **changes)
+    harness.start(WAIT, grace_seconds=1, **changes)
 
 
 def job_of(cluster, name=NAME):
     return next(job for job in cluster.store.find("jobs") if job["metadata"]["name"] == name)
 
 
-def wait_for_code(yard, code):
-    return yard.wait(NAME, lambda status: status.waiting_code == code)
+def wait_for_code(harness, code):
+    return harness.wait(NAME, lambda status: status.waiting_code == code)
 
 
-def create_limited_backend(yard, fake, config, rules):
+def create_limited_backend(harness, fake, config, rules):
     """A backend with only the permissions of these rules, in the namespace of runs."""
     fake.make("roles", config.namespace, "r", rules=rules)
     fake.make("serviceaccounts", config.namespace, "a")
@@ -29,6 +29,6 @@ def create_limited_backend(yard, fake, config, rules):
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"}
     fake.make("rolebindings", config.namespace, "b", roleRef=reference, subjects=[subject])
     token = fake.server.access.token_for(config.namespace, "a")
-    path = yard.site.root.parent / "limited"
+    path = harness.site.root.parent / "limited"
     fake.server.kubeconfig(path, token)
-    return KubernetesBackend(config=dataclasses.replace(config, kubeconfig=str(path)), root=yard.site.root / "runs")
+    return KubernetesBackend(config=dataclasses.replace(config, kubeconfig=str(path)), root=harness.site.root / "runs")

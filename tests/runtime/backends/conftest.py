@@ -1,16 +1,16 @@
-"""The clusters and yards of the backends' tests: see `tests.kubernetes.fixtures` and `contract`."""
+"""The clusters and harnesses of the backends' tests: see `tests.kubernetes.fixtures` and `contract`."""
 
-from tests.kubernetes.fixtures import fake, fake_site, own_yard, pytest_runtest_makereport, site
-from tests.runtime.backends.contract import any_yard
-from tests.slurm.fixtures import slurm_cluster, slurm_yard
+from tests.kubernetes.fixtures import fake, fake_site, own_harness, pytest_runtest_makereport, site
+from tests.runtime.backends.contract import any_harness
+from tests.slurm.fixtures import slurm_cluster, slurm_harness
 
 __all__ = [
-    "any_yard",
+    "any_harness",
     "fake",
     "fake_site",
-    "own_yard",
+    "own_harness",
     "pytest_runtest_makereport",
     "site",
     "slurm_cluster",
-    "slurm_yard",
+    "slurm_harness",
 ]

@@ -1,6 +1,6 @@
-"""Yards of all backends, and the scripts that the contract suite runs on them.
+"""Harnesses of all backends, and the scripts that the contract suite runs on them.
 
-A test that takes `any_yard` uses nothing of a backend that is not in `runtime.backends.base.Backend`.
+A test that takes `any_harness` uses nothing of a backend that is not in `runtime.backends.base.Backend`.
 """
 
 import json
@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
-from tests.kubernetes.yard import ClusterYard
-from tests.runtime.conftest import Yard
+from tests.kubernetes.harness import KubernetesHarness
+from tests.runtime.conftest import LocalHarness
 
 BACKENDS = (
     pytest.param("local", marks=pytest.mark.local_backend),
@@ -71,8 +71,8 @@ MEET = """
 """
 
 
-class LocalYard(Yard):
-    """The local yard, which can also remove a node and list what is left of deleted runs."""
+class LocalContractHarness(LocalHarness):
+    """The local harness, which can also remove a node and list what is left of deleted runs."""
 
     keeps_output = True
 
@@ -89,22 +89,22 @@ class LocalYard(Yard):
 
 
 @pytest.fixture(params=BACKENDS)
-def any_yard(request, tmp_path):
-    """A yard of each backend in turn, which checks at its end that nothing is left."""
+def any_harness(request, tmp_path):
+    """A harness of each backend in turn, which checks at its end that nothing is left."""
     if request.param == "local":
-        yard = request.getfixturevalue("yard")
-        yard.__class__ = LocalYard  # the fixture's own object, which cleans up after itself
-        yield yard
+        harness = request.getfixturevalue("harness")
+        harness.__class__ = LocalContractHarness  # the fixture's own object, which cleans up after itself
+        yield harness
         return
     if request.param == "slurm":
-        yield request.getfixturevalue("slurm_yard")
+        yield request.getfixturevalue("slurm_harness")
         return
-    yard = ClusterYard(request.getfixturevalue("site"))
-    yield yard
-    yard.close()
+    harness = KubernetesHarness(request.getfixturevalue("site"))
+    yield harness
+    harness.close()
 
 
-def seen(yard, rank):
+def seen(harness, rank):
     """Return the JSON that a rank of `SHOW` printed."""
-    line = next(line for line in yard.log(rank).splitlines() if line.startswith("SEEN "))
+    line = next(line for line in harness.log(rank).splitlines() if line.startswith("SEEN "))
     return json.loads(line.removeprefix("SEEN "))

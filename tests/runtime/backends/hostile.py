@@ -28,10 +28,10 @@ TRY = """
 """
 
 
-def evaluate(yard, *expressions, name="job-1-1"):
+def evaluate(harness, *expressions, name="job-1-1"):
     """Run a script that evaluates these expressions, and return their values. An `attempt` gives an error's name."""
-    yard.complete(f"{TRY}    print(json.dumps([{', '.join(expressions)}]))", name=name)
-    return json.loads(yard.log(name=name))
+    harness.complete(f"{TRY}    print(json.dumps([{', '.join(expressions)}]))", name=name)
+    return json.loads(harness.log(name=name))
 
 
 def attempts(action, *arguments):
@@ -39,17 +39,17 @@ def attempts(action, *arguments):
     return [f"attempt({action}, {argument!r})" for argument in arguments]
 
 
-def choose_start(yard, how):
-    """Return the yard with ranks that start a new interpreter (`cold`) or are forked from a prepared one (`warm`)."""
+def choose_start(harness, how):
+    """Return the harness with ranks that start a new interpreter (`cold`) or are forked from a prepared one (`warm`)."""
     if how == "warm":
-        warm(yard)
-    return yard
+        warm(harness)
+    return harness
 
 
-def warm(yard):
-    """Start every later run of this yard warm. Waits for the fork server of its image."""
-    yard.backend = yard.another(warm_seconds=600)
-    yard.preface = MAY_IMPORT_ANYTHING
-    image = yard.spec().image
-    yard.backend.prepare(image)
-    wait_for(lambda: yard.backend.is_prepared(image), 30)
+def warm(harness):
+    """Start every later run of this harness warm. Waits for the fork server of its image."""
+    harness.backend = harness.another(warm_seconds=600)
+    harness.preface = MAY_IMPORT_ANYTHING
+    image = harness.spec().image
+    harness.backend.prepare(image)
+    wait_for(lambda: harness.backend.is_prepared(image), 30)

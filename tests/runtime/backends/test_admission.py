@@ -42,41 +42,41 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
         ({"mounts": ()}, "mounts"),
     ],
 )
-def test_a_run_that_can_never_start_is_refused(yard, changes, field):
-    (yard.workspace / "folder").mkdir()
-    (yard.workspace / "loop").symlink_to("loop")
-    (yard.folder / "outside.py").touch()
-    (yard.workspace / "link_out_of_the_workspace").symlink_to(yard.folder / "outside.py")
+def test_a_run_that_can_never_start_is_refused(harness, changes, field):
+    (harness.workspace / "folder").mkdir()
+    (harness.workspace / "loop").symlink_to("loop")
+    (harness.folder / "outside.py").touch()
+    (harness.workspace / "link_out_of_the_workspace").symlink_to(harness.folder / "outside.py")
     with pytest.raises(InvalidSpec) as caught:
-        yard.backend.submit(yard.spec(**changes))
+        harness.backend.submit(harness.spec(**changes))
     assert caught.value.field == field
-    assert yard.backend.names() == []
+    assert harness.backend.names() == []
 
 
 @pytest.mark.parametrize(
     ("source", "target"),
     [("", "/elsewhere"), ("", "/workspace/../etc"), ("missing", "/datasets/x"), ("file", "/datasets/x")],
 )
-def test_mounts_are_checked(yard, source, target):
-    (yard.folder / "file").touch()
-    spec = yard.spec()
-    spec = dataclasses.replace(spec, mounts=(*spec.mounts, Mount(str(yard.folder / source), target)))
+def test_mounts_are_checked(harness, source, target):
+    (harness.folder / "file").touch()
+    spec = harness.spec()
+    spec = dataclasses.replace(spec, mounts=(*spec.mounts, Mount(str(harness.folder / source), target)))
     with pytest.raises(InvalidSpec) as caught:
-        admission.admit(spec, yard.images_root)
+        admission.admit(spec, harness.images_root)
     assert caught.value.field == "mounts"
 
 
-def test_sources_are_resolved(yard):
-    link = yard.folder / "link"
-    link.symlink_to(yard.dataset)
-    spec = yard.spec()
+def test_sources_are_resolved(harness):
+    link = harness.folder / "link"
+    link.symlink_to(harness.dataset)
+    spec = harness.spec()
     spec = dataclasses.replace(spec, mounts=(spec.mounts[0], Mount(str(link), "/datasets/digits")))
-    assert Path(admission.admit(spec, yard.images_root).mounts[1].source) == yard.dataset.resolve()
+    assert Path(admission.admit(spec, harness.images_root).mounts[1].source) == harness.dataset.resolve()
 
 
-def test_a_missing_image_is_refused_with_the_build_command(yard):
+def test_a_missing_image_is_refused_with_the_build_command(harness):
     with pytest.raises(InvalidSpec, match=r"manage\.py build_image pytorch"):
-        yard.backend.submit(yard.spec(image=Image(builtin="pytorch")))
+        harness.backend.submit(harness.spec(image=Image(builtin="pytorch")))
 
 
 @pytest.mark.parametrize(("flavour", "refused"), [(Flavour.CPU, True), (Flavour.CUDA, False)])

@@ -14,7 +14,7 @@ import pytest
 
 from runtime.errors import InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Mount, Outcome, Resources, RunPhase, WaitingCode
-from tests.kubernetes.yard import ClusterYard
+from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.contract import MEET, POLITE, SHOW, STUBBORN, WAIT, seen
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 # The life of a run
 
 
-def test_every_rank_sees_the_environment_contract(any_yard):
+def test_every_rank_sees_the_environment_contract(any_harness):
     nodes, workers = 2, 2
-    spec = any_yard.spec(
+    spec = any_harness.spec(
         SHOW, nodes=nodes, workers_per_node=workers, epochs=7, lr="0.05", batch_size=48, restart_count=2
     )
     model = dataclasses.replace(next(mount for mount in spec.mounts if mount.read_only), target="/models/net")
     spec = dataclasses.replace(spec, models=("net",), mounts=(*spec.mounts, model))
-    any_yard.backend.submit(spec)
-    assert any_yard.wait_for_end().outcome is Outcome.COMPLETED, any_yard.all_logs(spec.name)
-    ranks = [seen(any_yard, rank) for rank in range(nodes * workers)]
+    any_harness.backend.submit(spec)
+    assert any_harness.wait_for_end().outcome is Outcome.COMPLETED, any_harness.all_logs(spec.name)
+    ranks = [seen(any_harness, rank) for rank in range(nodes * workers)]
     for rank, view in enumerate(ranks):
         node, local_rank = divmod(rank, workers)
         environment = view["environment"]
@@ -55,7 +55,7 @@ def test_every_rank_sees_the_environment_contract(any_yard):
         assert (view["dataset"], view["models"]) == ("3", ["net"])
         assert view["writable"] == ["WORKSPACE", "RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR", "TENSORBOARD_LOGDIR"]
         assert not [name for name in environment if name.startswith(("TRAINYARD", "KUBERNETES", "DJANGO"))]
-        promised = any_yard.backend.environment(spec, rank)
+        promised = any_harness.backend.environment(spec, rank)
         fixed = promised.keys() - {"MASTER_ADDR", "MASTER_PORT"}
         assert {name: environment.get(name) for name in fixed} == {name: promised[name] for name in fixed}
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -63,25 +63,25 @@ def test_every_rank_sees_the_environment_contract(any_yard):
     assert ranks[0]["environment"]["MASTER_ADDR"].count(".") == 3, "an IP, not a name"
 
 
-def test_the_ranks_meet_at_the_masters_address(any_yard):
-    any_yard.complete(MEET, nodes=3, workers_per_node=2)
-    assert [any_yard.log(rank) for rank in range(6)] == ["total 21\n"] * 6
+def test_the_ranks_meet_at_the_masters_address(any_harness):
+    any_harness.complete(MEET, nodes=3, workers_per_node=2)
+    assert [any_harness.log(rank) for rank in range(6)] == ["total 21\n"] * 6
 
 
-def test_phases_and_times(any_yard):
+def test_phases_and_times(any_harness):
     before = time.time()
-    any_yard.backend.submit(any_yard.spec(POLITE, nodes=2))
-    first = any_yard.backend.describe("job-1-1")
+    any_harness.backend.submit(any_harness.spec(POLITE, nodes=2))
+    first = any_harness.backend.describe("job-1-1")
     assert first.phase in {RunPhase.STARTING, RunPhase.RUNNING}
     assert first.submitted_at == pytest.approx(before, abs=30)
-    any_yard.wait_for_text("ready", rank=0)
-    any_yard.wait_for_text("ready", rank=1)
-    running = any_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    any_harness.wait_for_text("ready", rank=0)
+    any_harness.wait_for_text("ready", rank=1)
+    running = any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
     assert (running.finished_at, running.outcome, running.waiting_for) == (None, None, "")
     assert [node.phase for node in running.nodes] == [RunPhase.RUNNING] * 2
     assert running.started_at >= int(first.submitted_at)
-    any_yard.backend.stop("job-1-1", 20)
-    ended = any_yard.wait_for_end()
+    any_harness.backend.stop("job-1-1", 20)
+    ended = any_harness.wait_for_end()
     assert ended.outcome is Outcome.STOPPED
     assert ended.started_at == running.started_at
     assert ended.finished_at >= ended.started_at
@@ -89,57 +89,57 @@ def test_phases_and_times(any_yard):
     assert [(span.nodes, span.started_at, span.finished_at) for span in ended.spans] == [
         (2, ended.started_at, ended.finished_at)
     ]
-    any_yard.backend.stop("job-1-1", 20)
-    assert any_yard.backend.describe("job-1-1") == ended, "an end is final"
+    any_harness.backend.stop("job-1-1", 20)
+    assert any_harness.backend.describe("job-1-1") == ended, "an end is final"
 
 
-def test_concurrent_submissions_start_one_run(any_yard):
-    spec = any_yard.spec("import os\nprint('start', os.environ['RANK'])", nodes=2)
+def test_concurrent_submissions_start_one_run(any_harness):
+    spec = any_harness.spec("import os\nprint('start', os.environ['RANK'])", nodes=2)
     with ThreadPoolExecutor() as pool:
-        for submission in [pool.submit(any_yard.another().submit, spec) for _ in range(4)]:
+        for submission in [pool.submit(any_harness.another().submit, spec) for _ in range(4)]:
             submission.result()
-    assert any_yard.backend.names() == ["job-1-1"]
-    ended = any_yard.wait_for_end()
-    any_yard.backend.submit(spec)
-    assert any_yard.backend.describe("job-1-1") == ended, "a submission adopts the run in every phase"
+    assert any_harness.backend.names() == ["job-1-1"]
+    ended = any_harness.wait_for_end()
+    any_harness.backend.submit(spec)
+    assert any_harness.backend.describe("job-1-1") == ended, "a submission adopts the run in every phase"
     assert ended.outcome is Outcome.COMPLETED
-    assert (any_yard.log(0), any_yard.log(1)) == ("start 0\n", "start 1\n")
+    assert (any_harness.log(0), any_harness.log(1)) == ("start 0\n", "start 1\n")
 
 
-def test_names_of_all_and_of_live_runs(any_yard):
-    any_yard.complete("print('first')")
-    any_yard.start(WAIT, name="job-2-1")
-    assert any_yard.backend.names() == any_yard.another().names() == ["job-1-1", "job-2-1"]
-    assert any_yard.backend.names(live=True) == ["job-2-1"]
-    any_yard.backend.delete("job-2-1")
-    assert any_yard.backend.names() == ["job-1-1"]
-    assert any_yard.backend.names(live=True) == []
-    any_yard.backend.delete("job-1-1")
-    any_yard.complete("print('second')")
-    assert any_yard.log() == "second\n", "the name of a deleted run can be used again"
+def test_names_of_all_and_of_live_runs(any_harness):
+    any_harness.complete("print('first')")
+    any_harness.start(WAIT, name="job-2-1")
+    assert any_harness.backend.names() == any_harness.another().names() == ["job-1-1", "job-2-1"]
+    assert any_harness.backend.names(live=True) == ["job-2-1"]
+    any_harness.backend.delete("job-2-1")
+    assert any_harness.backend.names() == ["job-1-1"]
+    assert any_harness.backend.names(live=True) == []
+    any_harness.backend.delete("job-1-1")
+    any_harness.complete("print('second')")
+    assert any_harness.log() == "second\n", "the name of a deleted run can be used again"
 
 
 # Logs and samples
 
 
-def test_logs_come_in_pieces_at_character_boundaries(any_yard):
+def test_logs_come_in_pieces_at_character_boundaries(any_harness):
     text = "é€😀" * 20
-    any_yard.run(f"import sys\nsys.stdout.buffer.write('{text}\\n'.encode())\nprint('second')")
+    any_harness.run(f"import sys\nsys.stdout.buffer.write('{text}\\n'.encode())\nprint('second')")
     pieces, offset = [], 0
     while True:
-        chunk = any_yard.backend.logs("job-1-1", 0, offset, limit=7)
+        chunk = any_harness.backend.logs("job-1-1", 0, offset, limit=7)
         assert len(chunk.text.encode()) <= 7
         pieces.append(chunk.text)
         offset = chunk.next_offset
         if chunk.eof:
             break
     assert "".join(pieces) == f"{text}\nsecond\n"
-    assert any_yard.backend.logs("job-1-1", 0, offset).text == ""
+    assert any_harness.backend.logs("job-1-1", 0, offset).text == ""
 
 
-def test_each_line_has_its_time(any_yard):
-    status = any_yard.run("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')")
-    logs = any_yard.backend.logs
+def test_each_line_has_its_time(any_harness):
+    status = any_harness.run("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')")
+    logs = any_harness.backend.logs
     first, second = dict(logs("job-1-1", 0, with_times=True).times).values()
     assert second - first == pytest.approx(1, abs=0.5)
     assert status.submitted_at - 1 <= first <= second <= status.finished_at + 1
@@ -147,26 +147,26 @@ def test_each_line_has_its_time(any_yard):
     assert logs("job-1-1", 0).times is None
 
 
-def test_samples_contain_the_usage_of_their_node_only(any_yard):
+def test_samples_contain_the_usage_of_their_node_only(any_harness):
     """They contain neither the machine's memory nor the disk that /tmp may lie on."""
-    if not any_yard.keeps_output:
+    if not any_harness.keeps_output:
         pytest.skip("Without shared storage there are no samples.")
-    spec = any_yard.spec(WAIT)
-    any_yard.backend.submit(spec)
+    spec = any_harness.spec(WAIT)
+    any_harness.backend.submit(spec)
     give_up_at = time.monotonic() + 60
-    while not (text := any_yard.backend.samples(spec.name, 0).text):
+    while not (text := any_harness.backend.samples(spec.name, 0).text):
         assert time.monotonic() < give_up_at
         time.sleep(0.2)
     sample = json.loads(text.splitlines()[0])
     assert 1 << 20 < sample["memory"] < spec.resources.memory_mib << 20
     assert [rank["rank"] for rank in sample["ranks"]] == [0]
     assert abs(sample["at"] - time.time()) < 600
-    any_yard.backend.stop(spec.name, 1)
+    any_harness.backend.stop(spec.name, 1)
 
 
-def test_a_log_is_capped_and_the_run_goes_on(any_yard):
-    any_yard.complete("for _ in range(300): print('x' * 1000)\nprint('done')", log_limit_bytes=10_000)
-    log = any_yard.log()
+def test_a_log_is_capped_and_the_run_goes_on(any_harness):
+    any_harness.complete("for _ in range(300): print('x' * 1000)\nprint('done')", log_limit_bytes=10_000)
+    log = any_harness.log()
     assert len(log) < 10_500
     assert "has reached its limit of 10000 bytes" in log
 
@@ -174,64 +174,64 @@ def test_a_log_is_capped_and_the_run_goes_on(any_yard):
 # Refusals
 
 
-def test_a_refused_submission_leaves_nothing(any_yard):
-    spec = any_yard.spec()
+def test_a_refused_submission_leaves_nothing(any_harness):
+    spec = any_harness.spec()
     outside = Mount("/etc", "/workspace", read_only=False)
     for changes in (
         {"nodes": 0},
         {"resources": Resources(cpus=0, memory_mib=1024)},
         {"image": Image(builtin="unheard-of")},
-        {"mounts": (outside,)} if isinstance(any_yard, ClusterYard) else {"script": ""},
+        {"mounts": (outside,)} if isinstance(any_harness, KubernetesHarness) else {"script": ""},
         {"name": "Job_1"},
     ):
         with pytest.raises(InvalidSpec) as caught:
-            any_yard.backend.submit(dataclasses.replace(spec, **changes))
+            any_harness.backend.submit(dataclasses.replace(spec, **changes))
         assert caught.value.field
-        assert any_yard.backend.names() == []
-        assert any_yard.left_behind() == []
+        assert any_harness.backend.names() == []
+        assert any_harness.left_behind() == []
 
 
-def test_a_run_that_can_never_fit_is_refused_or_waits_with_a_reason(any_yard):
-    spec = any_yard.spec(nodes=2, resources=Resources(cpus=100_000, memory_mib=256))
-    if not isinstance(any_yard, ClusterYard):
+def test_a_run_that_can_never_fit_is_refused_or_waits_with_a_reason(any_harness):
+    spec = any_harness.spec(nodes=2, resources=Resources(cpus=100_000, memory_mib=256))
+    if not isinstance(any_harness, KubernetesHarness):
         with pytest.raises(InvalidSpec) as caught:
-            any_yard.backend.submit(spec)
+            any_harness.backend.submit(spec)
         assert caught.value.field == "nodes"
-        assert any_yard.backend.names() == []
+        assert any_harness.backend.names() == []
         return
     # A cluster may grow, so the run waits there.
-    any_yard.backend.submit(spec)
-    status = any_yard.wait(spec.name, lambda status: status.waiting_code == WaitingCode.TOO_LARGE)
+    any_harness.backend.submit(spec)
+    status = any_harness.wait(spec.name, lambda status: status.waiting_code == WaitingCode.TOO_LARGE)
     assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
     assert "Insufficient cpu" in status.waiting_for
-    any_yard.backend.stop(spec.name, 5)
-    ended = any_yard.wait_for_end()
+    any_harness.backend.stop(spec.name, 5)
+    ended = any_harness.wait_for_end()
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
 
 
-def test_a_cluster_that_cannot_move_a_deadline_refuses(any_yard):
-    with pytest.raises(RunNotFound if any_yard.backend.extends_runs else InvalidSpec) as refused:
-        any_yard.backend.extend("job-9-1", 60)
+def test_a_cluster_that_cannot_move_a_deadline_refuses(any_harness):
+    with pytest.raises(RunNotFound if any_harness.backend.extends_runs else InvalidSpec) as refused:
+        any_harness.backend.extend("job-9-1", 60)
     assert getattr(refused.value, "field", "deadline_seconds") == "deadline_seconds"
 
 
-def test_an_unknown_run_is_not_found(any_yard):
-    for call in (any_yard.backend.describe, any_yard.backend.stacks):
+def test_an_unknown_run_is_not_found(any_harness):
+    for call in (any_harness.backend.describe, any_harness.backend.stacks):
         with pytest.raises(RunNotFound):
             call("job-9-1")
-    for read in (any_yard.backend.logs, any_yard.backend.samples):
+    for read in (any_harness.backend.logs, any_harness.backend.samples):
         with pytest.raises(RunNotFound):
             read("job-9-1", 0)
-    any_yard.backend.stop("job-9-1", 5)
-    any_yard.backend.delete("job-9-1")
-    any_yard.backend.delete_shared("job-9")
-    any_yard.run("")
+    any_harness.backend.stop("job-9-1", 5)
+    any_harness.backend.delete("job-9-1")
+    any_harness.backend.delete_shared("job-9")
+    any_harness.run("")
     for rank in (-1, 1):
         with pytest.raises(RunNotFound):
-            any_yard.backend.logs("job-1-1", rank)
+            any_harness.backend.logs("job-1-1", rank)
 
 
-def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_yard):
+def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_harness):
     def copy(folder):
         (folder / "epoch-3").mkdir()
         (folder / "epoch-3" / "weights.pt").write_text("three")
@@ -241,10 +241,10 @@ def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_yard):
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        any_yard.backend.fill_checkpoints("job-5", fail)
-    assert not any_yard.backend.checkpoint_folder("job-5").exists()
+        any_harness.backend.fill_checkpoints("job-5", fail)
+    assert not any_harness.backend.checkpoint_folder("job-5").exists()
     for _ in range(2):  # an interrupted call is repeated
-        any_yard.backend.fill_checkpoints("job-5", copy)
+        any_harness.backend.fill_checkpoints("job-5", copy)
     code = """
         import os
         path = os.path.join(os.environ["CHECKPOINT_DIR"], "epoch-3", "weights.pt")
@@ -252,44 +252,44 @@ def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_yard):
         open(path, "w").write("four")
         open(os.path.join(os.environ["CHECKPOINT_DIR"], "last"), "w").write("4")
     """
-    any_yard.backend.submit(any_yard.spec(code, checkpoint_key="job-5"))
-    assert any_yard.wait_for_end().outcome is Outcome.COMPLETED, any_yard.all_logs("job-1-1")
-    assert any_yard.log(0) == "three\n"
-    folder = any_yard.backend.checkpoint_folder("job-5")
+    any_harness.backend.submit(any_harness.spec(code, checkpoint_key="job-5"))
+    assert any_harness.wait_for_end().outcome is Outcome.COMPLETED, any_harness.all_logs("job-1-1")
+    assert any_harness.log(0) == "three\n"
+    folder = any_harness.backend.checkpoint_folder("job-5")
     assert ((folder / "epoch-3" / "weights.pt").read_text(), (folder / "last").read_text()) == ("four", "4")
 
 
 # The cluster
 
 
-def test_a_run_reserves_its_resources_until_it_ends(any_yard):
+def test_a_run_reserves_its_resources_until_it_ends(any_harness):
     def free():
-        return sum(machine.free.cpus for machine in any_yard.backend.capacity().machines)
+        return sum(machine.free.cpus for machine in any_harness.backend.capacity().machines)
 
     before = free()
-    any_yard.start(WAIT, nodes=2)
-    assert free() == pytest.approx(before - 2 * any_yard.spec().resources.cpus)
-    any_yard.backend.stop("job-1-1", 0)
-    any_yard.wait_for_end()
-    any_yard.wait("job-1-1", lambda _status: free() == pytest.approx(before))
+    any_harness.start(WAIT, nodes=2)
+    assert free() == pytest.approx(before - 2 * any_harness.spec().resources.cpus)
+    any_harness.backend.stop("job-1-1", 0)
+    any_harness.wait_for_end()
+    any_harness.wait("job-1-1", lambda _status: free() == pytest.approx(before))
 
 
-def test_deleting_a_live_run_leaves_nothing(any_yard):
-    any_yard.start(STUBBORN, nodes=2, deadline_seconds=3600, grace_seconds=600)
-    any_yard.backend.delete("job-1-1")
-    any_yard.backend.delete("job-1-1")
+def test_deleting_a_live_run_leaves_nothing(any_harness):
+    any_harness.start(STUBBORN, nodes=2, deadline_seconds=3600, grace_seconds=600)
+    any_harness.backend.delete("job-1-1")
+    any_harness.backend.delete("job-1-1")
     with pytest.raises(RunNotFound):
-        any_yard.backend.describe("job-1-1")
-    assert any_yard.left_behind() == []
-    assert any_yard.backend.names() == []
+        any_harness.backend.describe("job-1-1")
+    assert any_harness.left_behind() == []
+    assert any_harness.backend.names() == []
 
 
-def test_changes_are_reported_within_a_second(any_yard):
+def test_changes_are_reported_within_a_second(any_harness):
     reports = []
     listening, done = threading.Event(), threading.Event()
 
     def listen():
-        for names in any_yard.another().changes(stop_after_seconds=120):
+        for names in any_harness.another().changes(stop_after_seconds=120):
             listening.set()
             reports.append((time.monotonic(), names))
             if done.is_set():
@@ -298,12 +298,12 @@ def test_changes_are_reported_within_a_second(any_yard):
     listener = threading.Thread(target=listen)
     listener.start()
     assert listening.wait(30)
-    any_yard.start(POLITE)
+    any_harness.start(POLITE)
     stopped = time.monotonic()
-    any_yard.backend.stop("job-1-1", 20)
-    any_yard.wait_for_end()
+    any_harness.backend.stop("job-1-1", 20)
+    any_harness.wait_for_end()
     ended = time.monotonic()
-    any_yard.wait("job-1-1", lambda _status: any(at >= stopped and "job-1-1" in names for at, names in reports), 5)
+    any_harness.wait("job-1-1", lambda _status: any(at >= stopped and "job-1-1" in names for at, names in reports), 5)
     done.set()
     listener.join(30)
     assert max(late[0] - early[0] for early, late in itertools.pairwise(reports)) < 3, "a heartbeat every second"
@@ -313,35 +313,35 @@ def test_changes_are_reported_within_a_second(any_yard):
 # Ends
 
 
-def test_a_stopped_run_has_its_grace_period(any_yard):
-    any_yard.start(POLITE, text="ready\n", nodes=2)
-    chunk = any_yard.backend.logs("job-1-1", 0, 0)
+def test_a_stopped_run_has_its_grace_period(any_harness):
+    any_harness.start(POLITE, text="ready\n", nodes=2)
+    chunk = any_harness.backend.logs("job-1-1", 0, 0)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False), "it can be read while the run goes on"
-    any_yard.backend.stop("job-1-1", 20)
-    any_yard.backend.stop("job-1-1", 30)
-    assert any_yard.wait_for_failure(Outcome.STOPPED).code is FailureCode.STOPPED
+    any_harness.backend.stop("job-1-1", 20)
+    any_harness.backend.stop("job-1-1", 30)
+    assert any_harness.wait_for_failure(Outcome.STOPPED).code is FailureCode.STOPPED
     # Without shared storage, the API server has a log only while its pod exists.
-    for rank in range(2) if any_yard.keeps_output else ():
-        assert any_yard.log(rank) == "ready\nsaved\n"
-    assert any_yard.backend.logs("job-1-1", 0, chunk.next_offset).eof
+    for rank in range(2) if any_harness.keeps_output else ():
+        assert any_harness.log(rank) == "ready\nsaved\n"
+    assert any_harness.backend.logs("job-1-1", 0, chunk.next_offset).eof
 
 
-def test_the_earlier_of_two_stops_counts(any_yard):
+def test_the_earlier_of_two_stops_counts(any_harness):
     # Without shared storage, the pod keeps its first grace period, although the run has ended.
-    grace = 600 if any_yard.keeps_output else 60
-    any_yard.start(STUBBORN, grace_seconds=grace, deadline_seconds=3600)
-    any_yard.backend.stop("job-1-1", grace)
-    status = any_yard.wait("job-1-1", lambda status: status.phase is not RunPhase.RUNNING)
+    grace = 600 if any_harness.keeps_output else 60
+    any_harness.start(STUBBORN, grace_seconds=grace, deadline_seconds=3600)
+    any_harness.backend.stop("job-1-1", grace)
+    status = any_harness.wait("job-1-1", lambda status: status.phase is not RunPhase.RUNNING)
     assert status.phase is RunPhase.STOPPING
-    any_yard.backend.stop("job-1-1", 0)
-    assert any_yard.wait_for_end().outcome is Outcome.STOPPED
+    any_harness.backend.stop("job-1-1", 0)
+    assert any_harness.wait_for_end().outcome is Outcome.STOPPED
 
 
-def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_yard):
-    any_yard.backend.submit(any_yard.spec(WAIT, nodes=2))
-    any_yard.backend.stop("job-1-1", 5)
+def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_harness):
+    any_harness.backend.submit(any_harness.spec(WAIT, nodes=2))
+    any_harness.backend.stop("job-1-1", 5)
     try:
-        ended = any_yard.wait_for_end()
+        ended = any_harness.wait_for_end()
     except RunNotFound:
         return
     assert ended.outcome is Outcome.STOPPED
@@ -352,15 +352,15 @@ def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_yard):
     [(POLITE, 8, 4, "ready\nsaved\n"), (STUBBORN, 4, 2, "ready\n")],
     ids=["after a checkpoint in the grace period", "although it ignores SIGTERM"],
 )
-def test_a_run_ends_at_its_deadline(any_yard, script, seconds, grace, log):
-    ended = any_yard.run(script, nodes=2, deadline_seconds=seconds, grace_seconds=grace)
-    assert ended.outcome is Outcome.TIME_LIMIT, any_yard.all_logs("job-1-1")
-    assert any_yard.log(0) == log
+def test_a_run_ends_at_its_deadline(any_harness, script, seconds, grace, log):
+    ended = any_harness.run(script, nodes=2, deadline_seconds=seconds, grace_seconds=grace)
+    assert ended.outcome is Outcome.TIME_LIMIT, any_harness.all_logs("job-1-1")
+    assert any_harness.log(0) == log
     # The deadline counts from the moment all nodes know each other. A cluster's times are whole seconds.
-    assert seconds - grace - 1 <= ended.finished_at - ended.started_at <= seconds + 1 + any_yard.late_seconds
+    assert seconds - grace - 1 <= ended.finished_at - ended.started_at <= seconds + 1 + any_harness.late_seconds
 
 
-def test_the_first_failure_is_reported_with_its_rank_and_last_lines(any_yard):
+def test_the_first_failure_is_reported_with_its_rank_and_last_lines(any_harness):
     script = """
     import os, signal, sys
     if os.environ["RANK"] == "3":
@@ -369,18 +369,18 @@ def test_the_first_failure_is_reported_with_its_rank_and_last_lines(any_yard):
     while True:
         signal.pause()
     """
-    failure = any_yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
+    failure = any_harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
     assert (failure.code, failure.node, failure.rank, failure.exit_code) == (FailureCode.RANK_EXITED, 1, 3, 7)
     assert failure.last_lines == ("about to fail",)
     assert failure.message == "Rank 3 on node 1 exited with code 7."
 
 
-def test_a_killed_rank_is_reported_with_its_signal(any_yard):
-    failure = any_yard.run_to_failure(Outcome.CODE_FAILED, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+def test_a_killed_rank_is_reported_with_its_signal(any_harness):
+    failure = any_harness.run_to_failure(Outcome.CODE_FAILED, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     assert (failure.code, failure.signal) == (FailureCode.RANK_KILLED, "SIGSEGV")
 
 
-def test_a_run_that_exceeds_its_memory_is_out_of_memory(any_yard):
+def test_a_run_that_exceeds_its_memory_is_out_of_memory(any_harness):
     script = """
     import time
     taken = []
@@ -388,19 +388,19 @@ def test_a_run_that_exceeds_its_memory_is_out_of_memory(any_yard):
         taken.append(bytearray(b"x") * (8 << 20))
         time.sleep(0.02)
     """
-    failure = any_yard.run_to_failure(Outcome.OUT_OF_MEMORY, script, resources=Resources(cpus=0.25, memory_mib=192))
+    failure = any_harness.run_to_failure(Outcome.OUT_OF_MEMORY, script, resources=Resources(cpus=0.25, memory_mib=192))
     assert failure.code is FailureCode.OUT_OF_MEMORY
 
 
-def test_a_node_that_is_removed_is_lost(any_yard):
-    any_yard.start(WAIT, nodes=2)
-    any_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
-    any_yard.lose_node(1)
-    assert any_yard.wait_for_failure(Outcome.NODE_LOST).node == 1
-    assert any_yard.backend.describe("job-1-1").finished_at is not None
+def test_a_node_that_is_removed_is_lost(any_harness):
+    any_harness.start(WAIT, nodes=2)
+    any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    any_harness.lose_node(1)
+    assert any_harness.wait_for_failure(Outcome.NODE_LOST).node == 1
+    assert any_harness.backend.describe("job-1-1").finished_at is not None
 
 
-def test_an_elastic_run_goes_on_without_a_lost_node(any_yard):
+def test_an_elastic_run_goes_on_without_a_lost_node(any_harness):
     script = """
     import os, signal, time
     if os.environ["WORLD_SIZE"] == "2":
@@ -410,11 +410,11 @@ def test_an_elastic_run_goes_on_without_a_lost_node(any_yard):
     print("alone after", os.environ["RESTART_COUNT"], flush=True)
     time.sleep(3)  # a cluster's times are whole seconds
     """
-    any_yard.start(script, text="both", nodes=2, min_nodes=1)
-    any_yard.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
-    any_yard.lose_node(1)
-    ended = any_yard.wait_for_end()
-    assert ended.outcome is Outcome.COMPLETED, any_yard.all_logs("job-1-1")
+    any_harness.start(script, text="both", nodes=2, min_nodes=1)
+    any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    any_harness.lose_node(1)
+    ended = any_harness.wait_for_end()
+    assert ended.outcome is Outcome.COMPLETED, any_harness.all_logs("job-1-1")
     assert [span.nodes for span in ended.spans] == [2, 1]
     assert ended.restarts == 1
-    assert "alone after 1\n" in any_yard.log(0)
+    assert "alone after 1\n" in any_harness.log(0)

@@ -51,103 +51,103 @@ TRAINS = """
 """Waits for ever in its first round. In the next round it resumes from the checkpoint of the first."""
 
 
-def start(yard, script=TRAINS, **changes):
-    yard.start(script, text="met at epoch", **{"nodes": 3, "restart_count": 4, **changes})
+def start(harness, script=TRAINS, **changes):
+    harness.start(script, text="met at epoch", **{"nodes": 3, "restart_count": 4, **changes})
 
 
-def kill_supervisor(yard, node):
-    record = next(record for record in yard.records() if record["node"] == node)
+def kill_supervisor(harness, node):
+    record = next(record for record in harness.records() if record["node"] == node)
     assert pids.send(record["pid"], record["start_time"], signal.SIGKILL)
 
 
-def stop_launcher(yard, node):
-    pid = next(record["pid"] for record in yard.records() if record["node"] == node)
+def stop_launcher(harness, node):
+    pid = next(record["pid"] for record in harness.records() if record["node"] == node)
     for _generation in range(2):
         pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
     os.kill(pid, signal.SIGSTOP)
 
 
-def variables_of(yard, seat):
-    lines = [line.partition(" ") for line in yard.log(seat).splitlines()]
+def variables_of(harness, seat):
+    lines = [line.partition(" ") for line in harness.log(seat).splitlines()]
     return [json.loads(rest) for word, _space, rest in lines if word == "variables"]
 
 
 @pytest.mark.parametrize("lose", [kill_supervisor, pytest.param(stop_launcher, marks=pytest.mark.slow)])
-def test_a_run_goes_on_without_a_node(yard, lose, left_running):
-    start(yard, workers_per_node=2, min_nodes=2)
-    lose(yard, 1)
-    status = yard.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+def test_a_run_goes_on_without_a_node(harness, lose, left_running):
+    start(harness, workers_per_node=2, min_nodes=2)
+    lose(harness, 1)
+    status = harness.wait_for_end()
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
     assert [span.nodes for span in status.spans] == [3, 2]
     assert status.spans[0].finished_at == status.spans[1].started_at
     assert status.restarts == 1
     # Each process keeps its log. The ranks of the third node are numbered anew.
     for seat, rank in ((0, 0), (1, 1), (4, 2), (5, 3)):
-        first, second = variables_of(yard, seat)
+        first, second = variables_of(harness, seat)
         assert (first["RANK"], first["WORLD_SIZE"], first["RESTART_COUNT"]) == (str(seat), "6", "4")
         assert (second["RANK"], second["WORLD_SIZE"], second["RESTART_COUNT"]) == (str(rank), "4", "5")
         assert second["NODE_RANK"] == str(rank // 2)
         assert second["TORCHELASTIC_RESTART_COUNT"] == "5"
         assert first["TORCHELASTIC_MAX_RESTARTS"] == second["TORCHELASTIC_MAX_RESTARTS"] == "5"
         assert first["MASTER_PORT"] != second["MASTER_PORT"]
-        log = yard.log(seat)
+        log = harness.log(seat)
         assert f"[trainyard] A node was lost. This process starts again as rank {rank} of 4." in log
         assert "met at epoch 3" in log
         assert log.endswith("trained\n")
     assert left_running() == []
 
 
-def test_below_its_minimum_nodes_a_run_is_lost(yard):
-    start(yard, min_nodes=2)
-    kill_supervisor(yard, 1)
-    kill_supervisor(yard, 2)
-    failure = yard.wait_for_failure(Outcome.NODE_LOST)
+def test_below_its_minimum_nodes_a_run_is_lost(harness):
+    start(harness, min_nodes=2)
+    kill_supervisor(harness, 1)
+    kill_supervisor(harness, 2)
+    failure = harness.wait_for_failure(Outcome.NODE_LOST)
     assert failure.code is FailureCode.NODE_LOST
     assert failure.node in {1, 2}
-    assert [cause["message"] for record in yard.records() for cause in record["causes"]] == [
+    assert [cause["message"] for record in harness.records() for cause in record["causes"]] == [
         f"Node {failure.node} was lost, and fewer than 2 are left."
     ]
 
 
-def test_a_run_is_lost_with_node_0(yard):
-    start(yard, min_nodes=1)
-    kill_supervisor(yard, 0)
-    assert yard.wait_for_failure(Outcome.NODE_LOST).node == 0
+def test_a_run_is_lost_with_node_0(harness):
+    start(harness, min_nodes=1)
+    kill_supervisor(harness, 0)
+    assert harness.wait_for_failure(Outcome.NODE_LOST).node == 0
 
 
-def test_a_run_may_lose_one_node_after_another(yard):
-    start(yard, TRAINS.replace('== "4"', 'in "45"'), min_nodes=1)
-    kill_supervisor(yard, 2)
+def test_a_run_may_lose_one_node_after_another(harness):
+    start(harness, TRAINS.replace('== "4"', 'in "45"'), min_nodes=1)
+    kill_supervisor(harness, 2)
     for rank in (0, 1):
-        yard.wait("job-1-1", lambda _status, rank=rank: yard.log(rank).count("met at epoch") == 2)
-    kill_supervisor(yard, 1)
-    status = yard.wait_for_end()
+        harness.wait("job-1-1", lambda _status, rank=rank: harness.log(rank).count("met at epoch") == 2)
+    kill_supervisor(harness, 1)
+    status = harness.wait_for_end()
     assert status.outcome is Outcome.COMPLETED
     assert ([span.nodes for span in status.spans], status.restarts) == ([3, 2, 1], 2)
-    assert [each["WORLD_SIZE"] for each in variables_of(yard, 0)] == ["3", "2", "1"]
-    assert len({each["MASTER_PORT"] for each in variables_of(yard, 0)}) == 3
+    assert [each["WORLD_SIZE"] for each in variables_of(harness, 0)] == ["3", "2", "1"]
+    assert len({each["MASTER_PORT"] for each in variables_of(harness, 0)}) == 3
 
 
-def test_a_failed_rank_is_no_lost_node(yard):
+def test_a_failed_rank_is_no_lost_node(harness):
     script = TRAINS.replace("    while True: signal.pause()", "    sys.exit(7 if rank == 1 else signal.pause())")
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=3, min_nodes=1, restart_count=4)
+    failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=3, min_nodes=1, restart_count=4)
     assert (failure.rank, failure.exit_code, failure.code) == (1, 7, FailureCode.RANK_EXITED)
-    assert yard.backend.describe("job-1-1").restarts == 0
+    assert harness.backend.describe("job-1-1").restarts == 0
 
 
-def test_ranks_that_fail_because_a_node_is_lost_are_no_first_cause(yard):
+def test_ranks_that_fail_because_a_node_is_lost_are_no_first_cause(harness):
     # As with gloo: the other ranks' collectives fail at once, before a launcher can report the loss.
     script = TRAINS.replace(
         "    while True: signal.pause()", "    sys.exit(9 if (peer if rank else peers[0]).recv(1) == b'' else 0)"
     )
-    start(yard, script, min_nodes=2)
-    kill_supervisor(yard, 1)
-    status = yard.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    start(harness, script, min_nodes=2)
+    kill_supervisor(harness, 1)
+    status = harness.wait_for_end()
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
     assert status.restarts == 1
 
 
-def test_no_process_of_a_round_reaches_the_next(yard):
+def test_no_process_of_a_round_reaches_the_next(harness):
     script = """
     import os, pathlib, signal, subprocess, sys
     if os.environ["RESTART_COUNT"] == "0":
@@ -158,10 +158,10 @@ def test_no_process_of_a_round_reaches_the_next(yard):
     seen = [path for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if b"left-behi" + b"nd" in path.read_bytes()]
     print("left:", seen)
     """
-    yard.start(script, nodes=2, min_nodes=1)
-    kill_supervisor(yard, 1)
-    assert yard.wait_for_end().outcome is Outcome.COMPLETED
-    assert "left: []" in yard.log(0)
+    harness.start(script, nodes=2, min_nodes=1)
+    kill_supervisor(harness, 1)
+    assert harness.wait_for_end().outcome is Outcome.COMPLETED
+    assert "left: []" in harness.log(0)
 
 
 ELASTIC_NODE = Resources(cpus=0.5, memory_mib=2048)
@@ -173,25 +173,25 @@ def heavy(test):
 
 
 @pytest.fixture
-def horovod_yard(yard, tmp_path):
+def horovod_harness(harness, tmp_path):
     """The horovod image, its elastic example, and the digits."""
     spec = importlib.util.spec_from_file_location("make_digits", HOUSE / "examples" / "make_digits.py")
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
     maker.write_archive(tmp_path / "digits.tar.gz")
-    shutil.unpack_archive(tmp_path / "digits.tar.gz", yard.dataset)
-    shutil.copy(HOUSE / "examples" / "horovod_elastic.py", yard.workspace)
-    return use_image(yard, "horovod")
+    shutil.unpack_archive(tmp_path / "digits.tar.gz", harness.dataset)
+    shutil.copy(HOUSE / "examples" / "horovod_elastic.py", harness.workspace)
+    return use_image(harness, "horovod")
 
 
-def wait_for_end(yard, name="job-1-1"):
+def wait_for_end(harness, name="job-1-1"):
     """Wait for a run that must complete. Horovod may notice a lost peer only after its own 30 seconds."""
-    status = yard.wait(name, lambda status: status.phase is RunPhase.ENDED, 200)
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs(name)
+    status = harness.wait(name, lambda status: status.phase is RunPhase.ENDED, 200)
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs(name)
     return status
 
 
-def submit_horovod(yard, source="", **changes):
+def submit_horovod(harness, source="", **changes):
     settings = {
         "script": "horovod_elastic.py",
         "framework": Framework.HOROVOD,
@@ -201,35 +201,35 @@ def submit_horovod(yard, source="", **changes):
         "deadline_seconds": 240,
         **changes,
     }
-    yard.backend.submit(yard.spec(source, **settings))
+    harness.backend.submit(harness.spec(source, **settings))
 
 
 @heavy
-def test_horovod_goes_on_without_a_node_and_without_a_restart(horovod_yard):
-    yard = horovod_yard
-    submit_horovod(yard, nodes=3, workers_per_node=1, min_nodes=2)
-    yard.wait_for_text("epoch 2 ")
-    kill_supervisor(yard, 1)
-    status = wait_for_end(yard)
+def test_horovod_goes_on_without_a_node_and_without_a_restart(horovod_harness):
+    harness = horovod_harness
+    submit_horovod(harness, nodes=3, workers_per_node=1, min_nodes=2)
+    harness.wait_for_text("epoch 2 ")
+    kill_supervisor(harness, 1)
+    status = wait_for_end(harness)
     assert [span.nodes for span in status.spans] == [3, 2]
     assert status.restarts == 0, "nothing was started again"
-    log = yard.log(0)
+    log = harness.log(0)
     assert "a node was lost: going on as rank 0 of 2" in log
-    assert "a node was lost: going on as rank 1 of 2" in yard.log(2), "the third node is the second now"
+    assert "a node was lost: going on as rank 1 of 2" in harness.log(2), "the third node is the second now"
     assert "resumed" not in log
     epochs = re.findall(r"^epoch (\d+) .* on (\d)$", log, re.MULTILINE)
     assert [int(epoch) for epoch, _size in epochs] == list(range(1, 13)), "no epoch twice, none left out"
     assert {size for _epoch, size in epochs} == {"3", "2"}
-    assert "result: 12 epochs, rank 1 of 2" in yard.log(2)
+    assert "result: 12 epochs, rank 1 of 2" in harness.log(2)
     assert float(re.findall(r"accuracy ([\d.]+)", log)[-1]) > 0.9
 
 
 @heavy
-def test_the_elastic_example_resumes_at_another_size_and_at_the_end_of_an_epoch(horovod_yard):
-    yard = horovod_yard
-    submit_horovod(yard, nodes=1, epochs=1, checkpoint_key="elastic")
-    wait_for_end(yard)
-    assert re.search(r"^epoch 1 .* lr 0.02 on 1$", yard.log(), re.MULTILINE), yard.log()
+def test_the_elastic_example_resumes_at_another_size_and_at_the_end_of_an_epoch(horovod_harness):
+    harness = horovod_harness
+    submit_horovod(harness, nodes=1, epochs=1, checkpoint_key="elastic")
+    wait_for_end(harness)
+    assert re.search(r"^epoch 1 .* lr 0.02 on 1$", harness.log(), re.MULTILINE), harness.log()
     # If a node is lost after all images of an epoch were seen, none is left for the others.
     lost = """
     import runpy
@@ -240,25 +240,25 @@ def test_the_elastic_example_resumes_at_another_size_and_at_the_end_of_an_epoch(
     hvd.elastic.ElasticSampler = NothingLeft
     runpy.run_path("horovod_elastic.py", run_name="__main__")
     """
-    submit_horovod(yard, lost, script="train.py", name="job-1-2", nodes=2, epochs=3, checkpoint_key="elastic")
-    wait_for_end(yard, "job-1-2")
-    log = yard.log(name="job-1-2")
+    submit_horovod(harness, lost, script="train.py", name="job-1-2", nodes=2, epochs=3, checkpoint_key="elastic")
+    wait_for_end(harness, "job-1-2")
+    log = harness.log(name="job-1-2")
     assert "resumed after epoch 1" in log
     assert re.findall(r"^epoch (\d) .* lr ([\d.]+) on 2$", log, re.MULTILINE) == [("2", "0.04"), ("3", "0.04")], log
 
 
 @heavy
-def test_ddp_resumes_on_the_nodes_that_are_left(horovod_yard):
+def test_ddp_resumes_on_the_nodes_that_are_left(horovod_harness):
     # The horovod image has all that the pytorch image has.
-    yard = horovod_yard
-    shutil.copy(HOUSE / "examples" / "mnist_ddp.py", yard.workspace)
-    submit_horovod(yard, script="mnist_ddp.py", framework=Framework.PYTORCH, nodes=3, min_nodes=2, epochs=8)
-    yard.wait("job-1-1", lambda _status: "epoch 2/8" in yard.log(), 120)
-    kill_supervisor(yard, 1)
-    status = wait_for_end(yard)
+    harness = horovod_harness
+    shutil.copy(HOUSE / "examples" / "mnist_ddp.py", harness.workspace)
+    submit_horovod(harness, script="mnist_ddp.py", framework=Framework.PYTORCH, nodes=3, min_nodes=2, epochs=8)
+    harness.wait("job-1-1", lambda _status: "epoch 2/8" in harness.log(), 120)
+    kill_supervisor(harness, 1)
+    status = wait_for_end(harness)
     assert [span.nodes for span in status.spans] == [3, 2]
     assert status.restarts == 1
-    log = yard.log(0)
+    log = harness.log(0)
     assert "This process starts again as rank 0 of 2." in log
     assert re.search(r"resumed after epoch [1-7]", log), log
     assert "epoch 8/8" in log

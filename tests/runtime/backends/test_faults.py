@@ -97,15 +97,15 @@ def pid_namespace(pid):
         return ""
 
 
-def start(yard, source=DAEMON, **changes):
+def start(harness, source=DAEMON, **changes):
     """Start a run and return its nodes once every rank is ready."""
-    yard.start(source, **changes)
-    return [Node(record) for record in yard.records()]
+    harness.start(source, **changes)
+    return [Node(record) for record in harness.records()]
 
 
-def causes(yard):
+def causes(harness):
     """The causes in all records, in the order of their times."""
-    return sorted((cause for record in yard.records() for cause in record["causes"]), key=lambda cause: cause["at"])
+    return sorted((cause for record in harness.records() for cause in record["causes"]), key=lambda cause: cause["at"])
 
 
 # Ranks that fail
@@ -113,17 +113,17 @@ def causes(yard):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(yard, how):
+def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(harness, how):
     ignore = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     script = MEET + ignore + f"    if rank == 2:\n        {how}\n    while True: signal.pause()"
-    assert yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=4).rank == 2
-    ends = [node.finished_at for node in yard.backend.describe("job-1-1").nodes]
+    assert harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=4).rank == 2
+    ends = [node.finished_at for node in harness.backend.describe("job-1-1").nodes]
     assert len(ends) == 4
-    assert all(at is not None and at - causes(yard)[0]["at"] <= DOWN_SECONDS for at in ends), ends
+    assert all(at is not None and at - causes(harness)[0]["at"] <= DOWN_SECONDS for at in ends), ends
 
 
 @pytest.mark.parametrize("late", ["0", "1"])
-def test_a_rank_that_fails_after_the_other_node_has_finished_ends_the_run(yard, late):
+def test_a_rank_that_fails_after_the_other_node_has_finished_ends_the_run(harness, late):
     # torchrun waits 300 s here, in a barrier that SIGTERM does not end.
     script = f"""
     import os, pathlib, sys, time
@@ -135,37 +135,37 @@ def test_a_rank_that_fails_after_the_other_node_has_finished_ends_the_run(yard, 
     time.sleep(1)  # until the other node's launcher has ended too
     sys.exit(4)
     """
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
+    failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
     assert (failure.rank, failure.exit_code) == (int(late), 4)
-    finished_at = yard.backend.describe("job-1-1").finished_at
-    assert finished_at - causes(yard)[0]["at"] <= DOWN_SECONDS
+    finished_at = harness.backend.describe("job-1-1").finished_at
+    assert finished_at - causes(harness)[0]["at"] <= DOWN_SECONDS
 
 
 @pytest.mark.slow
-def test_a_rank_whose_script_failed_but_whose_process_stays_ends_the_run(yard):
+def test_a_rank_whose_script_failed_but_whose_process_stays_ends_the_run(harness):
     # As with a data loader's worker that ignores SIGTERM: the interpreter joins it for ever.
     script = """
     import atexit, threading
     atexit.register(threading.Event().wait)
     raise RuntimeError("no such column")
     """
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, hang_seconds=0, deadline_seconds=90)
+    failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, hang_seconds=0, deadline_seconds=90)
     assert (failure.exit_code, failure.signal) == (1, "")
     assert "no such column" in failure.last_lines[-1]
 
 
-def test_an_abort_after_the_last_line_completes_with_a_note(yard):
-    status = yard.complete("import atexit, os\natexit.register(os.abort)\nprint('trained')", nodes=2)
+def test_an_abort_after_the_last_line_completes_with_a_note(harness):
+    status = harness.complete("import atexit, os\natexit.register(os.abort)\nprint('trained')", nodes=2)
     assert "returned from its last line" in status.nodes[1].detail
-    assert "[trainyard] Rank 1: the script returned from its last line" in yard.log(1)
+    assert "[trainyard] Rank 1: the script returned from its last line" in harness.log(1)
 
 
-def test_the_deadline_needs_no_console(yard):
-    yard.backend.submit(yard.spec(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1))
-    yard.wait("job-1-1", lambda _status: len(yard.records()) == 2)
-    for record in yard.records():
+def test_the_deadline_needs_no_console(harness):
+    harness.backend.submit(harness.spec(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1))
+    harness.wait("job-1-1", lambda _status: len(harness.records()) == 2)
+    for record in harness.records():
         assert pids.wait_for_end(record["pid"], record["start_time"], 20)
-    assert yard.backend.describe("job-1-1").outcome is Outcome.TIME_LIMIT
+    assert harness.backend.describe("job-1-1").outcome is Outcome.TIME_LIMIT
 
 
 # Nodes that are lost, stopped or cut off
@@ -183,84 +183,84 @@ def test_the_deadline_needs_no_console(yard):
         (None, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
     ],
 )
-def test_no_process_outlives_its_node(yard, node, process, outcome, code):
-    nodes = start(yard, nodes=2)
+def test_no_process_outlives_its_node(harness, node, process, outcome, code):
+    nodes = start(harness, nodes=2)
     assert [len(each.inside) for each in nodes] == [3, 3], "the launcher, the rank and its daemon"
     for victim in nodes if node is None else [nodes[node]]:
         os.kill(getattr(victim, process), signal.SIGKILL)
-    failure = yard.wait_for_failure(outcome)
+    failure = harness.wait_for_failure(outcome)
     assert failure.code is code
     assert node is None or failure.node == node
     assert all(each.is_down() for each in nodes)
 
 
 @pytest.mark.slow
-def test_a_stopped_node_is_detected_by_its_silence(yard):
-    nodes = start(yard, nodes=2)
+def test_a_stopped_node_is_detected_by_its_silence(harness):
+    nodes = start(harness, nodes=2)
     stopped_at = time.time()
     nodes[0].signal_all(signal.SIGSTOP)
     # Without a call to the backend, the other node detects it, as it would without a console.
     assert nodes[1].is_down(30)
-    (detected_at,) = (cause["at"] for cause in causes(yard) if cause["kind"] == "node_lost")
+    (detected_at,) = (cause["at"] for cause in causes(harness) if cause["kind"] == "node_lost")
     assert detected_at - stopped_at <= DETECTION_SECONDS
-    failure = yard.wait_for_failure(Outcome.NODE_LOST)
+    failure = harness.wait_for_failure(Outcome.NODE_LOST)
     assert (failure.node, failure.code) == (0, FailureCode.NODE_SILENT)
     assert all(node.is_down() for node in nodes)
 
 
 @pytest.mark.slow
-def test_nodes_that_are_cut_off_from_each_other_fail_by_the_codes_fault(yard):
-    nodes = start(yard, nodes=3)
+def test_nodes_that_are_cut_off_from_each_other_fail_by_the_codes_fault(harness):
+    nodes = start(harness, nodes=3)
     cut_at = time.time()
     subprocess.run([sys.executable, "-c", CUT, str(nodes[0].launcher)], check=True)
-    failure = yard.wait_for_failure(Outcome.CODE_FAILED)
+    failure = harness.wait_for_failure(Outcome.CODE_FAILED)
     assert failure.code is FailureCode.LAUNCHER_KILLED, "all nodes are on one machine, and every supervisor lives"
-    assert min(cause["at"] for cause in causes(yard) if cause["kind"] == "node_lost") - cut_at <= DETECTION_SECONDS
+    assert min(cause["at"] for cause in causes(harness) if cause["kind"] == "node_lost") - cut_at <= DETECTION_SECONDS
     assert all(node.is_down() for node in nodes)
 
 
 @pytest.mark.slow
-def test_a_stopped_launcher_is_detected_by_its_silence_and_is_the_codes_fault(yard):
-    nodes = start(yard, nodes=3)
+def test_a_stopped_launcher_is_detected_by_its_silence_and_is_the_codes_fault(harness):
+    nodes = start(harness, nodes=3)
     stopped_at = time.time()
     os.kill(nodes[0].launcher, signal.SIGSTOP)
-    failure = yard.wait_for_failure(Outcome.CODE_FAILED)
+    failure = harness.wait_for_failure(Outcome.CODE_FAILED)
     assert (failure.node, failure.code) == (0, FailureCode.LAUNCHER_KILLED)
-    finished_at = yard.backend.describe("job-1-1").finished_at
+    finished_at = harness.backend.describe("job-1-1").finished_at
     assert finished_at - stopped_at <= DETECTION_SECONDS
     assert all(node.is_down() for node in nodes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "node"), [(2, 1), (1, 0)], ids=["by another supervisor", "by the caller"])
-def test_a_stopped_supervisor_is_detected(yard, count, node):
-    nodes = start(yard, nodes=count)
+def test_a_stopped_supervisor_is_detected(harness, count, node):
+    nodes = start(harness, nodes=count)
     os.kill(nodes[node].supervisor, signal.SIGSTOP)
     # With two nodes, no call to the backend is needed.
     assert count == 1 or nodes[node].is_down(30)
-    failure = yard.wait_for_failure(Outcome.NODE_LOST)
+    failure = harness.wait_for_failure(Outcome.NODE_LOST)
     assert (failure.node, failure.code) == (node, FailureCode.NODE_SILENT)
     assert all(each.is_down() for each in nodes)
 
 
-def test_only_two_signals_affect_a_launcher(yard):
+def test_only_two_signals_affect_a_launcher(harness):
     """It has no handlers, not even Python's own for SIGINT. These signals would pass the filter."""
-    os.mkfifo(yard.workspace / "go")
-    (node,) = start(yard, "print('ready', flush=True)\nopen('go').read()")
+    os.mkfifo(harness.workspace / "go")
+    (node,) = start(harness, "print('ready', flush=True)\nopen('go').read()")
     for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
         os.kill(node.launcher, number)
-    os.close(os.open(yard.workspace / "go", os.O_RDWR))  # does not block if the reader has ended
-    assert yard.wait_for_end().outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    os.close(os.open(harness.workspace / "go", os.O_RDWR))  # does not block if the reader has ended
+    assert harness.wait_for_end().outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
 
 
-def test_an_interpreter_that_cannot_start_is_the_platforms_fault(yard, bare_images):
+def test_an_interpreter_that_cannot_start_is_the_platforms_fault(harness, bare_images):
     broken = bare_images / "broken" / "bin"
     broken.mkdir(parents=True)
     (broken / "python").write_text("#!/nowhere\n")
     (broken / "python").chmod(0o755)
     (bare_images / "broken" / "ready.json").write_text("{}")
-    yard.image = "broken"
-    status = yard.run("", nodes=2)
+    harness.image = "broken"
+    status = harness.run("", nodes=2)
     assert (status.outcome, status.started_at) == (Outcome.PLATFORM_ERROR, None)
 
 
@@ -268,13 +268,13 @@ def test_an_interpreter_that_cannot_start_is_the_platforms_fault(yard, bare_imag
 
 
 @pytest.fixture
-def small_disk(yard, monkeypatch):
+def small_disk(harness, monkeypatch):
     """Put the runs on their own disk of 300 MiB, and return a call that fills it."""
-    runs = yard.folder / "runs"
+    runs = harness.folder / "runs"
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(runs)], check=False).returncode:
         pytest.fail("the tests need to mount: run them as root")
     monkeypatch.setattr(host, "_MIN_FREE_MIB", 32)
-    yard.backend = yard.another()
+    harness.backend = harness.another()
 
     def fill():
         with (runs / "filler").open("wb", buffering=0) as file:
@@ -287,22 +287,22 @@ def small_disk(yard, monkeypatch):
     try:
         yield fill
     finally:
-        yard.backend.delete("job-1-1")
+        harness.backend.delete("job-1-1")
         subprocess.run(["umount", str(runs)], check=True)
-        yard.backend = yard.another()
+        harness.backend = harness.another()
 
 
-def test_a_disk_that_others_filled_is_the_platforms_fault(yard, small_disk):
+def test_a_disk_that_others_filled_is_the_platforms_fault(harness, small_disk):
     script = """
     import os, pathlib, time
     print("ready", flush=True)
     while not pathlib.Path("go").exists(): time.sleep(0.01)
     with open(os.path.join(os.environ["CHECKPOINT_DIR"], "model"), "wb") as file: file.write(bytes(1 << 20))
     """
-    nodes = start(yard, script, nodes=2)
+    nodes = start(harness, script, nodes=2)
     small_disk()
-    (yard.workspace / "go").touch()
-    failure = yard.wait_for_failure(Outcome.PLATFORM_ERROR)
+    (harness.workspace / "go").touch()
+    failure = harness.wait_for_failure(Outcome.PLATFORM_ERROR)
     assert failure.code is FailureCode.DISK_FULL
     assert failure.data["free_mib"] < 256
     assert all(node.is_down() for node in nodes)
@@ -310,7 +310,7 @@ def test_a_disk_that_others_filled_is_the_platforms_fault(yard, small_disk):
 
 @pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_disk_that_the_run_filled_itself_is_its_own_fault(yard, node):
+def test_a_disk_that_the_run_filled_itself_is_its_own_fault(harness, node):
     """It wrote less than its limit, but all that was free. It must not be free, because it hurts other runs."""
     script = f"""
     import os, time
@@ -318,7 +318,7 @@ def test_a_disk_that_the_run_filled_itself_is_its_own_fault(yard, node):
     with open(os.path.join(os.environ["CHECKPOINT_DIR"], "model"), "wb") as file:
         for _ in range(400): file.write(bytes(1 << 20))
     """
-    status = yard.run(script, nodes=2)
+    status = harness.run(script, nodes=2)
     assert status.outcome in {Outcome.CODE_FAILED, Outcome.DISK_FULL}, status.failure
 
 
@@ -341,7 +341,7 @@ FILLS = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize("fill", FILLS)
-def test_a_disk_without_room_for_the_record_loses_no_node(yard, fill):
+def test_a_disk_without_room_for_the_record_loses_no_node(harness, fill):
     """A node without a last record counts as lost, so code that fills the whole disk would run free."""
     script = f"""
     import os
@@ -350,24 +350,24 @@ def test_a_disk_without_room_for_the_record_loses_no_node(yard, fill):
     for _ in range(20): print("x" * 4000, flush=True)
     raise SystemExit(3)
     """
-    status = yard.run(script, deadline_seconds=40)
+    status = harness.run(script, deadline_seconds=40)
     # The kernel may count the names as the node's memory. The run pays for whichever limit it reaches.
     assert status.outcome in {Outcome.CODE_FAILED, Outcome.DISK_FULL, Outcome.OUT_OF_MEMORY}, status.failure
 
 
 @pytest.mark.slow
-def test_a_full_disk_does_not_keep_a_run_from_its_deadline(yard, small_disk):
+def test_a_full_disk_does_not_keep_a_run_from_its_deadline(harness, small_disk):
     script = "print('ready', flush=True)\nwhile True: print('x' * 1000)"
-    nodes = start(yard, script, nodes=2, deadline_seconds=6, grace_seconds=1)
+    nodes = start(harness, script, nodes=2, deadline_seconds=6, grace_seconds=1)
     small_disk()
     assert all(node.is_down(20) for node in nodes)
-    assert yard.backend.describe("job-1-1").phase is RunPhase.ENDED
+    assert harness.backend.describe("job-1-1").phase is RunPhase.ENDED
 
 
 # Output and reports
 
 
-def test_a_flood_of_output_is_cut_and_the_run_goes_on(yard):
+def test_a_flood_of_output_is_cut_and_the_run_goes_on(harness):
     script = """
     import os, time
     for _ in range(128): os.write(1, b"y" * 1023 * 1024 + b"\\n")
@@ -376,27 +376,27 @@ def test_a_flood_of_output_is_cut_and_the_run_goes_on(yard):
     while not all(map(os.path.isdir, "01")): time.sleep(0.01)  # the first failure ends the other rank
     raise SystemExit(3)
     """
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, workers_per_node=2, log_limit_bytes=1 << 20)
+    failure = harness.run_to_failure(Outcome.CODE_FAILED, script, workers_per_node=2, log_limit_bytes=1 << 20)
     assert (failure.exit_code, failure.last_lines[-1]) == (3, "the end"), "last lines come after the cut too"
     for rank in range(2):
-        log = (yard.backend.run_folder("job-1-1") / "logs" / f"rank-{rank}.log").read_bytes()
+        log = (harness.backend.run_folder("job-1-1") / "logs" / f"rank-{rank}.log").read_bytes()
         assert 1 << 20 <= len(log) < (1 << 20) + 300
         assert log.count(b"has reached its limit of 1048576 bytes") == 1
 
 
-def test_output_is_kept_byte_for_byte_with_or_without_lines(yard):
+def test_output_is_kept_byte_for_byte_with_or_without_lines(harness):
     script = """
     import os
     os.write(1, bytes(range(256)) * 40)
     for _ in range(30): os.write(1, b"z" * 100_000)
     """
-    yard.complete(script)
-    log = (yard.backend.run_folder("job-1-1") / "logs" / "rank-0.log").read_bytes()
+    harness.complete(script)
+    log = (harness.backend.run_folder("job-1-1") / "logs" / "rank-0.log").read_bytes()
     assert log == bytes(range(256)) * 40 + b"z" * 3_000_000
-    assert yard.log().endswith("z" * 1000)
+    assert harness.log().endswith("z" * 1000)
 
 
-def test_code_that_destroys_its_reporting_files_still_completes(yard):
+def test_code_that_destroys_its_reporting_files_still_completes(harness):
     script = """
     import os, shutil
     for name in ("METRICS_FILE", "TENSORBOARD_LOGDIR", "CHECKPOINT_DIR", "RUN_DIR"):
@@ -413,5 +413,5 @@ def test_code_that_destroys_its_reporting_files_still_completes(yard):
         except OSError: pass
     print("done")
     """
-    yard.complete(script, nodes=2)
-    assert [yard.log(rank).splitlines()[-1] for rank in range(2)] == ["done", "done"]
+    harness.complete(script, nodes=2)
+    assert [harness.log(rank).splitlines()[-1] for rank in range(2)] == ["done", "done"]

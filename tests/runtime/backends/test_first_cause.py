@@ -37,9 +37,9 @@ SERVE = """
 
 
 @pytest.mark.parametrize("how", ["sys.exit(10 + rank)", "os.kill(os.getpid(), SIGNALS[rank % 2])"])
-def test_of_simultaneous_failures_the_first_is_reported_with_its_own_code(yard, how):
+def test_of_simultaneous_failures_the_first_is_reported_with_its_own_code(harness, how):
     signals = "    SIGNALS = (signal.SIGKILL, signal.SIGSEGV)\n"
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, MEET + signals + "    " + how, nodes=2, workers_per_node=2)
+    failure = harness.run_to_failure(Outcome.CODE_FAILED, MEET + signals + "    " + how, nodes=2, workers_per_node=2)
     assert failure.node == failure.rank // 2
     expected = (10 + failure.rank, "") if "exit" in how else (None, ("SIGKILL", "SIGSEGV")[failure.rank % 2])
     assert (failure.exit_code, failure.signal) == expected
@@ -51,9 +51,9 @@ def test_of_simultaneous_failures_the_first_is_reported_with_its_own_code(yard, 
     ("how", "name"),
     [("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"), ("__import__('ctypes').string_at(0)", "SIGSEGV")],
 )
-def test_a_rank_that_a_signal_ended_outranks_its_echoes(yard, how, name):
+def test_a_rank_that_a_signal_ended_outranks_its_echoes(harness, how, name):
     script = MEET + SERVE.replace("HOW", how).replace("LAST", "3")
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
+    failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
     assert (failure.rank, failure.node, failure.signal) == (3, 1, name)
     assert failure.last_lines[:2] == ("last words of 3", "connected")
 
@@ -70,7 +70,7 @@ def test_a_rank_that_a_signal_ended_outranks_its_echoes(yard, how, name):
     ],
     ids=["it leaves slowly", "its connections close before its error is known"],
 )
-def test_an_exception_outranks_its_echoes(yard, how):
+def test_an_exception_outranks_its_echoes(harness, how):
     script = """
     def close():
         for peer in peers: peer.close()
@@ -80,16 +80,16 @@ def test_an_exception_outranks_its_echoes(yard, how):
     """
     script = textwrap.dedent(MEET) + textwrap.dedent(script)
     script += textwrap.dedent(SERVE).replace("        HOW", textwrap.indent(textwrap.dedent(how), " " * 8).strip("\n"))
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script.replace("LAST", "3"), nodes=4)
+    failure = harness.run_to_failure(Outcome.CODE_FAILED, script.replace("LAST", "3"), nodes=4)
     assert (failure.rank, failure.code, failure.exit_code) == (3, FailureCode.RANK_RAISED, 1)
     assert (failure.data["exception"], failure.data["message"]) == ("ValueError", "a wrong shape")
     assert failure.data["file"] == "train.py"
     assert failure.last_lines[-1] == "ValueError: a wrong shape"
-    assert all(record["causes"] for record in yard.records()), "each node's record has a cause"
+    assert all(record["causes"] for record in harness.records()), "each node's record has a cause"
 
 
 @pytest.mark.slow
-def test_an_echo_without_an_explanation_is_reported_itself(yard):
+def test_an_echo_without_an_explanation_is_reported_itself(harness):
     script = MEET + "    if rank: raise ConnectionResetError('by a download')\n    while True: signal.pause()"
-    failure = yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
+    failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
     assert (failure.rank, failure.data["exception"]) == (1, "ConnectionResetError")

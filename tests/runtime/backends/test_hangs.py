@@ -57,62 +57,64 @@ SKIP = """
 """
 
 
-def hang(yard, source, **changes):
+def hang(harness, source, **changes):
     """Run a script that hangs on two nodes, and return its failure."""
     settings = {"nodes": 2, "hang_seconds": HANG_SECONDS, "deadline_seconds": 100, **changes}
-    failure = yard.run_to_failure(Outcome.HUNG, source, **settings)
+    failure = harness.run_to_failure(Outcome.HUNG, source, **settings)
     assert failure.code is FailureCode.HUNG
     assert failure.message.startswith("No sign of progress for ")
     assert failure.data["seconds"] >= HANG_SECONDS
     return failure
 
 
-def seconds_without_progress(yard):
+def seconds_without_progress(harness):
     """Seconds from the last sign of progress, to which a hang is billed, to the end."""
-    status = yard.backend.describe("job-1-1")
+    status = harness.backend.describe("job-1-1")
     assert status.started_at <= status.progress_at
     return status.finished_at - status.progress_at
 
 
 @pytest.mark.slow
-def test_a_deadlock_is_detected_and_shown_on_every_rank(yard):
-    hang(yard, DEADLOCK, workers_per_node=2)
-    stacks = yard.backend.stacks("job-1-1")
+def test_a_deadlock_is_detected_and_shown_on_every_rank(harness):
+    hang(harness, DEADLOCK, workers_per_node=2)
+    stacks = harness.backend.stacks("job-1-1")
     assert sorted(stacks) == [0, 1, 2, 3]
     for text in stacks.values():
         assert '"/workspace/train.py", line 7 in update_weights' in text
         assert "Threads, as the kernel sees them:" in text
         assert "rank.py" not in text, "the platform's own frames are left out"
-    assert seconds_without_progress(yard) >= HANG_SECONDS - 1
+    assert seconds_without_progress(harness) >= HANG_SECONDS - 1
 
 
-def test_a_hang_is_dated_to_its_last_output_and_shows_processes(yard):
-    failure = hang(yard, SILENCE)
-    last = max(float(line.split()[1]) for rank in (0, 1) for line in yard.log(rank).splitlines() if "last" in line)
+def test_a_hang_is_dated_to_its_last_output_and_shows_processes(harness):
+    failure = hang(harness, SILENCE)
+    last = max(float(line.split()[1]) for rank in (0, 1) for line in harness.log(rank).splitlines() if "last" in line)
     assert abs(failure.data["progress_at"] - last) < 3
-    assert abs((yard.backend.describe("job-1-1").progress_at or 0) - last) < 3
-    assert "goodbye" in yard.log(0), "output after the verdict is no progress"
-    first, second = yard.backend.stacks("job-1-1").values()
+    assert abs((harness.backend.describe("job-1-1").progress_at or 0) - last) < 3
+    assert "goodbye" in harness.log(0), "output after the verdict is no progress"
+    first, second = harness.backend.stacks("job-1-1").values()
     assert "Other processes of this rank:" in first
     assert "(sleep), sleeping" in first
     assert "No stack could be taken: the process is stopped (SIGSTOP)" in second
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_for_each_other_at_full_speed_hang(yard):
-    failure = hang(yard, SPIN)
+def test_ranks_that_wait_for_each_other_at_full_speed_hang(harness):
+    failure = hang(harness, SPIN)
     assert "Every rank waits for the others." in failure.message
-    assert "in all_reduce" in yard.backend.stacks("job-1-1")[1]
-    assert seconds_without_progress(yard) < HANG_SECONDS, "cores in use are paid for"
+    assert "in all_reduce" in harness.backend.stacks("job-1-1")[1]
+    assert seconds_without_progress(harness) < HANG_SECONDS, "cores in use are paid for"
 
 
 @pytest.mark.slow
 @pytest.mark.cores(2)
 @pytest.mark.torch
-def test_a_rank_that_skips_a_collective_is_named(yard):
-    use_image(yard, "pytorch")
-    failure = hang(yard, SKIP, workers_per_node=2, resources=Resources(cpus=2, memory_mib=4096), deadline_seconds=120)
-    stacks = yard.backend.stacks("job-1-1")
+def test_a_rank_that_skips_a_collective_is_named(harness):
+    use_image(harness, "pytorch")
+    failure = hang(
+        harness, SKIP, workers_per_node=2, resources=Resources(cpus=2, memory_mib=4096), deadline_seconds=120
+    )
+    stacks = harness.backend.stacks("job-1-1")
     assert sorted(stacks) == [0, 1, 2, 3]
     assert ["in _engine_run_backward" in stacks[rank] for rank in range(4)] == [True, True, False, True]
     assert (failure.rank, failure.node) == (2, 1)
@@ -120,7 +122,7 @@ def test_a_rank_that_skips_a_collective_is_named(yard):
 
 
 @pytest.mark.slow
-def test_watching_a_run_costs_little_cpu_time(yard):
+def test_watching_a_run_costs_little_cpu_time(harness):
     """The launcher's own CPU time, as the kernel counts it; the figure is in docs/performance.md."""
     script = """
         import subprocess, time
@@ -130,14 +132,14 @@ def test_watching_a_run_costs_little_cpu_time(yard):
         while time.monotonic() < until: sum(range(1000))
         for child in children: child.kill()
     """
-    yard.start(script, workers_per_node=2)
-    launcher = yard.records()[0]["pid"]
+    harness.start(script, workers_per_node=2)
+    launcher = harness.records()[0]["pid"]
     for _generation in range(2):
         launcher = int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()[0])
     begun, used = time.monotonic(), _cpu_seconds(launcher)
-    yard.wait("job-1-1", lambda _status: time.monotonic() - begun > 10)
+    harness.wait("job-1-1", lambda _status: time.monotonic() - begun > 10)
     assert (_cpu_seconds(launcher) - used) / (time.monotonic() - begun) < 0.01
-    assert yard.wait_for_end().outcome is Outcome.COMPLETED
+    assert harness.wait_for_end().outcome is Outcome.COMPLETED
 
 
 def _cpu_seconds(pid):

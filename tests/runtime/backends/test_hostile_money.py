@@ -4,7 +4,7 @@ import pytest
 
 from jobs.states import BILLED, PLATFORM_FAULTS, EndReason
 from runtime.specs import Resources
-from tests.kubernetes.yard import ClusterYard
+from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends import hostile
 from tests.runtime.backends.attacks import ARMED, ATTACKS
 
@@ -16,24 +16,24 @@ pytestmark = [
 
 
 @pytest.fixture(params=["cold", "warm", "kubernetes", "slurm"])
-def hostile_yard(request):
+def hostile_harness(request):
     """Every backend, and every way in which its ranks are started."""
     if request.param == "slurm":
-        yield request.getfixturevalue("slurm_yard")
+        yield request.getfixturevalue("slurm_harness")
         return
     if request.param == "kubernetes":
-        yard = ClusterYard(request.getfixturevalue("site"))
-        yield yard
-        yard.close()
+        harness = KubernetesHarness(request.getfixturevalue("site"))
+        yield harness
+        harness.close()
         return
-    yield hostile.choose_start(request.getfixturevalue("yard"), request.param)
+    yield hostile.choose_start(request.getfixturevalue("harness"), request.param)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_run_that_attacks_its_launcher_is_billed_and_not_retried_free(hostile_yard, attack):
-    yard = hostile_yard
-    status = yard.run(ARMED + ATTACKS[attack], resources=Resources(cpus=1, memory_mib=256), deadline_seconds=25)
+def test_a_run_that_attacks_its_launcher_is_billed_and_not_retried_free(hostile_harness, attack):
+    harness = hostile_harness
+    status = harness.run(ARMED + ATTACKS[attack], resources=Resources(cpus=1, memory_mib=256), deadline_seconds=25)
     reason = EndReason(status.outcome.value)
-    assert reason in BILLED - PLATFORM_FAULTS, (status.failure, yard.all_logs("job-1-1"))
+    assert reason in BILLED - PLATFORM_FAULTS, (status.failure, harness.all_logs("job-1-1"))
     assert reason is not EndReason.HUNG, "a hang is billed only in part"
     assert status.finished_at >= status.started_at  # a cluster's times are whole seconds

@@ -12,35 +12,35 @@ import pytest
 from runtime.specs import Outcome
 from tests.runtime.backends import hostile
 from tests.runtime.backends.hostile import attempts, evaluate
-from tests.runtime.conftest import Yard
+from tests.runtime.conftest import LocalHarness
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
 @pytest.fixture(params=hostile.STARTS)
-def yard(yard, request):
+def harness(harness, request):
     """Both ways to start ranks."""
-    return hostile.choose_start(yard, request.param)
+    return hostile.choose_start(harness, request.param)
 
 
 # Files and processes
 
 
-def test_files_sockets_and_processes_of_the_console_are_out_of_sight(yard):
-    secret, console = yard.folder / "secret", Path(__file__).resolve().parents[3]
+def test_files_sockets_and_processes_of_the_console_are_out_of_sight(harness):
+    secret, console = harness.folder / "secret", Path(__file__).resolve().parents[3]
     secret.write_text("key")
     files = [str(secret), str(console / "pyproject.toml"), str(console / "console"), "/root/.bashrc", "/etc/shadow"]
     with socket.socket(socket.AF_UNIX) as server:
-        path = str(yard.folder / "s")
+        path = str(harness.folder / "s")
         server.bind(path)
         server.listen()
         _linked, is_link_followed, *results = evaluate(
-            yard,
+            harness,
             f"os.symlink({str(secret)!r}, 'link')",
             "os.path.exists('link')",
             *attempts("read", *files),
             *attempts("connect", path),
-            *attempts("os.listdir", f"/proc/{os.getpid()}", str(yard.folder), "/sys/fs/cgroup"),
+            *attempts("os.listdir", f"/proc/{os.getpid()}", str(harness.folder), "/sys/fs/cgroup"),
             *attempts("read", "/proc/kcore", "/proc/kmsg", "/dev/mem"),
             *attempts("write", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger"),
             *attempts("lambda path: open(path, 'r+')", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe"),
@@ -51,9 +51,9 @@ def test_files_sockets_and_processes_of_the_console_are_out_of_sight(yard):
     assert set(results) <= {"FileNotFoundError", "PermissionError", "OSError"}
 
 
-def test_nothing_can_be_written_but_where_it_is_allowed(yard):
-    (yard.dataset / "images").write_text("data")
-    image = yard.images_root / "bare"
+def test_nothing_can_be_written_but_where_it_is_allowed(harness):
+    (harness.dataset / "images").write_text("data")
+    image = harness.images_root / "bare"
     refused = [
         "/datasets/digits/images",
         "/datasets/new",
@@ -73,24 +73,24 @@ def test_nothing_can_be_written_but_where_it_is_allowed(yard):
         "/tmp/a",
         "/dev/shm/a",
     ]
-    results = evaluate(yard, *attempts("write", *refused, *allowed))
+    results = evaluate(harness, *attempts("write", *refused, *allowed))
     assert set(results[: len(refused)]) <= {"OSError", "PermissionError"}
     assert results[len(refused) :] == ["1"] * 6
-    assert (yard.dataset / "images").read_text() == "data"
+    assert (harness.dataset / "images").read_text() == "data"
 
 
-def test_other_processes_are_out_of_sight(yard):
-    yard.start("import signal\nprint('ready')\nsignal.pause()", name="job-2-1")
+def test_other_processes_are_out_of_sight(harness):
+    harness.start("import signal\nprint('ready')\nsignal.pause()", name="job-2-1")
     pids, kill = evaluate(
-        yard, "[name for name in os.listdir('/proc') if name.isdigit()]", f"attempt(os.kill, {os.getpid()}, 0)"
+        harness, "[name for name in os.listdir('/proc') if name.isdigit()]", f"attempt(os.kill, {os.getpid()}, 0)"
     )
     assert len(pids) == 2, "the launcher and this rank"
     assert kill == "ProcessLookupError"
 
 
-def test_the_launcher_cannot_be_spied_on_or_killed(yard):
+def test_the_launcher_cannot_be_spied_on_or_killed(harness):
     results = evaluate(
-        yard,
+        harness,
         *(
             f"attempt(os.kill, 1, {number:d})"
             for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT)
@@ -102,15 +102,15 @@ def test_the_launcher_cannot_be_spied_on_or_killed(yard):
     assert results == ["PermissionError"] * 8 + [-1, -1]
 
 
-def test_the_ranks_inherit_no_descriptor_of_the_launchers(yard):
-    yard.run(
+def test_the_ranks_inherit_no_descriptor_of_the_launchers(harness):
+    harness.run(
         "import os\nprint([os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)])\n"
         "print(sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100)))"
     )
-    assert yard.log() == "['/dev/null', 'pipe', 'pipe']\n2\n", "the pipe for notes, the file of steps"
+    assert harness.log() == "['/dev/null', 'pipe', 'pipe']\n2\n", "the pipe for notes, the file of steps"
 
 
-def test_forged_notes_change_no_outcome(yard):
+def test_forged_notes_change_no_outcome(harness):
     script = """
     import os, sys
     for descriptor in range(3, 20):
@@ -120,10 +120,10 @@ def test_forged_notes_change_no_outcome(yard):
             pass
     sys.exit(4)
     """
-    assert yard.run_to_failure(Outcome.CODE_FAILED, script).exit_code == 4
+    assert harness.run_to_failure(Outcome.CODE_FAILED, script).exit_code == 4
 
 
-def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(yard):
+def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(harness):
     script = """
     import os
     for top, folders, files in os.walk("/proc"):
@@ -142,15 +142,15 @@ def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(yar
                 except OSError: pass
     print("looked")
     """
-    yard.run(script)
-    assert yard.log() == "looked\n"
+    harness.run(script)
+    assert harness.log() == "looked\n"
 
 
 # The network
 
 
-def test_the_hosts_loopback_and_other_runs_are_out_of_reach(yard):
-    name = f"\0trainyard-test-{os.getpid()}-{yard.folder.name}"
+def test_the_hosts_loopback_and_other_runs_are_out_of_reach(harness):
+    name = f"\0trainyard-test-{os.getpid()}-{harness.folder.name}"
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind(name)
         abstract.listen()
@@ -160,9 +160,9 @@ def test_the_hosts_loopback_and_other_runs_are_out_of_reach(yard):
         print("ready", flush=True)
         signal.pause()
         """
-        yard.start(listens, name="job-2-1")
+        harness.start(listens, name="job-2-1")
         *refused, unreachable, devices = evaluate(
-            yard,
+            harness,
             *attempts("connect", name, server.getsockname(), ("127.0.0.1", 45671), ("192.0.2.1", 80)),
             "[line.split(':')[0].strip() for line in open('/proc/net/dev') if ':' in line]",
         )
@@ -171,7 +171,7 @@ def test_the_hosts_loopback_and_other_runs_are_out_of_reach(yard):
 
 
 def test_the_setting_gives_runs_the_hosts_network(tmp_path, bare_images):
-    shared = Yard(tmp_path, bare_images)
+    shared = LocalHarness(tmp_path, bare_images)
     shared.backend = shared.another(network="host")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -209,9 +209,9 @@ ASK = """
 
 
 @pytest.fixture
-def held(yard):
+def held(harness):
     """A file of the console's own user, on which a lease would be possible."""
-    file = yard.dataset / "file"
+    file = harness.dataset / "file"
     file.write_text("data")
     descriptor = os.open(file, os.O_RDONLY)
     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -221,22 +221,22 @@ def held(yard):
 
 
 @pytest.mark.usefixtures("held")
-def test_a_run_gets_no_lease_on_a_file(yard):
+def test_a_run_gets_no_lease_on_a_file(harness):
     """A lease on a file that others open delays each of them for 45 seconds."""
-    paths = ["/datasets/digits/file", "/usr/lib/os-release", str(yard.images_root / "bare" / "pyvenv.cfg")]
+    paths = ["/datasets/digits/file", "/usr/lib/os-release", str(harness.images_root / "bare" / "pyvenv.cfg")]
     script = f"""{ASK}
     print([lease(path, kind) for path in {paths!r} for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK)])
     open("own", "w").close()
     print([lease("own", fcntl.F_WRLCK), fcntl.fcntl(0, fcntl.F_GETFD)])
     """
-    yard.run(script)
-    first, second = map(ast.literal_eval, yard.log().splitlines())
+    harness.run(script)
+    first, second = map(ast.literal_eval, harness.log().splitlines())
     assert first == ["EPERM"] * 6
     assert second == ["EPERM", 0], "the console opens the workspace's files; the rest of fcntl is as it was"
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the script calls the kernel by its numbers on x86-64")
-def test_what_the_kernel_shares_by_user_is_out_of_reach(yard):
+def test_what_the_kernel_shares_by_user_is_out_of_reach(harness):
     script = f"""{ASK}
     print([
         call(248, b"user", b"name", b"value", 5, -4), call(250, 0, -4, 1), call(249, b"user", b"name", 0, 0),
@@ -246,8 +246,8 @@ def test_what_the_kernel_shares_by_user_is_out_of_reach(yard):
     ])
     print(call(0x40000000 + 39), call(39))
     """
-    yard.run(script)
-    first, second = yard.log().splitlines()
+    harness.run(script)
+    first, second = harness.log().splitlines()
     assert ast.literal_eval(first) == [
         *("EPERM", "EPERM", "EPERM"),
         *("EMFILE", "EMFILE", "ENOSYS", "ENOSYS"),
@@ -257,7 +257,7 @@ def test_what_the_kernel_shares_by_user_is_out_of_reach(yard):
     assert second == "ENOSYS allowed"
 
 
-def test_what_programs_need_is_allowed(yard):
+def test_what_programs_need_is_allowed(harness):
     script = """
     import multiprocessing, os, resource, signal, socket, subprocess, sys, threading
     from multiprocessing import shared_memory
@@ -284,11 +284,11 @@ def test_what_programs_need_is_allowed(yard):
     print(os.waitpid(pid, 0)[1] == signal.SIGTERM)
     print(sorted({entry[4][0] for entry in socket.getaddrinfo("localhost", 1)}) != [])
     """
-    yard.complete(script)
-    assert yard.log().splitlines() == ["thread", "child", "[1, 2]", "True", "signalled", "True", "True"]
+    harness.complete(script)
+    assert harness.log().splitlines() == ["thread", "child", "[1, 2]", "True", "signalled", "True", "True"]
 
 
-def test_sockets_are_of_the_families_that_training_needs_and_no_other(yard):
+def test_sockets_are_of_the_families_that_training_needs_and_no_other(harness):
     """Vsock has no network namespaces: a run could listen on the machine's ports, and other runs could connect."""
     script = """
     import socket
@@ -301,7 +301,7 @@ def test_sockets_are_of_the_families_that_training_needs_and_no_other(yard):
     one.send(b"a pair")
     print(other.recv(10).decode())
     """
-    yard.run(script)
-    families = yard.log().splitlines()
+    harness.run(script)
+    families = harness.log().splitlines()
     assert families.pop() == "a pair"
     assert {"1 0", "2 0", "16 0"} <= set(families) <= {"1 0", "2 0", "10 0", "16 0"}

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 
 
 @pytest.fixture(params=hostile.STARTS)
-def both(yard, request):
+def both(harness, request):
     """Both ways to start ranks."""
-    return hostile.choose_start(yard, request.param)
+    return hostile.choose_start(harness, request.param)
 
 
 def small(disk_mib):
@@ -72,12 +72,12 @@ WRITES = {
 @pytest.mark.parametrize(
     "what", [name if name == "bytes" else pytest.param(name, marks=pytest.mark.slow) for name in WRITES]
 )
-def test_a_run_that_writes_too_much_is_ended(yard, what):
+def test_a_run_that_writes_too_much_is_ended(harness, what):
     script = "    import os, signal, time" + WRITES[what] + "while True: signal.pause()\n"
-    failure = yard.run_to_failure(Outcome.DISK_FULL, script, resources=small(disk_mib=20))
+    failure = harness.run_to_failure(Outcome.DISK_FULL, script, resources=small(disk_mib=20))
     assert (failure.code, failure.data["limit_mib"]) == (FailureCode.DISK_FULL, 20)
     assert (failure.data["used_mib"] > 20) is ("deep" not in what), "the depth alone ends a run"
-    remove_tree(yard.workspace / "d")
+    remove_tree(harness.workspace / "d")
 
 
 @pytest.mark.slow
@@ -86,15 +86,15 @@ def test_a_run_that_writes_too_much_is_ended(yard, what):
     ["open('big', 'wb').write(bytes(40 << 20))", "[open(f'names-{number}', 'wb').close() for number in range(2_000)]"],
     ids=["bytes", "names"],
 )
-def test_a_run_writes_no_more_than_the_storage_quota_has_left(yard, writes):
+def test_a_run_writes_no_more_than_the_storage_quota_has_left(harness, writes):
     script = f"import time\nprint({writes} and 'written')\ntime.sleep(60)"
-    failure = yard.run_to_failure(Outcome.DISK_FULL, script, storage_left_mib=4)
+    failure = harness.run_to_failure(Outcome.DISK_FULL, script, storage_left_mib=4)
     assert (failure.data["limit_mib"], failure.data["by_quota"]) == (4, True)
-    yard.complete("print('nothing is written')", name="job-2-1", storage_left_mib=0)
+    harness.complete("print('nothing is written')", name="job-2-1", storage_left_mib=0)
 
 
 @pytest.mark.slow
-def test_one_file_cannot_outgrow_the_limit(yard):
+def test_one_file_cannot_outgrow_the_limit(harness):
     script = """
     import os
     try:
@@ -104,11 +104,11 @@ def test_one_file_cannot_outgrow_the_limit(yard):
         print(error.strerror)
     os.unlink("big")
     """
-    yard.run(script, resources=small(disk_mib=512))
-    assert yard.log() == "File too large\n"
+    harness.run(script, resources=small(disk_mib=512))
+    assert harness.log() == "File too large\n"
 
 
-def test_data_in_sockets_is_limited_like_memory(yard):
+def test_data_in_sockets_is_limited_like_memory(harness):
     """Version 1 of control groups does not count it as memory, so a run could store more there than it bought."""
     if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
@@ -132,8 +132,8 @@ def test_data_in_sockets_is_limited_like_memory(yard):
     while got < 4 << 20: got += len(kept[1].recv(1 << 16))
     print("given back")
     """
-    yard.complete(script, resources=Resources(cpus=1, memory_mib=256))
-    held, rest = yard.log().splitlines()
+    harness.complete(script, resources=Resources(cpus=1, memory_mib=256))
+    held, rest = harness.log().splitlines()
     assert int(held) <= 64, "a sixteenth of its memory, and what each connection gets in any case"
     assert rest == "given back"
 
@@ -170,18 +170,18 @@ DEEP = """
 """
 
 
-def test_endless_folders_are_removed_and_stop_no_other_run(yard):
+def test_endless_folders_are_removed_and_stop_no_other_run(harness):
     """Python's own `rmtree` is recursive: it would fail, and so would every later start on the machine."""
-    yard.run(DEEP, checkpoint_key="job-1")
-    yard.backend.delete("job-1-1")
-    yard.backend.delete_shared("job-1")
+    harness.run(DEEP, checkpoint_key="job-1")
+    harness.backend.delete("job-1-1")
+    harness.backend.delete_shared("job-1")
     for place in (".checkpoints", ".outputs"):
-        assert list((yard.folder / "runs" / place).iterdir()) == []
-    yard.complete("print('other')", name="job-2-1")
-    assert list((yard.folder / "runs" / ".trash").iterdir()) == []
+        assert list((harness.folder / "runs" / place).iterdir()) == []
+    harness.complete("print('other')", name="job-2-1")
+    assert list((harness.folder / "runs" / ".trash").iterdir()) == []
 
 
-def test_a_removal_that_takes_long_holds_up_no_submission(yard, monkeypatch):
+def test_a_removal_that_takes_long_holds_up_no_submission(harness, monkeypatch):
     removing, may_go_on = threading.Event(), threading.Event()
     empty = Trash.empty
 
@@ -190,13 +190,13 @@ def test_a_removal_that_takes_long_holds_up_no_submission(yard, monkeypatch):
         assert may_go_on.wait(60)
         empty(self)
 
-    yard.run("print('first')")
+    harness.run("print('first')")
     monkeypatch.setattr(Trash, "empty", wait)
-    deletion = threading.Thread(target=yard.backend.delete, args=("job-1-1",))
+    deletion = threading.Thread(target=harness.backend.delete, args=("job-1-1",))
     deletion.start()
     assert removing.wait(60)
     try:
-        yard.complete("print('second')", name="job-2-1")
+        harness.complete("print('second')", name="job-2-1")
     finally:
         may_go_on.set()
         deletion.join()

@@ -30,22 +30,22 @@ CROWD = """
 
 
 @pytest.fixture(params=["cold", "warm"])
-def yard(yard, request):
+def harness(harness, request):
     """Both ways in which ranks are started."""
-    return hostile.choose_start(yard, request.param)
+    return hostile.choose_start(harness, request.param)
 
 
-@pytest.mark.parametrize("yard", ["cold"], indirect=True)
-def test_many_busy_processes_do_not_silence_their_node(yard):
+@pytest.mark.parametrize("harness", ["cold"], indirect=True)
+def test_many_busy_processes_do_not_silence_their_node(harness):
     """The launcher is one process among many. If it were silent for 12 seconds, the run would be free."""
     if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
-    status = yard.run(CROWD, resources=Resources(0.2, 1024), deadline_seconds=25)
+    status = harness.run(CROWD, resources=Resources(0.2, 1024), deadline_seconds=25)
     blamed = status.failure and status.failure.code
     assert status.outcome is Outcome.TIME_LIMIT or blamed is FailureCode.TOO_MANY_PROCESSES, status.failure
 
 
-def test_large_stacks_do_not_silence_the_node(yard):
+def test_large_stacks_do_not_silence_the_node(harness):
     """Stacks are sent as JSON, in which a byte that is no text is six times as long."""
     script = r"""
     import os, signal, time
@@ -57,11 +57,11 @@ def test_large_stacks_do_not_silence_the_node(yard):
     print("all results are written", flush=True)
     while True: signal.pause()
     """
-    assert yard.run_to_failure(Outcome.HUNG, script, hang_seconds=5, deadline_seconds=60).code is FailureCode.HUNG
+    assert harness.run_to_failure(Outcome.HUNG, script, hang_seconds=5, deadline_seconds=60).code is FailureCode.HUNG
 
 
-@pytest.mark.parametrize("yard", ["cold"], indirect=True)
-def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard):
+@pytest.mark.parametrize("harness", ["cold"], indirect=True)
+def test_work_by_processes_too_short_to_be_seen_is_no_hang(harness):
     """A hang is billed to its last sign of progress, so computing without a sign would be free."""
     if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
@@ -80,10 +80,10 @@ def test_work_by_processes_too_short_to_be_seen_is_no_hang(yard):
         try: os.waitpid(pid, 0)
         except ChildProcessError: pass
     """
-    yard.complete(script, hang_seconds=12, deadline_seconds=90)
+    harness.complete(script, hang_seconds=12, deadline_seconds=90)
 
 
-def test_malformed_messages_to_the_launchers_port_break_nothing(yard):
+def test_malformed_messages_to_the_launchers_port_break_nothing(harness):
     """The port is in the run's own network, where code finds it. A launcher that fails would make the run free."""
     script = r"""
     import os, signal, socket, sys
@@ -101,21 +101,21 @@ def test_malformed_messages_to_the_launchers_port_break_nothing(yard):
     print(len(ports))
     sys.exit(4)
     """
-    assert yard.run_to_failure(Outcome.CODE_FAILED, script, nodes=2).exit_code == 4
-    assert int(yard.log()) >= 1
+    assert harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2).exit_code == 4
+    assert int(harness.log()) >= 1
 
 
-def test_a_pipe_in_place_of_the_script_holds_no_node_unpaid(yard):
+def test_a_pipe_in_place_of_the_script_holds_no_node_unpaid(harness):
     """The pipe comes after the check of the order. A launcher that reads it would wait for 90 unpaid seconds."""
-    spec = yard.spec("print('a file')", deadline_seconds=6, grace_seconds=1)
+    spec = harness.spec("print('a file')", deadline_seconds=6, grace_seconds=1)
     check = admission._check_script
 
     def swap(resolved):
         check(resolved)
-        (yard.workspace / "train.py").unlink()
-        os.mkfifo(yard.workspace / "train.py")
+        (harness.workspace / "train.py").unlink()
+        os.mkfifo(harness.workspace / "train.py")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(admission, "_check_script", swap)
-        yard.backend.submit(spec)
-    yard.wait_for_failure(Outcome.TIME_LIMIT)
+        harness.backend.submit(spec)
+    harness.wait_for_failure(Outcome.TIME_LIMIT)

@@ -5,16 +5,16 @@ import json
 import pytest
 
 from tests.runtime.backends import hostile
-from tests.runtime.conftest import MAY_IMPORT_ANYTHING, Yard
+from tests.runtime.conftest import MAY_IMPORT_ANYTHING, LocalHarness
 from tests.runtime.images_of_ours import use_image
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
 @pytest.fixture(params=["cold", "warm"])
-def yard(yard, request):
+def harness(harness, request):
     """Both ways in which ranks are started."""
-    return hostile.choose_start(yard, request.param)
+    return hostile.choose_start(harness, request.param)
 
 
 def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
@@ -40,16 +40,16 @@ def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
         "signal": str(signal.getsignal(signal.SIGINT)).split(" at ")[0],
     }, sort_keys=True))
     """
-    yards = {}
+    harnesses = {}
     for kind in ("cold", "warm"):
         (tmp_path / kind).mkdir()
-        yards[kind] = Yard(tmp_path / kind, bare_images)
-        yards[kind].preface = MAY_IMPORT_ANYTHING
-    hostile.warm(yards["warm"])
+        harnesses[kind] = LocalHarness(tmp_path / kind, bare_images)
+        harnesses[kind].preface = MAY_IMPORT_ANYTHING
+    hostile.warm(harnesses["warm"])
     try:
-        for each in yards.values():
+        for each in harnesses.values():
             each.complete(show, arguments=("--depth", "3"))
-        cold, warm = (json.loads(each.log()) for each in yards.values())
+        cold, warm = (json.loads(each.log()) for each in harnesses.values())
         # In both, each process leads its own session. The session's number is the pid.
         for status in (cold["status"], warm["status"]):
             assert status.pop("NSpid") == status.pop("NSsid") == status.pop("NSpgid")
@@ -58,19 +58,19 @@ def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
         assert [cold["status"][name] for name in ("NoNewPrivs", "Seccomp", "Seccomp_filters")] == ["1", "2", "1"]
         assert {cold["status"][name] for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     finally:
-        for each in yards.values():
+        for each in harnesses.values():
             each.backend.delete("job-1-1")
             each.backend.stop_prepared()
 
 
-def test_a_warm_rank_was_warm(yard):
+def test_a_warm_rank_was_warm(harness):
     """The other tests depend on it. A forked rank keeps the command line of its fork server."""
-    yard.run("print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1])")
-    expected = "forkserver.py" if (yard.folder / "runs" / ".warm_pool").exists() else "rank.py"
-    assert yard.log() == f"{expected}\n"
+    harness.run("print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1])")
+    expected = "forkserver.py" if (harness.folder / "runs" / ".warm_pool").exists() else "rank.py"
+    assert harness.log() == f"{expected}\n"
 
 
-def test_nothing_of_one_run_is_seen_in_the_next(yard):
+def test_nothing_of_one_run_is_seen_in_the_next(harness):
     leave = """
     import builtins, os, random, sys
     secret = "".join(reversed("drowssap-eht-si-siht"))
@@ -101,13 +101,13 @@ def test_nothing_of_one_run_is_seen_in_the_next(yard):
          for path in glob.glob(folder + "/left")],
     ]))
     """
-    yard.complete(leave)
-    yard.complete(look, name="job-2-1")
-    assert json.loads(yard.log(name="job-2-1")) == [0, False, False, False, []]
+    harness.complete(leave)
+    harness.complete(look, name="job-2-1")
+    assert json.loads(harness.log(name="job-2-1")) == [0, False, False, False, []]
 
 
 @pytest.mark.slow
-def test_random_values_differ_in_every_rank(yard):
+def test_random_values_differ_in_every_rank(harness):
     script = """
     import multiprocessing.process, random, tempfile, uuid
     key = multiprocessing.process.current_process().authkey
@@ -115,14 +115,14 @@ def test_random_values_differ_in_every_rank(yard):
     """
     values = []
     for name in ("job-1-1", "job-2-1"):
-        yard.run(script, name=name, workers_per_node=2)
-        values += [word for rank in range(2) for word in yard.log(rank, name).split()]
+        harness.run(script, name=name, workers_per_node=2)
+        values += [word for rank in range(2) for word in harness.log(rank, name).split()]
     assert len(values) == len(set(values)) == 16
 
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_forks_of_a_fork_server_share_no_writable_memory(yard):
+def test_forks_of_a_fork_server_share_no_writable_memory(harness):
     """Memory that a framework maps as shared when it is imported would be shared by all customers."""
     script = """
     import torch
@@ -130,7 +130,7 @@ def test_forks_of_a_fork_server_share_no_writable_memory(yard):
         if line.split()[1][1:] in ("w-s", "wxs"): print(line.split()[-2:])
     print(open("/proc/self/cmdline").read().split(chr(0))[2].rsplit("/", 1)[-1])
     """
-    use_image(yard, "pytorch")
-    hostile.warm(yard)
-    yard.run(script)
-    assert yard.log() == "['/memfd:steps', '(deleted)']\nforkserver.py\n", "the rank's own record of steps"
+    use_image(harness, "pytorch")
+    hostile.warm(harness)
+    harness.run(script)
+    assert harness.log() == "['/memfd:steps', '(deleted)']\nforkserver.py\n", "the rank's own record of steps"

@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.late("its runs are real processes, with time limits of
     [({}, "tensorflow"), ({"pytorch": "cpu", "tensorflow": "cuda"}, "pytorch")],
     ids=["by default", "by the flavours in settings"],
 )
-def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_yard, flavours, refused):
+def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_harness, flavours, refused):
     images = {name: f"r.example.com/{name}:1" for name in ("pytorch", "tensorflow")}
-    backend = own_yard.another(images=images, flavours=flavours)
+    backend = own_harness.another(images=images, flavours=flavours)
     for name in images:
         backend.check_image(Image(builtin=name))
         if name != refused:
@@ -43,103 +43,103 @@ def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_yard, flavour
 # Submitting
 
 
-def test_a_secret_of_an_earlier_job_is_replaced(own_yard, fake):
+def test_a_secret_of_an_earlier_job_is_replaced(own_harness, fake):
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": NAME, "uid": "somebody-else"}
-    namespace = own_yard.site.namespace
+    namespace = own_harness.site.namespace
     fake.make("secrets", namespace, NAME, data={"token": "b2xk"})
     fake.store.edit("secrets", namespace, NAME, lambda secret: secret["metadata"].update(ownerReferences=[owner]))
-    own_yard.complete("print('done')")
+    own_harness.complete("print('done')")
 
 
-def test_pods_of_an_earlier_job_are_ignored(own_yard, fake):
-    own_yard.run("print('first')")
+def test_pods_of_an_earlier_job_are_ignored(own_harness, fake):
+    own_harness.run("print('first')")
     fake.controllers.pace.collect_seconds = 60
-    own_yard.backend.delete(NAME)
+    own_harness.backend.delete(NAME)
     fake.controllers.paused.set()
-    own_yard.backend.submit(own_yard.spec("print('second')"))
-    assert [pod.status.phase for pod in own_yard.site.pods(NAME)] == ["Succeeded"], "the first one's is still there"
-    assert own_yard.backend.describe(NAME).phase is RunPhase.STARTING
+    own_harness.backend.submit(own_harness.spec("print('second')"))
+    assert [pod.status.phase for pod in own_harness.site.pods(NAME)] == ["Succeeded"], "the first one's is still there"
+    assert own_harness.backend.describe(NAME).phase is RunPhase.STARTING
     fake.controllers.pace.collect_seconds = 0
     fake.controllers.paused.clear()
-    assert own_yard.wait_for_end().outcome is Outcome.COMPLETED
-    assert own_yard.log() == "second\n"
+    assert own_harness.wait_for_end().outcome is Outcome.COMPLETED
+    assert own_harness.log() == "second\n"
 
 
-def test_a_second_stop_shortens_a_grace_period_that_is_running(own_yard, fake):
+def test_a_second_stop_shortens_a_grace_period_that_is_running(own_harness, fake):
     """A kubelet does not shorten a wait that has begun, so the pod gets the stop in another way."""
-    own_yard.start(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600)
+    own_harness.start(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600)
     containers = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
     assert len(containers) == 2
-    own_yard.backend.stop(NAME, 600)
-    wait_for(lambda: all(pod.metadata.deletion_timestamp for pod in own_yard.site.pods(NAME)))
+    own_harness.backend.stop(NAME, 600)
+    wait_for(lambda: all(pod.metadata.deletion_timestamp for pod in own_harness.site.pods(NAME)))
     assert not any(container.ended.is_set() for container in containers)
-    own_yard.backend.stop(NAME, 1)
+    own_harness.backend.stop(NAME, 1)
     wait_for(lambda: all(container.ended.is_set() for container in containers))
-    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
+    assert own_harness.wait_for_end().outcome is Outcome.STOPPED
 
 
-def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_yard, fake, fake_site):
-    own_yard.backend = own_yard.another(volume={**fake_site.volume(), "shared": False})
-    own_yard.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
+def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_harness, fake, fake_site):
+    own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
+    own_harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
     (container,) = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
-    own_yard.backend.stop(NAME, 1)
-    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
+    own_harness.backend.stop(NAME, 1)
+    assert own_harness.wait_for_end().outcome is Outcome.STOPPED
     wait_for(container.ended.is_set)
 
 
-def test_an_interrupted_stop_is_continued_by_the_next_describe(own_yard, fake, monkeypatch):
-    start(own_yard)
+def test_an_interrupted_stop_is_continued_by_the_next_describe(own_harness, fake, monkeypatch):
+    start(own_harness)
     with monkeypatch.context() as patched:
         patched.setattr(KubernetesBackend, "_delete_pods", _unreachable)
         with pytest.raises(BackendUnavailable):
-            own_yard.backend.stop(NAME, 0)
-    assert own_yard.wait_for_end().outcome is Outcome.STOPPED
+            own_harness.backend.stop(NAME, 0)
+    assert own_harness.wait_for_end().outcome is Outcome.STOPPED
 
 
 def _unreachable(*_arguments):
     raise BackendUnavailable("It did not answer.")
 
 
-def test_a_replaced_job_is_not_patched(own_yard):
-    start(own_yard)
-    namespace = own_yard.site.namespace
+def test_a_replaced_job_is_not_patched(own_harness):
+    start(own_harness)
+    namespace = own_harness.site.namespace
     change = {"metadata": {"uid": "somebody-else", "labels": {"a": "b"}}}
     with pytest.raises(ApiException) as invalid:
-        own_yard.site.batch.patch_namespaced_job(NAME, namespace, change)
+        own_harness.site.batch.patch_namespaced_job(NAME, namespace, change)
     assert invalid.value.status == 422, "as a real server has it"
     with pytest.raises(ApiError) as conflict:
-        ApiClient(own_yard.config()).patch(resource_path("batch/v1", "jobs", namespace, NAME), change)
+        ApiClient(own_harness.config()).patch(resource_path("batch/v1", "jobs", namespace, NAME), change)
     assert conflict.value.status == 409
 
 
-def test_abandoned_submissions_are_deleted(own_yard, fake, monkeypatch):
-    own_yard.backend.submit(own_yard.spec(WAIT))
+def test_abandoned_submissions_are_deleted(own_harness, fake, monkeypatch):
+    own_harness.backend.submit(own_harness.spec(WAIT))
     fake.store.edit(
         "jobs",
-        own_yard.site.namespace,
+        own_harness.site.namespace,
         NAME,
         lambda job: job["metadata"]["annotations"].pop("trainyard.dev/submitted-at"),
     )
-    assert own_yard.backend.names() == [NAME]
+    assert own_harness.backend.names() == [NAME]
     monkeypatch.setattr("runtime.backends.kubernetes.backend._ABANDONED_SECONDS", -1.0)
-    assert own_yard.backend.names() == []
-    own_yard.site.wait_until_clean()
-    own_yard.backend.delete(NAME)
+    assert own_harness.backend.names() == []
+    own_harness.site.wait_until_clean()
+    own_harness.backend.delete(NAME)
 
 
 # Ends that the cluster decides
 
 
-def test_a_dead_machine_ends_the_run_as_node_lost(own_yard, fake):
-    start(own_yard, nodes=2)
-    machines = {pod.metadata.name.split("-")[3]: pod.spec.node_name for pod in own_yard.site.pods(NAME)}
+def test_a_dead_machine_ends_the_run_as_node_lost(own_harness, fake):
+    start(own_harness, nodes=2)
+    machines = {pod.metadata.name.split("-")[3]: pod.spec.node_name for pod in own_harness.site.pods(NAME)}
     fake.nodes[machines["1"]].crash()
-    failure = own_yard.wait_for_failure(Outcome.NODE_LOST)
+    failure = own_harness.wait_for_failure(Outcome.NODE_LOST)
     assert (failure.code, failure.node) == (FailureCode.NODE_LOST, 1)
-    assert own_yard.backend.names(live=True) == []
+    assert own_harness.backend.names(live=True) == []
     # A Job waits for the dead machine's kubelet. Deleting the Job deletes its pod all the same.
-    own_yard.backend.delete(NAME)
-    own_yard.site.wait_until_clean()
+    own_harness.backend.delete(NAME)
+    own_harness.site.wait_until_clean()
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_a_dead_machine_ends_the_run_as_node_lost(own_yard, fake):
         ('Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ', Outcome.DISK_FULL),
     ],
 )
-def test_an_eviction_is_billed_only_for_the_pods_own_limit(own_yard, fake, message, outcome):
-    start(own_yard)
-    fake.evict(fake.pods(own_yard.site.namespace)[0], message)
-    assert own_yard.wait_for_end().outcome is outcome
+def test_an_eviction_is_billed_only_for_the_pods_own_limit(own_harness, fake, message, outcome):
+    start(own_harness)
+    fake.evict(fake.pods(own_harness.site.namespace)[0], message)
+    assert own_harness.wait_for_end().outcome is outcome
 
 
-def test_a_forged_record_is_ignored(own_yard):
+def test_a_forged_record_is_ignored(own_harness):
     forge = """
     import json, os
     cause = {"kind": "node_lost", "code": "node_lost", "at": 1, "node": 0}
@@ -164,34 +164,34 @@ def test_a_forged_record_is_ignored(own_yard):
         open(path, "w").write(text)
     os._exit(5)
     """
-    assert own_yard.run_to_failure(Outcome.CODE_FAILED, forge).exit_code == 5
+    assert own_harness.run_to_failure(Outcome.CODE_FAILED, forge).exit_code == 5
 
 
-def test_the_final_status_survives_the_pods(own_yard, fake):
-    ended = own_yard.run("raise SystemExit(3)")
-    for pod in own_yard.site.pods(NAME):
-        fake.store.delete("pods", own_yard.site.namespace, pod.metadata.name, {"gracePeriodSeconds": 0})
-    assert own_yard.another().describe(NAME) == ended
+def test_the_final_status_survives_the_pods(own_harness, fake):
+    ended = own_harness.run("raise SystemExit(3)")
+    for pod in own_harness.site.pods(NAME):
+        fake.store.delete("pods", own_harness.site.namespace, pod.metadata.name, {"gracePeriodSeconds": 0})
+    assert own_harness.another().describe(NAME) == ended
 
 
-def test_a_deleted_job_is_no_run(own_yard):
-    start(own_yard)
-    own_yard.site.batch.delete_namespaced_job(NAME, own_yard.site.namespace, propagation_policy="Background")
+def test_a_deleted_job_is_no_run(own_harness):
+    start(own_harness)
+    own_harness.site.batch.delete_namespaced_job(NAME, own_harness.site.namespace, propagation_policy="Background")
     with pytest.raises(RunNotFound):
-        own_yard.backend.describe(NAME)
-    own_yard.backend.delete(NAME)  # its folder
+        own_harness.backend.describe(NAME)
+    own_harness.backend.delete(NAME)  # its folder
 
 
 # Namespaces, storage, capacity
 
 
-def test_each_organization_has_its_own_namespace(own_yard, fake):
-    backend = own_yard.another(namespace_per_organization=True)
-    spec = own_yard.spec("print('done')", labels={"organization": "acme"}, organization_nodes=3)
+def test_each_organization_has_its_own_namespace(own_harness, fake):
+    backend = own_harness.another(namespace_per_organization=True)
+    spec = own_harness.spec("print('done')", labels={"organization": "acme"}, organization_nodes=3)
     backend.submit(spec)
     assert wait_for(lambda: backend.describe(NAME).phase is RunPhase.ENDED)
     where = job_of(fake)["metadata"]["namespace"]
-    assert where == f"{own_yard.site.namespace}-acme"
+    assert where == f"{own_harness.site.namespace}-acme"
     assert fake.store.get("resourcequotas", where, "trainyard")["spec"]["hard"] == {"pods": "3"}
     assert backend.names() == [NAME]
     assert backend.logs(NAME, 0).text == "done\n"
@@ -199,33 +199,33 @@ def test_each_organization_has_its_own_namespace(own_yard, fake):
     wait_for(lambda: not fake.store.find("pods", where) and not fake.store.find("secrets", where))
 
 
-def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_yard, fake_site):
+def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_harness, fake_site):
     volume = {**fake_site.volume(), "shared": False}
-    own_yard.backend = own_yard.another(volume=volume)
+    own_harness.backend = own_harness.another(volume=volume)
     script = """
     import os, sys
     print("é" * 3)
     print(os.listdir(os.environ["CHECKPOINT_DIR"]))
     sys.stdout.write("no end")
     """
-    own_yard.complete(script)
-    assert own_yard.log().startswith("ééé\n[]\nno end")
-    chunk = own_yard.backend.logs(NAME, 0, offset=2, limit=3)
+    own_harness.complete(script)
+    assert own_harness.log().startswith("ééé\n[]\nno end")
+    chunk = own_harness.backend.logs(NAME, 0, offset=2, limit=3)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("é", 4, False)
-    (line, seconds), *_later = own_yard.backend.logs(NAME, 0, offset=2, limit=3, with_times=True).times
+    (line, seconds), *_later = own_harness.backend.logs(NAME, 0, offset=2, limit=3, with_times=True).times
     assert (line, seconds) == (0, pytest.approx(time.time(), abs=60))
-    assert own_yard.backend.samples(NAME, 0).eof
-    assert own_yard.backend.stacks(NAME) == {}
+    assert own_harness.backend.samples(NAME, 0).eof
+    assert own_harness.backend.stacks(NAME) == {}
     assert not (fake_site.root / "runs" / NAME).exists()
 
 
-def test_check_reports_missing_permissions(own_yard, fake):
-    config = own_yard.config()
+def test_check_reports_missing_permissions(own_harness, fake):
+    config = own_harness.config()
     (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]
     without_jobs = [rule for rule in role["rules"] if rule["resources"] != ["jobs"]]
-    create_limited_backend(own_yard, fake, config, without_jobs)
-    config = dataclasses.replace(config, kubeconfig=str(own_yard.site.root.parent / "limited"))
-    lines = check(config, own_yard.site.root / "runs", smoke=False)
+    create_limited_backend(own_harness, fake, config, without_jobs)
+    config = dataclasses.replace(config, kubeconfig=str(own_harness.site.root.parent / "limited"))
+    lines = check(config, own_harness.site.root / "runs", smoke=False)
     missing = {line.name: line.remedy for line in lines if line.name.startswith("may ") and not line.ok}
     assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in missing)
     assert not any("pods/portforward" in name for name in missing)
@@ -240,9 +240,9 @@ def test_check_reports_missing_permissions(own_yard, fake):
         ("ReadOnlyMany", False, "cannot write"),
     ],
 )
-def test_check_on_a_fresh_installation_by_access_mode(own_yard, fake, mode, ok, detail):
+def test_check_on_a_fresh_installation_by_access_mode(own_harness, fake, mode, ok, detail):
     """There was no run yet. In a trial the volume is on one machine, and two nodes can still connect."""
-    root = own_yard.site.root
+    root = own_harness.site.root
     affinity = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"]}
     local = {"required": {"nodeSelectorTerms": [{"matchExpressions": [affinity]}]}}
     where = {"nodeAffinity": local} if mode == "ReadWriteOnce" else {}
@@ -250,17 +250,17 @@ def test_check_on_a_fresh_installation_by_access_mode(own_yard, fake, mode, ok, 
     volume = {"accessModes": [mode], "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(root)}, **where}
     fake.make("persistentvolumes", "", "local", spec=volume)
     claim = {"accessModes": [mode], "resources": resources, "volumeName": "local"}
-    fake.make("persistentvolumeclaims", own_yard.site.namespace, "data", spec=claim, status={"phase": "Bound"})
-    config = own_yard.config(volume={"claim": "data", "root": str(root)})
+    fake.make("persistentvolumeclaims", own_harness.site.namespace, "data", spec=claim, status={"phase": "Bound"})
+    config = own_harness.config(volume={"claim": "data", "root": str(root)})
     lines = {line.name: line for line in check(config, root / "runs" / ".clusters" / "test", smoke=ok)}
     assert (lines["storage"].ok, detail in lines["storage"].detail) == (ok, True), lines["storage"]
     assert [line for line in lines.values() if not line.ok and line.name != "storage"] == []
     assert not ok or "Two nodes met" in lines["smoke run"].detail
 
 
-def test_check_names_node_kinds_without_machines(own_yard, fake):
+def test_check_names_node_kinds_without_machines(own_harness, fake):
     def machines(**settings):
-        lines = check(own_yard.config(**settings), own_yard.site.root / "runs", smoke=False)
+        lines = check(own_harness.config(**settings), own_harness.site.root / "runs", smoke=False)
         return next(line for line in lines if line.name == "machines")
 
     assert (machines().ok, machines().detail) == (True, "2 nodes, 2 for runs, 2 of them ready.")
@@ -275,20 +275,20 @@ def test_check_names_node_kinds_without_machines(own_yard, fake):
     assert machines(node_selectors=none, elastic=True).ok
 
 
-def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_yard, fake):
-    config = own_yard.config(capacity=[{"cpus": 4, "memory_mib": 4096}])
-    few = create_limited_backend(own_yard, fake, config, rbac.rbac(config)[1]["rules"])
-    start(own_yard, resources=Resources(1, 1024))
+def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fake):
+    config = own_harness.config(capacity=[{"cpus": 4, "memory_mib": 4096}])
+    few = create_limited_backend(own_harness, fake, config, rbac.rbac(config)[1]["rules"])
+    start(own_harness, resources=Resources(1, 1024))
     assert [machine.free for machine in few.capacity().machines] == [Resources(3.0, 3072)]
-    assert len(own_yard.another(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
+    assert len(own_harness.another(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
 
 
 # An unavailable cluster
 
 
-def test_an_unreachable_cluster_fails_at_once_the_second_time(own_yard, fake):
+def test_an_unreachable_cluster_fails_at_once_the_second_time(own_harness, fake):
     fake.faults.down = True
-    backend = own_yard.another()
+    backend = own_harness.another()
     with pytest.raises(BackendUnavailable, match="did not answer"):
         backend.describe(NAME)
     calls = len(fake.faults.calls)
@@ -301,11 +301,11 @@ def test_an_unreachable_cluster_fails_at_once_the_second_time(own_yard, fake):
     assert backend.names() == []  # at once, without a pause
 
 
-def test_missing_credentials_name_the_setting(own_yard):
-    config = dataclasses.replace(own_yard.config(), kubeconfig="/no/such/file")
+def test_missing_credentials_name_the_setting(own_harness):
+    config = dataclasses.replace(own_harness.config(), kubeconfig="/no/such/file")
     with pytest.raises(BackendUnavailable, match="cannot be reached"):
-        KubernetesBackend(config=config, root=own_yard.site.root / "runs").names()
-    (line,) = check(config, own_yard.site.root / "runs")
+        KubernetesBackend(config=config, root=own_harness.site.root / "runs").names()
+    (line,) = check(config, own_harness.site.root / "runs")
     assert not line.ok
     assert "kubeconfig" in line.remedy
 

@@ -12,7 +12,7 @@ from runtime.backends.kubernetes.outcome import derive_status
 from runtime.backends.kubernetes.state import EXTERNALLY_DELETED, PodState, as_externally_deleted, newest_pods
 from runtime.specs import FailureCode, Outcome, RunPhase
 from tests.console.processes import wait_for
-from tests.kubernetes.yard import ClusterYard
+from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.cluster_runs import NAME, job_of
 from tests.runtime.backends.samples import END, FAILED, JOB, START, ended, running
 
@@ -216,14 +216,14 @@ def test_a_removed_pod_stays_removed():
 
 @pytest.fixture
 def unwatched(fake_site):
-    """A yard without a console: nothing follows the cluster."""
-    yard = ClusterYard(fake_site, watched=False)
-    yield yard
-    yard.close()
+    """A harness without a console: nothing follows the cluster."""
+    harness = KubernetesHarness(fake_site, watched=False)
+    yield harness
+    harness.close()
 
 
-def start(yard, script):
-    yard.start(script, text="up", nodes=2)
+def start(harness, script):
+    harness.start(script, text="up", nodes=2)
 
 
 def wait_for_job_failure(fake):
@@ -239,11 +239,11 @@ def wait_for_job_failure(fake):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grace_seconds", [0, None])
-def test_deleting_a_pod_makes_the_run_free(own_yard, grace_seconds):
-    start(own_yard, PEERS)
-    deleted = own_yard.site.pods(NAME)[0].metadata.name
-    own_yard.site.core.delete_namespaced_pod(deleted, own_yard.site.namespace, grace_period_seconds=grace_seconds)
-    failure = own_yard.wait_for_failure(Outcome.NODE_LOST)
+def test_deleting_a_pod_makes_the_run_free(own_harness, grace_seconds):
+    start(own_harness, PEERS)
+    deleted = own_harness.site.pods(NAME)[0].metadata.name
+    own_harness.site.core.delete_namespaced_pod(deleted, own_harness.site.namespace, grace_period_seconds=grace_seconds)
+    failure = own_harness.wait_for_failure(Outcome.NODE_LOST)
     assert (failure.code, failure.node) == (FailureCode.NODE_LOST, 0)
 
 

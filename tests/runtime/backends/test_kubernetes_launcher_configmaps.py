@@ -31,60 +31,63 @@ def launcher_names(fake):
     return {name for name in names if name.startswith("trainyard-launcher-")}
 
 
-def old_launcher(fake, yard, content, **annotations):
+def old_launcher(fake, harness, content, **annotations):
     """Create the ConfigMap of another console version and return its name."""
-    manifest = manifests.launcher(yard.site.namespace, content)
+    manifest = manifests.launcher(harness.site.namespace, content)
     manifest["metadata"]["annotations"] = annotations
     name = str(manifest["metadata"]["name"])
-    fake.make("configmaps", yard.site.namespace, name, **manifest)
+    fake.make("configmaps", harness.site.namespace, name, **manifest)
     return name
 
 
-def test_unused_launchers_are_removed(own_yard, fake, monkeypatch):
-    namespace = own_yard.site.namespace
-    unused = old_launcher(fake, own_yard, b"unused")
-    concurrent = old_launcher(fake, own_yard, b"concurrent", **{LAST_USED_ANNOTATION: repr(Later(2).time() - 7200)})
-    unreadable = old_launcher(fake, own_yard, b"unreadable", **{LAST_USED_ANNOTATION: "yesterday"})
-    mounted = old_launcher(fake, own_yard, b"mounted")
-    spec = own_yard.spec(name="job-2-1")
+def test_unused_launchers_are_removed(own_harness, fake, monkeypatch):
+    namespace = own_harness.site.namespace
+    unused = old_launcher(fake, own_harness, b"unused")
+    concurrent = old_launcher(fake, own_harness, b"concurrent", **{LAST_USED_ANNOTATION: repr(Later(2).time() - 7200)})
+    unreadable = old_launcher(fake, own_harness, b"unreadable", **{LAST_USED_ANNOTATION: "yesterday"})
+    mounted = old_launcher(fake, own_harness, b"mounted")
+    spec = own_harness.spec(name="job-2-1")
     job = manifests.job(
-        spec, own_yard.config(), build_pod_inputs(spec, own_yard.config(), own_yard.site.root / "runs"), mounted
+        spec,
+        own_harness.config(),
+        build_pod_inputs(spec, own_harness.config(), own_harness.site.root / "runs"),
+        mounted,
     )
     fake.make("jobs", namespace, "job-2-1", **job)
     monkeypatch.setattr(launcher_archive, "time", Later(2))
-    own_yard.backend.names()
+    own_harness.backend.names()
     assert launcher_names(fake) == {unused, concurrent, unreadable, mounted}, (
         "no run of ours yet: an upgrade may be going on"
     )
-    own_yard.run("print('done')")
+    own_harness.run("print('done')")
     (ours,) = launcher_names(fake) - {unused, concurrent, unreadable, mounted}
     fake.store.edit("configmaps", namespace, ours, lambda one: one["metadata"]["annotations"].clear())
     monkeypatch.setattr(launcher_archive, "time", Later(0.9))
-    own_yard.backend.names()
+    own_harness.backend.names()
     assert unused in launcher_names(fake), "our own launcher is too new"
     monkeypatch.setattr(launcher_archive, "time", Later(2))
-    own_yard.backend.names(live=True)
+    own_harness.backend.names(live=True)
     assert unused in launcher_names(fake), "the frequent sweep lists runs only"
-    own_yard.backend.names()
+    own_harness.backend.names()
     assert launcher_names(fake) == {ours, concurrent, unreadable, mounted}
-    own_yard.backend.delete("job-2-1")
-    own_yard.backend.names()
+    own_harness.backend.delete("job-2-1")
+    own_harness.backend.names()
     assert launcher_names(fake) == {ours, concurrent, unreadable}
 
 
-def test_a_submission_refreshes_or_recreates_the_launcher(own_yard, fake, monkeypatch):
-    own_yard.run("print('done')")
+def test_a_submission_refreshes_or_recreates_the_launcher(own_harness, fake, monkeypatch):
+    own_harness.run("print('done')")
     (ours,) = launcher_names(fake)
-    fake.store.delete("configmaps", own_yard.site.namespace, ours, {})
+    fake.store.delete("configmaps", own_harness.site.namespace, ours, {})
     monkeypatch.setattr(launcher_archive, "USAGE_REFRESH_SECONDS", -1.0)
-    assert own_yard.run("print('done')", name="job-2-1").outcome is Outcome.COMPLETED
-    annotations = fake.store.get("configmaps", own_yard.site.namespace, ours)["metadata"]["annotations"]
+    assert own_harness.run("print('done')", name="job-2-1").outcome is Outcome.COMPLETED
+    annotations = fake.store.get("configmaps", own_harness.site.namespace, ours)["metadata"]["annotations"]
     assert abs(time.time() - float(annotations[LAST_USED_ANNOTATION])) < 60
 
 
-def test_a_launcher_that_is_refreshed_meanwhile_is_not_deleted(own_yard, fake):
-    name = old_launcher(fake, own_yard, b"other")
-    api, address = ApiClient(own_yard.config()), resource_path("v1", "configmaps", own_yard.site.namespace, name)
+def test_a_launcher_that_is_refreshed_meanwhile_is_not_deleted(own_harness, fake):
+    name = old_launcher(fake, own_harness, b"other")
+    api, address = ApiClient(own_harness.config()), resource_path("v1", "configmaps", own_harness.site.namespace, name)
     seen = api.get(address)["metadata"]["resourceVersion"]
     api.patch(address, {"metadata": {"annotations": {LAST_USED_ANNOTATION: "1"}}})
     api.delete(address, version=seen)
@@ -93,9 +96,9 @@ def test_a_launcher_that_is_refreshed_meanwhile_is_not_deleted(own_yard, fake):
     assert launcher_names(fake) == set()
 
 
-def test_missing_permissions_for_launchers_do_not_prevent_listing_runs(own_yard, fake, caplog):
-    own_yard.run("print('done')")
-    rules = rbac.rbac(own_yard.config())[1]["rules"]
+def test_missing_permissions_for_launchers_do_not_prevent_listing_runs(own_harness, fake, caplog):
+    own_harness.run("print('done')")
+    rules = rbac.rbac(own_harness.config())[1]["rules"]
     without = [rule for rule in rules if rule["resources"] != ["configmaps"]]
-    assert create_limited_backend(own_yard, fake, own_yard.config(), without).names() == [NAME]
+    assert create_limited_backend(own_harness, fake, own_harness.config(), without).names() == [NAME]
     assert "stay in the cluster" in caplog.text

@@ -10,88 +10,88 @@ from tests.runtime.backends.contract import WAIT
 pytestmark = [pytest.mark.late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
 
 
-def test_a_partly_placed_run_is_ended(own_yard):
-    own_yard.backend = own_yard.another(gang_seconds=2)
-    own_yard.backend.submit(own_yard.spec(WAIT, nodes=3, resources=Resources(5, 256)))
-    status = wait_for_code(own_yard, WaitingCode.CPUS)
+def test_a_partly_placed_run_is_ended(own_harness):
+    own_harness.backend = own_harness.another(gang_seconds=2)
+    own_harness.backend.submit(own_harness.spec(WAIT, nodes=3, resources=Resources(5, 256)))
+    status = wait_for_code(own_harness, WaitingCode.CPUS)
     assert status.waiting_data == {"wanted": 5.0, "nodes": 1, "free": 3.0}
-    ended = own_yard.wait_for_end()
+    ended = own_harness.wait_for_end()
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.NO_CAPACITY, None, ())
     assert ended.failure.data["placed"] == 2
-    assert [machine.free.cpus for machine in own_yard.another().capacity().machines] == [8.0, 8.0]
+    assert [machine.free.cpus for machine in own_harness.another().capacity().machines] == [8.0, 8.0]
 
 
-def test_a_run_too_large_for_every_machine_starts_once_one_is_added(own_yard, fake):
+def test_a_run_too_large_for_every_machine_starts_once_one_is_added(own_harness, fake):
     large = Resources(12, 256)
-    assert own_yard.backend.capacity().nodes_ever(large) == 0
-    own_yard.backend.submit(own_yard.spec(WAIT, resources=large))
-    assert "that large" in wait_for_code(own_yard, WaitingCode.TOO_LARGE).waiting_for
+    assert own_harness.backend.capacity().nodes_ever(large) == 0
+    own_harness.backend.submit(own_harness.spec(WAIT, resources=large))
+    assert "that large" in wait_for_code(own_harness, WaitingCode.TOO_LARGE).waiting_for
     fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
-    own_yard.wait_for_text("ready")
-    assert own_yard.another().capacity().nodes_ever(large) == 1
+    own_harness.wait_for_text("ready")
+    assert own_harness.another().capacity().nodes_ever(large) == 1
 
 
-def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_yard, fake):
+def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness, fake):
     large = Resources(12, 256)
-    assert own_yard.another(elastic=True).capacity().nodes_now(large) == UNLIMITED_NODES
+    assert own_harness.another(elastic=True).capacity().nodes_now(large) == UNLIMITED_NODES
     # Declared capacity is the maximum.
-    pool = own_yard.another(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
+    pool = own_harness.another(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
     assert pool.capacity().nodes_ever(large) == 2
-    own_yard.backend = pool
-    pool.submit(own_yard.spec(WAIT, resources=large))
-    assert wait_for_code(own_yard, WaitingCode.CPUS).waiting_data["wanted"] == 12.0
+    own_harness.backend = pool
+    pool.submit(own_harness.spec(WAIT, resources=large))
+    assert wait_for_code(own_harness, WaitingCode.CPUS).waiting_data["wanted"] == 12.0
     assert pool.capacity().nodes_now(large) == 1
     fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
-    own_yard.wait_for_text("ready")
+    own_harness.wait_for_text("ready")
 
 
-def test_an_image_that_cannot_be_pulled_ends_the_run_free(own_yard, fake, monkeypatch):
+def test_an_image_that_cannot_be_pulled_ends_the_run_free(own_harness, fake, monkeypatch):
     reference = "private.acme.example/vision:1"
     fake.registry.passwords["private.acme.example"] = "right"
     monkeypatch.setattr(pending, "IMAGE_REFUSED_SECONDS", 2.0)
-    own_yard.backend = own_yard.another(start_seconds=2)
+    own_harness.backend = own_harness.another(start_seconds=2)
     secret = PullSecret("private.acme.example", "acme", "wrong")
-    own_yard.backend.submit(own_yard.spec(WAIT, image=Image(reference=reference), pull_secret=secret))
-    assert wait_for_code(own_yard, WaitingCode.IMAGE_CREDENTIALS).waiting_data["image"] == reference
-    assert own_yard.wait_for_failure(Outcome.CODE_FAILED).code is FailureCode.IMAGE_CREDENTIALS
-    assert own_yard.backend.describe(NAME).started_at is None
+    own_harness.backend.submit(own_harness.spec(WAIT, image=Image(reference=reference), pull_secret=secret))
+    assert wait_for_code(own_harness, WaitingCode.IMAGE_CREDENTIALS).waiting_data["image"] == reference
+    assert own_harness.wait_for_failure(Outcome.CODE_FAILED).code is FailureCode.IMAGE_CREDENTIALS
+    assert own_harness.backend.describe(NAME).started_at is None
 
 
-def test_a_private_image_is_pulled_with_its_credentials(own_yard, fake):
+def test_a_private_image_is_pulled_with_its_credentials(own_harness, fake):
     reference = "private.acme.example/vision:1"
     fake.registry.passwords["private.acme.example"] = "right"
     fake.registry.images[reference] = next(iter(fake.registry.images.values()))
     secret = PullSecret("private.acme.example", "acme", "right")
-    own_yard.complete("print(1)", image=Image(reference=reference), pull_secret=secret)
+    own_harness.complete("print(1)", image=Image(reference=reference), pull_secret=secret)
 
 
-def test_an_exhausted_namespace_quota_is_reported(own_yard, fake):
-    fake.make("resourcequotas", own_yard.site.namespace, "few", spec={"hard": {"pods": "1"}})
-    own_yard.backend.submit(own_yard.spec(WAIT, nodes=2))
-    assert "exceeded quota" in wait_for_code(own_yard, WaitingCode.QUOTA).waiting_data["detail"]
+def test_an_exhausted_namespace_quota_is_reported(own_harness, fake):
+    fake.make("resourcequotas", own_harness.site.namespace, "few", spec={"hard": {"pods": "1"}})
+    own_harness.backend.submit(own_harness.spec(WAIT, nodes=2))
+    assert "exceeded quota" in wait_for_code(own_harness, WaitingCode.QUOTA).waiting_data["detail"]
 
 
 # Kueue
 
 
-def test_kueue_starts_a_run_and_suspending_it_ends_it_free(own_yard, fake):
-    own_yard.backend = own_yard.another(queue="training")
-    own_yard.backend.submit(own_yard.spec(WAIT))
-    assert wait_for_code(own_yard, WaitingCode.ADMISSION).waiting_data["queue"] == "training"
+def test_kueue_starts_a_run_and_suspending_it_ends_it_free(own_harness, fake):
+    own_harness.backend = own_harness.another(queue="training")
+    own_harness.backend.submit(own_harness.spec(WAIT))
+    assert wait_for_code(own_harness, WaitingCode.ADMISSION).waiting_data["queue"] == "training"
     assert job_of(fake)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
-    fake.store.edit("jobs", own_yard.site.namespace, NAME, lambda job: job["spec"].update(suspend=False))
-    own_yard.wait_for_text("ready")
-    own_yard.wait(NAME, lambda status: status.started_at is not None)
-    fake.store.edit("jobs", own_yard.site.namespace, NAME, lambda job: job["spec"].update(suspend=True))
-    assert own_yard.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.PREEMPTED
+    fake.store.edit("jobs", own_harness.site.namespace, NAME, lambda job: job["spec"].update(suspend=False))
+    own_harness.wait_for_text("ready")
+    own_harness.wait(NAME, lambda status: status.started_at is not None)
+    fake.store.edit("jobs", own_harness.site.namespace, NAME, lambda job: job["spec"].update(suspend=True))
+    assert own_harness.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.PREEMPTED
 
 
-def test_stopping_a_run_that_kueue_has_not_admitted_ends_it_at_once(own_yard, fake):
-    own_yard.backend = own_yard.another(queue="training")
-    own_yard.backend.submit(own_yard.spec(WAIT))
-    own_yard.backend.stop(NAME, 10)
-    status = own_yard.backend.describe(NAME)
+def test_stopping_a_run_that_kueue_has_not_admitted_ends_it_at_once(own_harness, fake):
+    own_harness.backend = own_harness.another(queue="training")
+    own_harness.backend.submit(own_harness.spec(WAIT))
+    own_harness.backend.stop(NAME, 10)
+    status = own_harness.backend.describe(NAME)
     assert (status.phase, status.outcome, status.started_at) == (RunPhase.ENDED, Outcome.STOPPED, None)
-    assert own_yard.backend.names(live=True) == []
+    assert own_harness.backend.names(live=True) == []
     # If Kueue admitted it now, no pod would start.
     assert job_of(fake)["spec"]["parallelism"] == 0

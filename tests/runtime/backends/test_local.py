@@ -15,12 +15,12 @@ from tests.runtime.backends.contract import STUBBORN, WAIT
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
-def test_nothing_of_the_host_is_in_the_environment(yard, monkeypatch):
+def test_nothing_of_the_host_is_in_the_environment(harness, monkeypatch):
     monkeypatch.setenv("DJANGO_SECRET_KEY", "of-the-console")
-    yard.complete("import os\nprint(dict(os.environ))")
-    assert "PATH" in yard.log()
-    assert "of-the-console" not in yard.log()
-    assert "DJANGO_SECRET_KEY" not in yard.log()
+    harness.complete("import os\nprint(dict(os.environ))")
+    assert "PATH" in harness.log()
+    assert "of-the-console" not in harness.log()
+    assert "DJANGO_SECRET_KEY" not in harness.log()
 
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', required=True)\n"
@@ -36,83 +36,83 @@ RUNNER = "import runpy, sys\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_na
     ],
     ids=["in an imported module", "in a script that the script runs", "in a script that is only named"],
 )
-def test_a_parser_in_another_file_is_detected(yard, script, other, arguments, output):
-    (yard.workspace / "other.py").write_text(other)
-    yard.complete(script, workers_per_node=2, arguments=arguments)
-    assert yard.log(1) == output
+def test_a_parser_in_another_file_is_detected(harness, script, other, arguments, output):
+    (harness.workspace / "other.py").write_text(other)
+    harness.complete(script, workers_per_node=2, arguments=arguments)
+    assert harness.log(1) == output
 
 
-def test_the_script_is_main_in_a_plain_interpreter(yard):
-    (yard.workspace / "deep").mkdir()
-    (yard.workspace / "deep" / "beside.py").write_text("NAME = 'beside'\n")
-    (yard.workspace / "deep" / "main.py").write_text(
+def test_the_script_is_main_in_a_plain_interpreter(harness):
+    (harness.workspace / "deep").mkdir()
+    (harness.workspace / "deep" / "beside.py").write_text("NAME = 'beside'\n")
+    (harness.workspace / "deep" / "main.py").write_text(
         "import sys, beside, os\n"
         "me = sys.modules['__main__']\n"
         "print(__name__, __file__, me.__dict__ is globals(), __doc__, beside.NAME, os.getcwd(), 'run' in globals())\n"
     )
-    yard.complete("", script="deep/main.py")
-    assert yard.log() == "__main__ /workspace/deep/main.py True None beside /workspace/deep False\n"
+    harness.complete("", script="deep/main.py")
+    assert harness.log() == "__main__ /workspace/deep/main.py True None beside /workspace/deep False\n"
 
 
 @pytest.mark.parametrize("variable", ["CHECKPOINT_DIR", "OUTPUT_DIR"])
-def test_attempts_with_one_key_share_their_files(yard, variable):
+def test_attempts_with_one_key_share_their_files(harness, variable):
     path = f"os.path.join(os.environ['{variable}'], 'state')"
     show = f"import os\nprint(os.listdir(os.environ['{variable}']))"
-    yard.complete(f"import os\nopen({path}, 'w').write('epoch 3')", checkpoint_key="job-1")
-    yard.backend.delete("job-1-1")
-    yard.complete(f"import os\nprint(open({path}).read())", checkpoint_key="job-1", name="job-1-2")
-    assert yard.log(name="job-1-2") == "epoch 3\n"
-    yard.complete(show, name="job-2-1")
-    yard.backend.delete_shared("job-1")
-    yard.complete(show, checkpoint_key="job-1", name="job-1-3")
-    assert yard.log(name="job-2-1") == yard.log(name="job-1-3") == "[]\n"
+    harness.complete(f"import os\nopen({path}, 'w').write('epoch 3')", checkpoint_key="job-1")
+    harness.backend.delete("job-1-1")
+    harness.complete(f"import os\nprint(open({path}).read())", checkpoint_key="job-1", name="job-1-2")
+    assert harness.log(name="job-1-2") == "epoch 3\n"
+    harness.complete(show, name="job-2-1")
+    harness.backend.delete_shared("job-1")
+    harness.complete(show, checkpoint_key="job-1", name="job-1-3")
+    assert harness.log(name="job-2-1") == harness.log(name="job-1-3") == "[]\n"
 
 
-def test_an_incomplete_submission_is_no_run_and_can_be_repeated(yard):
-    yard.complete("print('ran')")
-    (yard.backend.run_folder("job-1-1") / "submission.json").unlink()
+def test_an_incomplete_submission_is_no_run_and_can_be_repeated(harness):
+    harness.complete("print('ran')")
+    (harness.backend.run_folder("job-1-1") / "submission.json").unlink()
     with pytest.raises(RunNotFound):
-        yard.backend.describe("job-1-1")
-    assert yard.backend.names() == ["job-1-1"]
-    yard.complete("print('ran')")
+        harness.backend.describe("job-1-1")
+    assert harness.backend.names() == ["job-1-1"]
+    harness.complete("print('ran')")
 
 
-def test_supervisors_of_a_submitter_that_died_start_nothing(yard, monkeypatch):
+def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch):
     def die(*_arguments, **_options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Run, "record_submission", die)
     with pytest.raises(KeyboardInterrupt):
-        yard.backend.submit(yard.spec("print('must not run')", nodes=2))
-    assert yard.backend.names() == []
-    assert yard.backend.capacity().machines[0].free.cpus == 64
+        harness.backend.submit(harness.spec("print('must not run')", nodes=2))
+    assert harness.backend.names() == []
+    assert harness.backend.capacity().machines[0].free.cpus == 64
 
 
-def test_no_run_begins_on_a_disk_without_room(yard, monkeypatch, caplog):
+def test_no_run_begins_on_a_disk_without_room(harness, monkeypatch, caplog):
     """The free space at the start is the most that a run may write, and a run that writes more pays."""
     enough = disk.RESERVE_BYTES + (1 << 30)
     monkeypatch.setattr(disk, "free_bytes", lambda _folder: enough - 1)
-    spec = yard.spec("print('ran')")
+    spec = harness.spec("print('ran')")
     for _attempt in range(2):
         with pytest.raises(NoCapacity):
-            yard.backend.submit(spec)
-    assert yard.backend.names() == []
-    capacity = yard.backend.capacity()
+            harness.backend.submit(spec)
+    assert harness.backend.names() == []
+    capacity = harness.backend.capacity()
     assert (capacity.nodes_now(spec.resources), capacity.nodes_ever(spec.resources) > 0) == (0, True)
     assert caplog.text.count("1279 MiB are free on its disk") == 1
     monkeypatch.setattr(disk, "free_bytes", lambda _folder: enough)
-    yard.complete("print('ran')")
+    harness.complete("print('ran')")
 
 
-def test_concurrent_submissions_never_overbook(yard):
-    specs = [yard.spec(WAIT, name=f"job-{number}-1") for number in range(6)]
+def test_concurrent_submissions_never_overbook(harness):
+    specs = [harness.spec(WAIT, name=f"job-{number}-1") for number in range(6)]
     with ThreadPoolExecutor() as pool:
-        submissions = [pool.submit(yard.another(cpus=3).submit, spec) for spec in specs]
+        submissions = [pool.submit(harness.another(cpus=3).submit, spec) for spec in specs]
     assert [type(each.exception()) for each in submissions].count(NoCapacity) == 3
-    assert len(yard.backend.names()) == 3
-    small = yard.another(cpus=3)
+    assert len(harness.backend.names()) == 3
+    small = harness.another(cpus=3)
     assert small.capacity().machines[0].free.cpus == 0
-    yard.backend.delete(yard.backend.names()[0])
+    harness.backend.delete(harness.backend.names()[0])
     assert small.capacity().machines[0].free.cpus == 1
 
 
@@ -128,67 +128,67 @@ def test_concurrent_submissions_never_overbook(yard):
     ],
     ids=["binary output", "closed output", "closed descriptors", "a daemon", "lower limits"],
 )
-def test_odd_but_successful_code_completes(yard, script):
-    yard.complete(script, workers_per_node=2)
+def test_odd_but_successful_code_completes(harness, script):
+    harness.complete(script, workers_per_node=2)
 
 
-def test_a_path_is_no_name(yard):
+def test_a_path_is_no_name(harness):
     with pytest.raises(RunNotFound):
-        yard.backend.describe("../elsewhere")
+        harness.backend.describe("../elsewhere")
 
 
-def test_a_shorter_stop_counts_though_the_supervisor_had_not_read_the_first(yard):
-    yard.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
-    supervisor = yard.records("job-1-1")[0]["pid"]
+def test_a_shorter_stop_counts_though_the_supervisor_had_not_read_the_first(harness):
+    harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
+    supervisor = harness.records("job-1-1")[0]["pid"]
     os.kill(supervisor, signal.SIGSTOP)
-    yard.backend.stop("job-1-1", 1)
-    yard.backend.stop("job-1-1", 600)
+    harness.backend.stop("job-1-1", 1)
+    harness.backend.stop("job-1-1", 600)
     os.kill(supervisor, signal.SIGCONT)
-    assert yard.wait_for_end().outcome is Outcome.STOPPED
+    assert harness.wait_for_end().outcome is Outcome.STOPPED
 
 
-def test_a_running_run_is_extended_and_ends_at_its_new_deadline(yard):
-    yard.start(STUBBORN, grace_seconds=1, deadline_seconds=5)
+def test_a_running_run_is_extended_and_ends_at_its_new_deadline(harness):
+    harness.start(STUBBORN, grace_seconds=1, deadline_seconds=5)
     for seconds in (7, 6):  # the second asks for less, and changes nothing
-        yard.backend.extend("job-1-1", seconds)
-    status = yard.wait_for_end()
+        harness.backend.extend("job-1-1", seconds)
+    status = harness.wait_for_end()
     assert status.outcome is Outcome.TIME_LIMIT
     assert status.failure.data["limit_seconds"] == 7
     assert 6 < status.finished_at - status.started_at <= 7.5
     with pytest.raises(RunNotFound):
-        yard.backend.extend("job-9-1", 60)
+        harness.backend.extend("job-9-1", 60)
 
 
-def test_a_run_that_is_being_stopped_cannot_be_extended(yard):
-    yard.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
-    yard.backend.stop("job-1-1", 2)
-    yard.backend.extend("job-1-1", 7200)
-    assert yard.wait_for_end().outcome is Outcome.STOPPED
+def test_a_run_that_is_being_stopped_cannot_be_extended(harness):
+    harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
+    harness.backend.stop("job-1-1", 2)
+    harness.backend.extend("job-1-1", 7200)
+    assert harness.wait_for_end().outcome is Outcome.STOPPED
 
 
-def test_samples_come_in_whole_lines(yard):
-    yard.complete("print('ran')")
-    path = yard.backend.run_folder("job-1-1") / "nodes" / "0.samples.jsonl"
+def test_samples_come_in_whole_lines(harness):
+    harness.complete("print('ran')")
+    path = harness.backend.run_folder("job-1-1") / "nodes" / "0.samples.jsonl"
     path.write_text('{"at": 1}\n{"at": 22}\n{"at"')
-    chunk = yard.backend.samples("job-1-1", 0, 0, limit=15)
+    chunk = harness.backend.samples("job-1-1", 0, 0, limit=15)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ('{"at": 1}\n', 10, False)
-    assert yard.backend.samples("job-1-1", 0, 10, limit=3).text == '{"at": 22}\n'
-    assert yard.backend.samples("job-1-1", 0, 21).text == ""
+    assert harness.backend.samples("job-1-1", 0, 10, limit=3).text == '{"at": 22}\n'
+    assert harness.backend.samples("job-1-1", 0, 21).text == ""
     path.unlink()
-    assert yard.backend.samples("job-1-1", 0).eof
+    assert harness.backend.samples("job-1-1", 0).eof
     with pytest.raises(RunNotFound):
-        yard.backend.samples("job-1-1", 1)
+        harness.backend.samples("job-1-1", 1)
 
 
-def test_progress_and_checkpoints_are_in_the_status(yard):
+def test_progress_and_checkpoints_are_in_the_status(harness):
     script = """
     import os
     print("ready", flush=True)
     with open(os.path.join(os.environ["CHECKPOINT_DIR"], "state"), "w") as file: file.write("x")
     os.symlink("/etc/passwd", os.path.join(os.environ["CHECKPOINT_DIR"], "link"))
     """
-    status = yard.complete(script)
+    status = harness.complete(script)
     assert status.started_at <= status.progress_at
-    checkpoint = yard.backend.run_folder("job-1-1") / "checkpoints" / "state"
+    checkpoint = harness.backend.run_folder("job-1-1") / "checkpoints" / "state"
     assert status.checkpoint_at == checkpoint.stat().st_mtime
     assert [span.nodes for span in status.spans] == [1]

@@ -19,11 +19,11 @@ def look(backend, root, images_root, *, smoke=True):
     return {line.name: line for line in lines}
 
 
-def test_a_machine_that_serves_runs(yard):
-    lines = look(yard.backend, yard.folder / "runs", yard.images_root)
+def test_a_machine_that_serves_runs(harness):
+    lines = look(harness.backend, harness.folder / "runs", harness.images_root)
     assert [name for name, line in lines.items() if not line.ok] == []
     assert "Two nodes met and finished" in lines["smoke run"].detail
-    assert yard.backend.names() == []
+    assert harness.backend.names() == []
 
 
 def test_without_the_smoke_run_nothing_is_started(tmp_path, bare_images):

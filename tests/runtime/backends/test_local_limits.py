@@ -10,19 +10,19 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 SMALL = Resources(cpus=1, memory_mib=200)
 
 
-def test_too_much_memory_by_files_alone_is_no_lost_node(yard):
+def test_too_much_memory_by_files_alone_is_no_lost_node(harness):
     # Files in memory outlive the processes that the kernel kills for them. In the end it kills the launcher too.
     script = """
     with open("/dev/shm/file", "wb") as file:
         for _ in range(400): file.write(bytes(1 << 20))
     """
-    status = yard.run(script, resources=SMALL)
+    status = harness.run(script, resources=SMALL)
     assert status.outcome in {Outcome.OUT_OF_MEMORY, Outcome.CODE_FAILED}
     assert status.failure.code in {FailureCode.OUT_OF_MEMORY, FailureCode.RANK_EXITED}, "the tmpfs was full first"
 
 
 @pytest.mark.parametrize("cgroups", [True, False], ids=["with control groups", "measured by the supervisor"])
-def test_too_much_memory(yard, cgroups):
+def test_too_much_memory(harness, cgroups):
     script = """
     import os, signal
     if os.environ["RANK"] == "1":
@@ -30,14 +30,14 @@ def test_too_much_memory(yard, cgroups):
         for at in range(0, len(kept), 4096): kept[at] = 1
     while True: signal.pause()
     """
-    yard.backend = yard.another(cgroups=cgroups)
-    failure = yard.run_to_failure(Outcome.OUT_OF_MEMORY, script, workers_per_node=2, resources=SMALL)
+    harness.backend = harness.another(cgroups=cgroups)
+    failure = harness.run_to_failure(Outcome.OUT_OF_MEMORY, script, workers_per_node=2, resources=SMALL)
     assert (failure.rank, failure.code, failure.data["limit_mib"]) == (1, FailureCode.OUT_OF_MEMORY, 200)
     assert "200 MiB" in failure.message
     assert cgroups or failure.data["used_mib"] >= 200
 
 
-def test_a_helper_that_is_killed_for_memory_is_the_cause(yard):
+def test_a_helper_that_is_killed_for_memory_is_the_cause(harness):
     script = """
     import os, sys
     if not os.fork():
@@ -46,11 +46,11 @@ def test_a_helper_that_is_killed_for_memory_is_the_cause(yard):
     _pid, status = os.wait()
     sys.exit("a worker was killed" if status else 0)
     """
-    failure = yard.run_to_failure(Outcome.OUT_OF_MEMORY, script, resources=SMALL)
+    failure = harness.run_to_failure(Outcome.OUT_OF_MEMORY, script, resources=SMALL)
     assert (failure.rank, failure.exit_code) == (0, 1)
 
 
-def test_files_in_memory_count_as_memory(yard):
+def test_files_in_memory_count_as_memory(harness):
     script = """
     import signal
     with open("/dev/shm/file", "wb") as file:
@@ -59,10 +59,10 @@ def test_files_in_memory_count_as_memory(yard):
     for at in range(0, len(kept), 4096): kept[at] = 1
     while True: signal.pause()
     """
-    yard.run_to_failure(Outcome.OUT_OF_MEMORY, script, resources=SMALL)
+    harness.run_to_failure(Outcome.OUT_OF_MEMORY, script, resources=SMALL)
 
 
-def test_pages_that_processes_share_count_once(yard):
+def test_pages_that_processes_share_count_once(harness):
     script = """
     import os, time
     kept = bytearray(120 << 20)
@@ -73,11 +73,11 @@ def test_pages_that_processes_share_count_once(yard):
         os._exit(0)
     os.waitpid(child, 0)
     """
-    yard.complete(script, resources=SMALL)
+    harness.complete(script, resources=SMALL)
 
 
-def test_too_many_processes(yard, monkeypatch):
+def test_too_many_processes(harness, monkeypatch):
     monkeypatch.setattr("runtime.backends.supervision.submission.TASKS_PER_NODE", 30)
     monkeypatch.setattr("runtime.backends.supervision.submission.TASKS_PER_RANK", 0)
     script = "import os, signal\nfor _ in range(100):\n    if os.fork() == 0: signal.pause()\nsignal.pause()\n"
-    assert "more than 30 processes" in yard.run_to_failure(Outcome.CODE_FAILED, script).message
+    assert "more than 30 processes" in harness.run_to_failure(Outcome.CODE_FAILED, script).message

@@ -41,22 +41,22 @@ NODE = Resources(cpus=0.5, memory_mib=2048)
 
 
 @pytest.fixture
-def mpi(yard):
+def mpi(harness):
     """Runs a script under MPI in the horovod image."""
-    use_image(yard, "horovod")
+    use_image(harness, "horovod")
 
     def run(source, **changes):
         settings = {"framework": Framework.HOROVOD, "controller": Controller.MPI, "resources": NODE, **changes}
-        return yard.run(source, deadline_seconds=120, **settings)
+        return harness.run(source, deadline_seconds=120, **settings)
 
     return run
 
 
-def test_ranks_meet_through_mpi_and_get_the_contract(mpi, yard, left_running):
+def test_ranks_meet_through_mpi_and_get_the_contract(mpi, harness, left_running):
     status = mpi(REDUCES.replace("THEN", "pass"), nodes=2, workers_per_node=2, epochs=7)
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
     for rank in range(4):
-        log = yard.log(rank)
+        log = harness.log(rank)
         assert f"found {rank} 4 10" in log
         assert log.endswith("finalized\n")
         (variables,) = re.findall(r"^variables (.*)$", log, re.MULTILINE)
@@ -67,7 +67,7 @@ def test_ranks_meet_through_mpi_and_get_the_contract(mpi, yard, left_running):
     assert left_running() == []
 
 
-def test_a_node_may_finish_long_before_another(mpi, yard):
+def test_a_node_may_finish_long_before_another(mpi, harness):
     # After MPI is finalized, rank 0 still works, while mpirun must not miss the other node.
     script = (
         REDUCES.replace("THEN", "pass")
@@ -83,8 +83,8 @@ def test_a_node_may_finish_long_before_another(mpi, yard):
     """
     )
     status = mpi(script, nodes=2, workers_per_node=1)
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
-    assert yard.log().endswith("saved\n")
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    assert harness.log().endswith("saved\n")
 
 
 @pytest.mark.parametrize(
@@ -101,46 +101,46 @@ def test_the_rank_that_ended_first_is_the_cause(mpi, end, exit_code, name, left_
     assert left_running() == []
 
 
-def test_mpi_goes_on_without_a_node(yard):
-    use_image(yard, "horovod")
+def test_mpi_goes_on_without_a_node(harness):
+    use_image(harness, "horovod")
     script = REDUCES.replace("THEN", "import signal\n    if size.value == 3: signal.pause()")
-    spec = yard.spec(
+    spec = harness.spec(
         script, framework=Framework.HOROVOD, controller=Controller.MPI, resources=NODE, nodes=3, min_nodes=2
     )
-    yard.backend.submit(spec)
+    harness.backend.submit(spec)
     for rank in range(3):
-        yard.wait_for_text("found", rank=rank)
-    record = next(record for record in yard.records() if record["node"] == 1)
+        harness.wait_for_text("found", rank=rank)
+    record = next(record for record in harness.records() if record["node"] == 1)
     assert pids.send(record["pid"], record["start_time"], signal.SIGKILL)
-    status = yard.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
+    status = harness.wait_for_end()
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
     assert [span.nodes for span in status.spans] == [3, 2]
-    assert "found 0 2 3" in yard.log(0)
-    assert "found 1 2 3" in yard.log(2)
+    assert "found 0 2 3" in harness.log(0)
+    assert "found 1 2 3" in harness.log(2)
 
 
-def test_an_mpirun_that_fails_is_the_platforms_fault(yard):
+def test_an_mpirun_that_fails_is_the_platforms_fault(harness):
     # An image whose mpirun ends at once.
-    program = yard.images_root / "bare" / "bin" / "mpirun"
+    program = harness.images_root / "bare" / "bin" / "mpirun"
     program.write_text("#!/bin/sh\necho no room >&2\nexit 9\n")
     program.chmod(0o755)
     try:
-        status = yard.run("print('never')", controller=Controller.MPI)
+        status = harness.run("print('never')", controller=Controller.MPI)
     finally:
         program.unlink()
     assert status.outcome is Outcome.PLATFORM_ERROR
     assert status.failure.code is FailureCode.NODE_NOT_STARTED
     assert "mpirun ended (code 9) before it had started the ranks" in status.failure.message
-    assert "no room" in yard.all_logs("job-1-1")
+    assert "no room" in harness.all_logs("job-1-1")
 
 
-def test_an_image_without_mpirun_is_refused(yard):
+def test_an_image_without_mpirun_is_refused(harness):
     with pytest.raises(InvalidSpec, match="has no mpirun") as refused:
-        yard.backend.check_image(yard.spec().image, Controller.MPI)
+        harness.backend.check_image(harness.spec().image, Controller.MPI)
     assert refused.value.field == "controller"
 
 
-def test_lies_to_the_socket_start_no_rank_twice(mpi, yard):
+def test_lies_to_the_socket_start_no_rank_twice(mpi, harness):
     script = REDUCES.replace(
         "THEN",
         """
@@ -162,6 +162,6 @@ def test_lies_to_the_socket_start_no_rank_twice(mpi, yard):
     print("sent lies", flush=True)""",
     )
     status = mpi(script, nodes=2, workers_per_node=1)
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
-    assert "sent lies" in yard.log()
-    assert yard.log().count("found 0") == 1, "no rank started twice"
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    assert "sent lies" in harness.log()
+    assert harness.log().count("found 0") == 1, "no rank started twice"

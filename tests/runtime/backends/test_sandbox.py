@@ -46,12 +46,12 @@ def test_only_the_gpus_of_the_node_are_seen():
     assert [device for device in devices if device[-1].isdigit()] == ["/dev/nvidia3"]
 
 
-def test_the_nodes_address_has_a_name_however_it_is_asked_for(yard):
+def test_the_nodes_address_has_a_name_however_it_is_asked_for(harness):
     script = """
     import socket
     for address in (("127.0.0.1", 1), ("::ffff:127.0.0.1", 1, 0, 0)): print(socket.getnameinfo(address, 8)[0])
     for name in ("localhost", socket.gethostname()):
         print({found[4][0] for found in socket.getaddrinfo(name, 1, type=socket.SOCK_STREAM)} <= {"127.0.0.1", "::1"})
     """
-    yard.run(script)
-    assert yard.log().split() == ["localhost", "loopback", "True", "True"]
+    harness.run(script)
+    assert harness.log().split() == ["localhost", "loopback", "True", "True"]

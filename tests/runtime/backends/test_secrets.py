@@ -23,8 +23,8 @@ SCRIPT = """
 """
 
 
-def run(yard):
-    spec = yard.spec(
+def run(harness):
+    spec = harness.spec(
         SCRIPT,
         workers_per_node=2,
         arguments=("--lr", "$LR", "${RANK}of$WORLD_SIZE", "$$HOME", "$NCCL_DEBUG", "$HOME", "$API_TOKEN"),
@@ -32,11 +32,11 @@ def run(yard):
         environment={"NCCL_DEBUG": "INFO"},
         secrets={"API_TOKEN": VALUE},
     )
-    yard.backend.submit(spec)
-    ended = yard.wait_for_end()
-    assert ended.outcome is Outcome.CODE_FAILED, yard.all_logs(spec.name)
+    harness.backend.submit(spec)
+    ended = harness.wait_for_end()
+    assert ended.outcome is Outcome.CODE_FAILED, harness.all_logs(spec.name)
     for rank in range(2):
-        first, second, third = yard.log(rank).splitlines()[:3]
+        first, second, third = harness.log(rank).splitlines()[:3]
         arguments = ["--lr", "0.01", f"{rank}of2", "$HOME", "INFO", "$HOME", "$API_TOKEN"]
         assert json.loads(first) == [arguments, "INFO", len(VALUE)]
         assert (second, third) == ("value *** ***", "***")
@@ -44,21 +44,21 @@ def run(yard):
     return spec
 
 
-def test_ranks_get_variables_and_secrets_that_no_record_contains(any_yard):
-    spec = run(any_yard)
-    folder = any_yard.backend.run_folder(spec.name)
+def test_ranks_get_variables_and_secrets_that_no_record_contains(any_harness):
+    spec = run(any_harness)
+    folder = any_harness.backend.run_folder(spec.name)
     kept = [path for path in folder.rglob("*") if path.is_file()]
     assert kept
     for value in VALUE.encode().split():
         assert [path for path in kept if value in path.read_bytes()] == []
 
 
-def test_forked_ranks_get_them_too(yard):
-    hostile.warm(yard)
-    run(yard)
+def test_forked_ranks_get_them_too(harness):
+    hostile.warm(harness)
+    run(harness)
 
 
-def test_a_stored_spec_has_no_secret(yard):
-    spec = yard.spec(secrets={"API_TOKEN": VALUE}, environment={"A": "b"})
+def test_a_stored_spec_has_no_secret(harness):
+    spec = harness.spec(secrets={"API_TOKEN": VALUE}, environment={"A": "b"})
     assert "s3cr3t" not in spec.to_json() + repr(spec)
     assert RunSpec.from_json(spec.to_json()).environment == {"A": "b"}

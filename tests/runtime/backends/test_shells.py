@@ -34,16 +34,16 @@ PLACE = """
 
 
 @pytest.fixture
-def customer(transactional_db, customer, yard, monkeypatch):
+def customer(transactional_db, customer, harness, monkeypatch):
     services.enable_shells(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
-    monkeypatch.setattr(customer.backend, "shell_socket", yard.backend.shell_socket)
+    monkeypatch.setattr(customer.backend, "shell_socket", harness.backend.shell_socket)
     return customer
 
 
-def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_the_run(yard, customer, settings):
+def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_the_run(harness, customer, settings):
     attempt = customer.started(nodes=1)
-    yard.start(PLACE, text="]", name=attempt.run_name)
-    of_the_rank = yard.log(name=attempt.run_name).strip()
+    harness.start(PLACE, text="]", name=attempt.run_name)
+    of_the_rank = harness.log(name=attempt.run_name).strip()
 
     async def run(websocket, command):
         """Return what a command writes, up to a mark that it writes last."""
@@ -61,7 +61,7 @@ def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_th
             attack = await run(first, "kill -9 1 || echo refused; readlink /proc/1/fd/0 || echo refused")
             await first.send(b"kill -9 $PPID\n")  # the process between the shell and the console
             codes = [await closing_code(first)]
-            phase = yard.backend.describe(attempt.run_name).phase
+            phase = harness.backend.describe(attempt.run_name).phase
             await second.send(b"touch $OUTPUT_DIR/go\n")  # the run ends with this shell open
             codes.append(await closing_code(second))
         return of_the_shell, about, attack, phase, codes
@@ -74,8 +74,8 @@ def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_th
     assert attack.count("refused\r\n") == 2
     assert phase is RunPhase.RUNNING
     assert codes == [1000, 1000]
-    status = yard.wait_for_end(attempt.run_name)
+    status = harness.wait_for_end(attempt.run_name)
     assert (status.outcome, status.failure) == (Outcome.COMPLETED, None)
-    assert not yard.backend.shell_socket(attempt.run_name, 0).exists()
+    assert not harness.backend.shell_socket(attempt.run_name, 0).exists()
     actions = AuditEvent.objects.filter(action__startswith="shell.").values_list("action", flat=True)
     assert sorted(actions) == ["shell.closed", "shell.closed", "shell.opened", "shell.opened"]

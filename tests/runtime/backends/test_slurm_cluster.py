@@ -18,47 +18,49 @@ ALL = ["--ntasks=3", "--cpus-per-task=2", "--mem-per-cpu=100M"]
 """Arguments of a job that takes every core of the cluster."""
 
 
-def test_a_preempted_run_is_free_and_can_save_its_work(slurm_yard):
-    slurm_yard.start(POLITE, nodes=3)
-    slurm_yard.cluster.call("sbatch", *ALL, "--partition=urgent", "--output=/dev/null", "--wrap=true")
-    failure = slurm_yard.wait_for_failure(Outcome.NODE_LOST)
-    assert failure.code is FailureCode.PREEMPTED, slurm_yard.all_logs("job-1-1")
+def test_a_preempted_run_is_free_and_can_save_its_work(slurm_harness):
+    slurm_harness.start(POLITE, nodes=3)
+    slurm_harness.cluster.call("sbatch", *ALL, "--partition=urgent", "--output=/dev/null", "--wrap=true")
+    failure = slurm_harness.wait_for_failure(Outcome.NODE_LOST)
+    assert failure.code is FailureCode.PREEMPTED, slurm_harness.all_logs("job-1-1")
     # Slurm and the launcher both send SIGTERM, so the second may come while the handler prints.
-    assert all(slurm_yard.log(rank).startswith("ready\nsaved") for rank in range(3))
+    assert all(slurm_harness.log(rank).startswith("ready\nsaved") for rank in range(3))
 
 
-def test_a_job_that_an_administrator_cancels_is_free(slurm_yard):
-    slurm_yard.start(WAIT, nodes=2)
-    slurm_yard.cluster.call("scancel", slurm_yard.job_id())
-    assert slurm_yard.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.NODE_LOST
-    assert slurm_yard.backend.names(live=True) == []
+def test_a_job_that_an_administrator_cancels_is_free(slurm_harness):
+    slurm_harness.start(WAIT, nodes=2)
+    slurm_harness.cluster.call("scancel", slurm_harness.job_id())
+    assert slurm_harness.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.NODE_LOST
+    assert slurm_harness.backend.names(live=True) == []
 
 
-def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_yard):
-    blocker = slurm_yard.cluster.call("sbatch", "--parsable", *ALL, "--output=/dev/null", "--wrap=sleep 600").strip()
+def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_harness):
+    blocker = slurm_harness.cluster.call("sbatch", "--parsable", *ALL, "--output=/dev/null", "--wrap=sleep 600").strip()
     squeue = ["squeue", "--noheader", f"--jobs={blocker}", "--format=%T"]
     try:
-        slurm_yard.cluster.wait_until(lambda: slurm_yard.cluster.call(*squeue).strip() == "RUNNING", "the other job")
-        slurm_yard.backend = slurm_yard.another(pending_seconds=3)
-        slurm_yard.backend.submit(slurm_yard.spec(WAIT, nodes=2))
-        status = slurm_yard.wait("job-1-1", lambda status: status.waiting_code == WaitingCode.CLUSTER_QUEUE)
+        slurm_harness.cluster.wait_until(
+            lambda: slurm_harness.cluster.call(*squeue).strip() == "RUNNING", "the other job"
+        )
+        slurm_harness.backend = slurm_harness.another(pending_seconds=3)
+        slurm_harness.backend.submit(slurm_harness.spec(WAIT, nodes=2))
+        status = slurm_harness.wait("job-1-1", lambda status: status.waiting_code == WaitingCode.CLUSTER_QUEUE)
         assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
-        assert sum(machine.free.cpus for machine in slurm_yard.backend.capacity().machines) == 0
-        ended = slurm_yard.wait_for_end()
+        assert sum(machine.free.cpus for machine in slurm_harness.backend.capacity().machines) == 0
+        ended = slurm_harness.wait_for_end()
         assert (ended.outcome, ended.failure.code) == (Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED)
         assert ended.started_at is None
-        waiting = slurm_yard.spec(WAIT, name="job-2-1")
-        slurm_yard.backend.submit(waiting)
-        job_id = slurm_yard.job_id("job-2-1")
-        slurm_yard.backend.delete("job-2-1")
-        assert slurm_yard.cluster.call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T") == ""
+        waiting = slurm_harness.spec(WAIT, name="job-2-1")
+        slurm_harness.backend.submit(waiting)
+        job_id = slurm_harness.job_id("job-2-1")
+        slurm_harness.backend.delete("job-2-1")
+        assert slurm_harness.cluster.call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T") == ""
     finally:
-        slurm_yard.cluster.call("scancel", blocker)
+        slurm_harness.cluster.call("scancel", blocker)
 
 
-def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_yard, monkeypatch):
+def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_harness, monkeypatch):
     """The console dies after sbatch and before the record of the submission; later it submits the run again."""
-    spec = slurm_yard.spec("print('once')")
+    spec = slurm_harness.spec("print('once')")
 
     class Killed(BaseException):
         pass
@@ -70,31 +72,33 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_yard, monkeypat
         patch.setattr("runtime.backends.slurm.runs.SlurmRun.record_submission", die)
         patch.setattr("runtime.backends.slurm.backend.SlurmBackend._remove_failed_submission", lambda *_: False)
         with pytest.raises(Killed):
-            slurm_yard.backend.submit(spec)
-    assert slurm_yard.backend.names() == ["job-1-1"], "reconciliation sees it"
+            slurm_harness.backend.submit(spec)
+    assert slurm_harness.backend.names() == ["job-1-1"], "reconciliation sees it"
     with pytest.raises(RunNotFound):
-        slurm_yard.backend.describe("job-1-1")
-    slurm_yard.backend.submit(spec)
-    assert slurm_yard.wait_for_end().outcome is Outcome.COMPLETED, slurm_yard.all_logs("job-1-1")
-    assert slurm_yard.log() == "once\n"
-    states = slurm_yard.cluster.call("squeue", "--noheader", "--states=all", "--format=%j %T").split("\n")
-    mine = sorted(line.split()[1] for line in states if line.startswith(slurm_yard.backend._find("job-1-1").job_name))
+        slurm_harness.backend.describe("job-1-1")
+    slurm_harness.backend.submit(spec)
+    assert slurm_harness.wait_for_end().outcome is Outcome.COMPLETED, slurm_harness.all_logs("job-1-1")
+    assert slurm_harness.log() == "once\n"
+    states = slurm_harness.cluster.call("squeue", "--noheader", "--states=all", "--format=%j %T").split("\n")
+    mine = sorted(
+        line.split()[1] for line in states if line.startswith(slurm_harness.backend._find("job-1-1").job_name)
+    )
     assert mine[0] == "CANCELLED"
 
 
-def test_the_order_with_its_secrets_is_gone_when_code_runs(slurm_yard):
-    spec = slurm_yard.spec("import os\nprint(len(os.environ['TOKEN']))", nodes=2)
-    slurm_yard.backend.submit(dataclasses.replace(spec, secrets={"TOKEN": "very-secret"}))
-    assert slurm_yard.wait_for_end().outcome is Outcome.COMPLETED, slurm_yard.all_logs("job-1-1")
-    assert slurm_yard.log(0) == "11\n"
-    folder = slurm_yard.folder / "runs"
+def test_the_order_with_its_secrets_is_gone_when_code_runs(slurm_harness):
+    spec = slurm_harness.spec("import os\nprint(len(os.environ['TOKEN']))", nodes=2)
+    slurm_harness.backend.submit(dataclasses.replace(spec, secrets={"TOKEN": "very-secret"}))
+    assert slurm_harness.wait_for_end().outcome is Outcome.COMPLETED, slurm_harness.all_logs("job-1-1")
+    assert slurm_harness.log(0) == "11\n"
+    folder = slurm_harness.folder / "runs"
     assert not [path for path in folder.rglob("*") if path.is_file() and b"very-secret" in path.read_bytes()]
 
 
-def test_a_job_has_no_variables_of_the_console_nor_of_the_users_profile(slurm_yard, tmp_path, monkeypatch):
+def test_a_job_has_no_variables_of_the_console_nor_of_the_users_profile(slurm_harness, tmp_path, monkeypatch):
     monkeypatch.setenv("CONSOLE_SECRET", "hidden")
     output = tmp_path / "environment"
-    Slurm(slurm_yard.config()).submit(
+    Slurm(slurm_harness.config()).submit(
         ["--wait", "--export=ALL", f"--output={output}"], "#!/bin/sh\nexec env -u PWD -u SHLVL -u _ env\n"
     )
     names = {line.partition("=")[0] for line in output.read_text().splitlines()}
@@ -103,22 +107,22 @@ def test_a_job_has_no_variables_of_the_console_nor_of_the_users_profile(slurm_ya
     assert {name for name in names - allowed if not name.startswith("SLURM")} == set()
 
 
-def test_the_checks_of_a_cluster_pass(slurm_yard):
+def test_the_checks_of_a_cluster_pass(slurm_harness):
     found = list(
         check.check(
-            slurm_yard.backend,
-            slurm_yard.config(),
-            root=slurm_yard.folder / "runs",
-            images_root=slurm_yard.images_root,
+            slurm_harness.backend,
+            slurm_harness.config(),
+            root=slurm_harness.folder / "runs",
+            images_root=slurm_harness.images_root,
             smoke=False,
         )
     )
     assert [each.name for each in found if not each.ok] == ["images"], "the bare image is none of the recipes"
     assert "3 machines" in next(each.detail for each in found if each.name == "machines")
-    wrong = slurm_yard.config(conf="/nowhere/slurm.conf")
+    wrong = slurm_harness.config(conf="/nowhere/slurm.conf")
     *_, last = check.check(
-        slurm_yard.backend, wrong, root=slurm_yard.folder / "runs", images_root=slurm_yard.images_root
+        slurm_harness.backend, wrong, root=slurm_harness.folder / "runs", images_root=slurm_harness.images_root
     )
     assert (last.name, last.ok) == ("controller", False)
-    assert not slurm_yard.another(conf="/nowhere/slurm.conf").is_reachable()
-    assert slurm_yard.backend.is_reachable()
+    assert not slurm_harness.another(conf="/nowhere/slurm.conf").is_reachable()
+    assert slurm_harness.backend.is_reachable()

@@ -12,11 +12,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.cores(2)]
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "horovod", "tensorflow"])
-def test_a_framework_runs_on_two_nodes(slurm_yard, framework):
-    yard = use_image(slurm_yard, framework)
-    spec = dataclasses.replace(spec_of(yard, Case(framework), 2, 1), resources=Resources(cpus=2, memory_mib=4096))
-    yard.backend.submit(spec)
-    status = yard.wait(spec.name, lambda status: status.outcome is not None, seconds=200)
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs(spec.name)
-    assert [seen_by(yard, rank)["framework"] for rank in range(2)] == [[rank, 2, 3.0] for rank in range(2)]
-    assert {yard.machine(node, spec.name) for node in range(2)} == {"n0", "n1"}
+def test_a_framework_runs_on_two_nodes(slurm_harness, framework):
+    harness = use_image(slurm_harness, framework)
+    spec = dataclasses.replace(spec_of(harness, Case(framework), 2, 1), resources=Resources(cpus=2, memory_mib=4096))
+    harness.backend.submit(spec)
+    status = harness.wait(spec.name, lambda status: status.outcome is not None, seconds=200)
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs(spec.name)
+    assert [seen_by(harness, rank)["framework"] for rank in range(2)] == [[rank, 2, 3.0] for rank in range(2)]
+    assert {harness.machine(node, spec.name) for node in range(2)} == {"n0", "n1"}

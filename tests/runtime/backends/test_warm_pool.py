@@ -21,21 +21,21 @@ WAIT = HOW + "import signal\nsignal.pause()\n"
 
 
 @pytest.fixture
-def warm(yard):
-    """A yard whose warm pool has a daemon and a fork server of its image."""
-    yard.backend = yard.another(warm_seconds=600)
-    image = yard.spec().image
-    yard.backend.prepare(image)
-    wait_for(lambda: yard.backend.is_prepared(image), 30)
-    return yard
+def warm(harness):
+    """A harness whose warm pool has a daemon and a fork server of its image."""
+    harness.backend = harness.another(warm_seconds=600)
+    image = harness.spec().image
+    harness.backend.prepare(image)
+    wait_for(lambda: harness.backend.is_prepared(image), 30)
+    return harness
 
 
-def daemon_pid(yard):
-    return int(json.loads((yard.folder / "runs" / ".warm_pool" / "daemon.json").read_bytes())["pid"])
+def daemon_pid(harness):
+    return int(json.loads((harness.folder / "runs" / ".warm_pool" / "daemon.json").read_bytes())["pid"])
 
 
-def fork_servers(yard):
-    pid = daemon_pid(yard)
+def fork_servers(harness):
+    pid = daemon_pid(harness)
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -49,18 +49,18 @@ def test_ranks_of_all_nodes_are_forked(warm):
     assert [warm.log(rank) for rank in range(4)] == ["forkserver.py\n"] * 4
 
 
-def test_the_first_run_starts_cold_and_prepares_the_next_ones(yard):
-    yard.backend = yard.another(warm_seconds=600)
-    yard.run(HOW)
-    assert yard.log() == "rank.py\n"
-    wait_for(lambda: yard.backend.is_prepared(yard.spec().image), 30)
-    yard.run(HOW, name="job-2-1")
-    assert yard.log(name="job-2-1") == "forkserver.py\n"
+def test_the_first_run_starts_cold_and_prepares_the_next_ones(harness):
+    harness.backend = harness.another(warm_seconds=600)
+    harness.run(HOW)
+    assert harness.log() == "rank.py\n"
+    wait_for(lambda: harness.backend.is_prepared(harness.spec().image), 30)
+    harness.run(HOW, name="job-2-1")
+    assert harness.log(name="job-2-1") == "forkserver.py\n"
 
 
 @pytest.mark.parametrize("start", ["cold", "warm"])
-def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(yard, request, start):
-    (packages,) = (yard.images_root / "bare").glob("lib/python3*/site-packages")
+def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(harness, request, start):
+    (packages,) = (harness.images_root / "bare").glob("lib/python3*/site-packages")
     (packages / "faulty.py").write_text("def apply(call):\n    return call()\n")
     script = """
     import faulty, os
@@ -71,13 +71,13 @@ def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(yard, req
     train()
     """
     try:
-        chosen = request.getfixturevalue("warm") if start == "warm" else yard
+        chosen = request.getfixturevalue("warm") if start == "warm" else harness
         status = chosen.run(MAY_IMPORT_ANYTHING + textwrap.dedent(script))
     finally:
         (packages / "faulty.py").unlink()
     log = chosen.log()
     shown = re.findall(r'File "(.*)", line \d+, in (\w+|<module>)', log)
-    library = f"/opt/trainyard/images/bare/{packages.relative_to(yard.images_root / 'bare')}/faulty.py"
+    library = f"/opt/trainyard/images/bare/{packages.relative_to(harness.images_root / 'bare')}/faulty.py"
     here = "/workspace/train.py"
     assert shown == [(here, "train"), (library, "apply"), (here, "fail"), (here, "<module>"), (here, "train")], log
     assert status.failure.data == {
@@ -143,25 +143,25 @@ def test_another_version_of_the_code_replaces_the_daemon(warm):
     assert warm.log(name="job-2-1") == "forkserver.py\n"
 
 
-def test_an_idle_daemon_ends(yard):
-    yard.backend = yard.another(warm_seconds=1.5)
-    yard.run(HOW)
-    folder = yard.folder / "runs" / ".warm_pool"
+def test_an_idle_daemon_ends(harness):
+    harness.backend = harness.another(warm_seconds=1.5)
+    harness.run(HOW)
+    folder = harness.folder / "runs" / ".warm_pool"
     wait_for((folder / "daemon.json").exists, 20)
-    pid = daemon_pid(yard)
+    pid = daemon_pid(harness)
     wait_for(lambda: pids.start_time(pid) is None, 20)
     assert sorted(path.name for path in folder.iterdir()) == ["lock", "log"]
 
 
-def test_an_image_whose_modules_fail_to_import_starts_cold(yard, monkeypatch):
+def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch):
     monkeypatch.setattr("runtime.images.recipes.preloads", lambda _name: ["no_such_module"])
-    yard.backend = yard.another(warm_seconds=600)
-    yard.backend.prepare(yard.spec().image)
-    log = yard.folder / "runs" / ".warm_pool" / "log"
+    harness.backend = harness.another(warm_seconds=600)
+    harness.backend.prepare(harness.spec().image)
+    log = harness.folder / "runs" / ".warm_pool" / "log"
     wait_for(lambda: log.exists() and "no_such_module" in log.read_text(), 30)
-    assert not yard.backend.is_prepared(yard.spec().image)
-    yard.run(HOW)
-    assert yard.log() == "rank.py\n"
+    assert not harness.backend.is_prepared(harness.spec().image)
+    harness.run(HOW)
+    assert harness.log() == "rank.py\n"
 
 
 def test_a_warm_rank_imports_the_runs_own_packages(warm, tmp_path):

@@ -210,18 +210,18 @@ TRAIN = """
 @pytest.mark.cores(2)
 @pytest.mark.torch
 @pytest.mark.parametrize("framework", ["collective", "ddp", "horovod"])
-def test_a_slow_rank_shows_in_the_other_ranks_waiting_time(yard, framework):
+def test_a_slow_rank_shows_in_the_other_ranks_waiting_time(harness, framework):
     image = "horovod" if framework == "horovod" else "pytorch"
-    use_image(yard, image)
-    status = yard.run(
+    use_image(harness, image)
+    status = harness.run(
         TRAIN.replace("FRAMEWORK", repr(framework)),
         framework=Framework(image),
         workers_per_node=2,
         resources=Resources(cpus=2, memory_mib=4096),
         deadline_seconds=120,
     )
-    assert status.outcome is Outcome.COMPLETED, yard.all_logs("job-1-1")
-    samples = [json.loads(line) for line in yard.backend.samples("job-1-1", 0, limit=1 << 20).text.splitlines()]
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    samples = [json.loads(line) for line in harness.backend.samples("job-1-1", 0, limit=1 << 20).text.splitlines()]
     compute = {}
     share = {}
     for rank_id in (0, 1):

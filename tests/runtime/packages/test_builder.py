@@ -43,7 +43,7 @@ def install(layer, request_of):
     return lambda *requirements, **changes: builder.install(layer, request_of(*requirements, **changes))
 
 
-def test_packages_are_installed_once_and_imported_by_runs(layer, index, install, yard, monkeypatch):
+def test_packages_are_installed_once_and_imported_by_runs(layer, index, install, harness, monkeypatch):
     index.add_wheel("alpha", requires=["beta>1"], script=True, pth="import sys; sys.from_pth = True\n")
     index.add_wheel("beta", "2.0")
     result = install("alpha")
@@ -63,8 +63,8 @@ def test_packages_are_installed_once_and_imported_by_runs(layer, index, install,
         except OSError as error:
             print(error.strerror)
     """
-    yard.complete(script, packages=str(layer.packages))
-    log = yard.log()
+    harness.complete(script, packages=str(layer.packages))
+    log = harness.log()
     assert "1.0 2.0 /opt/trainyard/site-packages/alpha.py True" in log
     assert "script of 1.0" in log
     assert "Read-only file system" in log
@@ -217,7 +217,7 @@ def test_a_key_depends_on_image_versions_and_requirements(tmp_path):
 
 
 @pytest.mark.slow
-def test_packages_of_pypi_run(install, layer, yard):
+def test_packages_of_pypi_run(install, layer, harness):
     """A pure and a compiled package."""
     address = "https://pypi.org/simple"
     try:
@@ -226,5 +226,5 @@ def test_packages_of_pypi_run(install, layer, yard):
         pytest.skip(f"PyPI cannot be reached: {error}")
     result = install("einops", "ujson", indexes=(address,))
     assert result.reason == "", builder.log_of(layer)
-    yard.complete("import einops, ujson; print(ujson.dumps([einops.__name__]))", packages=str(layer.packages))
-    assert '["einops"]' in yard.log()
+    harness.complete("import einops, ujson; print(ujson.dumps([einops.__name__]))", packages=str(layer.packages))
+    assert '["einops"]' in harness.log()

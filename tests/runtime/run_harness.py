@@ -3,7 +3,7 @@
 from runtime.specs import Outcome, RunPhase
 
 
-class AnyYard:
+class RunHarness:
     """A `backend` with a workspace and a dataset.
 
     Subclasses define `another()`, which returns a backend as another process would have it, `spec(source, **changes)`,

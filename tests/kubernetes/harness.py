@@ -1,4 +1,4 @@
-"""Runs on a Kubernetes cluster, real or fake, with the helpers of `AnyYard`."""
+"""Runs on a Kubernetes cluster, real or fake, with the helpers of `RunHarness`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from runtime.backends.kubernetes.backend import KubernetesBackend
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
 from tests.kubernetes.sites import Site
-from tests.runtime.any_yard import AnyYard
+from tests.runtime.run_harness import RunHarness
 
 SMALL = Resources(cpus=0.25, memory_mib=256)
 """The resources of a run in tests: a small machine has room for a few."""
 
 
-class ClusterYard(AnyYard):
+class KubernetesHarness(RunHarness):
     """A backend with a workspace and a data set on a cluster."""
 
     def __init__(self, site: Site, *, watched: bool = True, **settings: Any) -> None:

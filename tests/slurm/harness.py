@@ -1,4 +1,4 @@
-"""Runs on a real Slurm on this machine, with the helpers of `AnyYard`."""
+"""Runs on a real Slurm on this machine, with the helpers of `RunHarness`."""
 
 import dataclasses
 import json
@@ -7,11 +7,11 @@ import textwrap
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
-from tests.runtime.any_yard import AnyYard
+from tests.runtime.run_harness import RunHarness
 from tests.runtime.conftest import processes_below
 
 
-class SlurmYard(AnyYard):
+class SlurmHarness(RunHarness):
     """A backend with a workspace and a dataset on a `tests.slurm.cluster.SlurmCluster`."""
 
     keeps_output = True
