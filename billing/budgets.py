@@ -30,7 +30,7 @@ from console.notifications import services as notifications
 THRESHOLDS = (50, 80, 100)
 """Percent of a budget at which the organization is notified."""
 MAX_BUDGET_MINOR = 10**12
-"""Largest budget: ten billion dollars, above any real one, and far within the 64-bit column."""
+"""Largest budget: ten billion dollars, above any real one and far below the limit of the 64-bit column."""
 SPEND_DAYS = 14
 """Days over which recent spend is averaged: two weeks level out weekends."""
 IS_ACTIVE = Q(user=None) | Exists(
@@ -86,12 +86,14 @@ def set_budget(*, membership: Membership, user: User | None, amount_minor: int |
     `membership` is the member who sets it. Raises InvalidInput, NoWallet.
     """
     organization = membership.organization
-    if selectors.wallet(organization) is None:
+    account = selectors.wallet(organization)
+    if account is None:
         raise NoWallet
     if user is not None and not organization.memberships.filter(user=user).exists():
         raise InvalidInput(fields={"member": _("Choose a member of your organization.")})
     if amount_minor is not None and not 0 < amount_minor <= MAX_BUDGET_MINOR:
-        raise InvalidInput(fields={"amount": _("Enter an amount above 0.")})
+        limits = {"least": money(1, account.currency), "most": money(MAX_BUDGET_MINOR, account.currency)}
+        raise InvalidInput(fields={"amount": _("A budget must be between %(least)s and %(most)s.") % limits})
     with transaction.atomic():
         data = {"member": user.email if user else "", "amount_minor": amount_minor}
         record(organization=organization, actor=membership.user, action="budget.changed", data=data)

@@ -106,8 +106,9 @@ def test_a_budget_is_refused(owner, account, stranger):
         set_budget(owner, 5, stranger)
     assert "member" in refused.value.fields
     for amount in (0, -1, budgets.MAX_BUDGET_MINOR + 1):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInput) as refused:
             set_budget(owner, amount)
+        assert refused.value.fields == {"amount": "A budget must be between $0.01 and $10,000,000,000.00."}
     with pytest.raises(NoWallet):
         set_budget(stranger, 5)
 
