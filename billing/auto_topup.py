@@ -91,7 +91,10 @@ def switch_off(*, account: Account) -> None:
 
 
 def run_due() -> int:
-    """Start the top-ups that are due and repeat charges without an answer. Returns the number of charges attempted."""
+    """Start the top-ups that are due, and repeat charges without an answer. Returns the number of charges attempted.
+
+    The oldest top-ups are charged first, so that each is charged even if there are always more than MAX_CHARGES.
+    """
     due_setups = (
         AutoTopUp.objects.filter(is_on=True, account__posted_minor__lt=F("account__held_minor") + F("threshold_minor"))
         .exclude(account__organization__activations__in=ENDED_ACTIVATIONS)
@@ -99,7 +102,7 @@ def run_due() -> int:
     )
     new_ids = {row.pk for pk in due_setups if (row := create_if_due(setup_pk=pk)) is not None}
     unanswered = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
-    rows = list(unanswered.select_related("account__organization")[:MAX_CHARGES])
+    rows = list(unanswered.select_related("account__organization").order_by("created_at")[:MAX_CHARGES])
     for row in rows:
         charge(top_up=row, is_retry=row.pk not in new_ids)
     return len(rows)

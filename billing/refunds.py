@@ -150,11 +150,15 @@ def submit(*, refund: Refund, is_retry: bool = True) -> None:
 
 
 def submit_waiting() -> int:
-    """Submit the refunds that the provider has not confirmed, at most MAX_SUBMITTED. Returns their number."""
-    waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up")[:MAX_SUBMITTED]
-    for row in waiting:
+    """Submit the refunds that the provider has not confirmed: the oldest first, at most MAX_SUBMITTED.
+
+    Returns their number.
+    """
+    waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up").order_by("created_at")
+    rows = list(waiting[:MAX_SUBMITTED])
+    for row in rows:
         submit(refund=row)
-    return len(waiting)
+    return len(rows)
 
 
 def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:

@@ -13,7 +13,7 @@ from billing import auto_topup, customers, payment_emails
 from billing.models import AutoTopUp, TopUp
 from console.accounts.models import ServiceActivation
 from tests.billing.paying import balance, forget_idempotency_keys
-from tests.factories.billing import paid_top_up
+from tests.factories.billing import TopUpFactory, paid_top_up
 from tests.provider import FAILS_LATER, GOOD
 from tests.racing import raised, together
 
@@ -116,6 +116,16 @@ class TestSweep:
         assert payment_emails.send_due() == 0
         provider.deliver()
         assert provider.held() == balance(top_up) == 7000
+
+    def test_charges_the_oldest_first_if_more_wait_than_one_call_may_charge(self, provider, top_up, monkeypatch):
+        monkeypatch.setattr(auto_topup, "MAX_CHARGES", 1)
+        switch_on(top_up)
+        with provider.network_failing():
+            auto_topup.run_due()
+        oldest = automatic().get()
+        TopUpFactory(state=TopUp.States.CREATED, origin=TopUp.Origins.AUTOMATIC)
+        assert auto_topup.run_due() == 1
+        assert list(automatic().filter(state=TopUp.States.PENDING)) == [oldest]
 
     def test_a_charge_that_never_arrived_is_given_up(self, provider, top_up):
         switch_on(top_up)
