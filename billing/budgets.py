@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 
 from django.db import transaction
@@ -19,11 +19,11 @@ from django.utils.translation import gettext as _
 
 from billing import selectors
 from billing.amounts import money
+from billing.costs import month_of
 from billing.errors import BudgetExceeded, NoWallet
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold
 from console.accounts.models import Membership, Organization, User
 from console.accounts.services import record
-from console.accounts.zones import installation_time
 from console.core.errors import InvalidInput
 from console.notifications import services as notifications
 
@@ -73,11 +73,6 @@ class BudgetState:
             percent for percent in THRESHOLDS if self.committed_minor * 100 >= self.budget.amount_minor * percent
         )
         return max(reached, default=0)
-
-
-def month_start(at: datetime | None = None) -> datetime:
-    """Return the start of the month of `at` (default: now) in the installation's time zone."""
-    return installation_time(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def set_budget(*, membership: Membership, user: User | None, amount_minor: int | None) -> Budget | None:
@@ -162,8 +157,8 @@ class Runway:
 def runway_of(account: Account) -> Runway:
     """Return how long the wallet lasts at the spend of the last SPEND_DAYS days."""
     since = timezone.now() - timedelta(days=SPEND_DAYS)
-    spent = account.holds.filter(ended_at__gte=since).aggregate(total=Sum("charged_minor"))["total"] or 0
-    return Runway(account, Decimal(spent) / SPEND_DAYS)
+    spent = account.holds.filter(ended_at__gte=since).aggregate(total=Sum("charged_minor", default=0))
+    return Runway(account, Decimal(spent["total"]) / SPEND_DAYS)
 
 
 # --- Periodic checks, called by Celery beat ---------------------------------------------------------------------------
@@ -174,7 +169,7 @@ def record_alerts() -> list[BudgetAlert]:
 
     If several thresholds are reached at once, all are recorded, but only the highest is mailed.
     """
-    month = month_start().date()
+    month = month_of().start.date()
     new: list[BudgetAlert] = []
     for budget in Budget.objects.filter(IS_ACTIVE).select_related("organization", "user").iterator():
         account = selectors.wallet(budget.organization)
@@ -232,13 +227,13 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
 
 
 def _states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> Iterable[BudgetState]:
-    """Yield the state of each budget, lazily."""
+    """Yield the state of each budget. `refusal` needs no further queries once it finds an exceeded budget."""
     for budget in budgets:
         holds = account.holds.filter(placed_by=budget.user_id) if budget.user_id else account.holds.all()
         # A charge counts in the month in which its run ended.
-        charged = holds.filter(ended_at__gte=month_start()).aggregate(total=Sum("charged_minor"))["total"]
-        held = holds.filter(state=Hold.States.HELD).aggregate(total=Sum("amount_minor"))["total"]
-        yield BudgetState(budget, charged or 0, held or 0, account.currency)
+        charged = holds.filter(ended_at__gte=month_of().start).aggregate(total=Sum("charged_minor", default=0))
+        held = holds.filter(state=Hold.States.HELD).aggregate(total=Sum("amount_minor", default=0))
+        yield BudgetState(budget, charged["total"], held["total"], account.currency)
 
 
 def _refusal_message(state: BudgetState, amount_minor: int) -> str:

@@ -26,8 +26,8 @@ API_VERSION = "2026-10-28.endive"
 SIGNATURE_TOLERANCE_SECONDS = 300
 """Largest difference between the header's time and ours: the default of Stripe's own libraries."""
 NETWORK_RETRIES = 2
-"""How often the client repeats a call that got no answer: two bridge a short failure, and no page waits for long.
-The idempotency key makes this safe."""
+"""How often the client repeats a call that got no answer. Two repeats bridge a short failure without making a page wait
+for long. The idempotency key makes repeats safe."""
 T = TypeVar("T")
 
 
@@ -293,7 +293,7 @@ def verify(payload: bytes, header: str) -> dict[str, Any]:
 
 
 def webhook_secrets() -> list[str]:
-    """Return the secrets of which one must have signed a webhook: two while an administrator rotates them."""
+    """Return the secrets that may sign a webhook: two while an administrator rotates them, otherwise one."""
     return [sandbox_secret()] if settings.PAYMENTS_SANDBOX else list(settings.STRIPE_WEBHOOK_SECRETS)
 
 

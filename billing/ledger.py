@@ -81,7 +81,7 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
             return False
         if "wallet_covers_what_is_held" not in str(error):
             raise
-        raise _short_of_funds(entries) from error
+        raise _insufficient_funds_of(entries) from error
     return True
 
 
@@ -95,11 +95,11 @@ def hold(*, account: Account, amount_minor: int) -> None:
     ).update(held_minor=F("held_minor") + amount_minor)
     if not is_held:
         account.refresh_from_db()
-        raise insufficient(account, amount_minor)
+        raise _insufficient_funds(account, amount_minor)
 
 
 def unhold(*, account: Account, amount_minor: int) -> None:
-    """Decrease the wallet's held amount. The caller has locked the open hold, so no other call does it again."""
+    """Decrease the wallet's held amount. The caller has locked the open hold, so its amount is released only once."""
     Account.objects.filter(pk=account.pk).update(held_minor=F("held_minor") - amount_minor)
 
 
@@ -108,7 +108,7 @@ def lock(*, account: Account) -> None:
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
 
 
-def insufficient(account: Account, needed_minor: int) -> InsufficientFunds:
+def _insufficient_funds(account: Account, needed_minor: int) -> InsufficientFunds:
     """Return the error of a wallet that cannot cover `needed_minor`."""
     return InsufficientFunds(
         available_minor=account.available_minor,
@@ -131,19 +131,19 @@ def _organization_account(wallet: Account, kind: Account.Kinds) -> Account:
 def _move(values: tuple[Any, ...]) -> None:
     """Call the stored function with psycopg's own cursor.
 
-    Unlike Django's, it sends the values apart from the statement, so PostgreSQL parses and plans the statement once.
+    Unlike Django's cursor, it sends the values apart from the statement, so PostgreSQL plans the statement only once.
     """
     connection.ensure_connection()
     with connection.wrap_database_errors, Cursor(connection.connection) as cursor:
         cursor.execute(MOVE, values)
 
 
-def _short_of_funds(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:
+def _insufficient_funds_of(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:
     """Return the error for the wallet that could not cover its entry, with its balance after the refusal."""
     for account, amount in entries:
         if account.kind == Account.Kinds.WALLET and amount < 0:
             account.refresh_from_db()
-            return insufficient(account, -amount)
+            return _insufficient_funds(account, -amount)
     raise LedgerConflict("No wallet is debited, yet a wallet's constraint refused the posting.")
 
 

@@ -212,6 +212,7 @@ def quote(
     if is_fixed:
         default_seconds = max(default_seconds, included_seconds or 0)
     seconds = max_seconds or min(max_deadline_seconds, default_seconds)
+    included = seconds if included_seconds is None else min(seconds, included_seconds)
     terms = Terms(
         mode=purchase.mode,
         nodes=purchase.nodes,
@@ -220,7 +221,7 @@ def quote(
         per_epoch=(fixed or Decimal(0)) * purchase.nodes if is_fixed else epoch or Decimal(0),
         minimum_minor=round_minor(minimum or Decimal(0)),
         ceiling_minor=0,
-        included_seconds=min(seconds, seconds if included_seconds is None else included_seconds) if is_fixed else None,
+        included_seconds=included if is_fixed else None,
     )
     if is_fixed:
         return _fixed_offer(terms, estimate, seconds, ceiling_minor)

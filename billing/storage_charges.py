@@ -121,7 +121,13 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too.
     """
     terms = pricing.Terms(
-        pricing.Mode.METERED, 1, 1, Decimal(0), Decimal(0), minimum_minor=0, ceiling_minor=amount_minor
+        mode=pricing.Mode.METERED,
+        nodes=1,
+        epochs=1,
+        hourly=Decimal(0),
+        per_epoch=Decimal(0),
+        minimum_minor=0,
+        ceiling_minor=amount_minor,
     )
     day = StorageDay.objects.filter(account=account).latest("day")
     line = pricing.Line(

@@ -9,6 +9,7 @@ from django.core import mail
 from django.utils import timezone
 
 from billing import budgets, charges, emails
+from billing.costs import month_of
 from billing.errors import BudgetExceeded, NoWallet
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold
 from console.accounts import services
@@ -78,9 +79,9 @@ class TestLimit:
         set_budget(owner, 1000)
         past = buy(account, 400, member=owner)
         settle(past, 400)
-        Hold.objects.filter(pk=past.pk).update(ended_at=budgets.month_start() - timedelta(seconds=1))
+        Hold.objects.filter(pk=past.pk).update(ended_at=month_of().start - timedelta(seconds=1))
         running = buy(account, 300, member=owner)
-        Hold.objects.filter(pk=running.pk).update(created_at=budgets.month_start() - timedelta(days=3))
+        Hold.objects.filter(pk=running.pk).update(created_at=month_of().start - timedelta(days=3))
         (state,) = budgets.states(owner.organization)
         assert (state.charged_minor, state.held_minor) == (0, 300)
 
@@ -125,7 +126,7 @@ class TestAlerts:
         assert [message.subject.split("] ")[1][:4].strip() for message in mail.outbox] == ["50 %", "80 %", "100"]
         assert "$10.00" in mail.outbox[2].body
         assert "New orders are refused" in mail.outbox[2].body
-        BudgetAlert.objects.update(month=budgets.month_start().date() - timedelta(days=1))
+        BudgetAlert.objects.update(month=month_of().start.date() - timedelta(days=1))
         assert [alert.percent for alert in budgets.record_alerts()] == [50, 80, 100]
 
     def test_send_one_mail_for_several_thresholds_at_once(self, owner, account):
