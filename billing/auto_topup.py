@@ -166,7 +166,7 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
             method_id=top_up.method_id,
             amount_minor=top_up.amount_minor,
             currency=top_up.currency,
-            title="Trainyard",
+            title="Trainyard",  # not the brand, which may change: Stripe refuses a repeated key with other parameters
         )
     except PaymentUnavailable:
         return  # the next call of `run_due` retries

@@ -218,7 +218,7 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
     Returns the credit used, in minor units. If the hold is a trial's part of the hold `parent`, unused credit stays
     reserved for `parent`. The caller has locked the hold, the parent and, through `ledger.unhold`, the wallet.
     """
-    unused_minor = hold.amount_minor - amount_minor  # only this returns to the parent, so no more credit may return
+    unused_minor = hold.amount_minor - amount_minor  # returns to the parent, together with at most as much credit
     reserved_by_lot = dict(CreditUse.objects.filter(hold=hold).values_list("grant_id", "reserved_minor"))
     unpaid, used = amount_minor, 0
     now = timezone.now()

@@ -93,10 +93,14 @@ def _empty_line(receipt: Receipt) -> dict[str, Any]:
 
 
 def _summary(rule: str, title: str, amount_minor: int, invoice: Invoice) -> list[str]:
-    empty = [""] * (len(RECEIPT_COLUMNS) - 2)  # the last two columns are amount and currency
-    empty[RECEIPT_COLUMNS.index("rule")] = rule
-    empty[RECEIPT_COLUMNS.index("title")] = escape_formula(title)
-    return [*empty, f"{to_major(amount_minor, invoice.currency):f}", invoice.currency]
+    """Return the cells of RECEIPT_COLUMNS for an amount of an invoice that is not a receipt's line, such as its tax."""
+    cells = {
+        "rule": rule,
+        "title": escape_formula(title),
+        "amount": f"{to_major(amount_minor, invoice.currency):f}",
+        "currency": invoice.currency,
+    }
+    return [cells.get(column, "") for column in RECEIPT_COLUMNS]
 
 
 def escape_formula(text: str) -> str:

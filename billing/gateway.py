@@ -81,8 +81,8 @@ def mode() -> str:
 def create_customer(*, reference: str, name: str, email: str, replaces: str = "") -> str:
     """Create the customer object of an organization and return its id. Raises PaymentUnavailable, PaymentRefused.
 
-    `reference` names the organization. `replaces` is the id of the deleted customer before this one: with the same
-    idempotency key, the provider would return that one again.
+    `reference` names the organization. `replaces` is the id of the deleted customer that this one replaces, if any. It
+    makes the idempotency key a new one; with the old key, the provider would return the deleted customer again.
     """
     # Stripe refuses a repeated key with other parameters, so the key depends on them.
     fingerprint = hashlib.sha256(f"{name} {email} {replaces}".encode()).hexdigest()[:16]
@@ -203,7 +203,7 @@ def charge_card(
 
 
 def find_charge(*, reference: str, customer_id: str) -> StripeStatus | None:
-    """Return the payment with this `reference` among the customer's last 100 payments, or None.
+    """Return the payment with this `reference` among the customer's last 100 payments (Stripe's largest page), or None.
 
     Raises PaymentUnavailable, PaymentRefused.
     """
@@ -226,7 +226,7 @@ def refund(*, reference: str, payment_intent_id: str, amount_minor: int) -> Stri
 
 
 def find_refund(*, reference: str, payment_intent_id: str) -> StripeStatus | None:
-    """Return the refund with this `reference` among the payment's last 100 refunds, or None.
+    """Return the refund with this `reference` among the payment's last 100 refunds (Stripe's largest page), or None.
 
     Raises PaymentUnavailable, PaymentRefused.
     """
