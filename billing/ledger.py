@@ -3,7 +3,7 @@
 Each transaction has a unique reference, so posting it twice changes nothing. Constraints and triggers in the database
 enforce the rules: entries sum to zero, entries are append-only, `posted >= held >= 0`.
 
-Every transaction locks rows in the same order, which prevents deadlocks: first the hold, then the accounts of
+Every transaction locks rows in the same order, which prevents deadlocks. The hold comes first, then the accounts of
 organizations by id, then the platform's accounts by id. Every posting touches a platform account, so these come last
 and are locked for the shortest time.
 """
@@ -59,8 +59,10 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
     """Post a transaction of (account, amount in minor units) entries and return True.
 
     The amounts sum to zero, and each account occurs once. Entries of 0 are dropped. Returns False if the reference was
-    already posted with the same entries. Raises InsufficientFunds if a wallet would fall below its holds,
-    LedgerConflict if the reference exists with other entries, ValueError if the entries do not balance or are all zero.
+    already posted with the same entries.
+
+    Raises InsufficientFunds if a wallet would fall below its holds, LedgerConflict if the reference exists with other
+    entries, ValueError if the entries do not balance or are all zero.
     """
     amounts = {account.pk: amount for account, amount in entries if amount}
     if not amounts or sum(amounts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:

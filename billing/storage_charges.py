@@ -33,8 +33,8 @@ GB = 10**9
 STOP_WRITES_AFTER = timedelta(days=7)
 """How long storage may be unpaid before all writes are refused: a week to notice the mail and top up."""
 DELETE_AFTER = timedelta(days=60)
-"""How long storage may be unpaid before the outputs of the oldest jobs are deleted, one job a day: two months to notice
-the mails and pay, or to download the files."""
+"""How long storage may be unpaid before outputs are deleted, the oldest job's first and one job's each day. Two months
+are enough to notice the mails and pay, or to download the files."""
 COST_PRECISION = Decimal("0.000001")
 """Daily costs are rounded to this fraction of a minor unit, the six decimals of their column."""
 DAY_SECONDS = 86_400
