@@ -90,12 +90,6 @@ class TestCards:
         assert theirs.post(f"/api/v1/wallet/cards/{card}/default/").status_code == 404
         assert [each["id"] for each in listed(client)] == [card]
 
-    @pytest.mark.parametrize("method", ["get", "post"])
-    def test_while_the_provider_does_not_answer(self, client, card, provider, method):
-        with provider.network_failing():
-            answer = client(method, "wallet/cards/")
-        assert (answer.status_code, answer.json()["code"]) == (503, "payments_unavailable")
-
 
 class TestAutomatic:
     def test_is_empty_until_it_is_set_up(self, client, account):
