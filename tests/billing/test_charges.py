@@ -198,6 +198,15 @@ class TestAtOnce:
         assert Hold.objects.count() == 1
         assert balance(account) == (1000, 100)
 
+    def test_settlements_of_one_hold_are_one(self, account):
+        for _ in range(3):
+            before, _held = balance(account)
+            hold = buy(account, 100)
+            receipts = together(*(lambda hold=hold, n=n: settle(hold, 10 * n).pk for n in (1, 2, 3, 4)))
+            assert raised(receipts) == []
+            (receipt,) = Receipt.objects.filter(pk__in=receipts)
+            assert balance(account) == (before - receipt.total_minor, 0)
+
     def test_holds_and_settlements_do_not_deadlock(self, account):
         holds = [buy(account, 150) for _ in range(4)]
         outcomes = together(*(lambda hold=hold: settle(hold, 50) for hold in holds), *[lambda: buy(account, 100)] * 4)
