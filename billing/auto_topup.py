@@ -103,12 +103,12 @@ def run_due() -> int:
         .exclude(account__organization__activations__in=ENDED_ACTIVATIONS)
         .values_list("pk", flat=True)
     )
-    new_ids = {row.pk for pk in due_setups if (row := create_if_due(setup_pk=pk)) is not None}
+    new_ids = {top_up.pk for pk in due_setups if (top_up := create_if_due(setup_pk=pk)) is not None}
     unanswered = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
-    rows = list(unanswered.select_related("account__organization").order_by("created_at")[:MAX_CHARGES])
-    for row in rows:
-        charge(top_up=row, is_retry=row.pk not in new_ids)
-    return len(rows)
+    oldest = list(unanswered.select_related("account__organization").order_by("created_at")[:MAX_CHARGES])
+    for top_up in oldest:
+        charge(top_up=top_up, is_retry=top_up.pk not in new_ids)
+    return len(oldest)
 
 
 def create_if_due(*, setup_pk: int) -> TopUp | None:
@@ -150,8 +150,8 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
     `is_retry` tells that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
     a day only, so a retry first looks for the earlier charge at the provider.
     """
-    rows = PaymentCustomer.objects.filter(organization=top_up.account.organization_id, mode=gateway.mode())
-    customer_id = rows.values_list("customer_id", flat=True).first() or ""
+    customer_rows = PaymentCustomer.objects.filter(organization=top_up.account.organization_id, mode=gateway.mode())
+    customer_id = customer_rows.values_list("customer_id", flat=True).first() or ""
     if not customer_id:  # if an earlier call did charge the card, the provider's event still credits this row
         _fail(top_up, customers.CUSTOMER_GONE)
         return

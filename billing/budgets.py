@@ -170,14 +170,14 @@ def record_alerts() -> list[BudgetAlert]:
     If several thresholds are reached at once, all are recorded, but only the highest is mailed.
     """
     month = month_of().start.date()
-    new: list[BudgetAlert] = []
+    new_alerts: list[BudgetAlert] = []
     for budget in Budget.objects.filter(IS_ACTIVE).select_related("organization", "user").iterator():
         account = selectors.wallet(budget.organization)
         if account is None:
             continue
         (state,) = _states([budget], account)
-        new += _record_alerts(state, month)
-    return new
+        new_alerts += _record_alerts(state, month)
+    return new_alerts
 
 
 def record_low_balances() -> None:
@@ -207,7 +207,7 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
     with transaction.atomic():
         Budget.objects.select_for_update().get(pk=state.budget.pk)  # a concurrent call waits and then finds the alerts
         recorded = set(state.budget.alerts.filter(month=month).values_list("percent", flat=True))
-        new = BudgetAlert.objects.bulk_create(
+        new_alerts = BudgetAlert.objects.bulk_create(
             BudgetAlert(
                 budget=state.budget,
                 month=month,
@@ -219,11 +219,11 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
             for percent in reached
             if percent not in recorded
         )
-        for alert in new:
+        for alert in new_alerts:
             if alert.mailed_at is None:
                 data = {"percent": alert.percent, "of": str(state.budget.user or "")}
                 notifications.publish(organization=state.budget.organization, kind="budget.reached", data=data)
-    return new
+    return new_alerts
 
 
 def _states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> Iterable[BudgetState]:
@@ -237,6 +237,7 @@ def _states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> Itera
 
 
 def _refusal_message(state: BudgetState, amount_minor: int) -> str:
+    """Return why an order of this amount does not fit a budget, and what the user can do."""
     amounts = {
         "budget": money(state.budget.amount_minor, state.currency),
         "left": money(state.left_minor, state.currency),

@@ -348,6 +348,7 @@ def _with_reference(name: str, reference: str, objects: Sequence[Any]) -> Stripe
 
 
 def _card(method: dict[str, Any]) -> Card:
+    """Convert a payment method of the provider. A method that is no card has neither last digits nor expiry."""
     details = method.get(method["type"]) or {}
     brand = str(details.get("display_brand") or details.get("brand") or method["type"]).replace("_", " ").title()
     year, month = details.get("exp_year"), details.get("exp_month")

@@ -281,6 +281,7 @@ def affordable_seconds(terms: Terms, budget_minor: int) -> int:
 
 
 def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
+    """Price a metered purchase with a deadline of `seconds`, or of the time that the customer's ceiling pays for."""
     if ceiling_minor is not None:
         # A shorter run would not get past its start. Rounded up, so that the ceiling in the error buys a whole minute.
         minute_minor = math.ceil(_time_minor(terms, Decimal(60)))
@@ -295,6 +296,7 @@ def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor
 
 
 def _fixed_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
+    """Price a fixed purchase. A customer's ceiling shortens the deadline to the included and the affordable time."""
     price, included = _epochs_line(terms).amount_minor, terms.included_seconds or 0
     if ceiling_minor is not None:
         if ceiling_minor < (smallest_ceiling := max(price, terms.minimum_minor)):

@@ -155,10 +155,10 @@ def submit_waiting() -> int:
     Returns their number.
     """
     waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up").order_by("created_at")
-    rows = list(waiting[:MAX_SUBMITTED])
-    for row in rows:
+    oldest = list(waiting[:MAX_SUBMITTED])
+    for row in oldest:
         submit(refund=row)
-    return len(rows)
+    return len(oldest)
 
 
 def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
