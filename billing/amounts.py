@@ -48,8 +48,8 @@ def to_minor(amount: Decimal, currency: str) -> int:
 def parse_amount(text: str, currency: str) -> int:
     """Parse a typed amount with a decimal point or comma into minor units.
 
-    Raises ValueError if it is no amount, or is ambiguous: "1.234" may mean a thousand or a fraction, so three digits
-    after the point or comma are accepted only for currencies with three decimals.
+    Raises ValueError if the text is no amount, or is ambiguous: "1.234" may mean a thousand or a fraction. Three digits
+    after the point or comma are therefore accepted only for currencies with three decimals.
     """
     match = TYPED_AMOUNT.fullmatch(text.strip())
     integer, fraction = match.groups(default="") if match else ("", "")

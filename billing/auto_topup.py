@@ -35,8 +35,12 @@ MAX_FAILURES = 3
 RETRY_DELAYS = (timedelta(hours=1), timedelta(hours=12))
 """Delays after the first and the second failure. They give the customer time to fund the card; an immediate retry would
 be declined again."""
+MAX_THRESHOLD_RATIO = 10
+"""Largest threshold as a multiple of the top-up amount. A wallet is topped up until it reaches its threshold, so a
+mistyped threshold could cost many top-ups."""
 MAX_PER_DAY = 5
-"""Largest number of automatic top-ups of a wallet in 24 hours. Faster spending needs a person's attention."""
+"""Largest number of automatic top-ups of a wallet in 24 hours. Faster spending may be a mistake, such as a loop that
+orders runs, so a person must then top up."""
 ENDED_ACTIVATIONS = ServiceActivation.objects.filter(deactivated_at__isnull=False)
 """Activations of organizations that gave up the service. They cannot buy anything, so their cards are not charged."""
 CARD_GONE = "card_gone"
@@ -46,10 +50,9 @@ PERMANENT_FAILURES = {customers.CUSTOMER_GONE, CARD_GONE}
 GIVE_UP_AFTER = timedelta(hours=12)
 """Age after which a top-up fails if the provider has no charge for it. Stripe keeps idempotency keys for at least a
 day; a call with a forgotten key could charge twice. Half a day leaves a safe margin."""
-
 MAX_CHARGES = 100
-"""Most charges per call of `run_due`. They are made one after the other, and the same task submits refunds afterwards:
-a slow provider must not delay those for long."""
+"""Most charges per call of `run_due`, made one after the other. The same task submits refunds afterwards, and a slow
+provider must not delay them for long."""
 
 
 def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, method_id: str, user: User) -> AutoTopUp:
@@ -59,11 +62,11 @@ def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, meth
     """
     services.require_open(organization=account.owner)
     payments.require_amount(account, amount_minor, field="amount_minor")
-    # Below a threshold far above the amount, the card would be charged many times in a row.
-    if not 0 < threshold_minor <= amount_minor * 10:
+    most_minor = amount_minor * MAX_THRESHOLD_RATIO
+    if not 0 < threshold_minor <= most_minor:
         sentence = _("The threshold must be between %(least)s and %(most)s (ten times the top-up amount).") % {
             "least": money(1, account.currency),
-            "most": money(amount_minor * 10, account.currency),
+            "most": money(most_minor, account.currency),
         }
         raise AmountRefused(sentence, fields={"threshold_minor": sentence})
     card = customers.get_card(account.owner, method_id)
@@ -91,18 +94,21 @@ def switch_off(*, account: Account) -> None:
 
 
 def run_due() -> int:
-    """Start the top-ups that are due and repeat charges without an answer. Returns the number of charges attempted."""
+    """Start the top-ups that are due, and repeat charges without an answer. Returns the number of charges attempted.
+
+    The oldest top-ups are charged first, so that each is charged even if there are always more than MAX_CHARGES.
+    """
     due_setups = (
         AutoTopUp.objects.filter(is_on=True, account__posted_minor__lt=F("account__held_minor") + F("threshold_minor"))
         .exclude(account__organization__activations__in=ENDED_ACTIVATIONS)
         .values_list("pk", flat=True)
     )
-    new_ids = {row.pk for pk in due_setups if (row := create_if_due(setup_pk=pk)) is not None}
+    new_ids = {top_up.pk for pk in due_setups if (top_up := create_if_due(setup_pk=pk)) is not None}
     unanswered = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
-    rows = list(unanswered.select_related("account__organization")[:MAX_CHARGES])
-    for row in rows:
-        charge(top_up=row, is_retry=row.pk not in new_ids)
-    return len(rows)
+    oldest = list(unanswered.select_related("account__organization").order_by("created_at")[:MAX_CHARGES])
+    for top_up in oldest:
+        charge(top_up=top_up, is_retry=top_up.pk not in new_ids)
+    return len(oldest)
 
 
 def create_if_due(*, setup_pk: int) -> TopUp | None:
@@ -144,8 +150,8 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
     `is_retry` tells that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
     a day only, so a retry first looks for the earlier charge at the provider.
     """
-    rows = PaymentCustomer.objects.filter(organization=top_up.account.organization_id, mode=gateway.mode())
-    customer_id = rows.values_list("customer_id", flat=True).first() or ""
+    customer_rows = PaymentCustomer.objects.filter(organization=top_up.account.organization_id, mode=gateway.mode())
+    customer_id = customer_rows.values_list("customer_id", flat=True).first() or ""
     if not customer_id:  # if an earlier call did charge the card, the provider's event still credits this row
         _fail(top_up, customers.CUSTOMER_GONE)
         return
@@ -160,7 +166,7 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
             method_id=top_up.method_id,
             amount_minor=top_up.amount_minor,
             currency=top_up.currency,
-            title="Trainyard",
+            title="Trainyard",  # not the brand, which may change: Stripe refuses a repeated key with other parameters
         )
     except PaymentUnavailable:
         return  # the next call of `run_due` retries

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 
 from django.db import transaction
@@ -19,18 +19,18 @@ from django.utils.translation import gettext as _
 
 from billing import selectors
 from billing.amounts import money
+from billing.costs import month_of
 from billing.errors import BudgetExceeded, NoWallet
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold
 from console.accounts.models import Membership, Organization, User
 from console.accounts.services import record
-from console.accounts.zones import installation_time
 from console.core.errors import InvalidInput
 from console.notifications import services as notifications
 
 THRESHOLDS = (50, 80, 100)
 """Percent of a budget at which the organization is notified."""
 MAX_BUDGET_MINOR = 10**12
-"""Largest budget: ten billion dollars, above any real one, and far within the 64-bit column."""
+"""Largest budget: ten billion dollars, above any real one and far below the limit of the 64-bit column."""
 SPEND_DAYS = 14
 """Days over which recent spend is averaged: two weeks level out weekends."""
 IS_ACTIVE = Q(user=None) | Exists(
@@ -75,23 +75,20 @@ class BudgetState:
         return max(reached, default=0)
 
 
-def month_start(at: datetime | None = None) -> datetime:
-    """Return the start of the month of `at` (default: now) in the installation's time zone."""
-    return installation_time(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-
-
 def set_budget(*, membership: Membership, user: User | None, amount_minor: int | None) -> Budget | None:
     """Set the monthly budget of a member, or of the organization if `user` is None. An amount of None removes it.
 
     `membership` is the member who sets it. Raises InvalidInput, NoWallet.
     """
     organization = membership.organization
-    if selectors.wallet(organization) is None:
+    account = selectors.wallet(organization)
+    if account is None:
         raise NoWallet
     if user is not None and not organization.memberships.filter(user=user).exists():
         raise InvalidInput(fields={"member": _("Choose a member of your organization.")})
     if amount_minor is not None and not 0 < amount_minor <= MAX_BUDGET_MINOR:
-        raise InvalidInput(fields={"amount": _("Enter an amount above 0.")})
+        limits = {"least": money(1, account.currency), "most": money(MAX_BUDGET_MINOR, account.currency)}
+        raise InvalidInput(fields={"amount": _("A budget must be between %(least)s and %(most)s.") % limits})
     with transaction.atomic():
         data = {"member": user.email if user else "", "amount_minor": amount_minor}
         record(organization=organization, actor=membership.user, action="budget.changed", data=data)
@@ -163,8 +160,8 @@ class Runway:
 def runway_of(account: Account) -> Runway:
     """Return how long the wallet lasts at the spend of the last SPEND_DAYS days."""
     since = timezone.now() - timedelta(days=SPEND_DAYS)
-    spent = account.holds.filter(ended_at__gte=since).aggregate(total=Sum("charged_minor"))["total"] or 0
-    return Runway(account, Decimal(spent) / SPEND_DAYS)
+    spent = account.holds.filter(ended_at__gte=since).aggregate(total=Sum("charged_minor", default=0))
+    return Runway(account, Decimal(spent["total"]) / SPEND_DAYS)
 
 
 # --- Periodic checks, called by Celery beat ---------------------------------------------------------------------------
@@ -175,15 +172,15 @@ def record_alerts() -> list[BudgetAlert]:
 
     If several thresholds are reached at once, all are recorded, but only the highest is mailed.
     """
-    month = month_start().date()
-    new: list[BudgetAlert] = []
+    month = month_of().start.date()
+    new_alerts: list[BudgetAlert] = []
     for budget in Budget.objects.filter(IS_ACTIVE).select_related("organization", "user").iterator():
         account = selectors.wallet(budget.organization)
         if account is None:
             continue
         (state,) = _states([budget], account)
-        new += _record_alerts(state, month)
-    return new
+        new_alerts += _record_alerts(state, month)
+    return new_alerts
 
 
 def record_low_balances() -> None:
@@ -213,7 +210,7 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
     with transaction.atomic():
         Budget.objects.select_for_update().get(pk=state.budget.pk)  # a concurrent call waits and then finds the alerts
         recorded = set(state.budget.alerts.filter(month=month).values_list("percent", flat=True))
-        new = BudgetAlert.objects.bulk_create(
+        new_alerts = BudgetAlert.objects.bulk_create(
             BudgetAlert(
                 budget=state.budget,
                 month=month,
@@ -225,24 +222,25 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
             for percent in reached
             if percent not in recorded
         )
-        for alert in new:
+        for alert in new_alerts:
             if alert.mailed_at is None:
                 data = {"percent": alert.percent, "of": str(state.budget.user or "")}
                 notifications.publish(organization=state.budget.organization, kind="budget.reached", data=data)
-    return new
+    return new_alerts
 
 
 def _states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> Iterable[BudgetState]:
-    """Yield the state of each budget, lazily."""
+    """Yield the state of each budget. `refusal` needs no further queries once it finds an exceeded budget."""
     for budget in budgets:
         holds = account.holds.filter(placed_by=budget.user_id) if budget.user_id else account.holds.all()
         # A charge counts in the month in which its run ended.
-        charged = holds.filter(ended_at__gte=month_start()).aggregate(total=Sum("charged_minor"))["total"]
-        held = holds.filter(state=Hold.States.HELD).aggregate(total=Sum("amount_minor"))["total"]
-        yield BudgetState(budget, charged or 0, held or 0, account.currency)
+        charged = holds.filter(ended_at__gte=month_of().start).aggregate(total=Sum("charged_minor", default=0))
+        held = holds.filter(state=Hold.States.HELD).aggregate(total=Sum("amount_minor", default=0))
+        yield BudgetState(budget, charged["total"], held["total"], account.currency)
 
 
 def _refusal_message(state: BudgetState, amount_minor: int) -> str:
+    """Return why an order of this amount does not fit a budget, and what the user can do."""
     amounts = {
         "budget": money(state.budget.amount_minor, state.currency),
         "left": money(state.left_minor, state.currency),

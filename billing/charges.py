@@ -87,9 +87,9 @@ def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, la
 def extend(*, hold: Hold, quote: Quote, idempotency_key: str, user: User) -> HoldExtension:
     """Raise an open hold to the ceiling of `quote`, which prices the same purchase for a longer time.
 
-    Idempotent on `quote`. `user` is the member who extends the run. The amount counts towards the budget of the buyer
-    of the hold, but must fit the budgets of both. Raises InsufficientFunds, BudgetExceeded; ValueError if the hold has
-    ended or is higher than the quote's ceiling.
+    Idempotent on `quote`. `user` is the member who extends the run. The amount counts towards the budget of the hold's
+    buyer, and must fit that budget and the one of `user`. Raises InsufficientFunds, BudgetExceeded, and ValueError if
+    the hold has ended or is higher than the quote's ceiling.
     """
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "placed_by").get(pk=hold.pk)
     if existing := HoldExtension.objects.filter(hold=locked, quote=quote).first():

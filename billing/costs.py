@@ -1,6 +1,6 @@
 """Cost reports: spend by day, member, workspace and node spec; open holds; the month's forecast. Read-only.
 
-A cost counts on the day on which its run ended and was charged. The holds of running jobs are not yet spend.
+A cost counts on the day on which its run ended and was charged. Open holds are not yet spend.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from console.accounts.zones import installation_time
 DIMENSIONS = ("member", "workspace", "node_spec")
 """The dimensions by which spend can be grouped."""
 MAX_SERIES = 6
-"""Largest number of series in a chart, which a reader can tell apart by color. The smallest are summed up in one."""
+"""Largest number of series in a chart: a reader can tell six colors apart. The last series sums up the smallest."""
 OTHER_SERIES = "…"
 """Name of the series that sums up the rest."""
 MAX_MONTHS = 12
-"""How many months the page of costs offers: a year. Older months have URLs too."""
+"""Number of months that the page of costs offers: a year. The page of an older month still has its URL."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 
@@ -132,7 +132,7 @@ def receipts(organization: Organization, month: Month) -> QuerySet[Receipt]:
 
 def spent_minor(organization: Organization, month: Month) -> int:
     """Return the total spend of a month in minor units."""
-    return int(receipts(organization, month).aggregate(total=Sum("total_minor"))["total"] or 0)
+    return int(receipts(organization, month).aggregate(total=Sum("total_minor", default=0))["total"])
 
 
 def spending(organization: Organization, month: Month) -> list[Spend]:
@@ -189,7 +189,7 @@ def forecast(organization: Organization, now: datetime | None = None) -> Forecas
     # For a new customer, average only over the time since the first charge, at least one day.
     period = min(timedelta(days=FORECAST_DAYS), at - first.created_at) if first else timedelta(days=FORECAST_DAYS)
     days = Decimal(str(max(period, timedelta(days=1)) / timedelta(days=1)))
-    daily_minor = Decimal(recent.aggregate(total=Sum("total_minor"))["total"] or 0) / days
+    daily_minor = Decimal(recent.aggregate(total=Sum("total_minor", default=0))["total"]) / days
     return Forecast(spent_minor(organization, month), daily_minor, Decimal(str((month.end - at) / timedelta(days=1))))
 
 

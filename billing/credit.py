@@ -33,9 +33,9 @@ CODE_LENGTH = 16
 """Characters of a code: 16 of 32 letters are 80 bits."""
 MAX_WRONG_CODES = 10
 """Refused codes of an organization within WRONG_CODES_SECONDS after which `redeem` refuses every code. Ten are enough
-for typing errors, and guessing one of 2^80 codes would take forever."""
+for typing errors, and far too few to guess one of 2^80 codes."""
 WRONG_CODES_SECONDS = 3600
-"""Seconds after the first wrong code until it is forgotten: an hour, as the message of `redeem` says."""
+"""Seconds after the first wrong code until the count of wrong codes begins again: an hour, as `redeem` says."""
 TRIAL_REASON = gettext_noop("Trial credit")
 # Lots with credit that is neither used nor expired.
 _UNSPENT = Q(amount_minor__gt=F("used_minor") + F("expired_minor"))
@@ -74,15 +74,15 @@ def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
 
     Returns None without a grant if the policy has no trial credit, or the organization or the user had it before.
     """
-    rules = policy()
-    if not rules.trial_credit_minor or account.organization is None:
+    billing_policy = policy()
+    if not billing_policy.trial_credit_minor or account.organization is None:
         return None
     lot = CreditGrant(
         organization=account.organization,
         source=CreditGrant.Sources.TRIAL,
-        amount_minor=rules.trial_credit_minor,
+        amount_minor=billing_policy.trial_credit_minor,
         reason=TRIAL_REASON,
-        expires_at=timezone.now() + timedelta(days=rules.trial_credit_days),
+        expires_at=timezone.now() + timedelta(days=billing_policy.trial_credit_days),
         received_by=user,
     )
     try:
@@ -218,16 +218,15 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
     Returns the credit used, in minor units. If the hold is a trial's part of the hold `parent`, unused credit stays
     reserved for `parent`. The caller has locked the hold, the parent and, through `ledger.unhold`, the wallet.
     """
-    unused_minor = hold.amount_minor - amount_minor  # only this returns to the parent, so no more credit may return
-    reservations = {use.grant_id: use for use in CreditUse.objects.filter(hold=hold)}  # by the id of the lot
+    unused_minor = hold.amount_minor - amount_minor  # returns to the parent, together with at most as much credit
+    reserved_by_lot = dict(CreditUse.objects.filter(hold=hold).values_list("grant_id", "reserved_minor"))
     unpaid, used = amount_minor, 0
     now = timezone.now()
     for lot in _spendable_lots(hold, now):
-        use = reservations.get(lot.pk)
-        reserved = use.reserved_minor if use else 0
+        reserved = reserved_by_lot.get(lot.pk, 0)
         is_expired = lot.expires_at is not None and lot.expires_at <= now
         amount = min(unpaid, reserved if is_expired else lot.free_minor + reserved)
-        if not amount and use is None:  # nothing to pay from this lot, and nothing to release
+        if not amount and lot.pk not in reserved_by_lot:  # nothing to pay from this lot, and nothing to release
             continue
         # The charge takes reserved credit before free credit; the rest of the reserved credit can return.
         returned = min(unused_minor, reserved - min(amount, reserved)) if parent else 0
@@ -302,8 +301,9 @@ def remove_all_expired(*, limit: int = 1000) -> int:
 def credit_minor(account: Account) -> int:
     """Return the part of a wallet's available balance that is credit, in minor units."""
     lots = CreditGrant.objects.filter(_UNRESERVED, organization=account.organization_id)
-    free = lots.aggregate(total=Sum(F("amount_minor") - F("used_minor") - F("expired_minor") - F("reserved_minor")))
-    return int(free["total"] or 0)
+    free_minor = F("amount_minor") - F("used_minor") - F("expired_minor") - F("reserved_minor")
+    free = lots.aggregate(total=Sum(free_minor, default=0))
+    return int(free["total"])
 
 
 def paid_minor(account: Account) -> int:

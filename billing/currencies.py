@@ -1,8 +1,8 @@
 """The minor unit of each currency, as Stripe counts it. Pure functions.
 
-ISO 4217, CLDR (Babel) and Stripe disagree: CLDR gives ISK, RSD and UGX no decimals where Stripe counts hundredths, so
-an amount in CLDR's unit would be wrong by a factor of 100. All amounts in Trainyard therefore use Stripe's unit.
-A currency that is missing from these tables is not supported.
+ISO 4217, CLDR (Babel) and Stripe disagree. For example, CLDR gives ISK, RSD and UGX no decimals, but Stripe counts
+hundredths: an amount in CLDR's unit would be wrong by a factor of 100. All amounts in Trainyard therefore use Stripe's
+unit. A currency that is missing from these tables is not supported.
 
 Source: https://docs.stripe.com/currencies, "Presentment currencies", "Zero-decimal currencies", "Special cases".
 """

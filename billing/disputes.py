@@ -25,8 +25,8 @@ STATE_BY_FINAL_STATUS = {
     "warning_closed": Dispute.States.WON,
     "prevented": Dispute.States.WON,
 }
-"""Our state for each final status of Stripe; disputes with other statuses are open. `warning_closed` is an inquiry of
-the bank that ended without a dispute; `prevented` never became a dispute."""
+"""Our state for each final status of Stripe. Other statuses mean open. `warning_closed` is a bank's inquiry that
+ended without a dispute. `prevented` never became a dispute."""
 
 
 def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> None:

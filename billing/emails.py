@@ -24,7 +24,7 @@ from console.notifications import services as notifications
 
 
 def send_due() -> int:
-    """Send the mails that are due and return the number of notices mailed, each to all its recipients."""
+    """Send the mails that are due. Returns the number of alerts, warnings and invoices mailed."""
     sent = 0
     active = Budget.objects.filter(budgets.IS_ACTIVE)
     alerts = BudgetAlert.objects.filter(mailed_at=None, budget__in=active)
@@ -58,6 +58,7 @@ def mail_recipients(organization: Organization, kind: str) -> set[User]:
 
 
 def _budget_mail(alert: BudgetAlert) -> tuple[str, str]:
+    """Return the subject and text of the mail about a budget that reached a threshold."""
     budget = alert.budget
     state = next(state for state in budgets.states(budget.organization) if state.budget.pk == budget.pk)
     subject = _("%(percent)d %% of the budget of %(whose)s is used") % {
@@ -77,6 +78,7 @@ def _budget_mail(alert: BudgetAlert) -> tuple[str, str]:
 
 
 def _balance_mail(warning: BalanceWarning) -> tuple[str, str]:
+    """Return the subject and text of the mail about a wallet that runs low."""
     account = warning.account
     runway = budgets.runway_of(account)
     context = {
@@ -91,6 +93,7 @@ def _balance_mail(warning: BalanceWarning) -> tuple[str, str]:
 
 
 def _invoice_mail(invoice: Invoice) -> tuple[str, str]:
+    """Return the subject and text of the mail about a new invoice."""
     account = Account.objects.get(organization=invoice.organization_id, kind=Account.Kinds.WALLET)
     owed = receivables.owed_minor(account)
     context = {

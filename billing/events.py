@@ -82,7 +82,10 @@ def fetch_undelivered() -> int:
 
 
 def apply_waiting(*, limit: int = 1000) -> int:
-    """Apply at most `limit` waiting events, oldest first, and return their number. Safe for concurrent workers."""
+    """Apply at most `limit` waiting events, oldest first, and return their number. Safe for concurrent workers.
+
+    The limit bounds the memory for the ids. The caller repeats the call until no event waits.
+    """
     due_events = StripeEvent.objects.filter(
         Q(state=StripeEvent.States.RECEIVED) | Q(state=StripeEvent.States.PARKED, retry_at__lte=timezone.now())
     )

@@ -47,11 +47,11 @@ def invoice_csv(invoice: Invoice) -> Iterator[str]:
     yield csv_row(("document", "position", *RECEIPT_COLUMNS))
     lines = invoice.lines.select_related("receipt__hold__placed_by", "corrects")
     for line in lines.iterator(chunk_size=500):
-        head = [invoice.number, str(line.position)]
+        line_cells = [invoice.number, str(line.position)]
         if line.receipt:
-            yield from (csv_row([*head, *cells]) for cells in _receipt_cells(line.receipt))
+            yield from (csv_row([*line_cells, *cells]) for cells in _receipt_cells(line.receipt))
         else:
-            yield csv_row([*head, *_summary("correction", line.title, line.amount_minor, invoice)])
+            yield csv_row([*line_cells, *_summary("correction", line.title, line.amount_minor, invoice)])
     for rule, amount in (
         ("credits", invoice.credits_minor),
         ("tax_included" if invoice.tax_inclusive else "tax", invoice.tax_minor),
@@ -63,7 +63,7 @@ def invoice_csv(invoice: Invoice) -> Iterator[str]:
 def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
     """Yield the cells of RECEIPT_COLUMNS for each line of a receipt."""
     hold = receipt.hold
-    head = [
+    receipt_cells = [
         f"R-{receipt.pk}",
         escape_formula(receipt.title),
         receipt.created_at.isoformat(timespec="seconds"),
@@ -73,7 +73,7 @@ def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
     ]
     for line in receipt.lines or [_empty_line(receipt)]:
         yield [
-            *head,
+            *receipt_cells,
             line["rule"],
             line_title(line),
             line.get("began_at", ""),
@@ -93,10 +93,14 @@ def _empty_line(receipt: Receipt) -> dict[str, Any]:
 
 
 def _summary(rule: str, title: str, amount_minor: int, invoice: Invoice) -> list[str]:
-    empty = [""] * (len(RECEIPT_COLUMNS) - 2)  # the last two columns are amount and currency
-    empty[RECEIPT_COLUMNS.index("rule")] = rule
-    empty[RECEIPT_COLUMNS.index("title")] = escape_formula(title)
-    return [*empty, f"{to_major(amount_minor, invoice.currency):f}", invoice.currency]
+    """Return the cells of RECEIPT_COLUMNS for an amount of an invoice that is not a receipt's line, such as its tax."""
+    cells = {
+        "rule": rule,
+        "title": escape_formula(title),
+        "amount": f"{to_major(amount_minor, invoice.currency):f}",
+        "currency": invoice.currency,
+    }
+    return [cells.get(column, "") for column in RECEIPT_COLUMNS]
 
 
 def escape_formula(text: str) -> str:
@@ -106,9 +110,9 @@ def escape_formula(text: str) -> str:
 
 def csv_row(cells: Iterable[str]) -> str:
     """Return a line of CSV. Texts that a customer chose must have gone through `escape_formula`."""
-    out = io.StringIO()
-    csv.writer(out).writerow(cells)
-    return out.getvalue()
+    buffer = io.StringIO()
+    csv.writer(buffer).writerow(cells)
+    return buffer.getvalue()
 
 
 def loaded_lines(invoice: Invoice) -> list[InvoiceLine]:

@@ -26,8 +26,8 @@ API_VERSION = "2026-10-28.endive"
 SIGNATURE_TOLERANCE_SECONDS = 300
 """Largest difference between the header's time and ours: the default of Stripe's own libraries."""
 NETWORK_RETRIES = 2
-"""How often the client repeats a call that got no answer: two bridge a short failure, and no page waits for long.
-The idempotency key makes this safe."""
+"""How often the client repeats a call that got no answer. Two repeats bridge a short failure without making a page wait
+for long. The idempotency key makes repeats safe."""
 T = TypeVar("T")
 
 
@@ -81,8 +81,8 @@ def mode() -> str:
 def create_customer(*, reference: str, name: str, email: str, replaces: str = "") -> str:
     """Create the customer object of an organization and return its id. Raises PaymentUnavailable, PaymentRefused.
 
-    `reference` names the organization. `replaces` is the id of the deleted customer before this one: with the same
-    idempotency key, the provider would return that one again.
+    `reference` names the organization. `replaces` is the id of the deleted customer that this one replaces, if any. It
+    makes the idempotency key a new one; with the old key, the provider would return the deleted customer again.
     """
     # Stripe refuses a repeated key with other parameters, so the key depends on them.
     fingerprint = hashlib.sha256(f"{name} {email} {replaces}".encode()).hexdigest()[:16]
@@ -203,7 +203,7 @@ def charge_card(
 
 
 def find_charge(*, reference: str, customer_id: str) -> StripeStatus | None:
-    """Return the payment with this `reference` among the customer's last 100 payments, or None.
+    """Return the payment with this `reference` among the customer's last 100 payments (Stripe's largest page), or None.
 
     Raises PaymentUnavailable, PaymentRefused.
     """
@@ -226,7 +226,7 @@ def refund(*, reference: str, payment_intent_id: str, amount_minor: int) -> Stri
 
 
 def find_refund(*, reference: str, payment_intent_id: str) -> StripeStatus | None:
-    """Return the refund with this `reference` among the payment's last 100 refunds, or None.
+    """Return the refund with this `reference` among the payment's last 100 refunds (Stripe's largest page), or None.
 
     Raises PaymentUnavailable, PaymentRefused.
     """
@@ -293,7 +293,7 @@ def verify(payload: bytes, header: str) -> dict[str, Any]:
 
 
 def webhook_secrets() -> list[str]:
-    """Return the secrets of which one must have signed a webhook: two while an administrator rotates them."""
+    """Return the secrets that may sign a webhook: two while an administrator rotates them, otherwise one."""
     return [sandbox_secret()] if settings.PAYMENTS_SANDBOX else list(settings.STRIPE_WEBHOOK_SECRETS)
 
 
@@ -348,6 +348,7 @@ def _with_reference(name: str, reference: str, objects: Sequence[Any]) -> Stripe
 
 
 def _card(method: dict[str, Any]) -> Card:
+    """Convert a payment method of the provider. A method that is no card has neither last digits nor expiry."""
     details = method.get(method["type"]) or {}
     brand = str(details.get("display_brand") or details.get("brand") or method["type"]).replace("_", " ").title()
     year, month = details.get("exp_year"), details.get("exp_month")

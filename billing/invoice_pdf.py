@@ -78,8 +78,8 @@ def problem() -> str:
 
 def seller_problem() -> str:
     """Return a message if the policy lacks the seller's name or address, otherwise an empty string."""
-    rules = policy()
-    if rules.seller_name and rules.seller_address:
+    billing_policy = policy()
+    if billing_policy.seller_name and billing_policy.seller_address:
         return ""
     return _("Invoices have no seller name and address. Set both under Billing policy; future invoices include them.")
 

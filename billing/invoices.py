@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.db import transaction
 from django.db.models import F, QuerySet, Sum
@@ -22,6 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, ledger, receivables
+from billing.costs import month_of
 from billing.errors import InvoiceRefused
 from billing.models import Account, BillingDetails, Invoice, InvoiceLine, InvoiceMail, InvoiceSeries, Receipt
 from billing.policy import policy
@@ -42,7 +44,7 @@ def issue_due() -> list[Invoice]:
 
     A failure for one organization is logged and retried by the next call; the others are not affected.
     """
-    until = _month_start(installation_time())
+    until = month_of().start
     uninvoiced = _uninvoiced().filter(created_at__lt=until, total_minor__gt=0).values("organization")
     issued = []
     for organization in Organization.objects.filter(pk__in=uninvoiced).order_by("pk"):
@@ -69,7 +71,7 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     if not sum(receipt.total_minor for receipt in receipts):  # free runs alone need no invoice
         return None
     credit_by_hold = credit.used_by_hold([receipt.hold_id for receipt in receipts])
-    tax, rules = tax_for(organization), policy()
+    tax, billing_policy = tax_for(organization), policy()
     subtotal = sum(receipt.total_minor for receipt in receipts)
     paid_by_credit = sum(credit_by_hold.values())
     tax_minor = tax.of(subtotal - paid_by_credit)  # the customer did not pay for credit, so it is not taxed
@@ -78,7 +80,7 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     invoice = Invoice.objects.create(
         kind=Invoice.Kinds.INVOICE,
         sequence=_next_number(series),
-        number=f"{rules.invoice_prefix}{series.last:0{NUMBER_DIGITS}d}",
+        number=f"{billing_policy.invoice_prefix}{series.last:0{NUMBER_DIGITS}d}",
         organization=organization,
         currency=receipts[0].currency,
         period_start=min(installation_time(receipt.created_at).date() for receipt in receipts),
@@ -122,10 +124,11 @@ def correct(
 ) -> Invoice:
     """Issue a credit note that returns `amounts` (minor units by the line's id) to the wallet.
 
-    Of each line, paid-in money is returned first, then credit, which no longer expires. Each note also returns the tax
-    on its amount; the note that returns the last cent returns all tax that is left. `notes_seen` is the number of notes
-    that the user's page showed. If there are others now, the note is refused, so a form that is submitted twice issues
-    one note. Raises InvoiceRefused.
+    For each line, paid-in money is returned first, then credit. Returned credit does not expire. Each note also returns
+    the tax on its amount. The note that returns the last cent returns all tax that is left.
+
+    `notes_seen` is the number of notes that the user's page showed. If the number has changed, the note is refused, so
+    a form that is submitted twice issues one note. Raises InvoiceRefused.
     """
     series = _locked_series(Invoice.Kinds.CREDIT_NOTE)
     if notes_seen is not None and invoice.notes.count() != notes_seen:
@@ -137,18 +140,19 @@ def correct(
     if not reason.strip():
         raise InvoiceRefused(fields={"reason": _("Enter a reason. It is printed on the credit note.")})
     parts = _split_amounts(invoice, {line: amount for line, amount in amounts.items() if amount})
-    returned = sum(from_paid + from_credit for _line, from_paid, from_credit in parts)
-    returned_credit = sum(from_credit for _line, _from_paid, from_credit in parts)
-    # The remaining tax is computed from the remaining amount, so all notes together return the exact difference.
-    # Amounts of earlier notes are negative, their credits positive.
+    returned_credit = sum(part.credit_minor for part in parts)
+    returned_paid = sum(part.paid_minor for part in parts)
+    returned = returned_paid + returned_credit
+    # In earlier notes, amounts and taxes are negative and credits positive, so adding them gives what is left.
     earlier = invoice.notes.aggregate(
-        subtotal=Sum("subtotal_minor"), credits=Sum("credits_minor"), tax=Sum("tax_minor")
+        subtotal=Sum("subtotal_minor", default=0),
+        credits=Sum("credits_minor", default=0),
+        tax=Sum("tax_minor", default=0),
     )
-    taxable_left = (
-        invoice.taxable_minor + (earlier["subtotal"] or 0) + (earlier["credits"] or 0) - returned + returned_credit
-    )
+    taxable_left = invoice.taxable_minor + earlier["subtotal"] + earlier["credits"] - returned_paid
     tax = Tax(invoice.tax_name, invoice.tax_percent, invoice.tax_inclusive)
-    returned_tax = invoice.tax_minor + (earlier["tax"] or 0) - tax.of(taxable_left)
+    # The tax to keep is rounded, and the note returns the difference. Rounding each note's own tax would leave a rest.
+    returned_tax = invoice.tax_minor + earlier["tax"] - tax.of(taxable_left)
     note = Invoice.objects.create(
         kind=Invoice.Kinds.CREDIT_NOTE,
         sequence=_next_number(series),
@@ -166,7 +170,7 @@ def correct(
         subtotal_minor=-returned,
         credits_minor=returned_credit,
         tax_minor=-returned_tax,
-        total_minor=-(returned - returned_credit) - (0 if invoice.tax_inclusive else returned_tax),
+        total_minor=-returned_paid - (0 if invoice.tax_inclusive else returned_tax),
         corrects=invoice,
         reason=reason.strip()[:255],
         issued_by=user.email if user else "",
@@ -176,12 +180,12 @@ def correct(
         InvoiceLine(
             invoice=note,
             position=position,
-            corrects=line,
-            title=line.title,
-            amount_minor=-(from_paid + from_credit),
-            credit_minor=from_credit,
+            corrects=part.line,
+            title=part.line.title,
+            amount_minor=-(part.paid_minor + part.credit_minor),
+            credit_minor=part.credit_minor,
         )
-        for position, (line, from_paid, from_credit) in enumerate(parts, 1)
+        for position, part in enumerate(parts, 1)
     )
     _post_note(note)
     return note
@@ -217,10 +221,18 @@ def correctable_lines(invoice: Invoice) -> list[tuple[InvoiceLine, int]]:
     return [(line, line.amount_minor + line.corrected) for line in lines]
 
 
-def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[tuple[InvoiceLine, int, int]]:
-    """Split each amount into (line, paid-in money, credit). Raises InvoiceRefused.
+class ReturnedPart(NamedTuple):
+    """The amount of one invoice line that a credit note returns: paid-in money and credit, in minor units."""
 
-    Corrections have negative amounts, so adding them to a line's amount leaves the rest.
+    line: InvoiceLine
+    paid_minor: int
+    credit_minor: int
+
+
+def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[ReturnedPart]:
+    """Split the amount to return for each line (by its id) into paid-in money and credit. Raises InvoiceRefused.
+
+    Corrections have negative amounts, so adding them to a line's amount gives the amount that is left.
     """
     lines = invoice.lines.annotate(
         corrected=Sum("corrections__amount_minor", default=0),
@@ -228,7 +240,7 @@ def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[tuple[I
     ).in_bulk(list(amounts))
     if not amounts or set(lines) != set(amounts):
         raise InvoiceRefused(_("Choose lines of this invoice and enter an amount for each."))
-    parts: list[tuple[InvoiceLine, int, int]] = []
+    parts = []
     for pk, amount in sorted(amounts.items()):
         line = lines[pk]
         remaining = line.amount_minor + line.corrected
@@ -240,7 +252,7 @@ def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[tuple[I
         # On an invoice `credit_minor` is 0 or less; on notes, which `corrected_credit` sums, it is 0 or more.
         paid_remaining = remaining + line.credit_minor + line.corrected_credit
         paid = min(amount, paid_remaining)
-        parts.append((line, paid, amount - paid))
+        parts.append(ReturnedPart(line, paid, amount - paid))
     return parts
 
 
@@ -309,12 +321,12 @@ def _uninvoiced() -> QuerySet[Receipt]:
 
 def _seller() -> dict[str, str]:
     """Return the seller's details. The document stores this copy, so later changes do not alter it."""
-    rules = policy()
+    billing_policy = policy()
     return {
-        "name": rules.seller_name or "Trainyard",
-        "address": rules.seller_address,
-        "tax_id": rules.seller_tax_id,
-        "footer": rules.footer,
+        "name": billing_policy.seller_name or "Trainyard",
+        "address": billing_policy.seller_address,
+        "tax_id": billing_policy.seller_tax_id,
+        "footer": billing_policy.footer,
     }
 
 
@@ -327,7 +339,3 @@ def _customer(organization: Organization) -> dict[str, str]:
         "tax_id": details.tax_id,
         "tax_note": details.tax_note,
     }
-
-
-def _month_start(at: datetime) -> datetime:
-    return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

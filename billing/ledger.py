@@ -3,7 +3,7 @@
 Each transaction has a unique reference, so posting it twice changes nothing. Constraints and triggers in the database
 enforce the rules: entries sum to zero, entries are append-only, `posted >= held >= 0`.
 
-Every transaction locks rows in the same order, which prevents deadlocks: first the hold, then the accounts of
+Every transaction locks rows in the same order, which prevents deadlocks. The hold comes first, then the accounts of
 organizations by id, then the platform's accounts by id. Every posting touches a platform account, so these come last
 and are locked for the shortest time.
 """
@@ -59,8 +59,10 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
     """Post a transaction of (account, amount in minor units) entries and return True.
 
     The amounts sum to zero, and each account occurs once. Entries of 0 are dropped. Returns False if the reference was
-    already posted with the same entries. Raises InsufficientFunds if a wallet would fall below its holds,
-    LedgerConflict if the reference exists with other entries, ValueError if the entries do not balance or are all zero.
+    already posted with the same entries.
+
+    Raises InsufficientFunds if a wallet would fall below its holds, LedgerConflict if the reference exists with other
+    entries, ValueError if the entries do not balance or are all zero.
     """
     amounts = {account.pk: amount for account, amount in entries if amount}
     if not amounts or sum(amounts.values()) != 0 or len({account.currency for account, _amount in entries}) > 1:
@@ -81,7 +83,7 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
             return False
         if "wallet_covers_what_is_held" not in str(error):
             raise
-        raise _short_of_funds(entries) from error
+        raise _insufficient_funds_of(entries) from error
     return True
 
 
@@ -95,11 +97,11 @@ def hold(*, account: Account, amount_minor: int) -> None:
     ).update(held_minor=F("held_minor") + amount_minor)
     if not is_held:
         account.refresh_from_db()
-        raise insufficient(account, amount_minor)
+        raise _insufficient_funds(account, amount_minor)
 
 
 def unhold(*, account: Account, amount_minor: int) -> None:
-    """Decrease the wallet's held amount. The caller has locked the open hold, so no other call does it again."""
+    """Decrease the wallet's held amount. The caller has locked the open hold, so its amount is released only once."""
     Account.objects.filter(pk=account.pk).update(held_minor=F("held_minor") - amount_minor)
 
 
@@ -108,7 +110,7 @@ def lock(*, account: Account) -> None:
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
 
 
-def insufficient(account: Account, needed_minor: int) -> InsufficientFunds:
+def _insufficient_funds(account: Account, needed_minor: int) -> InsufficientFunds:
     """Return the error of a wallet that cannot cover `needed_minor`."""
     return InsufficientFunds(
         available_minor=account.available_minor,
@@ -131,19 +133,19 @@ def _organization_account(wallet: Account, kind: Account.Kinds) -> Account:
 def _move(values: tuple[Any, ...]) -> None:
     """Call the stored function with psycopg's own cursor.
 
-    Unlike Django's, it sends the values apart from the statement, so PostgreSQL parses and plans the statement once.
+    Unlike Django's cursor, it sends the values apart from the statement, so PostgreSQL plans the statement only once.
     """
     connection.ensure_connection()
     with connection.wrap_database_errors, Cursor(connection.connection) as cursor:
         cursor.execute(MOVE, values)
 
 
-def _short_of_funds(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:
+def _insufficient_funds_of(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:
     """Return the error for the wallet that could not cover its entry, with its balance after the refusal."""
     for account, amount in entries:
         if account.kind == Account.Kinds.WALLET and amount < 0:
             account.refresh_from_db()
-            return insufficient(account, -amount)
+            return _insufficient_funds(account, -amount)
     raise LedgerConflict("No wallet is debited, yet a wallet's constraint refused the posting.")
 
 

@@ -82,10 +82,8 @@ def shortfall_minor(quote: Quote, *, account: Account, held_minor: int = 0) -> i
 
 def require_amount(account: Account, amount_minor: int, *, field: str) -> None:
     """Raise AmountRefused, at `field`, if an amount is out of range or no multiple of the currency's step."""
-    minimum, maximum = (
-        currencies.round_up_for_payment(settings.TOP_UP_MINIMUM_MINOR, account.currency),
-        settings.TOP_UP_MAXIMUM_MINOR,
-    )
+    minimum = currencies.round_up_for_payment(settings.TOP_UP_MINIMUM_MINOR, account.currency)
+    maximum = settings.TOP_UP_MAXIMUM_MINOR
     if not minimum <= amount_minor <= maximum:
         sentence = _("A top-up must be between %(least)s and %(most)s.") % {
             "least": money(minimum, account.currency),
@@ -124,7 +122,7 @@ def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = 
 
 
 def fail_session(session: Mapping[str, Any]) -> TopUp:
-    """Mark a top-up as failed: its payment method confirms later, and the payment was refused then.
+    """Mark a top-up as failed whose payment method takes days, such as a bank debit, and was refused in the end.
 
     Call it in a transaction. Raises Quarantined.
     """
@@ -134,7 +132,7 @@ def fail_session(session: Mapping[str, Any]) -> TopUp:
 
 
 def parse_timestamp(stamp: object) -> datetime:
-    """Convert the provider's Unix time. An unreadable one becomes now, because it must not stop the payment."""
+    """Convert the provider's Unix time. Returns now for an unreadable time, which must not stop the payment."""
     try:
         return datetime.fromtimestamp(stamp, UTC)  # type: ignore[arg-type]  # other types raise, which is handled
     except (TypeError, ValueError, OverflowError, OSError):
@@ -150,7 +148,7 @@ def locked_top_up(reference: object) -> TopUp:
 
 
 def require_match(pairs: Mapping[str, tuple[object, object]]) -> None:
-    """Raise Quarantined, with all differences, unless each pair (received, expected) is equal. Keys name the pairs."""
+    """Raise Quarantined if a received value differs from the expected one. `pairs` has (received, expected) by name."""
     differences = [
         f"{name} is {received!r}, not {expected!r}"
         for name, (received, expected) in pairs.items()

@@ -50,7 +50,8 @@ class Preview:
     unpriced: dict[str, int] = field(default_factory=dict)
     """Number of runs whose purchase has no price in the draft, by the purchase's name. Their original cost is used."""
     without_usage: int = 0
-    """Number of runs from before receipts recorded the usage. Their original cost is used."""
+    """Number of runs whose receipts do not have the usage, because an early version wrote them. Their original cost is
+    used."""
 
     @property
     def runs(self) -> int:
@@ -153,7 +154,10 @@ def large_changes(*, old: PriceBook, new: PriceBook) -> list[Change]:
 
 
 def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation: Preview) -> int:
-    """Return the cost of a run under the prices `rows`, and count runs without such a cost in `simulation`."""
+    """Return the cost of a run under the prices `rows`.
+
+    A run whose cost cannot be computed keeps its original cost, and is counted in `simulation`.
+    """
     quote = receipt.hold.quote
     if not quote.ceiling_minor:
         return receipt.total_minor  # free runs stay free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import NamedTuple
 
 from django.db import transaction
 from django.utils import timezone
@@ -53,6 +54,15 @@ def price_name(price: Price) -> str:
     return ", ".join(part for part in parts if part)
 
 
+class PriceKey(NamedTuple):
+    """The purchases that a price applies to. Unique in a book."""
+
+    kind: PriceKind
+    product: str
+    node_spec_id: int | None
+    nodes_from: int = 1
+
+
 def problems(book: PriceBook) -> list[str]:
     """Return the reasons why a draft cannot be published, each naming its price. Empty if it can."""
     if book.currency not in SUPPORTED:
@@ -63,13 +73,13 @@ def problems(book: PriceBook) -> list[str]:
     missing = [
         Price(kind=PriceKind.NODE_HOUR, node_spec=spec)
         for spec in specs.values()
-        if (PriceKind.NODE_HOUR, "", spec.pk, 1) not in priced
+        if PriceKey(PriceKind.NODE_HOUR, "", spec.pk) not in priced
     ]
     # A price from several nodes needs a base price for fewer nodes. A product that is sold at a fixed price needs one
     # for every node spec.
     for price in prices:
-        own_base = (PriceKind(price.kind), price.product, price.node_spec_id, 1)
-        general_base = (PriceKind(price.kind), "", price.node_spec_id, 1)
+        own_base = _key(price)._replace(nodes_from=1)
+        general_base = own_base._replace(product="")
         if price.nodes_from > 1 and own_base not in priced and general_base not in priced:
             missing.append(Price(kind=price.kind, product=price.product, node_spec=price.node_spec))
     sold_fixed = {price.product for price in prices if price.kind == PriceKind.FIXED_EPOCH}
@@ -77,35 +87,29 @@ def problems(book: PriceBook) -> list[str]:
         Price(kind=PriceKind.FIXED_EPOCH, product=product, node_spec=spec)
         for product in sorted(sold_fixed)
         for spec in specs.values()
-        if not {(PriceKind.FIXED_EPOCH, product, spec.pk, 1), (PriceKind.FIXED_EPOCH, "", spec.pk, 1)} & priced
+        if not {PriceKey(PriceKind.FIXED_EPOCH, name, spec.pk) for name in (product, "")} & priced
     ]
     missing += _no_longer_priced(book, priced, set(specs))
     names = dict.fromkeys(price_name(price) for price in missing)
     return [_("A price is missing: %(price)s. Add it.") % {"price": name} for name in names]
 
 
-def _no_longer_priced(
-    book: PriceBook, priced: set[tuple[PriceKind, str, int | None, int]], specs: set[int]
-) -> list[Price]:
-    """Return the fixed prices of the current book that the draft lacks: those products could no longer be sold."""
-    current = (
-        PriceBook.objects.filter(currency=book.currency, published_at__isnull=False, effective_from__lte=timezone.now())
-        .order_by("-effective_from")
-        .first()
-    )
+def _no_longer_priced(book: PriceBook, priced: set[PriceKey], spec_ids: set[int]) -> list[Price]:
+    """Return the fixed prices of the current book that the draft lacks: their products could no longer be sold."""
+    try:
+        current = current_book(currency=book.currency)
+    except NotPriced:
+        return []
+    fixed = current.prices.filter(kind=PriceKind.FIXED_EPOCH, nodes_from=1, node_spec__in=spec_ids)
     return [
         price
-        for price in (current.prices.select_related("node_spec") if current else ())
-        if price.kind == PriceKind.FIXED_EPOCH and price.node_spec_id in specs
-        if price.nodes_from == 1
-        and _key(price) not in priced
-        and (PriceKind.FIXED_EPOCH, "", price.node_spec_id, 1) not in priced
+        for price in fixed.select_related("node_spec")
+        if not {_key(price), _key(price)._replace(product="")} & priced
     ]
 
 
-def _key(price: Price) -> tuple[PriceKind, str, int | None, int]:
-    """Return what a price applies to: kind, product, node spec id and minimum number of nodes. Unique in a book."""
-    return PriceKind(price.kind), price.product, price.node_spec_id, price.nodes_from
+def _key(price: Price) -> PriceKey:
+    return PriceKey(PriceKind(price.kind), price.product, price.node_spec_id, price.nodes_from)
 
 
 @transaction.atomic

@@ -212,6 +212,7 @@ def quote(
     if is_fixed:
         default_seconds = max(default_seconds, included_seconds or 0)
     seconds = max_seconds or min(max_deadline_seconds, default_seconds)
+    included = seconds if included_seconds is None else min(seconds, included_seconds)
     terms = Terms(
         mode=purchase.mode,
         nodes=purchase.nodes,
@@ -220,7 +221,7 @@ def quote(
         per_epoch=(fixed or Decimal(0)) * purchase.nodes if is_fixed else epoch or Decimal(0),
         minimum_minor=round_minor(minimum or Decimal(0)),
         ceiling_minor=0,
-        included_seconds=min(seconds, seconds if included_seconds is None else included_seconds) if is_fixed else None,
+        included_seconds=included if is_fixed else None,
     )
     if is_fixed:
         return _fixed_offer(terms, estimate, seconds, ceiling_minor)
@@ -280,6 +281,7 @@ def affordable_seconds(terms: Terms, budget_minor: int) -> int:
 
 
 def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
+    """Price a metered purchase with a deadline of `seconds`, or of the time that the customer's ceiling pays for."""
     if ceiling_minor is not None:
         # A shorter run would not get past its start. Rounded up, so that the ceiling in the error buys a whole minute.
         minute_minor = math.ceil(_time_minor(terms, Decimal(60)))
@@ -294,6 +296,7 @@ def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor
 
 
 def _fixed_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
+    """Price a fixed purchase. A customer's ceiling shortens the deadline to the included and the affordable time."""
     price, included = _epochs_line(terms).amount_minor, terms.included_seconds or 0
     if ceiling_minor is not None:
         if ceiling_minor < (smallest_ceiling := max(price, terms.minimum_minor)):

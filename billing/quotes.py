@@ -88,9 +88,9 @@ def make_quote(
 ) -> Quote:
     """Price a purchase for an organization and store the quote.
 
-    `payload` describes the purchase for `jobs`, which stores and reads it. The numbers are those of `pricing.quote`.
-    With a `book`, its prices apply instead of the current ones. Raises NoWallet, NotPriced, QuoteRefused (its `fields`
-    name the value to change).
+    `payload` describes the purchase for `jobs`, which reads it again when the quote is bought. See `pricing.quote` for
+    the other numbers. With a `book`, its prices apply instead of the current ones. Raises NoWallet, NotPriced, and
+    QuoteRefused, whose `fields` name the value to change.
     """
     prices = CurrentPrices(book, price_rows(book)) if book else current_prices(organization)
     offer = price(
@@ -124,7 +124,7 @@ def make_sweep_quote(
     of the dearest corner times `trials`. A lower `ceiling_minor` of the customer replaces it; then fewer trials start.
     Terms and deadline are those of the dearest corner. Raises QuoteRefused if the ceiling is too small for one trial.
     """
-    dearest, estimate = max(offers, key=lambda offer: offer[0].ceiling_minor)
+    dearest, estimate = max(offers, key=lambda corner: corner[0].ceiling_minor)
     lines = [pricing.trials_line(trials, dearest.ceiling_minor)]
     ceiling = min(lines[0].amount_minor, ceiling_minor or lines[0].amount_minor)
     if ceiling < dearest.ceiling_minor:
@@ -197,23 +197,22 @@ def make_free_quote(
     account = wallet(organization)
     if account is None:
         raise NoWallet
-    book = current_book(currency=account.currency)
-    terms = pricing.Terms(pricing.Mode.METERED, nodes, 1, Decimal(0), Decimal(0), minimum_minor=0, ceiling_minor=0)
-    return Quote.objects.create(
-        organization=organization,
-        created_by=user,
-        book=book,
-        currency=book.currency,
-        mode=terms.mode,
-        purchase=payload,
-        terms=terms.to_json(),
-        lines=[],
-        p50_minor=0,
-        p90_minor=0,
-        basis=dataclasses.asdict(pricing.Estimate(deadline_seconds, deadline_seconds, "customer")),
+    terms = pricing.Terms(
+        mode=pricing.Mode.METERED,
+        nodes=nodes,
+        epochs=1,
+        hourly=Decimal(0),
+        per_epoch=Decimal(0),
+        minimum_minor=0,
         ceiling_minor=0,
-        deadline_seconds=deadline_seconds,
-        expires_at=timezone.now() + timedelta(seconds=settings.QUOTE_TTL_SECONDS),
+    )
+    return _store(
+        organization=organization,
+        user=user,
+        book=current_book(currency=account.currency),
+        payload=payload,
+        offer=pricing.Offer(terms, (), p50_minor=0, p90_minor=0, ceiling_minor=0, deadline_seconds=deadline_seconds),
+        estimate=pricing.Estimate(deadline_seconds, deadline_seconds, "customer"),
     )
 
 

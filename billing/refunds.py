@@ -30,7 +30,7 @@ MAX_FAILURES = 3
 """Failed refunds of a top-up after which `pay_back` stops trying: its card probably no longer exists, so a person must
 decide."""
 RETRY_AFTER = timedelta(days=1)
-"""Pause after a failed refund. A retry within a day would fail for the same reason."""
+"""How long `pay_back` waits after a failed refund. An earlier retry would fail for the same reason."""
 MAX_SUBMITTED = 100
 """Most refunds per call of `submit_waiting`, so that a slow provider occupies the worker for a bounded time."""
 STATE_BY_STATUS = {
@@ -42,7 +42,7 @@ STATE_BY_STATUS = {
 }
 """Our state for each status of a refund at the provider."""
 
-WITHDRAWN = Case(
+WITHDRAWN_MINOR = Case(
     When(withdrawn_minor__isnull=False, then=F("withdrawn_minor")),
     When(is_withdrawn=True, is_reinstated=False, then=F("amount_minor")),
     default=Value(0),
@@ -55,15 +55,15 @@ def refundable_minor(top_up: TopUp) -> int:
     """Return the part of a top-up that was neither refunded nor disputed, in minor units; 0 if it was not paid."""
     if top_up.state != TopUp.States.PAID:
         return 0
-    disputes = top_up.disputes.aggregate(total=Sum(WITHDRAWN))
+    disputed = top_up.disputes.aggregate(total=Sum(WITHDRAWN_MINOR, default=0))
     # A bank may take back a payment that was already refunded in part: the difference must not be negative.
-    return max(0, _unrefunded_minor(top_up) - int(disputes["total"] or 0))
+    return max(0, _unrefunded_minor(top_up) - int(disputed["total"]))
 
 
 def _unrefunded_minor(top_up: TopUp) -> int:
     """Return the part of a top-up that was not refunded, disputed or not, in minor units."""
-    refunds = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor"))
-    return top_up.amount_minor - int(refunds["total"] or 0)
+    refunded = top_up.refunds.exclude(state=Refund.States.FAILED).aggregate(total=Sum("amount_minor", default=0))
+    return top_up.amount_minor - int(refunded["total"])
 
 
 def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UUID | None = None) -> Refund:
@@ -150,11 +150,15 @@ def submit(*, refund: Refund, is_retry: bool = True) -> None:
 
 
 def submit_waiting() -> int:
-    """Submit the refunds that the provider has not confirmed, at most MAX_SUBMITTED. Returns their number."""
-    waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up")[:MAX_SUBMITTED]
-    for row in waiting:
+    """Submit the refunds that the provider has not confirmed: the oldest first, at most MAX_SUBMITTED.
+
+    Returns their number.
+    """
+    waiting = Refund.objects.filter(state=Refund.States.CREATED).select_related("top_up").order_by("created_at")
+    oldest = list(waiting[:MAX_SUBMITTED])
+    for row in oldest:
         submit(refund=row)
-    return len(waiting)
+    return len(oldest)
 
 
 def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
@@ -190,7 +194,7 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
 
 
 def _debit_wallet(row: Refund) -> None:
-    # Switch automatic top-ups off: they would charge the refunded amount again.
+    """Debit a refund, and switch automatic top-ups off, which would charge the refunded amount again."""
     AutoTopUp.objects.filter(account=row.top_up.account, is_on=True).update(is_on=False, last_failure="refunded")
     receivables.withdraw(
         account=row.top_up.account,

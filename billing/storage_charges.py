@@ -33,8 +33,8 @@ GB = 10**9
 STOP_WRITES_AFTER = timedelta(days=7)
 """How long storage may be unpaid before all writes are refused: a week to notice the mail and top up."""
 DELETE_AFTER = timedelta(days=60)
-"""How long storage may be unpaid before the outputs of the oldest jobs are deleted, one job a day: two months to notice
-the mails and pay, or to download the files."""
+"""How long storage may be unpaid before outputs are deleted, the oldest job's first and one job's each day. Two months
+are enough to notice the mails and pay, or to download the files."""
 COST_PRECISION = Decimal("0.000001")
 """Daily costs are rounded to this fraction of a minor unit, the six decimals of their column."""
 DAY_SECONDS = 86_400
@@ -121,7 +121,13 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too.
     """
     terms = pricing.Terms(
-        pricing.Mode.METERED, 1, 1, Decimal(0), Decimal(0), minimum_minor=0, ceiling_minor=amount_minor
+        mode=pricing.Mode.METERED,
+        nodes=1,
+        epochs=1,
+        hourly=Decimal(0),
+        per_epoch=Decimal(0),
+        minimum_minor=0,
+        ceiling_minor=amount_minor,
     )
     day = StorageDay.objects.filter(account=account).latest("day")
     line = pricing.Line(

@@ -28,10 +28,10 @@ class Tax:
 
 def tax_for(organization: Organization) -> Tax:
     """Return the tax of an organization: the policy's, unless an administrator set another for the organization."""
-    rules = policy()
+    billing_policy = policy()
     details = BillingDetails.objects.filter(organization=organization).first() or BillingDetails()
     return Tax(
-        name=rules.tax_name,
-        percent=rules.tax_percent if details.tax_percent is None else details.tax_percent,
-        inclusive=rules.tax_inclusive if details.tax_inclusive is None else details.tax_inclusive,
+        name=billing_policy.tax_name,
+        percent=billing_policy.tax_percent if details.tax_percent is None else details.tax_percent,
+        inclusive=billing_policy.tax_inclusive if details.tax_inclusive is None else details.tax_inclusive,
     )

@@ -368,7 +368,7 @@ def test_no_order_of_events_loses_or_doubles_a_cent(pytestconfig: pytest.Config)
     run_state_machine_as_test(
         Market,
         settings=settings(
-            max_examples=3 if pytestconfig.getoption("--fast") else 10,
+            max_examples=3 if pytestconfig.getoption("--fast") else 8,
             phases=[Phase.generate],
             stateful_step_count=30,
             deadline=None,

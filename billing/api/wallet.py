@@ -90,11 +90,11 @@ class LineSerializer(serializers.Serializer[dict[str, Any]]):
     evidence = serializers.SerializerMethodField(help_text="Why a line is free: the node, the time and the failure.")
 
     def get_began_at(self, line: dict[str, Any]) -> str:
-        """Return the start."""
+        """Return the start of the time range."""
         return str(line.get("began_at", ""))
 
     def get_ended_at(self, line: dict[str, Any]) -> str:
-        """Return the end."""
+        """Return the end of the time range."""
         return str(line.get("ended_at", ""))
 
     def get_nodes(self, line: dict[str, Any]) -> int:
@@ -102,7 +102,7 @@ class LineSerializer(serializers.Serializer[dict[str, Any]]):
         return int(line.get("nodes", 0))
 
     def get_evidence(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Return codes and numbers."""
+        """Return why the line is free, as codes and numbers."""
         return dict(line.get("evidence", {}))
 
     def get_title(self, line: dict[str, Any]) -> str:

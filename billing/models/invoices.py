@@ -180,11 +180,6 @@ class Invoice(models.Model):
         """Return the taxable amount in minor units: the sum of the lines without the part that credit paid."""
         return self.subtotal_minor + self.credits_minor
 
-    @property
-    def net_minor(self) -> int:
-        """Return the total without tax, in minor units."""
-        return self.total_minor - self.tax_minor
-
 
 class InvoiceLine(models.Model):
     """A receipt on an invoice, or on a credit note the correction of an invoice line."""

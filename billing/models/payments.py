@@ -82,7 +82,7 @@ class TopUp(models.Model):
 
 
 class StripeEvent(models.Model):
-    """A webhook event, stored before it is applied. Stripe's id of it is unique, so it is stored and applied once."""
+    """A webhook event, stored before it is applied. Its id is Stripe's and unique, so it is stored and applied once."""
 
     class States(models.TextChoices):
         """The states of an event."""
@@ -151,7 +151,7 @@ class PaymentCustomer(models.Model):
 
 
 class AutoTopUp(models.Model):
-    """Automatic top-up: when less than the threshold is available, charge the amount to a saved card."""
+    """A wallet's settings for automatic top-ups: below which threshold to charge which amount to which saved card."""
 
     account = models.OneToOneField(Account, models.CASCADE, related_name="auto_top_up")
     is_on = models.BooleanField(_("on"), default=False)

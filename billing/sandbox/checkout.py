@@ -127,7 +127,7 @@ def answer_challenge(account: StripeAccount, intent_id: str, *, is_agreed: bool)
             account.change(intent, status="requires_payment_method", last_setup_error=error)
         return FormResult(next_url=session["url"])
     if intent["object"] == "payment_intent":
-        intents.charge_or_authorize(account, intent)
+        intents.charge(account, intent)
         return _complete_payment(account, session)
     return _complete_setup(account, session, intent)
 

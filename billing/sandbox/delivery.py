@@ -18,6 +18,8 @@ from billing.sandbox.store import StripeObject
 RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
 """Delays between retries of a webhook; the last one repeats. Much shorter than Stripe's hours, because the usual reason
 is a console that restarts."""
+ANSWER_SECONDS = 10
+"""How long to wait for the console's answer. It only stores the event, so a slower console is probably starting."""
 
 
 class Delivery:
@@ -88,7 +90,7 @@ class Delivery:
             headers={"Content-Type": "application/json", "Stripe-Signature": f"t={stamp},v1={signature}"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310  # as above
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:  # noqa: S310  # as above
                 return bool(200 <= response.status < 300)
         except (URLError, OSError, http.client.HTTPException):
             return False

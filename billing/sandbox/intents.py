@@ -1,4 +1,4 @@
-"""Payments in the sandbox: payment methods, payment intents with capture, refunds, disputes.
+"""Payments in the sandbox: payment methods, payment intents, refunds, disputes.
 
 A charge moves its money once, when the intent becomes `succeeded`. Refunds and disputes never exceed it.
 
@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from billing.sandbox import cards
-from billing.sandbox.account import Form, Refused, StripeAccount, amount_of, boolean, money_of, required
+from billing.sandbox.account import Form, Refused, StripeAccount, boolean, money_of, required
 from billing.sandbox.cards import Challenge, Decline, TestCard
 from billing.sandbox.store import StripeObject
 
@@ -21,16 +21,6 @@ CARD_EXPIRY = (12, 2034)
 """Month and year in which every test card expires, fixed so that answers do not change with time. It is not checked."""
 
 # --- Payment methods --------------------------------------------------------------------------------------------------
-
-
-def make_method(account: StripeAccount, form: Form) -> StripeObject:
-    """POST /v1/payment_methods with a card number or the name of a test card."""
-    details = form.get("card")
-    number = details.get("number") or details.get("token") if isinstance(details, dict) else None
-    card = cards.find_card(str(number or ""))
-    if card is None:
-        raise Refused("Your card number is incorrect.", code="incorrect_number", status=402, kind="card_error")
-    return make_card_method(account, card)
 
 
 def make_card_method(account: StripeAccount, card: TestCard) -> StripeObject:
@@ -119,13 +109,11 @@ def make_intent(account: StripeAccount, form: Form) -> StripeObject:
         "payment_intent",
         "pi",
         amount=money_of(form, "amount", required(form, "currency").lower()),
-        amount_capturable=0,
         amount_received=0,
         currency=required(form, "currency").lower(),
         customer=customer_id,
         description=form.get("description"),
         metadata=dict(form.get("metadata") or {}),
-        capture_method=form.get("capture_method", "automatic"),
         setup_future_usage=form.get("setup_future_usage"),
         payment_method=resolve_method(account, method_id)["id"] if method_id else None,
         status="requires_confirmation" if method_id else "requires_payment_method",
@@ -138,12 +126,13 @@ def make_intent(account: StripeAccount, form: Form) -> StripeObject:
 
 
 def confirm(account: StripeAccount, intent: StripeObject, form: Form) -> StripeObject:
-    """POST /v1/payment_intents/:id/confirm: charge the card, or wait for the payer's authentication.
+    """Charge the card of an intent, or wait for the payer's authentication.
 
     Raises Refused, with the intent in the error, if the card is declined. The intent can be confirmed again.
     """
     if intent["status"] not in {"requires_payment_method", "requires_confirmation", "requires_action"}:
-        raise _status_error(intent, "confirm")
+        message = f"You cannot confirm this PaymentIntent because it has a status of {intent['status']}."
+        raise Refused(message, code="payment_intent_unexpected_state")
     if method_id := form.get("payment_method"):
         account.change(intent, payment_method=resolve_method(account, str(method_id))["id"])
     if not intent["payment_method"]:
@@ -162,7 +151,7 @@ def confirm(account: StripeAccount, intent: StripeObject, form: Form) -> StripeO
     )
     if needs_challenge and boolean(form, "off_session"):
         raise fail(account, intent, cards.AUTHENTICATION_REQUIRED)
-    return _require_action(account, intent) if needs_challenge else charge_or_authorize(account, intent)
+    return _require_action(account, intent) if needs_challenge else charge(account, intent)
 
 
 def _require_action(account: StripeAccount, intent: StripeObject) -> StripeObject:
@@ -188,45 +177,14 @@ def fail(account: StripeAccount, intent: StripeObject, decline: Decline) -> Refu
     )
 
 
-def charge_or_authorize(account: StripeAccount, intent: StripeObject) -> StripeObject:
-    """Charge the method of an intent after the bank agreed, or only authorize the amount for a manual capture.
-
-    Saves the card first if the intent says so.
-    """
+def charge(account: StripeAccount, intent: StripeObject) -> StripeObject:
+    """Charge an intent after the bank agreed, and return it. Saves the card first if the intent says so."""
     method = account.get("payment_method", intent["payment_method"])
     if intent["setup_future_usage"] and intent["customer"] and test_card_of(method):
         account.change(method, _saved=True)
         attach(account, method, intent["customer"])
-    if intent["capture_method"] == "manual":
-        account.change(intent, status="requires_capture", amount_capturable=intent["amount"], next_action=None)
-        account.emit("payment_intent.amount_capturable_updated", intent)
-        return intent
-    return _charge(account, intent, intent["amount"])
-
-
-def capture(account: StripeAccount, intent: StripeObject, form: Form) -> StripeObject:
-    """POST /v1/payment_intents/:id/capture: charge all or a part of the authorized amount and release the rest."""
-    if intent["status"] != "requires_capture":
-        raise _status_error(intent, "capture")
-    authorized = intent["amount_capturable"]
-    # `amount_of` checks only the range; `money_of`, for intents and refunds, also the currency's step.
-    return _charge(
-        account, intent, amount_of(form, "amount_to_capture", authorized) if "amount_to_capture" in form else authorized
-    )
-
-
-def cancel(account: StripeAccount, intent: StripeObject) -> StripeObject:
-    """POST /v1/payment_intents/:id/cancel."""
-    if intent["status"] in {"succeeded", "canceled", "processing"}:
-        raise _status_error(intent, "cancel")
-    account.change(intent, status="canceled", amount_capturable=0, next_action=None)
-    account.emit("payment_intent.canceled", intent)
-    return intent
-
-
-def _charge(account: StripeAccount, intent: StripeObject, amount: int) -> StripeObject:
-    """Create the charge of an intent and return the intent, which has then succeeded."""
-    charge = account.make(
+    amount = intent["amount"]
+    new_charge = account.make(
         "charge",
         "ch",
         amount=amount,
@@ -243,27 +201,21 @@ def _charge(account: StripeAccount, intent: StripeObject, amount: int) -> Stripe
         refunded=False,
         status="succeeded",
     )
-    account.add_balance_transaction("charge", charge["id"], amount, charge["currency"])
+    account.add_balance_transaction("charge", new_charge["id"], amount, new_charge["currency"])
     account.change(
         intent,
         status="succeeded",
         amount_received=amount,
-        amount_capturable=0,
-        latest_charge=charge["id"],
+        latest_charge=new_charge["id"],
         next_action=None,
         last_payment_error=None,
     )
-    account.emit("charge.succeeded", charge)
+    account.emit("charge.succeeded", new_charge)
     account.emit("payment_intent.succeeded", intent)
-    card = test_card_of(account.get("payment_method", intent["payment_method"]))
+    card = test_card_of(method)
     if card and card.disputes:
-        open_dispute(account, charge)
+        open_dispute(account, new_charge)
     return intent
-
-
-def _status_error(intent: StripeObject, action: str) -> Refused:
-    message = f"You cannot {action} this PaymentIntent because it has a status of {intent['status']}."
-    return Refused(message, code="payment_intent_unexpected_state")
 
 
 # --- Refunds and disputes ---------------------------------------------------------------------------------------------

@@ -132,18 +132,16 @@ class Provider:
         self.account.store.put("key", key, record)
 
     def _route(self, method: str, parts: list[str], form: Form) -> StripeObject:
-        if method == "GET":
-            return self._read(parts, form)
         match method, parts:
+            case "GET", _:
+                return self._read(parts, form)
+            case "POST", _:
+                return self._write(parts, form)
             case "DELETE", ["customers", customer_id]:
                 return intents.delete_customer(self.account, self.account.customer(customer_id))
-            case "POST", [("checkout" | "customers" | "payment_methods"), *_rest]:
-                return self._write_customer_or_session(parts, form)
-            case "POST", _:
-                return self._write_payment(parts, form)
         raise _unknown_url(method, parts)
 
-    def _read(self, parts: list[str], form: Form) -> StripeObject:  # noqa: PLR0911  # a table of routes
+    def _read(self, parts: list[str], form: Form) -> StripeObject:
         account = self.account
         match parts:
             case ["checkout", "sessions", session_id]:
@@ -156,11 +154,6 @@ class Provider:
                 return account.page(
                     "payment_method", f"/v1/customers/{customer_id}/payment_methods", form, customer=customer_id
                 )
-            case ["payment_methods"]:
-                return account.page("payment_method", "/v1/payment_methods", form, customer=required(form, "customer"))
-            case ["balance"]:
-                amounts = [{"amount": amount, "currency": currency} for currency, amount in account.balance().items()]
-                return {"object": "balance", "livemode": False, "available": amounts, "pending": []}
             case [plural] if plural in KINDS:
                 field_filters = {name: form[name] for name in FILTERS if name in form}
                 return account.page(KINDS[plural], f"/v1/{plural}", form, **field_filters)
@@ -168,7 +161,7 @@ class Provider:
                 return account.get(KINDS[plural], object_id)
         raise _unknown_url("GET", parts)
 
-    def _write_customer_or_session(self, parts: list[str], form: Form) -> StripeObject:  # noqa: PLR0911  # a table of routes
+    def _write(self, parts: list[str], form: Form) -> StripeObject:  # noqa: PLR0911  # a table of routes
         account = self.account
         match parts:
             case ["checkout", "sessions"]:
@@ -180,33 +173,16 @@ class Provider:
                 customer = account.make("customer", "cus", metadata=dict(form.get("metadata") or {}), **fields)
                 account.emit("customer.created", customer)
                 return customer
-            case ["customers", customer_id]:
-                fields = {name: form[name] for name in ("name", "email", "description", "metadata") if name in form}
-                return account.change(account.customer(customer_id), **fields)
-            case ["payment_methods"]:
-                return intents.make_method(account, form)
             case ["payment_methods", method_id, "attach"]:
                 return intents.attach(account, intents.resolve_method(account, method_id), required(form, "customer"))
             case ["payment_methods", method_id, "detach"]:
                 return intents.detach(account, account.get("payment_method", method_id))
-        raise _unknown_url("POST", parts)
-
-    def _write_payment(self, parts: list[str], form: Form) -> StripeObject:
-        account = self.account
-        match parts:
             case ["payment_intents"]:
                 return intents.make_intent(account, form)
-            case ["payment_intents", intent_id, ("confirm" | "capture" | "cancel") as action]:
-                intent = account.get("payment_intent", intent_id)
-                if action == "cancel":
-                    return intents.cancel(account, intent)
-                return (intents.confirm if action == "confirm" else intents.capture)(account, intent, form)
             case ["refunds"]:
                 return intents.make_refund(account, form)
             case ["disputes", dispute_id]:
                 return intents.answer_dispute(account, account.get("dispute", dispute_id), form)
-            case ["disputes", dispute_id, "close"]:
-                return intents.end_dispute(account, account.get("dispute", dispute_id), "lost")
         raise _unknown_url("POST", parts)
 
 

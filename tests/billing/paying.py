@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from billing import ledger
-from billing.models import Account, StripeEvent, TopUp
+from billing import auto_topup, customers, ledger
+from billing.models import Account, AutoTopUp, StripeEvent, TopUp
 from billing.sandbox import intents
-from tests.provider import Stripe
+from tests.provider import GOOD, Stripe
 
 
 def balance(top_up: TopUp) -> int:
@@ -13,6 +13,19 @@ def balance(top_up: TopUp) -> int:
     top_up.refresh_from_db()
     top_up.account.refresh_from_db()
     return top_up.account.posted_minor
+
+
+def switch_on(top_up: TopUp, threshold: int = 6000, card: str = GOOD) -> AutoTopUp:
+    """Switch on automatic top-ups of $20 with a saved card of the top-up's organization."""
+    saved = customers.saved_cards(top_up.account.organization)
+    method_id = next(each.card.method_id for each in saved if each.card.last4 == card[-4:])
+    return auto_topup.switch_on(
+        account=top_up.account,
+        threshold_minor=threshold,
+        amount_minor=2000,
+        method_id=method_id,
+        user=top_up.created_by,
+    )
 
 
 def cleared() -> int:

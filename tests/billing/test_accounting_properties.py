@@ -28,14 +28,6 @@ from tests.factories.billing import book, quote, wallet
 from tests.racing import raised, together
 
 BROKEN_ACCOUNTS = {
-    "a lot's reservation is not that of its open holds": """
-        SELECT g.id FROM billing_creditgrant g LEFT JOIN billing_credituse u ON u.grant_id = g.id
-        LEFT JOIN billing_hold h ON h.id = u.hold_id
-        GROUP BY g.id HAVING g.reserved_minor <> coalesce(sum(u.reserved_minor) FILTER (WHERE h.state = 'held'), 0)
-            OR coalesce(sum(u.reserved_minor) FILTER (WHERE h.state <> 'held'), 0) <> 0""",
-    "a lot's use is not that of its holds": """
-        SELECT g.id FROM billing_creditgrant g LEFT JOIN billing_credituse u ON u.grant_id = g.id
-        GROUP BY g.id HAVING g.used_minor <> coalesce(sum(u.used_minor), 0)""",
     "a hold used more credit than it was charged": """
         SELECT h.id FROM billing_hold h JOIN billing_credituse u ON u.hold_id = h.id
         GROUP BY h.id HAVING sum(u.used_minor) > coalesce(h.charged_minor, 0)""",

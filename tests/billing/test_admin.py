@@ -31,7 +31,7 @@ from billing.models import (
 from tests.billing.paying import balance
 from tests.billing.runs import give, issue, run
 from tests.factories.accounts import OrganizationFactory, UserFactory
-from tests.factories.billing import NodeSpecFactory, TopUpFactory, book, paid_top_up, session_event, wallet
+from tests.factories.billing import TopUpFactory, book, paid_top_up, session_event, wallet
 from tests.provider import DISPUTED, receive
 from tests.rendered import form_of
 
@@ -68,18 +68,17 @@ def assert_locked(admin, row, **data):
     assert type(row).objects.filter(pk=row.pk).exists()
 
 
-@pytest.mark.parametrize(
-    "model", ["account", "transaction", "hold", "receipt", "quote", "topup", "stripeevent", "dispute", "invoice"]
-)
-def test_rows_of_money_can_only_be_read(admin, account, provider, model):
+def test_rows_of_money_can_only_be_read(admin, account, provider):
     run(account, 100)
     issue(account)
     paid_top_up(provider, card=DISPUTED)
-    listing = admin.get(address(model, "changelist"))
-    assert listing.status_code == 200
-    assert_locked(admin, listing.context["cl"].queryset.first(), posted_minor=1)
-    assert admin.get(address(model, "add")).status_code == 403
-    assert admin.post(address(model, "add"), {}).status_code == 403
+    models = ["account", "transaction", "hold", "receipt", "quote", "topup", "stripeevent", "dispute", "invoice"]
+    for model in models:
+        listing = admin.get(address(model, "changelist"))
+        assert (model, listing.status_code) == (model, 200)
+        assert_locked(admin, listing.context["cl"].queryset.first(), posted_minor=1)
+        assert admin.get(address(model, "add")).status_code == 403
+        assert admin.post(address(model, "add"), {}).status_code == 403
 
 
 class TestGrant:
@@ -126,38 +125,24 @@ class TestPriceBook:
         (hourly,) = (name for name, value in form.items() if name.endswith("-amount") and value == ["3.60"])
         return page, form, hourly
 
-    @pytest.mark.parametrize("days", [None, 3])
-    def test_is_published_from_now_or_from_its_date(self, admin, draft, days):
-        starts = timezone.now() + timedelta(days=days) if days else None
-        PriceBook.objects.filter(pk=draft.pk).update(effective_from=starts)
-        assert f"{draft} is published." in act(admin, "pricebook", "publish", draft)
-        draft.refresh_from_db()
-        assert draft.published_at is not None
-        assert days is None or draft.effective_from == starts
-
-    def test_says_why_it_is_not_published(self, admin, draft):
-        NodeSpecFactory(name="unpriced")
-        assert "unpriced" in act(admin, "pricebook", "publish", draft)
-        draft.refresh_from_db()
-        assert draft.published_at is None
-
-    def test_is_copied(self, admin, published):
-        act(admin, "pricebook", "copy", published)
-        draft = PriceBook.objects.get(published_at=None)
-        assert pricebooks.price_rows(draft) == pricebooks.price_rows(published)
-        assert_locked(admin, published, name="Cheaper")
-
-    def test_is_edited_in_the_major_unit(self, admin, draft):
+    def test_is_edited_in_the_major_unit_published_at_its_date_and_copied(self, admin, draft):
         before = pricebooks.price_rows(draft)
         page, form, hourly = self.form(admin, draft)
         assert admin.post(page, form).status_code == 302
         assert pricebooks.price_rows(draft) == before
         admin.post(page, form | {hourly: ["3.605"]})
         assert Decimal("360.5") in {row.amount for row in pricebooks.price_rows(draft)}
-        act(admin, "pricebook", "publish", draft)
+        starts = timezone.now() + timedelta(days=3)
+        PriceBook.objects.filter(pk=draft.pk).update(effective_from=starts)
+        assert f"{draft} is published." in act(admin, "pricebook", "publish", draft)
+        draft.refresh_from_db()
+        assert (draft.published_at is not None, draft.effective_from) == (True, starts)
         assert "$3.605" in text(admin.get(page))
+        assert_locked(admin, draft, name="Cheaper")
+        act(admin, "pricebook", "copy", draft)
+        assert pricebooks.price_rows(PriceBook.objects.get(published_at=None)) == pricebooks.price_rows(draft)
 
-    @pytest.mark.parametrize(("hourly", "asks"), [("1.81", False), ("1.79", True), ("0.036", True), ("5.41", True)])
+    @pytest.mark.parametrize(("hourly", "asks"), [("1.81", False), ("1.79", True), ("5.41", True)])
     def test_asks_about_a_price_that_changes_by_more_than_half(self, admin, draft, hourly, asks):
         page, form, name = self.form(admin, draft)
         saved = text(admin.post(page, form | {name: [hourly]}, follow=True))
@@ -168,22 +153,10 @@ class TestPriceBook:
         if asks:
             assert "$3.60 →" in question
             draft.prices.update(amount=Decimal(2))  # the question was about another price
-            admin.post(address("pricebook", "changelist"), form_of(question))
-            draft.refresh_from_db()
-            assert draft.published_at is None
-            admin.post(address("pricebook", "changelist"), form_of(act(admin, "pricebook", "publish", draft)))
-            draft.refresh_from_db()
-            assert draft.published_at is not None
-
-    def test_names_a_duplicate_price(self, admin, draft):
-        price = draft.prices.get()
-        row = {"kind": "node_hour", "product": "", "node_spec": price.node_spec_id, "nodes_from": 1, "amount": "1"}
-        forms = {"prices-TOTAL_FORMS": 2, "prices-INITIAL_FORMS": 1, "prices-0-id": price.pk, "prices-0-book": draft.pk,
-                 "prices-1-book": draft.pk, "name": draft.name, "currency": "USD"}  # fmt: skip
-        forms |= {f"prices-{number}-{name}": value for number in (0, 1) for name, value in row.items()}
-        answer = admin.post(address("pricebook", "change", draft.pk), forms)
-        assert answer.status_code == 200
-        assert "Duplicate price: per node and hour, small, every product. Remove one." in text(answer)
+            for answer, is_published in ((question, False), (act(admin, "pricebook", "publish", draft), True)):
+                admin.post(address("pricebook", "changelist"), form_of(answer))
+                draft.refresh_from_db()
+                assert (draft.published_at is not None) == is_published
 
     def test_is_previewed_and_compared(self, admin, account):
         run(account, 100, node_spec="small", product="metered")
@@ -214,6 +187,8 @@ def test_an_event_that_is_processed_again_credits_once(admin):
     events.apply(event_pk=stored.pk)
     top_up.session_id = "cs_right"
     top_up.save()
+    events.apply(event_pk=stored.pk)  # workers leave a quarantined event alone
+    assert balance(top_up) == 0
     for _ in range(3):
         act(admin, "stripeevent", "apply_again", stored)
     stored.refresh_from_db()
@@ -229,17 +204,13 @@ class TestRefund:
     def add(self, admin, form, **changes):
         return text(admin.post(address("refund", "add"), form | changes, follow=True))
 
-    def test_begins_at_the_top_up(self, admin, form):
-        assert "Refund up to $50.00" in text(admin.get(address("topup", "change", form["top_up"])))
-        link = f"{address('refund', 'add')}?top_up={form['top_up']}&amount=50.00"
-        assert admin.get(link).status_code == 200
-
     def test_submitted_repeatedly_is_made_once(self, admin, form, provider):
         for _ in range(3):
             self.add(admin, form)
         refund = Refund.objects.get()
         assert (refund.state, refund.requested_by, refund.amount_minor) == ("succeeded", admin.user, 2000)
         assert provider.held() == 3000
+        assert "Refund up to $30.00" in text(admin.get(address("topup", "change", form["top_up"])))
         assert "already submitted with different values" in self.add(admin, form, amount="1")
         assert_locked(admin, refund)
         assert Refund.objects.get().amount_minor == 2000
@@ -267,14 +238,8 @@ class TestWriteOff:
         data = {"account": debt.pk, "amount": "30", "reason": "The company closed"} | changes
         return admin.post(address("writeoff", "add"), data)
 
-    def test_begins_at_the_debt(self, admin, debt):
-        page = text(admin.get(address("account", "change", debt.pk)))
-        link = f"{address('writeoff', 'add')}?account={debt.pk}&amp;amount=30.00"
-        assert link in page
-        assert "Write off up to $30.00" in page
-        assert 'value="30.00"' in text(admin.get(link.replace("&amp;", "&")))
-
     def test_is_made_once(self, admin, debt):
+        assert "Write off up to $30.00" in text(admin.get(address("account", "change", debt.pk)))
         assert self.add(admin, debt).status_code == 302
         row = WriteOff.objects.get()
         assert (row.amount_minor, row.written_by, row.reason) == (3000, admin.user, "The company closed")
@@ -302,12 +267,6 @@ class TestWriteOff:
         self.add(admin, debt)
         assert "at most $10.00" in text(admin.get(address("writeoff", "changelist")))
         assert WriteOff.objects.get().written_by == other
-
-    def test_takes_a_permission(self, client, debt):
-        client.force_login(UserFactory(is_staff=True))
-        assert client.get(address("writeoff", "add")).status_code == 403
-        assert self.add(client, debt).status_code == 403
-        assert not WriteOff.objects.exists()
 
 
 MINOR = re.compile(r"minor unit|\bminor\b", re.IGNORECASE)
@@ -350,10 +309,6 @@ class TestVoucher:
         voucher = Voucher.objects.get()
         assert (len(voucher.code), voucher.created_by) == (16, admin.user)
         assert credit.redeem(account=account, code=voucher.code, user=admin.user).amount_minor == 500
-
-    def test_with_an_invalid_code_is_refused(self, admin):
-        assert admin.post(address("voucher", "add"), self.FORM | {"code": "no spaces!"}).status_code == 200
-        assert not Voucher.objects.exists()
 
     def test_keeps_its_code_and_amount_and_can_be_ended(self, admin):
         voucher = Voucher.objects.create(
@@ -410,7 +365,3 @@ class TestCreditNote:
         assert client.get(address("invoice", "change", invoice.pk)).status_code == 200
         assert self.correct(client, invoice, "1").status_code == 403
         assert not Invoice.objects.filter(kind="note").exists()
-
-
-def test_the_accuracy_of_estimates(admin):
-    assert "Estimate accuracy" in text(admin.get(reverse("admin:jobs_job_calibration")))

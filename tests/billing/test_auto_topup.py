@@ -12,10 +12,10 @@ from django.utils import timezone
 from billing import auto_topup, customers, payment_emails
 from billing.models import AutoTopUp, TopUp
 from console.accounts.models import ServiceActivation
-from tests.billing.paying import balance, forget_idempotency_keys
-from tests.factories.billing import paid_top_up
-from tests.provider import FAILS_LATER, GOOD
-from tests.racing import raised, together
+from tests.billing.paying import balance, forget_idempotency_keys, switch_on
+from tests.factories.billing import TopUpFactory, paid_top_up
+from tests.provider import FAILS_LATER
+from tests.racing import together
 
 pytestmark = pytest.mark.django_db
 
@@ -35,22 +35,8 @@ def failing(provider, top_up):
     return switch_on(top_up, card=FAILS_LATER)
 
 
-def switch_on(top_up, threshold=6000, card=GOOD):
-    saved = customers.saved_cards(top_up.account.organization)
-    chosen = next(each.card for each in saved if each.card.last4 == card[-4:])
-    return auto_topup.switch_on(
-        account=top_up.account, threshold_minor=threshold, amount_minor=2000,
-        method_id=chosen.method_id, user=top_up.created_by,
-    )  # fmt: skip
-
-
 def automatic():
     return TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC)
-
-
-def test_keeps_the_card_and_who_agreed(top_up):
-    setup = switch_on(top_up)
-    assert (setup.is_on, setup.method_label, setup.set_by) == (True, "Visa •••• 4242", top_up.created_by)
 
 
 def test_a_deactivated_service_is_not_charged(provider, top_up):
@@ -117,6 +103,16 @@ class TestSweep:
         provider.deliver()
         assert provider.held() == balance(top_up) == 7000
 
+    def test_charges_the_oldest_first_if_more_wait_than_one_call_may_charge(self, provider, top_up, monkeypatch):
+        monkeypatch.setattr(auto_topup, "MAX_CHARGES", 1)
+        switch_on(top_up)
+        with provider.network_failing():
+            auto_topup.run_due()
+        oldest = automatic().get()
+        TopUpFactory(state=TopUp.States.CREATED, origin=TopUp.Origins.AUTOMATIC)
+        assert auto_topup.run_due() == 1
+        assert list(automatic().filter(state=TopUp.States.PENDING)) == [oldest]
+
     def test_a_charge_that_never_arrived_is_given_up(self, provider, top_up):
         switch_on(top_up)
         with provider.network_failing():
@@ -162,15 +158,6 @@ class TestFailing:
         failing.refresh_from_db()
         assert (failing.failures, failing.last_failure) == (0, "")
         assert balance(top_up) == 7000
-
-
-@pytest.mark.django_db(transaction=True)
-def test_ten_sweeps_at_once_charge_once(provider, top_up):
-    switch_on(top_up)
-    assert raised(together(*[auto_topup.run_due] * 10)) == []
-    provider.deliver()
-    assert provider.held() == balance(top_up) == 7000
-    assert automatic().count() == 1
 
 
 @pytest.mark.django_db(transaction=True)

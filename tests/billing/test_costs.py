@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from billing import costs
-from tests.billing.runs import backdate, buy, run
+from tests.billing.runs import backdate, run
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import book, wallet
 
@@ -115,9 +115,3 @@ def test_the_forecast(account, runs, spent, daily):
     forecast = costs.forecast(account.organization, now)
     assert (forecast.spent_minor, forecast.daily_minor, forecast.days_left) == (spent, Decimal(daily), 15)
     assert forecast.total_minor == spent + 15 * daily
-
-
-def test_holds_are_listed_by_amount(account):
-    for amount in (10, 300, 50):
-        buy(account, amount)
-    assert [hold.amount_minor for hold in costs.open_holds(account)] == [300, 50, 10]

@@ -7,7 +7,6 @@ from decimal import Decimal
 import pytest
 from babel.numbers import get_currency_precision, list_currencies
 from django.core.checks import run_checks
-from django.urls import reverse
 from django.utils import translation
 
 from billing import amounts, currencies, gateway, payments, pricebooks, refunds
@@ -21,30 +20,10 @@ from tests.factories.billing import PriceBookFactory, book, quote, wallet
 TABLE = [
     # currency, an amount in the major unit, in the minor unit, the step of payments, in English
     ("USD", "12.34", 1234, 1, "$12.34"),
-    ("EUR", "12.34", 1234, 1, "€12.34"),
-    ("CNY", "12.34", 1234, 1, "CN¥12.34"),
     ("JPY", "1234", 1234, 1, "¥1,234"),
-    ("KRW", "1234", 1234, 1, "₩1,234"),
-    ("VND", "1234", 1234, 1, "₫1,234"),
-    ("XOF", "1234", 1234, 1, "F\u202fCFA1,234"),
-    ("CLP", "1234", 1234, 1, "CLP1,234"),
-    ("MGA", "1234", 1234, 1, "MGA1,234"),
-    # whole for the ISO and CLDR, hundredths for Stripe
-    ("ISK", "1234", 123400, 100, "ISK1,234"),
-    ("UGX", "1234", 123400, 100, "UGX1,234"),
-    # hundredths for Stripe and the ISO, none in CLDR
-    ("RSD", "12.34", 1234, 1, "RSD12.34"),
-    ("ALL", "12.34", 1234, 1, "ALL12.34"),
-    ("LBP", "12.30", 1230, 1, "LBP12.30"),
-    ("LAK", "1234", 123400, 1, "LAK1,234"),
-    # hundredths, though paid out in whole units
-    ("HUF", "12.34", 1234, 1, "HUF12.34"),
-    ("TWD", "12.34", 1234, 1, "NT$12.34"),
-    ("BHD", "12.340", 12340, 10, "BHD12.340"),
-    ("JOD", "12.340", 12340, 10, "JOD12.340"),
+    ("ISK", "1234", 123400, 100, "ISK1,234"),  # whole for the ISO and CLDR, hundredths for Stripe
+    ("RSD", "12.34", 1234, 1, "RSD12.34"),  # hundredths for Stripe and the ISO, none in CLDR
     ("KWD", "12.340", 12340, 10, "KWD12.340"),
-    ("OMR", "12.340", 12340, 10, "OMR12.340"),
-    ("TND", "12.340", 12340, 10, "TND12.340"),
 ]
 UNSUPPORTED = ["XAU", "XXX", "BTC", "usd", "IRR", "KPW", "", "US"]
 
@@ -54,6 +33,7 @@ def test_a_currency(currency, major, minor, step, english):
     assert amounts.to_minor(Decimal(major), currency) == minor
     assert amounts.to_major(minor, currency) == Decimal(major)
     assert currencies.step(currency) == step
+    assert currencies.round_up_for_payment(minor - step + 1, currency) == minor
     assert currency in currencies.SUPPORTED
     with translation.override("en"):
         assert amounts.money(minor, currency) == english
@@ -70,12 +50,6 @@ def test_each_currency_is_real_and_in_one_table():
     assert sum(map(len, parts)) == len(currencies.SUPPORTED)
     assert set(list_currencies()) | {"XCG"} >= currencies.SUPPORTED
     assert not currencies.SUPPORTED & set(UNSUPPORTED)
-
-
-@pytest.mark.parametrize(("amount", "payable"), [(1, 100), (100, 100), (101, 200), (0, 0)])
-def test_an_amount_is_rounded_up_to_what_can_be_paid(amount, payable):
-    assert currencies.round_up_for_payment(amount, "ISK") == payable
-    assert currencies.round_up_for_payment(amount, "USD") == amount
 
 
 @pytest.mark.django_db
@@ -95,8 +69,11 @@ class TestPayments:
         provider.pay(top_up.session_id)
         provider.deliver()
         assert balance(top_up) == provider.held(currency) == minor
-        refund = refunds.refund(top_up=top_up, amount_minor=step, reason="A step", user=UserFactory())
-        assert refund.state == "succeeded"
+        refund = {"top_up": top_up, "reason": "A step", "user": UserFactory()}
+        if step > 1:
+            with pytest.raises(RefundRefused, match=f"multiple of {currency}"):
+                refunds.refund(amount_minor=step + 1, **refund)
+        assert refunds.refund(amount_minor=step, **refund).state == "succeeded"
         assert provider.held(currency) == minor - step
 
     @pytest.mark.parametrize(("currency", "amount", "step"), [("ISK", 100_050, "ISK1"), ("KWD", 1235, "KWD0.010")])
@@ -105,23 +82,9 @@ class TestPayments:
             self.start(currency, amount)
         assert caught.value.fields == {"amount_minor": f"The amount must be a multiple of {step}."}
         assert not TopUp.objects.exists()
+        page = {"reference": "r", "title": "t", "customer_id": "", "return_url": "https://t/"}
         with pytest.raises(PaymentRefused):
-            gateway.create_checkout(
-                reference="r",
-                amount_minor=amount,
-                currency=currency,
-                title="t",
-                customer_id="",
-                return_url="https://t/",
-            )
-
-    def test_a_refund_that_is_too_fine_is_refused(self, provider):
-        top_up = self.start("ISK", 200_000)
-        provider.pay(top_up.session_id)
-        provider.deliver()
-        top_up.refresh_from_db()
-        with pytest.raises(RefundRefused, match="multiple of ISK1"):
-            refunds.refund(top_up=top_up, amount_minor=150, reason="Fine", user=UserFactory())
+            gateway.create_checkout(amount_minor=amount, currency=currency, **page)
 
     def test_what_a_quote_lacks_is_rounded_up_to_a_payable_amount(self):
         book("ISK", hourly="123456")
@@ -135,30 +98,16 @@ class TestPayments:
             payments.require_amount(account, 500, field="amount")
         payments.require_amount(account, 510, field="amount")
 
-    def test_the_form_offers_amounts_of_the_currency(self, client):
-        member = MembershipFactory()
-        wallet(member.organization, currency="JPY")
-        client.force_login(member.user)
-        page = client.get(reverse("wallet")).content.decode()
-        for amount in (2000, 5000, 10_000, 50_000):
-            assert f'data-value="{amount}"' in page
-
-    @pytest.mark.parametrize("currency", ["XAU", "IRR"])
-    def test_a_price_book_in_an_unsupported_currency_is_not_published(self, currency):
-        with pytest.raises(BookRefused, match=f"Payments in {currency}"):
-            pricebooks.publish(book=PriceBookFactory(currency=currency))
-
 
 class TestSettings:
-    @pytest.mark.parametrize("currency", UNSUPPORTED)
-    def test_an_unsupported_currency_is_refused_at_start(self, settings, currency):
+    @pytest.mark.django_db
+    @pytest.mark.parametrize("currency", ["XAU", "IRR"])
+    def test_an_unsupported_currency_is_refused_at_start_and_in_price_books(self, settings, currency):
         settings.CURRENCY = currency
         errors = [each for each in run_checks() if each.id == "billing.E001"]
         assert [each.msg for each in errors] == [f"CURRENCY is {currency!r}, which Stripe does not support."]
-
-    def test_supported_currencies_are_accepted(self, settings):
-        for settings.CURRENCY in [row[0] for row in TABLE]:
-            assert check_payment_settings() == []
+        with pytest.raises(BookRefused, match=f"Payments in {currency}"):
+            pricebooks.publish(book=PriceBookFactory(currency=currency))
 
     @pytest.mark.parametrize(
         ("currency", "least", "most"),

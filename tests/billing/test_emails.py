@@ -9,10 +9,10 @@ from django.core import mail
 from django.core.mail.backends import locmem
 from django.utils import timezone
 
-from billing import budgets, emails, invoices, receivables
+from billing import emails, invoices, receivables
 from billing.models import InvoiceMail
 from console.accounts.roles import Role
-from tests.billing.runs import buy, run
+from tests.billing.runs import run
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import book, wallet
 from tests.racing import together
@@ -106,13 +106,3 @@ def test_a_refused_address_is_retried_only_if_it_may_accept_later(owner, monkeyp
     else:
         assert sent == [1, 0, 0]
         assert len(delivered) == 1
-
-
-def test_a_budget_alert_is_in_the_readers_language(account, owner):
-    owner.user.language = "zh-hans"
-    owner.user.save()
-    budgets.set_budget(membership=owner, user=None, amount_minor=100)
-    buy(account, 60, member=owner)
-    budgets.record_alerts()
-    assert emails.send_due() == 1
-    assert "预算" in mail.outbox[0].subject

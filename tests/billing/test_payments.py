@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import stripe
 
-from billing import gateway, payments, selectors
+from billing import gateway, payments
 from billing.errors import AmountRefused, PaymentUnavailable
 from billing.models import Account, PaymentCustomer, Quote, TopUp
 from tests.billing.paying import balance
@@ -120,21 +120,6 @@ def test_returning_from_the_payment_page_credits_nothing(client):
     client.force_login(member.user)
     assert client.get("/wallet/?paid=1").status_code == 200
     assert (balance(top_up), top_up.state) == (0, TopUp.States.PENDING)
-
-
-def test_the_page_shows_a_payment_that_arrives_while_it_is_made(client, provider, monkeypatch):
-    top_up = start()
-    client.force_login(top_up.created_by)
-    read = selectors.wallet
-
-    def arrive_after(organization):
-        account = read(organization)
-        provider.pay(top_up.session_id)
-        provider.deliver()
-        return account
-
-    monkeypatch.setattr(selectors, "wallet", arrive_after)
-    assert "data-available>$50.00<" in client.get("/wallet/?paid=1").content.decode()
 
 
 def test_the_api_version_is_that_of_the_installed_client():

@@ -63,8 +63,6 @@ def test_a_copy_is_a_draft_with_the_same_prices(published):
     rows = [PriceRow(PriceKind.MINIMUM, Decimal(5)), PriceRow(PriceKind.NODE_HOUR, Decimal(360), node_spec="small")]
     for each in (draft, published):
         assert sorted(pricebooks.price_rows(each), key=lambda row: row.kind) == rows
-    Price.objects.filter(book=draft).update(amount=1)
-    assert {row.amount for row in pricebooks.price_rows(published)} == {Decimal(360), Decimal(5)}
     for _ in range(20):
         draft = draft_of(draft)
     assert draft.name.startswith("Copy of Copy of")
@@ -124,7 +122,6 @@ class TestPublish:
         assert refusal(other) == f"A price is missing: {pricebooks.price_name(fixed)}. Add it."
 
 
-@pytest.mark.django_db(transaction=True)
 class TestPublishedBook:
     @pytest.mark.parametrize(
         "statement",
@@ -148,6 +145,7 @@ class TestPublishedBook:
         rows = pricebooks.price_rows(published)
         with (
             pytest.raises(IntegrityError, match="never edited, only superseded"),
+            transaction.atomic(),
             connection.cursor() as cursor,
         ):
             cursor.execute(statement.format(published=published.pk, draft=draft.pk))
@@ -156,6 +154,7 @@ class TestPublishedBook:
         draft.delete()
         assert PriceBook.objects.count() == 1
 
+    @pytest.mark.django_db(transaction=True)
     def test_has_a_price_added_meanwhile_or_refuses_it(self, published):
         for _ in range(5):
             draft = draft_of(published)

@@ -93,17 +93,6 @@ def test_a_charge(row):
     assert str(made.ceiling_minor - charge.total_minor) == row["released"]
 
 
-def test_there_is_an_example_of_every_rule():
-    assert (len(QUOTES), len(CHARGES)) == (11, 16)
-    offers = {name: offer(row) for name, row in QUOTES.items()}
-    lines = [line for made in offers.values() for line in made.lines]
-    for row in CHARGES:
-        usage = Usage(float(row["seconds used"]), completed=row["completed"] == "yes")
-        lines += rate(usage, offers[row["quote"]].terms).lines
-    charged = {"time_used", "epochs_completed", "fixed_price", "extra_time", "minimum"}
-    assert {line.rule for line in lines} == charged | {"above_ceiling", "above_fixed_price"}
-
-
 def test_every_kind_of_price_is_named():
     assert {row["kind"].strip("`") for row in table("kind")} == set(Price.Kinds.values)
 

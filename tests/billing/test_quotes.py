@@ -71,17 +71,14 @@ def test_a_quote_expires_but_survives_its_node_spec(account):
         quotes.require_valid(Quote.objects.get(pk=quote.pk))
 
 
-@pytest.mark.parametrize("key", ["garbage", "", "0", str(uuid.UUID(int=7)), 10**40])
-def test_an_unknown_quote_is_not_found(account, key):
-    with pytest.raises(NotFound):
-        quotes.quote_for(organization=account.organization, quote_id=key)
-
-
-def test_another_organizations_quote_is_not_found(account):
+def test_an_unknown_quote_or_another_organizations_is_not_found(account):
     quote = new_quote(account)
     assert quotes.quote_for(organization=account.organization, quote_id=str(quote.pk)) == quote
     with pytest.raises(NotFound):
         quotes.quote_for(organization=wallet().organization, quote_id=quote.pk)
+    for unknown in ("garbage", "", "0", str(uuid.UUID(int=7)), 10**40):
+        with pytest.raises(NotFound):
+            quotes.quote_for(organization=account.organization, quote_id=unknown)
 
 
 def test_a_wallet_is_needed(account):
@@ -90,27 +87,17 @@ def test_a_wallet_is_needed(account):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "fields"),
+    ("changes", "error", "refusal"),
     [
-        ({"spec": "unpriced"}, NotPriced, {"node_spec": "There is no price for this product, node spec and number"}),
-        ({"mode": pricing.Mode.FIXED}, NotPriced, {"node_spec": "There is no price"}),
-        (
-            {"max_seconds": 7201},
-            QuoteRefused,
-            {"max_seconds": "The longest time of this product is 7200 seconds. Choose a shorter time."},
-        ),
-        (
-            {"ceiling_minor": 11},
-            QuoteRefused,
-            {"ceiling_minor": "The ceiling must be at least $0.12 for these settings."},
-        ),
+        ({"spec": "unpriced"}, NotPriced, ("node_spec", "There is no price for this product, node spec and number")),
+        ({"max_seconds": 7201}, QuoteRefused, ("max_seconds", "The longest time of this product is 7200 seconds.")),
+        ({"ceiling_minor": 11}, QuoteRefused, ("ceiling_minor", "The ceiling must be at least $0.12 for")),
     ],
 )
-def test_a_choice_is_refused_at_its_field(account, changes, error, fields):
+def test_a_choice_is_refused_at_its_field(account, changes, error, refusal):
     NodeSpecFactory(name="unpriced")
     with pytest.raises(error) as caught:
         new_quote(account, **changes)
-    assert caught.value.fields.keys() == fields.keys()
-    for name, beginning in fields.items():
-        assert str(caught.value.fields[name]).startswith(beginning)
+    ((field, sentence),) = caught.value.fields.items()
+    assert (field, str(sentence)[: len(refusal[1])]) == refusal
     assert not Quote.objects.exists()

@@ -70,12 +70,12 @@ def test_is_retried_after_a_network_failure_and_made_once(provider, top_up, when
     assert provider.held() == 3000
 
 
-def test_is_confirmed_by_its_event_when_the_answer_was_lost(provider, top_up):
-    with provider.network_failing("after"):
-        refund(top_up)
-    assert both_sides_agree(provider)
-    assert Refund.objects.get().state == Refund.States.SUCCEEDED
-    assert billing_refunds.submit_waiting() == 0
+def test_the_oldest_is_retried_first_if_more_wait_than_one_call_may_submit(provider, top_up, monkeypatch):
+    monkeypatch.setattr(billing_refunds, "MAX_SUBMITTED", 1)
+    with provider.network_failing():
+        oldest, _newer = refund(top_up, 2000), refund(top_up, 1000)
+    assert billing_refunds.submit_waiting() == 1
+    assert list(Refund.objects.filter(state=Refund.States.SUCCEEDED)) == [oldest]
 
 
 def test_is_made_once_by_two_workers_that_submit_at_the_same_moment(provider, top_up):

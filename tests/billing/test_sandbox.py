@@ -6,10 +6,6 @@ What its payments, refunds and disputes do is tested without a socket, in the te
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import threading
 
 import httpx
 import pytest
@@ -30,9 +26,9 @@ from tests.provider import ASKS, ASKS_ALWAYS, DECLINED, DISPUTED, GOOD
 WALLET = "http://127.0.0.1:8000/wallet/"
 
 
-def charge(customer, method):
+def charge(customer, method, reference="1"):
     return gateway.charge_card(
-        reference="1", customer_id=customer, method_id=method, amount_minor=700, currency="USD", title="T"
+        reference=reference, customer_id=customer, method_id=method, amount_minor=700, currency="USD", title="T"
     )
 
 
@@ -65,20 +61,6 @@ class TestPage:
         assert (intent["status"], intent["amount_received"]) == ("succeeded", 5000)
         assert intent["metadata"] == {"top_up": "top-up-1"}
 
-    @pytest.mark.parametrize(
-        ("card", "sentence"),
-        [(DECLINED, "Your card was declined."), ("1234", "test cards only"), ("", "test cards only")],
-    )
-    def test_says_why_a_card_is_refused_and_takes_another(self, customer, served, card, sentence):
-        checkout_page = page(customer)
-        answer = pay(checkout_page, card)
-        assert answer.status_code == 200
-        assert sentence in answer.text
-        assert served.session(checkout_page.session_id)["payment_status"] == "unpaid"
-        assert served.balance("usd") == 0
-        assert pay(checkout_page).status_code == 303
-        assert served.balance("usd") == 5000
-
     @pytest.mark.parametrize("agreed", [True, False])
     def test_of_the_bank_asks_once(self, customer, served, agreed):
         checkout_page = page(customer)
@@ -91,13 +73,6 @@ class TestPage:
         assert ("unable to authenticate" in httpx.get(checkout_page.url).text) == (not agreed)
         assert httpx.get(challenge).status_code == 404
         assert httpx.post(challenge, data={"answer": "agree"}).status_code == 404
-
-    @pytest.mark.parametrize(
-        ("currency", "offered"), [("CNY", {"Alipay", "WeChat Pay"}), ("USD", {"Alipay"}), ("GBP", set())]
-    )
-    def test_offers_the_payment_methods_of_the_currency(self, customer, currency, offered):
-        shown = httpx.get(page(customer, currency=currency).url).text
-        assert {name for name in ("Alipay", "WeChat Pay") if name in shown} == offered
 
     @pytest.mark.parametrize("is_closed_by_us", [True, False])
     def test_expires(self, customer, served, console, monkeypatch, is_closed_by_us):
@@ -112,41 +87,36 @@ class TestPage:
         assert served.balance("usd") == 0
 
 
-class TestCards:
-    def test_are_saved_without_a_payment_and_then_confirmed_no_more(self, customer, served, console):
-        setup = setup_page(customer)
-        assert "Save a card" in httpx.get(setup.url).text
-        assert "declined" in pay(setup, DECLINED).text
-        challenge = pay(setup, ASKS).headers["Location"]
-        assert httpx.post(challenge, data={"answer": "agree"}).headers["Location"].endswith("?saved=1")
-        assert console.event("setup_intent.succeeded")
-        assert served.balance("usd") == 0
-        (card,) = gateway.cards(customer)
-        assert (card.brand, card.last4, card.expires, card.label) == ("Visa", "3155", "12/34", "Visa •••• 3155")
-        assert charge(customer, card.method_id).status == "succeeded"
-        assert served.balance("usd") == 700
+def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(customer, served, console):
+    setup = setup_page(customer)
+    assert "Save a card" in httpx.get(setup.url).text
+    assert "declined" in pay(setup, DECLINED).text
+    challenge = pay(setup, ASKS).headers["Location"]
+    assert httpx.post(challenge, data={"answer": "agree"}).headers["Location"].endswith("?saved=1")
+    assert console.event("setup_intent.succeeded")
+    (card,) = gateway.cards(customer)
+    assert (card.brand, card.last4, card.expires, card.label) == ("Visa", "3155", "12/34", "Visa •••• 3155")
+    assert served.balance("usd") == 0
+    assert charge(customer, card.method_id).status == "succeeded"
+    other = gateway.create_customer(reference="2", name="Other", email="b@example.com")
+    with pytest.raises(PaymentRefused):
+        charge(other, card.method_id, "of another customer")
+    for _ in range(2):
+        gateway.remove_card(card.method_id)
+    assert gateway.cards(customer) == []
+    with pytest.raises(PaymentRefused):
+        charge(customer, card.method_id, "of a removed card")
+    assert served.balance("usd") == 700
 
-    def test_that_need_a_confirmation_each_time_are_declined_off_session(self, customer, served):
-        httpx.post(pay(setup_page(customer), ASKS_ALWAYS).headers["Location"], data={"answer": "agree"})
-        (card,) = gateway.cards(customer)
-        for _ in range(2):  # the same key gives the same answer
-            with pytest.raises(PaymentDeclined) as caught:
-                charge(customer, card.method_id)
-            assert caught.value.reason == "authentication_required"
-        assert served.balance("usd") == 0
 
-    def test_are_charged_to_their_own_customer_until_they_are_removed(self, customer, served):
-        pay(page(customer, "save", save_card=True))
-        (card,) = gateway.cards(customer)
-        other = gateway.create_customer(reference="2", name="Other", email="b@example.com")
-        with pytest.raises(PaymentRefused):
-            charge(other, card.method_id)
-        for _ in range(2):
-            gateway.remove_card(card.method_id)
-        assert gateway.cards(customer) == []
-        with pytest.raises(PaymentRefused):
+def test_a_card_that_needs_a_confirmation_each_time_is_declined_off_session(customer, served):
+    httpx.post(pay(setup_page(customer), ASKS_ALWAYS).headers["Location"], data={"answer": "agree"})
+    (card,) = gateway.cards(customer)
+    for _ in range(2):  # the same key gives the same answer
+        with pytest.raises(PaymentDeclined) as caught:
             charge(customer, card.method_id)
-        assert served.balance("usd") == 5000
+        assert caught.value.reason == "authentication_required"
+    assert served.balance("usd") == 0
 
 
 @pytest.mark.parametrize(("status", "movements"), [("won", [-5000, 5000]), ("lost", [-5000])])
@@ -164,7 +134,7 @@ def test_a_dispute_is_decided_by_its_evidence(customer, served, console, status,
     assert [each["amount"] for each in ended["balance_transactions"]] == movements
     assert served.balance("usd") == 5000 + sum(movements)
     with pytest.raises(stripe.InvalidRequestError):
-        client.v1.disputes.close(dispute["id"])
+        client.v1.disputes.update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
 
 
 class TestIdempotency:
@@ -245,36 +215,20 @@ class TestRestart:
             assert console.event("checkout.session.completed")
 
 
-@pytest.mark.parametrize("key", ["", "Bearer wrong", "Bearer \xe9", "Bearer sk_live_1"])
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/events"), ("POST", "/v1/checkout/sessions")])
-def test_the_api_requires_its_key(served, method, path, key):
-    headers = {"Authorization": key.encode("latin-1")} if key else {}
-    answer = httpx.request(method, served.account.base_url + path, headers=headers)
-    assert answer.status_code == 401
-    assert ("no live key" in answer.json()["error"]["message"]) == ("_live_" in key)
+def test_the_api_requires_its_key(served):
+    for key in ("", "Bearer wrong", "Bearer \xe9", "Bearer sk_live_1"):
+        headers = {"Authorization": key.encode("latin-1")} if key else {}
+        for method, path in (("GET", "/v1/events"), ("POST", "/v1/checkout/sessions")):
+            answer = httpx.request(method, served.account.base_url + path, headers=headers)
+            assert answer.status_code == 401
+            assert ("no live key" in answer.json()["error"]["message"]) == ("_live_" in key)
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/"),
-        ("GET", "/pay/cs_unknown"),
-        ("POST", "/pay/cs_unknown"),
-        ("GET", "/v1/unknown"),
-        ("POST", "/v1/unknown"),
-        ("GET", "/v1/refunds/re_unknown"),
-        ("POST", "/v1/payment_intents/pi_unknown/capture"),
-    ],
-)
-def test_an_unknown_address_is_not_found(served, method, path):
+def test_an_unknown_address_is_not_found(served):
     headers = {"Authorization": f"Bearer {gateway.sandbox_key()}"}
-    assert httpx.request(method, served.account.base_url + path, headers=headers).status_code == 404
-
-
-@pytest.mark.parametrize("amount", ["a lot", 0, -1, 10**12])
-def test_an_invalid_amount_is_refused(customer, amount):
-    with pytest.raises(PaymentRefused):
-        page(customer, amount_minor=amount)
+    for path in ("/", "/pay/cs_unknown", "/v1/unknown", "/v1/payment_intents/pi_unknown"):
+        for method in ("GET", "POST"):
+            assert httpx.request(method, served.account.base_url + path, headers=headers).status_code == 404
 
 
 def test_the_form_encoding():
@@ -313,38 +267,7 @@ def test_from_the_top_up_to_the_credit(served, console, client):
     assert (balance(top_up), top_up.state) == (5000, TopUp.States.PAID)
 
 
-class TestCommand:
-    def test_refuses_to_start_when_stripe_keys_are_set(self, settings):
-        settings.PAYMENTS_SANDBOX = False
-        with pytest.raises(CommandError, match="does not run beside them"):
-            call_command("payments_sandbox")
-
-    def test_serves_until_it_is_terminated(self, settings, tmp_path, capsys):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        settings.VAR_DIR, settings.SANDBOX_PORT = tmp_path, port
-        settings.SANDBOX_URL = f"http://127.0.0.1:{port}"
-        settings.TRAINYARD_URL = "http://127.0.0.1:9"
-        statuses = []
-
-        def visit_and_stop():
-            try:
-                transport = httpx.HTTPTransport(retries=8)  # it may not listen yet
-                with httpx.Client(transport=transport) as visitor:
-                    statuses.append(visitor.get(settings.SANDBOX_URL).status_code)
-            finally:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        visitor = threading.Thread(target=visit_and_stop)
-        try:
-            # Until the command has set its own, a signal must not end the tests.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            visitor.start()
-            call_command("payments_sandbox")
-        finally:
-            visitor.join(PATIENCE)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        assert statuses == [404]
-        assert f"listens at {settings.SANDBOX_URL}" in capsys.readouterr().out
+def test_the_command_refuses_to_start_when_stripe_keys_are_set(settings):
+    settings.PAYMENTS_SANDBOX = False
+    with pytest.raises(CommandError, match="does not run beside them"):
+        call_command("payments_sandbox")

@@ -29,9 +29,9 @@ class Command(BaseCommand):
         server = sandbox.serve(provider=provider, port=settings.SANDBOX_PORT, api_key=gateway.sandbox_key())
         delivery = threading.Thread(target=sender.deliver)
         delivery.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
             # shutdown() waits for the serving loop, which runs in this thread: call it from another thread.
-            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+            signal.signal(signal_number, lambda *_: threading.Thread(target=server.shutdown).start())
         self.stdout.write(f"The payments sandbox listens at {settings.SANDBOX_URL}.")
         server.serve_forever()
         server.server_close()
