@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.cluster import FakeCluster
+from tests.kubernetes.harness import KubernetesHarness, describe
 from tests.kubernetes.real_cluster import RealSite
 from tests.kubernetes.sites import FakeSite, Site
-from tests.kubernetes.harness import KubernetesHarness, describe
 
 _REAL: list[RealSite] = []
 """The real cluster while it is used: a process has one namespace there."""

@@ -21,8 +21,8 @@ from runtime.images import venvs
 from runtime.specs import Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
 from tests.factories.notebooks import Browser, sell_notebook
-from tests.kubernetes.images import TORCH, python_image
 from tests.kubernetes.harness import KubernetesHarness
+from tests.kubernetes.images import TORCH, python_image
 from tests.runtime.backends.cluster_runs import create_limited_backend
 from tests.runtime.images_of_ours import IMAGES
 from tests.tools import asgi_console

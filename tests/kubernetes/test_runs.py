@@ -15,10 +15,10 @@ from runtime.backends.kubernetes.backend import check
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.images import venvs
 from runtime.specs import Image, Outcome, Resources, RunPhase, WaitingCode
+from tests.kubernetes.harness import KubernetesHarness
 from tests.kubernetes.images import TORCH, python_image
 from tests.kubernetes.real_cluster import RealSite
 from tests.kubernetes.sites import TORCH_IMAGE, FakeSite
-from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.contract import STUBBORN, WAIT
 from tests.runtime.images_of_ours import IMAGES
 

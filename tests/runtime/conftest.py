@@ -12,8 +12,8 @@ from runtime import pids
 from runtime.backends.local.backend import LocalBackend
 from runtime.images import venvs
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
-from tests.runtime.run_harness import RunHarness
 from tests.runtime.images_of_ours import load_example
+from tests.runtime.run_harness import RunHarness
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ import textwrap
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.specs import Framework, Image, Mount, Resources, RunSpec
-from tests.runtime.run_harness import RunHarness
 from tests.runtime.conftest import processes_below
+from tests.runtime.run_harness import RunHarness
 
 
 class SlurmHarness(RunHarness):

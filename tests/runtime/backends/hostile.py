@@ -40,7 +40,7 @@ def attempts(action, *arguments):
 
 
 def choose_start(harness, how):
-    """Return the harness with ranks that start a new interpreter (`cold`) or are forked from a prepared one (`warm`)."""
+    """Return the harness; its ranks start a new interpreter (`cold`) or are forked from a prepared one (`warm`)."""
     if how == "warm":
         warm(harness)
     return harness
