@@ -43,9 +43,9 @@ ASSUMED_SCALING = 0.8
 """Assumed exponent by which speed grows with the number of nodes, if it was not measured. With 0.8, twice the nodes are
 1.74 times as fast, as is common for data parallel training."""
 REFERENCE_SPREAD = 1.5
-PROBE_SPREAD = 1.5
+FREE_ESTIMATE_SPREAD = 1.5
 """Ratios of p90 to p50 of estimates that no completed run supports: from the product's reference speed, and from a
-one-minute probe. Both are judgements, as above."""
+one-minute free estimate. Both are judgements, as above."""
 MIN_RUNS_FOR_START_UP = 4
 """Runs that are needed to tell start-up time from time per epoch. With three, one outlier would decide the slope."""
 
@@ -76,10 +76,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class History:
-    """Earlier runs of a purchase's script on its node spec, on any number of nodes; its probes if there are no runs."""
+    """Earlier runs of a purchase's script on its node spec, on any number of nodes."""
 
     runs: Sequence[Sample]
-    probes: Sequence[Sample]
+    free_estimates: Sequence[Sample]
+    """The script's free estimates; read only if there are no runs."""
 
     @property
     def measures_scaling(self) -> bool:
@@ -90,11 +91,11 @@ class History:
 def history(purchase: Purchase) -> History:
     """Read the earlier runs for `estimate_from`."""
     runs = samples(purchase)
-    return History(runs, () if runs else probe_samples(purchase))
+    return History(runs, () if runs else free_estimate_samples(purchase))
 
 
 def estimate(purchase: Purchase) -> Estimate:
-    """Estimate a purchase's total time: from earlier runs, else a probe, else the product's reference speed."""
+    """Estimate a purchase's total time: from earlier runs, else free estimates, else the product's reference speed."""
     return estimate_from(history(purchase), purchase)
 
 
@@ -102,8 +103,9 @@ def estimate_from(earlier_runs: History, purchase: Purchase) -> Estimate:
     """Estimate a purchase's total time from its `history`; without earlier runs, from the product's reference speed."""
     if from_runs := estimate_from_runs(earlier_runs.runs, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_runs
-    if from_probes := _estimate_from_probes(earlier_runs.probes, nodes=purchase.nodes, epochs=purchase.epochs):
-        return from_probes
+    measured = _estimate_from_free_estimates(earlier_runs.free_estimates, nodes=purchase.nodes, epochs=purchase.epochs)
+    if measured:
+        return measured
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
     # A run cannot take longer than the customer's own time limit, so p90 is that limit if it is lower.
     if purchase.max_seconds and purchase.max_seconds < reference * REFERENCE_SPREAD:
@@ -158,24 +160,24 @@ def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, ve
     return [sample for sample in candidates if sample.seconds > 0]
 
 
-def probe_samples(purchase: Purchase) -> list[Sample]:
-    """Return the probes of this script. A probe that was cut off counts up to its last finished epoch, if known."""
-    probes = (
+def free_estimate_samples(purchase: Purchase) -> list[Sample]:
+    """Return the free estimates of this script. One that was cut off counts up to its last finished epoch, if known."""
+    jobs = (
         _runs_of(_code_filter(purchase))
         .filter(order__quote__purchase__has_key="probe", epoch__gt=0)
         .filter(reason__in=[EndReason.COMPLETED, EndReason.TIME_LIMIT], started_at__isnull=False)
         .order_by("-id")[:MAX_RUNS]
     )
     result = []
-    for probe in probes:
-        if probe.started_at is None or probe.finished_at is None:
+    for job in jobs:
+        if job.started_at is None or job.finished_at is None:
             continue
-        # A probe that reached its time limit was cut off during an epoch, whose time does not count.
-        last_epoch_at = telemetry.epoch_finished_at(probe) if probe.reason == EndReason.TIME_LIMIT else None
-        until = last_epoch_at or probe.finished_at
-        seconds = (until - probe.started_at).total_seconds()
+        # A run that reached its time limit was cut off during an epoch, whose time does not count.
+        last_epoch_at = telemetry.epoch_finished_at(job) if job.reason == EndReason.TIME_LIMIT else None
+        until = last_epoch_at or job.finished_at
+        seconds = (until - job.started_at).total_seconds()
         if seconds > 0:
-            result.append(Sample(1, probe.epoch, seconds, has_same_batch=probe.batch_size == purchase.batch_size))
+            result.append(Sample(1, job.epoch, seconds, has_same_batch=job.batch_size == purchase.batch_size))
     return result
 
 
@@ -266,14 +268,14 @@ def pace_of(runs: Sequence[Sample]) -> Pace:
     return Pace(0.0, epoch_seconds, tuple(run.seconds / (epoch_seconds * run.epochs) for run in runs))
 
 
-def _estimate_from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
-    """Estimate a run from probes, which all ran on one node; None if there are none."""
-    if not probes:
+def _estimate_from_free_estimates(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+    """Estimate a run from free estimates, which all ran on one node; None if there are none."""
+    if not runs:
         return None
-    pace = pace_of(probes)
+    pace = pace_of(runs)
     p50 = pace.seconds(epochs) / nodes**ASSUMED_SCALING
-    spread = PROBE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _spread(pace.ratios)
-    return Estimate(round(p50, 3), round(p50 * spread, 3), "probe", len(probes))
+    spread = FREE_ESTIMATE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _spread(pace.ratios)
+    return Estimate(round(p50, 3), round(p50 * spread, 3), "probe", len(runs))
 
 
 def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:

@@ -13,7 +13,7 @@ from billing.models import Price
 from billing.pricing import Estimate, Line, Mode, Offer, PriceKind, PriceRow, Purchase, Terms, quote, rate
 from billing.taxes import Tax
 from billing.usage import Range, Usage
-from jobs import catalogue, estimates, probes
+from jobs import catalogue, estimates, free_estimates
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "pricing.md").read_text()
 
@@ -160,10 +160,10 @@ def test_the_limits_of_estimates():
         f"{2**estimates.ASSUMED_SCALING:.2f} times as fast",
         f"wider by {estimates.SCALED_SPREAD}, or {estimates.UNMEASURED_SPREAD} where",
         f"{estimates.OTHER_BATCH_SPREAD} (another batch size) or {estimates.OTHER_DATA_SPREAD} (other data)",
-        f"{probes.PROBE_SECONDS} seconds at most",
+        f"{free_estimates.MAX_SECONDS} seconds at most",
     ):
         assert figure in PAGE.replace("\n", " ")
-    assert f"{estimates.PROBE_SPREAD} times p50" in PAGE
+    assert f"{estimates.FREE_ESTIMATE_SPREAD} times p50" in PAGE
     assert f"times {estimates.REFERENCE_SPREAD} times the product's headroom" in PAGE.replace("\n", " ")
-    assert estimates.PROBE_SPREAD == estimates.REFERENCE_SPREAD
+    assert estimates.FREE_ESTIMATE_SPREAD == estimates.REFERENCE_SPREAD
     assert f"average day of the last {costs.FORECAST_DAYS}" in PAGE

@@ -2,7 +2,7 @@ import pytest
 
 from billing.models import Receipt
 from console.core.errors import InvalidInput
-from jobs import dispatch, orders, packages, probes, reruns, selectors
+from jobs import dispatch, free_estimates, orders, packages, reruns, selectors
 from jobs.models import Job, PackageLayer
 from jobs.run_specs import run_spec
 from jobs.states import EndReason, JobState
@@ -131,8 +131,10 @@ def test_a_fault_of_the_platform_is_tried_again_and_named_as_such(customer, inst
     assert (job.state, job.reason, job.detail) == (JobState.FAILED, EndReason.PLATFORM_ERROR, "")
 
 
-def test_a_free_probe_waits_for_its_packages_too(customer, installer):
-    order = probes.place_probe(membership=customer.membership, data=customer.form(requirements="requirements.txt"))
+def test_a_free_estimate_waits_for_its_packages_too(customer, installer):
+    order = free_estimates.order_free_estimate(
+        membership=customer.membership, data=customer.form(requirements="requirements.txt")
+    )
     assert order.job.awaits_packages
     assert order.job.packages.requirements == "einops\nujson>5"
 
