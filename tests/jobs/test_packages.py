@@ -12,6 +12,7 @@ from runtime.packages.builder import InstallResult
 from runtime.packages.layers import Layer
 from runtime.specs import Outcome
 from tests.factories.jobs import Customer
+from tests.racing import together
 
 States = PackageLayer.States
 
@@ -269,6 +270,27 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     assert (layer.state, folder.folder.exists()) == (States.REMOVED, False)
     customer.write("requirements.txt", "einops\nujson>5\n")
     assert customer.job(requirements="requirements.txt").awaits_packages
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_ordered_layer_is_not_installed_while_its_old_folder_is_removed(customer, installer, monkeypatch):
+    job = customer.job(requirements="requirements.txt")
+    packages.advance()
+    installer.end()
+    orders.cancel_job(membership=customer.membership, job=job)
+    PackageLayer.objects.update(used_at=job.queued_at - packages.LAYER_RETENTION * 2)
+    remove_folder = Layer.remove
+
+    def order_and_remove(layer):
+        assert customer.job(requirements="requirements.txt").awaits_packages
+        together(packages.advance)
+        assert len(installer.started) == 1
+        remove_folder(layer)
+
+    monkeypatch.setattr(Layer, "remove", order_and_remove)
+    packages.remove_unused()
+    packages.advance()
+    assert len(installer.started) == 2
 
 
 def test_the_api_shows_requirements_and_log(customer, installer, api):
