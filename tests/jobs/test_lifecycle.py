@@ -197,7 +197,7 @@ def test_an_attempt_returned_to_the_queue_is_deleted_and_a_cancelled_one_ends_it
 
 def test_a_partly_placed_run_is_requeued_free_with_a_growing_pause(customer):
     job = customer.job()
-    for number in range(1, lifecycle.MAX_PLACEMENTS + 1):
+    for number in range(1, lifecycle.MAX_FAILED_PLACEMENTS + 1):
         Job.objects.filter(pk=job.pk).update(not_before=None)
         dispatch.dispatch_queue()
         name = f"job-{job.pk}-{number}"
@@ -207,7 +207,7 @@ def test_a_partly_placed_run_is_requeued_free_with_a_growing_pause(customer):
         if number == 1:
             assert (job.state, job.waiting_code) == (JobState.QUEUED, "backoff")
             assert "could not place all nodes at once. That attempt is free" in waiting(customer, job)
-        if number < lifecycle.MAX_PLACEMENTS:
+        if number < lifecycle.MAX_FAILED_PLACEMENTS:
             pause = job.not_before - timezone.now()
             expected = min(lifecycle.PLACEMENT_BACKOFF * 2 ** (number - 1), lifecycle.MAX_PLACEMENT_BACKOFF)
             assert timedelta(0) <= expected - pause < timedelta(seconds=20)
