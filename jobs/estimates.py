@@ -220,27 +220,25 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
     The most similar runs are used: those with the same data and batch size, else with the same data, else all. If some
     of them had this number of nodes, only those count. Otherwise those with the closest number are scaled.
     """
-    similar, spread = _most_similar(runs)
+    similar, p90_factor = _most_similar(runs)
     if not similar:
         return None
     paces = {count: pace_of([run for run in similar if run.nodes == count]) for count in {run.nodes for run in similar}}
     if nodes in paces:
         pace = paces[nodes]
         p50 = pace.seconds(epochs)
-        return _from_history(p50, p50 * spread * _spread(pace.ratios), len(pace.ratios))
+        return _from_history(p50, p90_factor * _p90_ratio(pace.ratios), runs=len(pace.ratios))
     scaling = _scaling({count: pace.seconds(epochs) for count, pace in paces.items()})
     # The closest number by ratio: 2 and 8 nodes are equally close to 4. Of two such numbers the smaller one is used.
     closest = min(paces, key=lambda count: (abs(math.log(count / nodes)), count))
     exponent = ASSUMED_SCALING if scaling is None else scaling
     p50 = paces[closest].seconds(epochs) * (closest / nodes) ** exponent
     ratios = [ratio for pace in paces.values() for ratio in pace.ratios]
-    spread *= SCALED_SPREAD if scaling is not None else UNMEASURED_SPREAD
-    estimated = _from_history(p50, p50 * spread * _spread(ratios), len(ratios))
-    return Estimate(
-        estimated.p50_seconds,
-        estimated.p90_seconds,
-        "history",
-        estimated.runs,
+    p90_factor *= UNMEASURED_SPREAD if scaling is None else SCALED_SPREAD
+    return _from_history(
+        p50,
+        p90_factor * _p90_ratio(ratios),
+        runs=len(ratios),
         measured_nodes=tuple(sorted(paces)),
         efficiency=None if scaling is None else round((nodes / closest) ** (scaling - 1), 3),
     )
@@ -274,8 +272,8 @@ def _estimate_from_free_estimates(runs: Sequence[Sample], *, nodes: int, epochs:
         return None
     pace = pace_of(runs)
     p50 = pace.seconds(epochs) / nodes**ASSUMED_SCALING
-    spread = FREE_ESTIMATE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _spread(pace.ratios)
-    return Estimate(round(p50, 3), round(p50 * spread, 3), "probe", len(runs))
+    p90_factor = FREE_ESTIMATE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _p90_ratio(pace.ratios)
+    return Estimate(round(p50, 3), round(p50 * p90_factor, 3), "probe", len(runs))
 
 
 def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
@@ -285,7 +283,7 @@ def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
         ([run for run in runs if run.has_same_data], OTHER_BATCH_SPREAD),
         (list(runs), OTHER_DATA_SPREAD),
     ]
-    return next(((tier, spread) for tier, spread in tiers if tier), ([], 1.0))
+    return next((tier for tier in tiers if tier[0]), ([], 1.0))
 
 
 def _scaling(seconds: dict[int, float]) -> float | None:
@@ -301,12 +299,15 @@ def _scaling(seconds: dict[int, float]) -> float | None:
     return max(-1.0, min(1.0, statistics.median(slopes))) if slopes else None
 
 
-def _from_history(p50: float, p90: float, runs: int) -> Estimate:
-    """Return the estimate that `runs` runs give. p90 is at least p50."""
-    return Estimate(round(p50, 3), round(max(p50, p90), 3), "history", runs)
+def _from_history(
+    p50: float, p90_factor: float, *, runs: int, measured_nodes: tuple[int, ...] = (), efficiency: float | None = None
+) -> Estimate:
+    """Return an estimate from `runs` runs, whose p90 is `p90_factor` times p50, and at least p50."""
+    p90 = p50 * max(1.0, p90_factor)
+    return Estimate(round(p50, 3), round(p90, 3), "history", runs, measured_nodes, efficiency)
 
 
-def _spread(ratios: Iterable[float]) -> float:
+def _p90_ratio(ratios: Iterable[float]) -> float:
     """Return the 90th percentile of the ratios of actual to fitted times, with a minimum if there are few runs."""
     values = list(ratios)
     p90 = values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[-1]

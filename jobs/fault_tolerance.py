@@ -66,7 +66,7 @@ class FaultToleranceSerializer(FormSerializer):
     on_hang = EnumField(OnHang, default=OnHang.STOP)
     min_nodes = WholeNumberField(
         least=0,
-        most=lambda values: values.get("nodes", 1000),
+        most=lambda values: values.get("nodes", 1000),  # any large number: invalid nodes have their own error
         default=0,
         help_text="An elastic run starts and continues with as few nodes as this. 0: all nodes.",
     )

@@ -174,7 +174,7 @@ def _is_file_or_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _log_location(job: Job, below: list[str]) -> Location:
-    """Return where an attempt's log folder, or a file in it, is."""
+    """Return the location of an attempt's log folder or of a file in it. `below` are the parts of the path below `logs`."""
     number = _ATTEMPT_NAME.fullmatch(below[0])
     attempt: Attempt | None = job.attempts.filter(number=int(number[1])).first() if number else None
     if attempt is None or len(below) > 2 or (len(below) == 2 and not LOG_NAME.fullmatch(below[1])):
