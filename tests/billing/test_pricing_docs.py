@@ -112,7 +112,7 @@ def test_the_prices_of_a_new_installation():
     rows = {row["node spec"]: row for row in table("node spec")}
     assert list(rows) == [spec.name for spec in catalogue.SPECS]
     for spec in catalogue.SPECS:
-        prices = [Decimal(value) for value in list(rows[name].values())[1:]]
+        prices = [Decimal(value) for value in list(rows[spec.name].values())[1:]]
         assert prices == [spec.hourly, spec.hourly * catalogue.DISCOUNT_FACTOR, spec.fixed_epoch]
     assert f"from {catalogue.DISCOUNT_FROM_NODES} nodes on" in PAGE
     assert f"The minimum charge of a run is {catalogue.MIN_CHARGE}." in PAGE

@@ -293,25 +293,6 @@ def test_an_ordered_layer_is_not_installed_while_its_old_folder_is_removed(custo
     assert len(installer.started) == 2
 
 
-def test_the_api_shows_requirements_and_log(customer, installer, api):
-    client = api(customer.membership)
-    job = customer.job(requirements="requirements.txt")
-    packages.advance()
-    installer.started[-1][0].folder.mkdir(parents=True)
-    (installer.started[-1][0].folder / "log.txt").write_text("Resolved 2 packages\n")
-    path = f"/api/v1/jobs/{job.pk}/packages/"
-    assert client.get(path).json() == {
-        "state": "pending",
-        "requirements": ["einops", "ujson>5"],
-        "reason": "",
-        "size_bytes": 0,
-        "log": "Resolved 2 packages\n",
-    }
-    installer.end("no such package")
-    assert (client.get(path).json()["state"], client.get(path).json()["log"]) == ("failed", "Resolved 2 packages\n")
-    assert client.get(f"/api/v1/jobs/{job.pk}/").json()["requirements"] == "requirements.txt"
-
-
 def test_a_file_beside_the_script_is_found(customer):
     def found(path, **purchase):
         purchase = {"workspace": customer.workspace.name, "code_path": path, **purchase}
@@ -326,7 +307,7 @@ def test_a_file_beside_the_script_is_found(customer):
     assert found("../x/train.py") == ""
 
 
-def test_pages_offer_the_file_and_show_the_log(customer, installer, client):
+def test_pages_and_api_offer_the_file_and_show_the_log(customer, installer, client):
     client.force_login(customer.membership.user)
     card = client.post("/training/quote/", customer.form(max_time="60")).content.decode()
     assert 'data-set-field="requirements" data-value="requirements.txt"' in card
@@ -342,7 +323,11 @@ def test_pages_offer_the_file_and_show_the_log(customer, installer, client):
     folder = installer.started[-1][0].folder
     folder.mkdir(parents=True)
     (folder / "log.txt").write_text("error: <nothing>\n")
+    shown = {"state": "pending", "requirements": ["einops"], "reason": "", "size_bytes": 0, "log": "error: <nothing>\n"}
+    assert client.get(f"/api/v1/jobs/{job.pk}/packages/").json() == shown
     installer.end("nothing was found")
+    ended = client.get(f"/api/v1/jobs/{job.pk}/packages/").json()
+    assert ended == shown | {"state": "failed", "reason": "nothing was found"}
     page = client.get(f"/jobs/{job.pk}/").content.decode()
     assert "error: &lt;nothing&gt;" in page
     assert "nothing was found" in page
