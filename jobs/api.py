@@ -29,8 +29,8 @@ from jobs import (
     comparison,
     curves,
     failures,
+    free_estimates,
     orders,
-    probes,
     reruns,
     selectors,
     streams,
@@ -183,15 +183,15 @@ class OrdersView(TenantView):
         return Response(OrderSerializer(order).data, status=201)
 
 
-class ProbesView(TenantView):
-    """Free probes."""
+class FreeEstimatesView(TenantView):
+    """Free estimates."""
 
     capabilities = {"POST": Capability.RUN}
 
     @extend_schema(request=QuoteRequestSerializer, responses={201: OrderSerializer})
     def post(self, request: Request) -> Response:
         """Run the code on one node for a minute, free; the next quote uses the measurement."""
-        order = probes.place_probe(
+        order = free_estimates.order_free_estimate(
             membership=self.membership, data=json_object(request), idempotency_key=idempotency_key(request)
         )
         return Response(OrderSerializer(order).data, status=201)
@@ -536,7 +536,7 @@ urlpatterns = [
     path("quotes/<uuid:quote_id>/comparison/", QuoteComparisonView.as_view(), name="api_quote_comparison"),
     path("quotes/<uuid:quote_id>/environment/", QuoteEnvironmentView.as_view(), name="api_quote_environment"),
     path("orders/", OrdersView.as_view(), name="api_orders"),
-    path("probes/", ProbesView.as_view(), name="api_probes"),
+    path("probes/", FreeEstimatesView.as_view(), name="api_probes"),
     path("jobs/", JobsView.as_view(), name="api_jobs"),
     path("jobs/<int:pk>/", JobDetailView.as_view(), name="api_job"),
     path("jobs/<int:pk>/cancel/", CancelView.as_view(), name="api_job_cancel"),

@@ -1,4 +1,4 @@
-"""Read from a request what several API views need: a JSON object, an idempotency key."""
+"""Read the JSON object and the idempotency key of an API request."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-from jobs.needs import open_jobs
+from jobs.in_use import open_jobs
 from storage.in_use import register
 
 

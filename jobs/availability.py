@@ -62,13 +62,13 @@ class Forecast:
     def __init__(self, organization: Organization) -> None:
         running = quotas.running_nodes(organization).get(organization.pk, 0)
         self._quota_left = organization.quota.max_running_nodes - running
-        self._clusters: dict[str, _Cluster] = {}
+        self._clusters: dict[str, _ClusterState] = {}
 
     def start(self, spec: NodeSpec, nodes: int) -> StartForecast:
         """Return when a run of `nodes` nodes of `spec` could start."""
         name = resolve_cluster_name(spec.cluster)
         if name not in self._clusters:
-            self._clusters[name] = _Cluster.read(name)
+            self._clusters[name] = _ClusterState.read(name)
         state = self._clusters[name]
         if state.capacity is None:
             return StartForecast("unknown")
@@ -88,7 +88,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class _Cluster:
+class _ClusterState:
     """The state of a cluster. `capacity` is None if it does not answer."""
 
     capacity: Capacity | None
@@ -101,7 +101,7 @@ class _Cluster:
     is_drained: bool = False
 
     @classmethod
-    def read(cls, name: str) -> _Cluster:
+    def read(cls, name: str) -> _ClusterState:
         """Read a cluster's capacity, and its open jobs if the wait depends on them."""
         capacity = capacity_now(name)
         is_drained = bool(drain_reason(name))
@@ -131,10 +131,10 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
 
     Return None if a load does not fit even after all others have ended. Pure.
     """
-    # The second item decides between equal times, because loads cannot be compared.
-    ends = [(load.seconds, position, load) for position, load in enumerate(running)]
+    # The second item is unique, so that the heap never compares two loads.
+    ends = [(load.seconds, number, load) for number, load in enumerate(running)]
     heapq.heapify(ends)
-    now, order = 0.0, len(ends)
+    now, next_number = 0.0, len(ends)
     for load in queue:
         while capacity.nodes_now(load.resources, load.kind) < load.nodes:
             if not ends:
@@ -142,16 +142,16 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
             now, _position, ended = heapq.heappop(ends)
             capacity = _release(capacity, ended)
         capacity = capacity_without(capacity, load.resources, load.nodes, load.kind)
-        order += 1
-        heapq.heappush(ends, (now + load.seconds, order, load))
+        heapq.heappush(ends, (now + load.seconds, next_number, load))
+        next_number += 1
     return now
 
 
 def _release(capacity: Capacity, load: Load) -> Capacity:
     """Return the capacity after a load has ended.
 
-    The load's machines are not known. It is assumed that each node was on the machine with the most free cores among
-    those that have the node's freed in use.
+    The load's machines are not known. Each node is assumed to have run on the machine with the most free cores, among
+    the machines that have at least the node's resources in use.
     """
     machines = list(capacity.machines)
     resources = load.resources

@@ -6,6 +6,7 @@ It fills an empty catalogue only, so repeating it changes nothing that an admini
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import NamedTuple
 
 from django.conf import settings
 from django.db import transaction
@@ -19,20 +20,54 @@ from jobs.models import Product
 from runtime.errors import RuntimeFault
 from storage import images
 
+
+class StarterSpec(NamedTuple):
+    """A node spec of the catalogue with its prices in minor units: of an hour, and of an epoch at a fixed price."""
+
+    name: str
+    title: str
+    description: str
+    cpus: Decimal
+    memory_mib: int
+    hourly: Decimal
+    fixed_epoch: Decimal
+
+
 SPECS = (
-    ("nano", "Nano", "Half a core: for trying out, and for many small nodes on one machine.", "0.5", 1024, 90),
-    ("small", "Small", "One core.", "1", 2048, 160),
-    ("medium", "Medium", "Two cores.", "2", 4096, 300),
+    StarterSpec(
+        "nano",
+        "Nano",
+        "Half a core: for trying out, and for many small nodes on one machine.",
+        cpus=Decimal("0.5"),
+        memory_mib=1024,
+        hourly=Decimal(90),
+        fixed_epoch=Decimal("0.8"),
+    ),
+    StarterSpec(
+        "small",
+        "Small",
+        "One core.",
+        cpus=Decimal(1),
+        memory_mib=2048,
+        hourly=Decimal(160),
+        fixed_epoch=Decimal("1.2"),
+    ),
+    StarterSpec(
+        "medium",
+        "Medium",
+        "Two cores.",
+        cpus=Decimal(2),
+        memory_mib=4096,
+        hourly=Decimal(300),
+        fixed_epoch=Decimal(2),
+    ),
 )
-"""Node specs: name, title, description, cores, MiB of memory, and price of one node and hour in minor units."""
-GPU_HOURLY = 400
-"""Price of one GPU node for an hour, in minor units. Like all prices here, it is an example to be changed."""
+GPU_HOURLY = Decimal(400)
+GPU_FIXED_EPOCH = Decimal(4)
+"""Prices of one GPU node in minor units. Like all prices here, they are examples to be changed."""
 DISCOUNT_FROM_NODES = 4
 DISCOUNT_FACTOR = Decimal("0.9")
 """Runs on at least DISCOUNT_FROM_NODES nodes pay DISCOUNT_FACTOR times the price per hour."""
-FIXED_EPOCH_PRICE = {"nano": Decimal("0.8"), "small": Decimal("1.2"), "medium": Decimal(2)}
-GPU_FIXED_EPOCH_PRICE = Decimal(4)
-"""Price of one epoch on one node in minor units, for the product with a fixed price."""
 MIN_CHARGE = 5
 """Minimum charge of a run in minor units, so that runs of a second are not free."""
 
@@ -44,17 +79,17 @@ def seed() -> bool:
     if NodeSpec.objects.exists() or PriceBook.objects.exists() or Product.objects.exists():
         return False
     book = PriceBook.objects.create(name="Starter prices", currency=settings.CURRENCY)
-    for position, (name, title, description, cpus, memory_mib, hourly) in enumerate(SPECS):
+    for number, starter in enumerate(SPECS, start=1):
         spec = NodeSpec.objects.create(
-            name=name,
-            title=title,
-            description=description,
-            cpus=Decimal(cpus),
-            memory_mib=memory_mib,
-            position=10 * (position + 1),
+            name=starter.name,
+            title=starter.title,
+            description=starter.description,
+            cpus=starter.cpus,
+            memory_mib=starter.memory_mib,
+            position=10 * number,
         )
-        _create_prices(book, spec, Decimal(hourly), FIXED_EPOCH_PRICE[name])
-    _gpu_spec(book)
+        _create_prices(book, spec, starter.hourly, starter.fixed_epoch)
+    _create_gpu_spec(book)
     Price.objects.create(book=book, kind=PriceKind.MINIMUM, amount=Decimal(MIN_CHARGE))
     publish(book=book)
     Product.objects.create(
@@ -92,7 +127,7 @@ def _create_prices(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch
         )
 
 
-def _gpu_spec(book: PriceBook) -> None:
+def _create_gpu_spec(book: PriceBook) -> None:
     """Create a node spec with one GPU and its prices, if the first cluster has GPUs."""
     try:
         machines = cluster().capacity().machines
@@ -111,4 +146,4 @@ def _gpu_spec(book: PriceBook) -> None:
         gpu_type=gpu.gpu_type,
         position=100,
     )
-    _create_prices(book, spec, Decimal(GPU_HOURLY), GPU_FIXED_EPOCH_PRICE)
+    _create_prices(book, spec, GPU_HOURLY, GPU_FIXED_EPOCH)

@@ -42,7 +42,7 @@ reconciliation may take (`reconciliation.RECONCILE_SECONDS`)."""
 
 def with_circuit_breaker(name: str, backend: Backend) -> Backend:
     """Return `backend` with a circuit breaker around its API calls. The cluster `name` has one circuit."""
-    return cast("Backend", _Guarded(name, backend))
+    return cast("Backend", _GuardedBackend(name, backend))
 
 
 def circuit_is_open(name: str) -> bool:
@@ -67,7 +67,7 @@ def close_if_reachable(name: str, backend: Backend) -> None:
         logger.info("The cluster %s answers again.", name)
 
 
-class _Guarded:
+class _GuardedBackend:
     """Passes attributes on to the backend, and wraps the methods in GUARDED."""
 
     def __init__(self, name: str, backend: Backend) -> None:

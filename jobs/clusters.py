@@ -217,14 +217,17 @@ def report_capacity(name: str) -> None:
 
 def totals(capacity: Capacity) -> ClusterTotals:
     """Return the sums over all machines."""
-    total = {(kind, model): amount for kind, model, amount in _amounts(capacity.machines, lambda each: each.total)}
-    free = {(kind, model): amount for kind, model, amount in _amounts(capacity.machines, lambda each: each.free)}
-    amounts = {key: Amount(free.get(key, 0), amount) for key, amount in total.items()}
+    free_amounts = _amounts(capacity.machines, lambda each: each.free)
+    free = {(resource, gpu_type): amount for resource, gpu_type, amount in free_amounts}
+    amounts = {
+        (resource, gpu_type): Amount(free.get((resource, gpu_type), 0), amount)
+        for resource, gpu_type, amount in _amounts(capacity.machines, lambda each: each.total)
+    }
     return ClusterTotals(
         machines=len(capacity.machines),
         cpus=amounts["cpus", ""],
         memory_mib=amounts["memory_mib", ""],
-        gpus={model: amount for (kind, model), amount in amounts.items() if kind == "gpus" and amount.total},
+        gpus={gpu_type: each for (resource, gpu_type), each in amounts.items() if resource == "gpus" and each.total},
     )
 
 
@@ -234,21 +237,24 @@ def status_rows(*, with_gaps: bool = False) -> list[ClusterRow]:
     queued = _counts(Job.objects.filter(state=JobState.QUEUED), "node_spec__cluster")
     running = _counts(Attempt.objects.filter(finished_at=None), "backend")
     names = dict.fromkeys([*cluster_names(), *(name for name in (*queued, *running) if name not in cluster_names())])
-    return [
-        ClusterRow(
-            name=name,
-            is_local=_is_local(name),
-            answers=statuses[name].answers if name in statuses else None,
-            since=statuses[name].since if name in statuses else None,
-            checked_at=statuses[name].checked_at if name in statuses else None,
-            detail=statuses[name].detail if name in statuses else "",
-            queued=queued.get(name, 0),
-            running=running.get(name, 0),
-            drain_reason=statuses[name].drain_reason if name in statuses else "",
-            gaps=_gaps(name) if with_gaps else (),
+    rows = []
+    for name in names:
+        status = statuses.get(name) or ClusterStatus(name=name)  # a new instance, whose other fields are empty
+        rows.append(
+            ClusterRow(
+                name=name,
+                is_local=_is_local(name),
+                answers=status.answers,
+                since=status.since,
+                checked_at=status.checked_at,
+                detail=status.detail,
+                queued=queued.get(name, 0),
+                running=running.get(name, 0),
+                drain_reason=status.drain_reason,
+                gaps=_gaps(name) if with_gaps else (),
+            )
         )
-        for name in names
-    ]
+    return rows
 
 
 def _amounts(

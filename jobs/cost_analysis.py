@@ -59,32 +59,35 @@ def alternatives(job: Job) -> list[Alternative]:
     """
     runs = estimates.samples_like(job)
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
-    estimate_by_nodes = {count: estimates.estimate_from_runs(runs, nodes=count, epochs=job.epochs) for count in counts}
+    all_estimates = {count: estimates.estimate_from_runs(runs, nodes=count, epochs=job.epochs) for count in counts}
+    estimate_by_nodes = {count: each for count, each in all_estimates.items() if each}
     own_seconds = _own_seconds(job)
     own_estimate = estimate_by_nodes.get(job.nodes)
     factor = 1.0
     if own_seconds and own_estimate and own_estimate.p50_seconds:
         factor = own_seconds / own_estimate.p50_seconds
-    times = {count: each.p50_seconds * factor for count, each in estimate_by_nodes.items() if each}
+    times = {count: each.p50_seconds * factor for count, each in estimate_by_nodes.items()}
     prices = price_rows(job.order.quote.book) if times else []
     result = []
     for count, seconds in times.items():
-        estimate = estimate_by_nodes[count]
-        # For a completed job, `metered_minor` is the receipt's total once it is settled.
-        cost_minor = (
-            job.order.hold.metered_minor if own_seconds and count == job.nodes else _cost(job, prices, count, seconds)
-        )
-        if cost_minor is None or estimate is None:
-            continue
         if own_seconds and count == job.nodes:
             basis = Basis.OWN
-        elif not estimate.measured_nodes:  # set only if the estimate was scaled from other numbers of nodes
-            basis = Basis.MEASURED
+            # For a completed job, this is the receipt's total once it is settled.
+            cost_minor: int | None = job.order.hold.metered_minor
         else:
-            basis = Basis.ASSUMED if estimate.efficiency is None else Basis.SCALED
-        efficiency = times[1] / seconds / count if 1 in times and seconds else None
-        result.append(Alternative(count, seconds, cost_minor, basis, efficiency))
+            basis = _basis(estimate_by_nodes[count])
+            cost_minor = _estimated_cost(job, prices, count, seconds)
+        if cost_minor is not None:
+            efficiency = times[1] / seconds / count if 1 in times and seconds else None
+            result.append(Alternative(count, seconds, cost_minor, basis, efficiency))
     return result
+
+
+def _basis(estimate: pricing.Estimate) -> Basis:
+    """Return what an estimate rests on."""
+    if not estimate.measured_nodes:  # they are set only if the estimate was scaled from other numbers of nodes
+        return Basis.MEASURED
+    return Basis.ASSUMED if estimate.efficiency is None else Basis.SCALED
 
 
 def _own_seconds(job: Job) -> float | None:
@@ -98,7 +101,7 @@ def _own_seconds(job: Job) -> float | None:
     return (finished_at - started_at).total_seconds() or None
 
 
-def _cost(job: Job, prices: list[pricing.PriceRow], nodes: int, seconds: float) -> int | None:
+def _estimated_cost(job: Job, prices: list[pricing.PriceRow], nodes: int, seconds: float) -> int | None:
     """Return the cost of a complete run; None if the price book has no price for this number of nodes."""
     terms = pricing.Terms.from_json(job.order.quote.terms)
     purchase = pricing.Purchase(job.order.product.name, terms.mode, job.node_spec.name, nodes, job.epochs)

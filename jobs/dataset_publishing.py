@@ -14,8 +14,6 @@ from storage.models import Dataset, DatasetVersion, Workspace
 from storage.selectors import workspace_folder
 
 ONE_SOURCE = _("Choose either a workspace or a job.")
-PUBLISHABLE = ("outputs", "checkpoints")
-"""The top folders of a job whose files can become a dataset; logs cannot."""
 
 
 def publish_workspace_folder(
@@ -34,7 +32,7 @@ def publish_job_files(*, dataset: Dataset, user: User | None, job: Job, path: st
     `path` is as in `job_files`. Raises InvalidInput, TooLarge, StorageFull, ClusterUnavailable.
     """
     path = path.strip("/")
-    if path.split("/")[0] not in PUBLISHABLE:
+    if path.split("/")[0] not in job_files.RESULTS:
         raise InvalidInput(fields={"path": _("Choose a path that begins with outputs or checkpoints.")})
     try:
         location = job_files.resolve(job, path)

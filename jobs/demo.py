@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 import httpx
@@ -51,6 +51,14 @@ MIN_ACCURACY = 0.8
 
 class DemoFailed(Exception):
     """A step of the demo failed. The message says which step, and why."""
+
+
+class TrainingResult(NamedTuple):
+    """The first and the last loss of a run, and its last test accuracy."""
+
+    first_loss: float
+    last_loss: float
+    accuracy: float
 
 
 @dataclass
@@ -146,19 +154,20 @@ class Customer:
         """Yield the job's events as (name, data) until it ends."""
         return self._stream(f"jobs/{job_id}/stream/")
 
-    def result(self, job_id: int) -> tuple[float, float, float]:
-        """Return first loss, last loss and test accuracy. Raises DemoFailed if the model did not improve."""
+    def result(self, job_id: int) -> TrainingResult:
+        """Return loss and accuracy of a run. Raises DemoFailed if the model did not improve."""
         curves = self.call("GET", f"jobs/{job_id}/metrics/")["metrics"]
         try:
             loss, accuracy = curves["loss"], curves["accuracy"]
-            first_loss, last_loss, last_accuracy = loss[0][1], loss[-1][1], accuracy[-1][1]
+            result = TrainingResult(loss[0][1], loss[-1][1], accuracy[-1][1])
         except (KeyError, IndexError):
             raise DemoFailed(f"The run reported no loss and accuracy, but {sorted(curves)}.") from None
-        if last_loss >= first_loss or last_accuracy < MIN_ACCURACY:
+        if result.last_loss >= result.first_loss or result.accuracy < MIN_ACCURACY:
             raise DemoFailed(
-                f"The run did not learn: loss {first_loss:.3f} -> {last_loss:.3f}, accuracy {last_accuracy:.3f}."
+                f"The run did not learn: loss {result.first_loss:.3f} -> {result.last_loss:.3f}, "
+                f"accuracy {result.accuracy:.3f}."
             )
-        return first_loss, last_loss, last_accuracy
+        return result
 
     def receipt(self, job_id: int) -> Table:
         """Return the itemized receipt as a table."""

@@ -873,7 +873,7 @@ def _lines(log: str) -> list[str]:
 
 
 def _last_block(lines: list[str]) -> list[str]:
-    """Return the lines from the last traceback on, and the one before it if that caused it.
+    """Return the lines from the last traceback on, or from the one before, if Python printed both for one failure.
 
     Without a traceback, return the last MAX_BLOCK_LINES lines.
     """
@@ -881,7 +881,7 @@ def _last_block(lines: list[str]) -> list[str]:
     if not starts:
         return lines[-MAX_BLOCK_LINES:]
     start = starts[-1]
-    # Before a chained traceback, Python writes a line such as "During handling of the above exception, …".
+    # Between chained tracebacks, Python writes "During handling of the above exception, …" with empty lines around it.
     if len(starts) > 1 and any("exception" in line for line in lines[max(0, start - 3) : start]):
         start = starts[-2]
     return lines[start:]

@@ -28,7 +28,7 @@ from jobs.models import Attempt, Job
 from jobs.run_specs import launch_spec
 from jobs.scheduler import SchedulingPass
 from jobs.states import ENDED, EndReason, JobState
-from jobs.submit_pool import SubmitPool, logging_errors
+from jobs.submit_pool import SubmitPool, call_and_log_errors
 from jobs.usage import GRACE_SECONDS
 from runtime.backends.base import Backend
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
@@ -178,7 +178,7 @@ def _dispatch(cluster_name: str) -> None:
 def _start_jobs(backend: Backend, pool: SubmitPool, scheduling_pass: SchedulingPass) -> None:
     """Claim and submit the jobs that fit. After a failed claim or submission, read the capacity again."""
     for job, nodes in scheduling_pass.startable_jobs():
-        attempt = logging_errors(claim, job.pk, job, nodes)
+        attempt = call_and_log_errors(claim, job.pk, job, nodes)
         if attempt is not None and pool.add(attempt):
             scheduling_pass.allocate(job, nodes)
         else:

@@ -43,9 +43,9 @@ ASSUMED_SCALING = 0.8
 """Assumed exponent by which speed grows with the number of nodes, if it was not measured. With 0.8, twice the nodes are
 1.74 times as fast, as is common for data parallel training."""
 REFERENCE_SPREAD = 1.5
-PROBE_SPREAD = 1.5
+FREE_ESTIMATE_SPREAD = 1.5
 """Ratios of p90 to p50 of estimates that no completed run supports: from the product's reference speed, and from a
-one-minute probe. Both are judgements, as above."""
+one-minute free estimate. Both are judgements, as above."""
 MIN_RUNS_FOR_START_UP = 4
 """Runs that are needed to tell start-up time from time per epoch. With three, one outlier would decide the slope."""
 
@@ -76,10 +76,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class History:
-    """Earlier runs of a purchase's script on its node spec, on any number of nodes; its probes if there are no runs."""
+    """Earlier runs of a purchase's script on its node spec, on any number of nodes."""
 
     runs: Sequence[Sample]
-    probes: Sequence[Sample]
+    free_estimates: Sequence[Sample]
+    """The script's free estimates; read only if there are no runs."""
 
     @property
     def measures_scaling(self) -> bool:
@@ -90,11 +91,11 @@ class History:
 def history(purchase: Purchase) -> History:
     """Read the earlier runs for `estimate_from`."""
     runs = samples(purchase)
-    return History(runs, () if runs else probe_samples(purchase))
+    return History(runs, () if runs else free_estimate_samples(purchase))
 
 
 def estimate(purchase: Purchase) -> Estimate:
-    """Estimate a purchase's total time: from earlier runs, else a probe, else the product's reference speed."""
+    """Estimate a purchase's total time: from earlier runs, else free estimates, else the product's reference speed."""
     return estimate_from(history(purchase), purchase)
 
 
@@ -102,8 +103,9 @@ def estimate_from(earlier_runs: History, purchase: Purchase) -> Estimate:
     """Estimate a purchase's total time from its `history`; without earlier runs, from the product's reference speed."""
     if from_runs := estimate_from_runs(earlier_runs.runs, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_runs
-    if from_probes := _estimate_from_probes(earlier_runs.probes, nodes=purchase.nodes, epochs=purchase.epochs):
-        return from_probes
+    measured = _estimate_from_free_estimates(earlier_runs.free_estimates, nodes=purchase.nodes, epochs=purchase.epochs)
+    if measured:
+        return measured
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
     # A run cannot take longer than the customer's own time limit, so p90 is that limit if it is lower.
     if purchase.max_seconds and purchase.max_seconds < reference * REFERENCE_SPREAD:
@@ -158,24 +160,24 @@ def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, ve
     return [sample for sample in candidates if sample.seconds > 0]
 
 
-def probe_samples(purchase: Purchase) -> list[Sample]:
-    """Return the probes of this script. A probe that was cut off counts up to its last finished epoch, if known."""
-    probes = (
+def free_estimate_samples(purchase: Purchase) -> list[Sample]:
+    """Return the free estimates of this script. One that was cut off counts up to its last finished epoch, if known."""
+    jobs = (
         _runs_of(_code_filter(purchase))
         .filter(order__quote__purchase__has_key="probe", epoch__gt=0)
         .filter(reason__in=[EndReason.COMPLETED, EndReason.TIME_LIMIT], started_at__isnull=False)
         .order_by("-id")[:MAX_RUNS]
     )
     result = []
-    for probe in probes:
-        if probe.started_at is None or probe.finished_at is None:
+    for job in jobs:
+        if job.started_at is None or job.finished_at is None:
             continue
-        # A probe that reached its time limit was cut off during an epoch, whose time does not count.
-        last_epoch_at = telemetry.epoch_finished_at(probe) if probe.reason == EndReason.TIME_LIMIT else None
-        until = last_epoch_at or probe.finished_at
-        seconds = (until - probe.started_at).total_seconds()
+        # A run that reached its time limit was cut off during an epoch, whose time does not count.
+        last_epoch_at = telemetry.epoch_finished_at(job) if job.reason == EndReason.TIME_LIMIT else None
+        until = last_epoch_at or job.finished_at
+        seconds = (until - job.started_at).total_seconds()
         if seconds > 0:
-            result.append(Sample(1, probe.epoch, seconds, has_same_batch=probe.batch_size == purchase.batch_size))
+            result.append(Sample(1, job.epoch, seconds, has_same_batch=job.batch_size == purchase.batch_size))
     return result
 
 
@@ -218,27 +220,25 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
     The most similar runs are used: those with the same data and batch size, else with the same data, else all. If some
     of them had this number of nodes, only those count. Otherwise those with the closest number are scaled.
     """
-    similar, spread = _most_similar(runs)
+    similar, p90_factor = _most_similar(runs)
     if not similar:
         return None
     paces = {count: pace_of([run for run in similar if run.nodes == count]) for count in {run.nodes for run in similar}}
     if nodes in paces:
         pace = paces[nodes]
         p50 = pace.seconds(epochs)
-        return _from_history(p50, p50 * spread * _spread(pace.ratios), len(pace.ratios))
+        return _from_history(p50, p90_factor * _p90_ratio(pace.ratios), runs=len(pace.ratios))
     scaling = _scaling({count: pace.seconds(epochs) for count, pace in paces.items()})
     # The closest number by ratio: 2 and 8 nodes are equally close to 4. Of two such numbers the smaller one is used.
     closest = min(paces, key=lambda count: (abs(math.log(count / nodes)), count))
     exponent = ASSUMED_SCALING if scaling is None else scaling
     p50 = paces[closest].seconds(epochs) * (closest / nodes) ** exponent
     ratios = [ratio for pace in paces.values() for ratio in pace.ratios]
-    spread *= SCALED_SPREAD if scaling is not None else UNMEASURED_SPREAD
-    estimated = _from_history(p50, p50 * spread * _spread(ratios), len(ratios))
-    return Estimate(
-        estimated.p50_seconds,
-        estimated.p90_seconds,
-        "history",
-        estimated.runs,
+    p90_factor *= UNMEASURED_SPREAD if scaling is None else SCALED_SPREAD
+    return _from_history(
+        p50,
+        p90_factor * _p90_ratio(ratios),
+        runs=len(ratios),
         measured_nodes=tuple(sorted(paces)),
         efficiency=None if scaling is None else round((nodes / closest) ** (scaling - 1), 3),
     )
@@ -266,14 +266,14 @@ def pace_of(runs: Sequence[Sample]) -> Pace:
     return Pace(0.0, epoch_seconds, tuple(run.seconds / (epoch_seconds * run.epochs) for run in runs))
 
 
-def _estimate_from_probes(probes: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
-    """Estimate a run from probes, which all ran on one node; None if there are none."""
-    if not probes:
+def _estimate_from_free_estimates(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+    """Estimate a run from free estimates, which all ran on one node; None if there are none."""
+    if not runs:
         return None
-    pace = pace_of(probes)
+    pace = pace_of(runs)
     p50 = pace.seconds(epochs) / nodes**ASSUMED_SCALING
-    spread = PROBE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _spread(pace.ratios)
-    return Estimate(round(p50, 3), round(p50 * spread, 3), "probe", len(probes))
+    p90_factor = FREE_ESTIMATE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _p90_ratio(pace.ratios)
+    return Estimate(round(p50, 3), round(p50 * p90_factor, 3), "probe", len(runs))
 
 
 def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
@@ -283,7 +283,7 @@ def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
         ([run for run in runs if run.has_same_data], OTHER_BATCH_SPREAD),
         (list(runs), OTHER_DATA_SPREAD),
     ]
-    return next(((tier, spread) for tier, spread in tiers if tier), ([], 1.0))
+    return next((tier for tier in tiers if tier[0]), ([], 1.0))
 
 
 def _scaling(seconds: dict[int, float]) -> float | None:
@@ -299,12 +299,15 @@ def _scaling(seconds: dict[int, float]) -> float | None:
     return max(-1.0, min(1.0, statistics.median(slopes))) if slopes else None
 
 
-def _from_history(p50: float, p90: float, runs: int) -> Estimate:
-    """Return the estimate that `runs` runs give. p90 is at least p50."""
-    return Estimate(round(p50, 3), round(max(p50, p90), 3), "history", runs)
+def _from_history(
+    p50: float, p90_factor: float, *, runs: int, measured_nodes: tuple[int, ...] = (), efficiency: float | None = None
+) -> Estimate:
+    """Return an estimate from `runs` runs, whose p90 is `p90_factor` times p50, and at least p50."""
+    p90 = p50 * max(1.0, p90_factor)
+    return Estimate(round(p50, 3), round(p90, 3), "history", runs, measured_nodes, efficiency)
 
 
-def _spread(ratios: Iterable[float]) -> float:
+def _p90_ratio(ratios: Iterable[float]) -> float:
     """Return the 90th percentile of the ratios of actual to fitted times, with a minimum if there are few runs."""
     values = list(ratios)
     p90 = values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[-1]

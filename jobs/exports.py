@@ -23,7 +23,7 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
         yield csv_row(
             (
                 str(job.pk),
-                escape_formula(free_runs.title(job, is_probe=job.is_probe)),
+                escape_formula(free_runs.title(job, is_free_estimate=job.is_free_estimate)),
                 job.state,
                 job.reason,
                 escape_formula(job.workspace_name),

@@ -1,16 +1,17 @@
 """Explain a failed job: why it failed, who pays, and how to correct it.
 
-A correction is a change of the order, or for a missing file the names that its folder does have. The diagnosis of an
-attempt never changes, so it is cached after the first reading of the log.
+A correction is a change of the order. For a missing file, it is the names of files that exist in its folder. The
+diagnosis of an attempt never changes, so it is cached after the first reading of the log.
 """
 
 from __future__ import annotations
 
 import difflib
 import posixpath
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.cache import cache
 
@@ -58,6 +59,21 @@ class Explanation:
     hourly_minor: int | None = None
 
 
+class _Suggestions(NamedTuple):
+    """Names of existing files in place of a missing one, and their folder."""
+
+    folder: str = ""
+    names: Sequence[str] = ()
+
+
+class _Correction(NamedTuple):
+    """The fields of an Explanation that describe a corrected order. Without `changes`, no order would help."""
+
+    changes: Mapping[str, Any] = {}
+    spec_title: str = ""
+    hourly_minor: int | None = None
+
+
 def explain(job: Job) -> Explanation | None:
     """Return why a job failed; None for a job that did not fail, and for a check or a notebook.
 
@@ -70,18 +86,18 @@ def explain(job: Job) -> Explanation | None:
     failure = (attempt and attempt.failure) or {}
     diagnosis = _diagnosis(job, attempt)
     is_missing_file = diagnosis.cause == "missing_file"
-    folder, suggestions = _suggested_files(job, diagnosis.values.get("path", "")) if is_missing_file else ("", [])
-    changes, spec_title, hourly_minor = _changes(job, diagnosis.fix)
+    suggestions = _suggested_files(job, diagnosis.values.get("path", "")) if is_missing_file else _Suggestions()
+    correction = _correction(job, diagnosis.fix)
     return Explanation(
         diagnosis=diagnosis,
         is_billed=EndReason(job.reason) in BILLED and job.order.quote.ceiling_minor > 0,
         rank=failure.get("rank"),
         node=failure.get("node"),
-        folder=folder,
-        suggestions=suggestions,
-        changes=changes,
-        spec_title=spec_title,
-        hourly_minor=hourly_minor,
+        folder=suggestions.folder,
+        suggestions=list(suggestions.names),
+        changes=dict(correction.changes),
+        spec_title=correction.spec_title,
+        hourly_minor=correction.hourly_minor,
     )
 
 
@@ -104,24 +120,24 @@ def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
     return diagnosis
 
 
-def _suggested_files(job: Job, path: str) -> tuple[str, list[str]]:
-    """Return the nearest existing folder of a missing file, and the names in it to suggest; ("", []) if there is none.
+def _suggested_files(job: Job, path: str) -> _Suggestions:
+    """Return names in the nearest existing folder of a missing file. Empty if no mounted folder contains the path.
 
     The path was written by the customer's code. It is only used below the folders that the job mounts.
     """
     path = posixpath.normpath(path)
-    if (below := _path_below(run_specs.DATASETS_PATH, path)) is not None:
+    if (relative_path := _path_below(run_specs.DATASETS_PATH, path)) is not None:
         folders = {each.dataset.name: storage.version_folder(each) for each in run_specs.mounted_versions(job)}
-        return _in_mounts(run_specs.DATASETS_PATH, folders, below)
-    if (below := _path_below(run_specs.MODELS_PATH, path)) is not None:
+        return _suggest_in_mounts(run_specs.DATASETS_PATH, folders, relative_path)
+    if (relative_path := _path_below(run_specs.MODELS_PATH, path)) is not None:
         folders = {each.model.name: storage.model_folder(each) for each in run_specs.mounted_models(job)}
-        return _in_mounts(run_specs.MODELS_PATH, folders, below)
+        return _suggest_in_mounts(run_specs.MODELS_PATH, folders, relative_path)
     # The working directory of a run is the folder of its script, so relative paths begin there.
     script_folder = posixpath.join(run_specs.WORKSPACE_PATH, posixpath.dirname(job.code_path))
-    below = _path_below(run_specs.WORKSPACE_PATH, posixpath.normpath(posixpath.join(script_folder, path)))
-    if below is None or job.workspace.deleted_at:
-        return "", []
-    return _in_nearest_folder(storage.workspace_folder(job.workspace), below, run_specs.WORKSPACE_PATH)
+    relative_path = _path_below(run_specs.WORKSPACE_PATH, posixpath.normpath(posixpath.join(script_folder, path)))
+    if relative_path is None or job.workspace.deleted_at:
+        return _Suggestions()
+    return _suggest_in_nearest_folder(storage.workspace_folder(job.workspace), relative_path, run_specs.WORKSPACE_PATH)
 
 
 def _path_below(mount: str, path: str) -> str | None:
@@ -131,16 +147,16 @@ def _path_below(mount: str, path: str) -> str | None:
     return path.removeprefix(f"{mount}/") if path.startswith(f"{mount}/") else None
 
 
-def _in_mounts(mount: str, folders: dict[str, Path], path: str) -> tuple[str, list[str]]:
-    """Return folder and suggestions for `path` below `mount`, which has the dataset or model `folders` by name."""
-    name, _slash, below = path.partition("/")
+def _suggest_in_mounts(mount: str, folders: dict[str, Path], path: str) -> _Suggestions:
+    """Return suggestions for `path` below `mount`, where the run sees the dataset or model `folders` by their names."""
+    name, _slash, path_in_folder = path.partition("/")
     if name not in folders:
-        return mount, _suggestions(name, sorted(folders))
-    return _in_nearest_folder(folders[name], below, f"{mount}/{name}")
+        return _Suggestions(mount, _most_similar(name, sorted(folders)))
+    return _suggest_in_nearest_folder(folders[name], path_in_folder, f"{mount}/{name}")
 
 
-def _in_nearest_folder(root: Path, path: str, mount: str) -> tuple[str, list[str]]:
-    """Return the deepest existing folder on the way to `path`, and suggestions for the first name that is missing.
+def _suggest_in_nearest_folder(root: Path, path: str, mount: str) -> _Suggestions:
+    """Return suggestions for the first missing name of `path`, in the deepest folder of it that exists.
 
     `path` is relative to the folder `root`, which the run sees at `mount`.
     """
@@ -150,13 +166,13 @@ def _in_nearest_folder(root: Path, path: str, mount: str) -> tuple[str, list[str
             listing = files.list_folder(root=root, path=path, limit=MAX_COMPARED_ENTRIES)
         except CustomerError:
             if not path:
-                return "", []
+                return _Suggestions()
             continue
         folder = posixpath.join(mount, path).rstrip("/")
-        return folder, _suggestions(missing_name, [entry.name for entry in listing.entries])
+        return _Suggestions(folder, _most_similar(missing_name, [entry.name for entry in listing.entries]))
 
 
-def _suggestions(name: str, existing: list[str]) -> list[str]:
+def _most_similar(name: str, existing: list[str]) -> list[str]:
     """Return at most MAX_SUGGESTIONS of the existing names: those similar to `name` first, then others in their order.
 
     The others are listed too, because they show what the folder contains.
@@ -169,24 +185,20 @@ def _suggestions(name: str, existing: list[str]) -> list[str]:
     return [*suggestions, *(each for each in existing if each not in suggestions)][:MAX_SUGGESTIONS]
 
 
-def _changes(job: Job, fix: Fix) -> tuple[dict[str, Any], str, int | None]:
-    """Return `changes`, `spec_title` and `hourly_minor` of the Explanation; no changes if no order would help."""
-    if fix is Fix.SMALLER_BATCH and job.batch_size > 1:
-        return {"batch_size": job.batch_size // 2}, "", None
-    if fix is Fix.LARGER_NODE or fix is Fix.GPU_NODE:
+def _correction(job: Job, fix: Fix) -> _Correction:
+    """Return the changes that would correct a failed job's order."""
+    if fix in {Fix.LARGER_NODE, Fix.GPU_NODE}:
         offers = [
             offer
             for offer in billing.offered_specs(job.order.quote.currency)
             if offer.hourly_minor is not None
-            and (
-                (offer.spec.gpus > 0 if fix is Fix.GPU_NODE else offer.spec.memory_mib > job.node_spec.memory_mib)
-                and offer.spec.gpus >= job.node_spec.gpus
-            )
+            and offer.spec.gpus >= job.node_spec.gpus
+            and (offer.spec.gpus > 0 if fix is Fix.GPU_NODE else offer.spec.memory_mib > job.node_spec.memory_mib)
         ]
         if offers:
             # The smallest of the node specs that suffice, because larger ones cost more.
             offer = min(offers, key=lambda each: (each.spec.memory_mib, each.spec.pk))
-            return {"node_spec": offer.spec.name}, offer.spec.title, round(offer.hourly_minor or 0)
-        if job.batch_size > 1 and fix is Fix.LARGER_NODE:
-            return {"batch_size": job.batch_size // 2}, "", None
-    return {}, "", None
+            return _Correction({"node_spec": offer.spec.name}, offer.spec.title, round(offer.hourly_minor or 0))
+    if fix in {Fix.LARGER_NODE, Fix.SMALLER_BATCH} and job.batch_size > 1:
+        return _Correction({"batch_size": job.batch_size // 2})
+    return _Correction()

@@ -33,16 +33,12 @@ ELASTIC = frozenset({Framework.PYTORCH, Framework.HOROVOD})
 
 @dataclass(frozen=True)
 class FaultTolerance:
-    """The fault tolerance of an order. Its fields have the names that the API and `Job` have.
-
-    A timeout of 0 seconds means the framework's default.
-    """
+    """The fault tolerance of an order. The fields have the names of the API and of `Job`, where they are described."""
 
     retries: int = 0
     retry_backoff_seconds: int = 0
     on_hang: OnHang = OnHang.STOP
     min_nodes: int = 0
-    """The smallest number of nodes with which an elastic run starts and continues; 0: it needs all of its nodes."""
     controller: Controller = Controller.GLOO
     collective_timeout_seconds: int = 0
     stall_check_seconds: int = 0
@@ -70,7 +66,7 @@ class FaultToleranceSerializer(FormSerializer):
     on_hang = EnumField(OnHang, default=OnHang.STOP)
     min_nodes = WholeNumberField(
         least=0,
-        most=lambda values: values.get("nodes", 1000),
+        most=lambda values: values.get("nodes", 1000),  # any large number: invalid nodes have their own error
         default=0,
         help_text="An elastic run starts and continues with as few nodes as this. 0: all nodes.",
     )
@@ -105,7 +101,7 @@ class FaultToleranceSerializer(FormSerializer):
         return policy
 
     def validate_min_nodes(self, nodes: int) -> int:
-        """Return the number, but 0 if it is that of all nodes. Only elastic frameworks can run with fewer."""
+        """Return the minimum, or 0 if it is the number of all nodes. Only frameworks in ELASTIC can run with fewer."""
         if nodes in {0, self.valid_values.get("nodes")}:
             return 0
         if self.valid_values.get("framework", Framework.PYTORCH) not in ELASTIC:

@@ -1,4 +1,4 @@
-"""Daily limits of free runs (probes and checks), per organization and per person.
+"""Daily limits of free runs (free estimates and checks), per organization and per person.
 
 A person's limit applies to all their organizations together, even if requests are concurrent.
 """
@@ -14,19 +14,19 @@ from django.utils.translation import gettext as _
 from console.accounts.models import Organization, User
 from jobs.models import CHECK_SCRIPT, Job
 
-PROBES = Q(order__quote__purchase__has_key="probe")
+FREE_ESTIMATES = Q(order__quote__purchase__has_key="probe")
 CHECKS = Q(builtin_script=CHECK_SCRIPT)
 """The filters for the jobs of each kind of free run."""
 
 
-def title(job: Job, *, is_probe: bool | None = None) -> str:
-    """Return a job's name as pages show it. Names of checks and probes are in the reader's language.
+def title(job: Job, *, is_free_estimate: bool | None = None) -> str:
+    """Return a job's name as pages show it. Names of checks and free estimates are in the reader's language.
 
-    `is_probe` None: read it from the quote, which may cost a query.
+    `is_free_estimate` None: read it from the quote, which may cost a query.
     """
     if job.is_check:
         return _("Check of %(image)s") % {"image": job.image.name}
-    if is_probe or (is_probe is None and "probe" in job.order.quote.purchase):
+    if is_free_estimate or (is_free_estimate is None and "probe" in job.order.quote.purchase):
         return _("Probe of %(script)s") % {"script": job.code_path.rsplit("/", 1)[-1]}
     return job.name
 

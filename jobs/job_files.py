@@ -23,7 +23,9 @@ from storage.errors import FileMissing, UnsafePath, WrongKind
 from storage.folder_archives import Source
 from storage.paths import Kind, split_path
 
-TOPS = ("outputs", "checkpoints", "logs")
+RESULTS = ("outputs", "checkpoints")
+"""The top folders that the customer's code fills. Their files can be published as a dataset or a model."""
+TOPS = (*RESULTS, "logs")
 """The folders at the top of a job's files."""
 LOG_NAME = re.compile(r"rank-\d+\.log|stacks-\d+\.txt")
 """The files of an attempt's log folder that customers see: each rank's output, and its stacks when the run hung. The
@@ -73,7 +75,7 @@ def resolve(job: Job, path: str) -> Location:
     top, *below = split_path(path) or ("",)
     if top == "logs" and below:
         return _log_location(job, below)
-    if top not in {"outputs", "checkpoints"}:
+    if top not in RESULTS:
         raise FileMissing
     attempt = job.attempts.last()
     key = checkpoint_key(job.pk)
@@ -124,8 +126,7 @@ def archive_sources(job: Job, path: str = "") -> list[Source]:
     """Return what an archive of a file or folder contains, for `storage.folder_archives`. Raises as `read` does."""
     parts = split_path(path)
     if parts in {(), ("logs",)}:
-        folders = [top for top in TOPS if top != "logs"] if not parts else []
-        paths = [*folders, *(f"logs/{name}" for name in _log_folders(job))]
+        paths = [*(RESULTS if not parts else ()), *(f"logs/{name}" for name in _log_folders(job))]
         existing_paths = [each for each in paths if _folder_at(job, each).exists]
         return [_source(job, each, name=each) for each in existing_paths]
     source = _source(job, path, name=parts[-1])
@@ -174,7 +175,7 @@ def _is_file_or_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _log_location(job: Job, below: list[str]) -> Location:
-    """Return where an attempt's log folder, or a file in it, is."""
+    """Return the location of an attempt's log folder, or of a file in it. `below`: the path's parts below `logs`."""
     number = _ATTEMPT_NAME.fullmatch(below[0])
     attempt: Attempt | None = job.attempts.filter(number=int(number[1])).first() if number else None
     if attempt is None or len(below) > 2 or (len(below) == 2 and not LOG_NAME.fullmatch(below[1])):

@@ -227,9 +227,8 @@ def save_view(*, membership: Membership, name: str, search: JobSearch) -> SavedV
         sentence = _("The name must have 1 to %(most)d printable characters.") % {"most": MAX_VIEW_NAME_LENGTH}
         raise InvalidInput(fields={"name": sentence})
     with transaction.atomic():
-        Membership.objects.select_for_update(no_key=True).get(
-            pk=membership.pk
-        )  # so that concurrent requests keep the limit
+        # The lock makes concurrent requests wait, so that they keep the limit.
+        Membership.objects.select_for_update(no_key=True).get(pk=membership.pk)
         if membership.job_views.exclude(name=name).count() >= MAX_VIEWS:
             raise QuotaExceeded(
                 _("You have %(most)d saved views, the most that a member can have. Delete one first.")

@@ -32,13 +32,13 @@ MIN_RETRY_SECONDS = 30
 """A job with less time left gets no further attempt, because starting the code alone takes about as long."""
 MAX_BACKOFF = timedelta(hours=6)
 """Longest wait before a retry. The wait in the order doubles with each retry."""
-MAX_PLACEMENTS = 12
-"""After this many attempts that ended because the cluster could place only some of their nodes (NO_CAPACITY), a job
-ends free of charge. With the waits below, twelve attempts take about two hours, in which most clusters free nodes."""
+MAX_FAILED_PLACEMENTS = 12
+"""After this many attempts that end with NO_CAPACITY, a job ends free of charge. An attempt ends so if the cluster can
+place only some of its nodes. With the waits below, twelve take about two hours, in which most clusters free nodes."""
 PLACEMENT_BACKOFF = timedelta(seconds=30)
-"""Wait after the first attempt that could not be placed. It doubles after each further one."""
+"""Wait after the first failed placement. It doubles after each further one."""
 MAX_PLACEMENT_BACKOFF = timedelta(minutes=15)
-"""Longest wait between two such attempts."""
+"""Longest wait after a failed placement."""
 
 REASON_BY_OUTCOME: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -292,9 +292,9 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
         return None
     attempts = list(job.attempts.all())  # including `attempt`, so each count below is at least 1
     if reason is EndReason.NO_CAPACITY:
-        placements = sum(each.reason == EndReason.NO_CAPACITY for each in attempts)
-        may_retry = placements < MAX_PLACEMENTS
-        wait = min(PLACEMENT_BACKOFF * 2 ** (placements - 1), MAX_PLACEMENT_BACKOFF)
+        failed_placements = sum(each.reason == EndReason.NO_CAPACITY for each in attempts)
+        may_retry = failed_placements < MAX_FAILED_PLACEMENTS
+        wait = min(PLACEMENT_BACKOFF * 2 ** (failed_placements - 1), MAX_PLACEMENT_BACKOFF)
     elif reason in PLATFORM_FAULTS:
         faults = sum(
             each.reason in PLATFORM_FAULTS - {EndReason.NO_CAPACITY} and not _was_moved(each) for each in attempts
@@ -306,7 +306,7 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
         wait = min(timedelta(seconds=job.retry_backoff_seconds * 2 ** (failures - 1)), MAX_BACKOFF)
     else:
         return None
-    # A deadline shorter than MIN_RETRY_SECONDS must be left in full.
+    # If the whole deadline is shorter than MIN_RETRY_SECONDS, a job gets another attempt only with all of it left.
     seconds_left = usage.left_seconds(job, attempts, nodes=job.nodes, longest_seconds=longest_seconds(job))
     return wait if may_retry and seconds_left >= min(MIN_RETRY_SECONDS, job.deadline_seconds) else None
 
@@ -378,7 +378,7 @@ def _finish(
         **fields,
     )
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
-    billed = [part for each in attempts for part in usage.billed_ranges(each, finished_at)]
+    billed = [time_range for each in attempts for time_range in usage.billed_ranges(each, finished_at)]
     # A fixed price is due for a completed job. One that completed only after a cancel took effect pays for its time.
     has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.has_ended_before_cancel(attempts[-1])
     receipt = charges.settle(

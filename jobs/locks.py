@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from django.db import connection
 
@@ -16,15 +17,9 @@ the same in every version, so that processes of two versions exclude each other 
 lock of the one process that waits for DISPATCH."""
 
 
-@contextlib.contextmanager
-def reconciliation_lock(cluster_name: str) -> Iterator[bool]:
+def reconciliation_lock(cluster_name: str) -> AbstractContextManager[bool]:
     """Yield whether the caller may reconcile the cluster; False while another process does."""
-    has_lock = _call("pg_try_advisory_lock", RECONCILE, cluster_name)
-    try:
-        yield has_lock
-    finally:
-        if has_lock:
-            _call("pg_advisory_unlock", RECONCILE, cluster_name)
+    return _try_lock(RECONCILE, cluster_name)
 
 
 @contextlib.contextmanager
@@ -47,29 +42,28 @@ def dispatch_lock(cluster_name: str) -> Iterator[bool]:
         _call("pg_advisory_unlock", DISPATCH, cluster_name)
 
 
-@contextlib.contextmanager
-def packages_lock() -> Iterator[bool]:
-    """Yield whether the caller may start and finish installations of packages; False while another process does."""
-    has_lock = _call("pg_try_advisory_lock", PACKAGES, "")
-    try:
-        yield has_lock
-    finally:
-        if has_lock:
-            _call("pg_advisory_unlock", PACKAGES, "")
+def packages_lock() -> AbstractContextManager[bool]:
+    """Yield whether the caller may install and remove packages of runs; False while another process does."""
+    return _try_lock(PACKAGES)
 
 
-@contextlib.contextmanager
-def copies_lock() -> Iterator[bool]:
+def copies_lock() -> AbstractContextManager[bool]:
     """Yield whether the caller may copy checkpoints; False while another process does.
 
     The lock keeps long copies from occupying more than one worker process.
     """
-    has_lock = _call("pg_try_advisory_lock", COPIES, "")
+    return _try_lock(COPIES)
+
+
+@contextlib.contextmanager
+def _try_lock(key: int, cluster_name: str = "") -> Iterator[bool]:
+    """Yield whether the caller holds the lock; False at once while another database session holds it."""
+    has_lock = _call("pg_try_advisory_lock", key, cluster_name)
     try:
         yield has_lock
     finally:
         if has_lock:
-            _call("pg_advisory_unlock", COPIES, "")
+            _call("pg_advisory_unlock", key, cluster_name)
 
 
 def _call(function: str, key: int, cluster_name: str) -> bool:

@@ -61,7 +61,7 @@ FREE_END_SENTENCES = {
     EndReason.TIME_LIMIT: gettext_lazy("The free run reached its time limit."),
     EndReason.CANCELLED: gettext_lazy("The run was cancelled. It was free."),
 }
-"""The sentences for free runs (probes and checks), where those of END_SENTENCES mention a charge."""
+"""The sentences for free runs (free estimates and checks), where those of END_SENTENCES mention a charge."""
 
 
 def end_sentence(reason: str, failure: Mapping[str, Any] | None = None, *, is_free: bool = False) -> str:

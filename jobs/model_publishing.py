@@ -17,8 +17,6 @@ from storage.model_catalog import Lineage, MetricSummary
 from storage.models import ModelVersion
 from storage.paths import split_path
 
-PUBLISHABLE = ("outputs", "checkpoints")
-"""The top folders whose files can become a model; logs cannot."""
 MAX_METRICS = 100
 """Curves that a lineage contains at most, so that its size is limited."""
 
@@ -31,7 +29,7 @@ def publish_model(*, job: Job, user: User | None, name: str, path: str, descript
     """
     try:
         top, *below = split_path(path.strip("/")) or ("",)
-        if top not in PUBLISHABLE:
+        if top not in job_files.RESULTS:
             raise InvalidInput(fields={"path": _("Choose a path that begins with outputs or checkpoints.")})
         path = "/".join((top, *below))
         location = job_files.resolve(job, path)

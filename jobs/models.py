@@ -126,7 +126,7 @@ class PackageLayer(models.Model):
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: this machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
-    """Digest of the image when the packages were ordered; empty: unknown."""
+    """Digest of the image when the packages were ordered: "sha256:" and 64 digits. Empty: unknown."""
     requirements = models.TextField(_("requirements"))
     """One per line, in their normal form."""
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.PENDING)
@@ -239,6 +239,7 @@ class Job(models.Model):
     )
     epochs = models.PositiveIntegerField(_("epochs"))
     lr = models.CharField(_("learning rate"), max_length=32)
+    """As the customer wrote it, such as "1e-3", because the code receives it as text."""
     lr_scaling = models.CharField(
         _("learning rate scaling"),
         max_length=8,
@@ -267,8 +268,11 @@ class Job(models.Model):
     min_nodes = models.PositiveSmallIntegerField(_("minimum nodes"), default=0)
     """Smallest number of nodes on which an elastic run starts and continues; 0: all nodes."""
     controller = models.CharField(_("controller"), max_length=8, choices=Controllers.choices, default=Controllers.GLOO)
+    """What starts the ranks: the launcher, or the image's mpirun."""
     collective_timeout_seconds = models.PositiveIntegerField(_("collective timeout (seconds)"), default=0)
+    """How long a collective operation may take before it fails; 0: the framework's default."""
     stall_check_seconds = models.PositiveIntegerField(_("stall check (seconds)"), default=0)
+    """After this time Horovod warns that ranks wait for others; 0: Horovod's default."""
     requirements_path = models.CharField(_("requirements file"), max_length=1000, blank=True, default="", db_default="")
     packages = models.ForeignKey(PackageLayer, models.PROTECT, null=True, blank=True, related_name="jobs")
     """The packages of the requirements file, as it was when the job was ordered."""
@@ -300,11 +304,13 @@ class Job(models.Model):
     checkpoints_copied_at = models.DateTimeField(null=True, blank=True)
     rerun_of = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="reruns")
     traceparent = models.CharField(max_length=55, blank=True, default="", db_default="")
-    """Trace context of the request that bought the job; the spans of its runs belong to that trace."""
+    """Trace context (W3C) of the request that bought the job; the spans of its runs belong to that trace."""
 
     state = models.CharField(_("state"), max_length=10, choices=States.choices, default=States.QUEUED)
     reason = models.CharField(_("reason"), max_length=16, choices=Reasons.choices, blank=True)
+    """Why the job ended; empty while it is open."""
     detail = models.TextField(_("detail"), blank=True)
+    """The message of the failure that ended the job; empty if there is none."""
     queued_at = models.DateTimeField(_("queued"))
     not_before = models.DateTimeField(null=True, blank=True)
     """When the next attempt may start; set while a retry waits."""
@@ -312,9 +318,12 @@ class Job(models.Model):
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     waiting_code = models.CharField(max_length=32, blank=True)
+    """Why the queued or starting job does not run yet: see `waiting`."""
     waiting_data = models.JSONField(default=dict, blank=True)
+    """The values that the sentence for `waiting_code` needs."""
     epoch = models.PositiveIntegerField(_("epochs done"), default=0)
     progress = models.FloatField(_("progress"), default=0.0)
+    """Share of the training that is done, from 0 to 1."""
 
     class Meta:
         verbose_name = _("job")
@@ -467,12 +476,15 @@ class Attempt(models.Model):
     reason = models.CharField(max_length=16, choices=Job.Reasons.choices, blank=True)
     detail = models.TextField(blank=True)
     failure = models.JSONField(null=True, blank=True)
+    """The first cause, as `runtime.specs.Failure`; None if nothing failed."""
     nodes = models.JSONField(default=list, blank=True)
     """Last reported status of each node: see `runtime.specs.NodeStatus`."""
     spans = models.JSONField(default=list, blank=True)
     """Number of running nodes over time, by the backend's clock: see `runtime.specs.Span`."""
     progress_at = models.DateTimeField(null=True, blank=True)
+    """The run's last sign of progress, by the backend's clock."""
     checkpoint_at = models.DateTimeField(null=True, blank=True)
+    """When the run last changed its checkpoint folder, by the backend's clock."""
     restarts = models.PositiveSmallIntegerField(default=0)
     """How often the ranks were restarted within the attempt after a node was lost."""
     move_requested_at = models.DateTimeField(null=True, blank=True)

@@ -123,7 +123,7 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
         )
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
-    return _write_order(membership, quote, purchase, key, original)
+    return _write_training_order(membership, quote, purchase, key, original)
 
 
 def cancel_job(*, membership: Membership, job: Job) -> Job:
@@ -192,10 +192,10 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
 def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idempotency_key: str = "") -> Order:
     """Order a job again, with `changes` to its settings (API field names).
 
-    It runs the script in the workspace and the latest versions of the datasets, unless `changes` has `exact`. Raises
-    as `quote_order` and `place_order`.
+    The new job runs the script in the workspace on the latest versions of the datasets, unless `changes` has `exact`.
+    Raises the errors of `quote_order` and `place_order`.
     """
-    # Checked before `place_order`, which would refuse a repeated key, because each call makes a new quote.
+    # Each call makes a new quote, and `place_order` would refuse a key that bought another quote.
     if existing := _existing_rerun(membership.organization, job, idempotency_key):
         return existing
     # The `dataset_versions` in the old quote have no effect: without `exact`, `quote_order` takes the latest versions.
@@ -212,7 +212,9 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
         raise
 
 
-def _write_order(membership: Membership, quote: Quote, purchase: Purchase, key: str, original: Job | None) -> Order:
+def _write_training_order(
+    membership: Membership, quote: Quote, purchase: Purchase, key: str, original: Job | None
+) -> Order:
     """Write the order of a training. `original` is the job that it repeats exactly, and whose script it runs."""
     organization = membership.organization
     script = None if original else read_script(purchase)

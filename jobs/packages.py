@@ -206,11 +206,16 @@ def advance() -> set[str]:
 
 
 def remove_unused() -> None:
-    """Remove the layers that no order has used for LAYER_RETENTION. Their rows stay, for the pages of their jobs."""
-    old = PackageLayer.objects.filter(
-        used_at__lt=timezone.now() - LAYER_RETENTION, state__in=[States.READY, States.FAILED]
-    )
-    _remove(old.values_list("pk", flat=True))
+    """Remove the layers that no order has used for LAYER_RETENTION. Their rows stay, for the pages of their jobs.
+
+    Does nothing while another process holds the lock; the next call removes them.
+    """
+    with locks.packages_lock() as has_lock:
+        if has_lock:
+            old = PackageLayer.objects.filter(
+                used_at__lt=timezone.now() - LAYER_RETENTION, state__in=[States.READY, States.FAILED]
+            )
+            _remove(old.values_list("pk", flat=True))
 
 
 def _start(layer: PackageLayer) -> None:
@@ -346,7 +351,11 @@ def _make_room(layer: PackageLayer) -> bool:
 
 
 def _remove(layer_pks: Iterable[int]) -> bool:
-    """Remove these layers, except those that an open job needs. Return whether any was removed."""
+    """Remove these layers, except those that an open job needs. Return whether any was removed.
+
+    The caller holds `packages_lock`: an order may request a layer again before its folder is removed here, and no
+    installation may fill the folder meanwhile.
+    """
     has_removed = False
     for layer_pk in layer_pks:
         with transaction.atomic():

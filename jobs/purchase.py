@@ -256,12 +256,12 @@ def parse_notebook(*, organization: Organization, data: Mapping[str, Any], is_pi
     return NotebookPurchase(**values)
 
 
-def _workers_range(values: ValidValues) -> tuple[int, int]:
-    """Return the default and the maximum number of processes per node: one for each GPU, or a few per CPU."""
+def _max_workers(values: ValidValues) -> int:
+    """Return the maximum number of processes per node: one for each GPU, or a few per CPU."""
     spec: NodeSpec | None = values.get("node_spec")
     if spec is None:
-        return 1, 1000  # a loose limit, because the invalid node spec already has an error
-    return (spec.gpus, spec.gpus) if spec.gpus else (1, max(2, math.floor(spec.cpus * PROCESSES_PER_CPU)))
+        return 1000  # a loose limit, because the invalid node spec already has an error
+    return spec.gpus or max(2, math.floor(spec.cpus * PROCESSES_PER_CPU))
 
 
 class ArgumentsField(FormField, serializers.ListField):
@@ -429,8 +429,9 @@ class _PlacementSerializer(FormSerializer):
         return nodes
 
     def validate_workers_per_node(self, workers: int | None) -> int:
-        """Return the processes per node, or their default."""
-        return _workers_range(self.valid_values)[0] if workers is None else workers
+        """Return the processes per node; by default one for each GPU, or one on a node without GPUs."""
+        spec: NodeSpec | None = self.valid_values.get("node_spec")
+        return workers or (spec.gpus if spec else 0) or 1
 
     def _version(self, choice: VersionChoice, pinned_key: int | None) -> DatasetVersion:
         """Return the chosen version of a dataset: the pinned one, else the one with its number, else the latest."""
@@ -509,7 +510,7 @@ class _PurchaseSerializer(_PlacementSerializer):
     batch_size = WholeNumberField(most=MAX_BATCH_SIZE, help_text="Per process.")
     nodes = WholeNumberField(most=lambda values: values["product"].max_nodes if "product" in values else 1000)
     workers_per_node = WholeNumberField(
-        most=lambda values: _workers_range(values)[1],
+        most=_max_workers,
         default=None,
         help_text="Default: one for each GPU, or one on a node without GPUs.",
     )
@@ -617,6 +618,14 @@ class QuoteRequestSerializer(_PurchaseSerializer, FaultToleranceSerializer):
 class _AnyFrameworkSerializer(_PlacementSerializer):
     """A placement whose framework is by default the image's first one."""
 
+    node_spec = NameField()
+    framework = EnumField(
+        Framework,
+        default=None,
+        error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")},
+        help_text="Default: the image's first one.",
+    )
+
     def validate_image(self, name: str) -> Image:
         """Also set the default framework."""
         image = super().validate_image(name)
@@ -631,13 +640,6 @@ class _AnyFrameworkSerializer(_PlacementSerializer):
 class NotebookQuoteRequestSerializer(_AnyFrameworkSerializer):
     """A notebook to price."""
 
-    node_spec = NameField()
-    framework = EnumField(
-        Framework,
-        default=None,
-        error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")},
-        help_text="Default: the image's first one.",
-    )
     image = NameField(help_text="An image with JupyterLab.")
     workspace = NameField(help_text="The folder in which JupyterLab opens and saves notebooks.")
     dataset_versions = PinnedVersionsField(default=list)
@@ -678,20 +680,13 @@ class NotebookExtensionRequestSerializer(FormSerializer):
 class CheckRequestSerializer(_AnyFrameworkSerializer):
     """An image check: which image, and on which nodes."""
 
-    node_spec = NameField()
-    framework = EnumField(
-        Framework,
-        default=None,
-        error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")},
-        help_text="Default: the image's first one.",
-    )
     image = NameField()
     workspace = NameField(default="", allow_blank=True, help_text="Default: the organization's first one.")
     datasets = DatasetsField(
         default=list, source="dataset_versions", help_text="Each as `name` for the latest version, or `name@3`."
     )
     nodes = WholeNumberField(most=1000)
-    workers_per_node = WholeNumberField(most=lambda values: _workers_range(values)[1], default=None)
+    workers_per_node = WholeNumberField(most=_max_workers, default=None)
 
     def validate_workspace(self, name: str) -> Workspace:
         """Return the workspace, or the organization's first one."""

@@ -20,6 +20,9 @@ MAX_QUERY_LENGTH = 100
 MAX_NUMBER_DIGITS = 15
 """Digits of a job's number: more than any job has, and within the 64-bit column."""
 
+MAX_DETAIL_LENGTH = 80
+"""Characters of a description that are returned: one line of the palette."""
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -63,4 +66,4 @@ def _jobs(organization: Organization, query: str) -> list[Hit]:
 def _find_by_name(kind: str, objects: QuerySet[Model], query: str) -> list[Hit]:
     """Return the objects whose name contains the query, sorted by name."""
     rows = objects.filter(name__icontains=query).order_by("name").values_list("name", "description")[:MAX_PER_KIND]
-    return [Hit(kind, name, name, description[:80]) for name, description in rows]
+    return [Hit(kind, name, name, description[:MAX_DETAIL_LENGTH]) for name, description in rows]

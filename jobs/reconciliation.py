@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import re
 import time
 from collections.abc import Iterable
 
@@ -32,13 +33,15 @@ logger = logging.getLogger(__name__)
 RECONCILE_SECONDS = 20.0
 """After this time a reconciliation asks for no further status, so that a slow cluster cannot keep a worker process busy
 for minutes. The jobs are read in random order, so that all are read in the course of some reconciliations."""
+RUN_NAME = re.compile(r"job-([0-9]+)-([0-9]+)")
+"""`Attempt.run_name`: the id of the job and the number of the attempt."""
 
 
 def follow(*, run_name: str) -> None:
     """Read a run's new output and update its job. Does nothing for a run without an open attempt."""
     attempt = _open_attempt(run_name)
     if attempt:
-        _reconcile(attempt, reads_output=True)
+        _reconcile_attempt(attempt, reads_output=True)
 
 
 def reconcile(cluster_name: str = "") -> None:
@@ -53,7 +56,7 @@ def reconcile_job(*, job_pk: int) -> None:
     """Update one job to the state that its cluster reports."""
     attempt = _open_attempts().filter(job_id=job_pk).last()
     if attempt:
-        _reconcile(attempt)
+        _reconcile_attempt(attempt)
 
 
 def stop(*, job_pk: int) -> None:
@@ -82,7 +85,7 @@ def delete_old_runs() -> None:
 
 
 @context.with_fields(log_fields)
-def _reconcile(attempt: Attempt, *, reads_output: bool = False) -> None:
+def _reconcile_attempt(attempt: Attempt, *, reads_output: bool = False) -> None:
     """Update an attempt and its job to the run's status. Stop the run if its job is cancelled or moved."""
     try:
         status = cluster(attempt.backend).describe(attempt.run_name)
@@ -131,7 +134,7 @@ def _end_vanished(attempt: Attempt) -> None:
         reason = EndReason.NODE_LOST
         failure = Failure("The cluster no longer knows this run.", FailureCode.VANISHED)
     else:
-        # Nobody knows when a run vanished that had started and was being stopped. It is free, as a platform fault.
+        # A run that had started ended at an unknown time, so it is a platform fault, which is free.
         reason = EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED
     with transaction.atomic():
         lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure)
@@ -145,10 +148,8 @@ def _open_attempts() -> QuerySet[Attempt]:
 
 def _open_attempt(run_name: str) -> Attempt | None:
     """Return the open attempt with this run name; None for other names: installations may share a cluster."""
-    parts = run_name.split("-")
-    if len(parts) != 3 or parts[0] != "job" or not (parts[1].isdecimal() and parts[2].isdecimal()):
-        return None
-    return _open_attempts().filter(job_id=int(parts[1]), number=int(parts[2])).first()
+    parts = RUN_NAME.fullmatch(run_name)
+    return _open_attempts().filter(job_id=int(parts[1]), number=int(parts[2])).first() if parts else None
 
 
 # --- One cluster ------------------------------------------------------------------------------------------------------
@@ -209,8 +210,8 @@ def _clean_up_runs(cluster_name: str) -> None:
 def _runs_on(cluster_name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
     """Return the names of a cluster's runs, each with its attempt; None if no attempt on this cluster has that name.
 
-    `live`: only runs that have not ended. A run is left out if its attempt names a cluster that the settings no longer
-    have: that may be an old name of this cluster, so the run must not be deleted as unknown.
+    `live`: only runs that have not ended. A run is left out if its attempt names a cluster that is no longer in the
+    settings. That may be an old name of this cluster, so the run must not be deleted as unknown.
     """
     names = [run_name for run_name in cluster(cluster_name).names(live=live) if run_name.startswith("job-")]
     attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}
@@ -223,8 +224,8 @@ def _runs_on(cluster_name: str, *, live: bool) -> list[tuple[str, Attempt | None
 
 
 def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:
-    """Return all attempts of the jobs whose ids are in these run names (`job-<id>-<number>`)."""
-    job_ids = {int(part[1]) for each in run_names if len(part := each.split("-")) == 3 and part[1].isdecimal()}
+    """Return all attempts of the jobs whose ids are in these run names."""
+    job_ids = {int(parts[1]) for parts in map(RUN_NAME.fullmatch, run_names) if parts}
     return Attempt.objects.filter(job_id__in=job_ids).select_related("job")
 
 

@@ -28,7 +28,7 @@ def listed(organization: Organization) -> QuerySet[Job]:
             placed_by=F("order__placed_by__email"),
             currency=F("order__quote__currency"),
             ceiling_minor=F("order__hold__amount_minor"),
-            is_probe=free_runs.PROBES,
+            is_free_estimate=free_runs.FREE_ESTIMATES,
             p50_seconds=F("order__quote__basis__p50_seconds"),
         )
         .select_related("image")
@@ -41,7 +41,7 @@ def row(job: Any) -> dict[str, Any]:
     """Return the context of one row; `job` comes from `listed`."""
     return {
         "job": job,
-        "title": free_runs.title(job, is_probe=job.is_probe),
+        "title": free_runs.title(job, is_free_estimate=job.is_free_estimate),
         "progress": selectors.progress(job, p50_seconds=float(job.p50_seconds or 0)),
         "cost_minor": job.metered_minor,
     }

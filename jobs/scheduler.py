@@ -8,7 +8,7 @@ waits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import reduce
 from operator import or_
@@ -34,18 +34,6 @@ Position = tuple[datetime, int]
 """A place in the queue: when the job was queued, and its id."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The capacity for a node spec after a pass. The fields are columns of `CapacitySnapshot`, and described there."""
-
-    free: int
-    most: int
-    answers: bool
-    held_from: datetime | None
-    held_from_job: int | None
-    drain_reason: str = ""
-
-
 def waiting_specs(cluster_name: str) -> list[NodeSpec]:
     """Return the node specs of a cluster for which a job waits that is ready to start."""
     ready = Job.objects.filter(_ready_filter(timezone.now()), node_spec=OuterRef("pk"), state=JobState.QUEUED)
@@ -60,15 +48,15 @@ class SchedulingPass:
         """`reserved`: claimed attempts that the cluster does not have yet. Capacity for them is not given to others."""
         self._specs = {spec.pk: spec for spec in specs}
         self._now = timezone.now()
-        self._running = quotas.running_nodes()  # nodes by organization id
-        limits = Quota.objects.filter(organization__in=self._running)
+        self._running_nodes = quotas.running_nodes()  # by organization id
+        limits = Quota.objects.filter(organization__in=self._running_nodes)
         self._node_limits = dict(limits.values_list("organization_id", "max_running_nodes"))
-        self._held_from: Position | None = None  # of the job for which capacity is kept free
+        self._held_from: Position | None = None  # position of the job for which capacity is kept free
         self._reserved = list(reserved)
         self.update_capacity(capacity)
 
     def update_capacity(self, capacity: Capacity) -> None:
-        """Replace the capacity of this pass by that which the cluster has now, less the reserved attempts."""
+        """Set the capacity to what the cluster has now, less the reserved attempts."""
         for attempt in self._reserved:
             spec = attempt.job.node_spec
             capacity = capacity_without(capacity, resources_of(spec), attempt.granted_nodes, spec.name)
@@ -77,11 +65,11 @@ class SchedulingPass:
     def _set_capacity(self, capacity: Capacity) -> None:
         """Set the capacity, and derive from it how many nodes of each spec can start."""
         self._capacity = capacity
-        self._free = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
+        self._free_nodes = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
 
     def allocate(self, job: Job, nodes: int) -> None:
         """Subtract the nodes of a job that was submitted to the cluster from the capacity and the quota."""
-        self._running[job.organization_id] = self._running.get(job.organization_id, 0) + nodes
+        self._running_nodes[job.organization_id] = self._running_nodes.get(job.organization_id, 0) + nodes
         self._set_capacity(capacity_without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
 
     def startable_jobs(self) -> Iterator[tuple[Job, int]]:
@@ -89,42 +77,36 @@ class SchedulingPass:
 
         Before it takes the next job, the caller calls `allocate`, or `update_capacity` if the job could not start.
         """
-        last: Position | None = None
-        is_last = False
-        while not is_last and (page := self._page(last)):
+        position: Position | None = None
+        is_last_page = False
+        while not is_last_page and (page := self._next_page(position)):
             # Only the last page is smaller than MIN_PAGE. Jobs that fit only later start in a later pass, which each
             # order and each end of a run requests.
-            is_last = len(page) < MIN_PAGE
-            overdue = self._first_overdue_position(last)
+            is_last_page = len(page) < MIN_PAGE
+            overdue = self._first_overdue_position(position)
             for job in page:
-                last = (job.queued_at, job.pk)
-                if overdue and overdue < last:
+                position = (job.queued_at, job.pk)
+                if overdue and overdue < position:
                     self._held_from = overdue
                     return
-                free_in_quota, free = self._free_in_quota(job), self._free[job.node_spec_id]
+                free_in_quota, free = self._free_in_quota(job), self._free_nodes[job.node_spec_id]
                 if free_in_quota < job.least_nodes:
                     continue
                 if free >= job.least_nodes:
                     yield job, min(job.nodes, free_in_quota, free)
                 elif self._now - job.queued_at > BACKFILL_LIMIT:
                     # It fitted when the page was loaded, but jobs of this pass have taken the nodes.
-                    self._held_from = last
+                    self._held_from = position
                     return
 
     def save_snapshots(self) -> None:
         """Store the capacity for each node spec. Rows that would not change are not written."""
-        held_from, held_job = self._held_from or (None, None)
-        snapshots = {
-            pk: Snapshot(
-                free=self._free[pk],
-                most=self._max_nodes(pk),
-                answers=True,
-                held_from=held_from,
-                held_from_job=held_job,
-            )
-            for pk in self._specs
-        }
-        _store({pk: asdict(snapshot) for pk, snapshot in snapshots.items()}, self._specs.values())
+        held_from, held_from_job = self._held_from or (None, None)
+        values = {"answers": True, "held_from": held_from, "held_from_job": held_from_job, "drain_reason": ""}
+        _store(
+            {pk: values | {"free": self._free_nodes[pk], "most": self._max_nodes(pk)} for pk in self._specs},
+            self._specs.values(),
+        )
 
     def _queued(self, after: Position | None = None) -> QuerySet[Job]:
         """Return the ready jobs of this pass in the queue's order, with `least`: the nodes that each needs to start."""
@@ -133,13 +115,13 @@ class SchedulingPass:
             jobs = jobs.filter(Q(queued_at__gt=after[0]) | Q(queued_at=after[0], pk__gt=after[1]))
         return jobs.alias(least=LEAST_NODES).order_by("queued_at", "pk")
 
-    def _page(self, after: Position | None) -> list[Job]:
+    def _next_page(self, after: Position | None) -> list[Job]:
         """Return the next jobs that fit the free capacity and the quotas that this pass has read so far."""
-        fits = [Q(node_spec=pk, least__lte=free) for pk, free in self._free.items() if free]
+        fits = [Q(node_spec=pk, least__lte=free) for pk, free in self._free_nodes.items() if free]
         if not fits:
             return []
         jobs = self._queued(after).filter(reduce(or_, fits)).exclude(self._over_quota_filter())
-        size = min(MAX_PAGE, max(MIN_PAGE, sum(self._free.values())))
+        size = min(MAX_PAGE, max(MIN_PAGE, sum(self._free_nodes.values())))
         return list(jobs.select_related("node_spec", "image", "workspace", "organization__quota")[:size])
 
     def _first_overdue_position(self, after: Position | None) -> Position | None:
@@ -149,7 +131,7 @@ class SchedulingPass:
         """
         too_large = [
             Q(node_spec=pk, least__gt=free, least__lte=most)
-            for pk, free in self._free.items()
+            for pk, free in self._free_nodes.items()
             if (most := self._max_nodes(pk)) > free
         ]
         if not too_large:
@@ -170,13 +152,13 @@ class SchedulingPass:
         return self._capacity.nodes_ever(resources_of(self._specs[spec_pk]), self._specs[spec_pk].name)
 
     def _free_in_quota(self, job: Job) -> int:
-        """Return how many more nodes the job's organization may run, and remember its limit for the next pages."""
+        """Return how many more nodes the job's organization may run. Store its limit for `_over_quota_filter`."""
         self._node_limits[job.organization_id] = job.organization.quota.max_running_nodes
-        return quotas.free_nodes(job, self._running)
+        return quotas.free_nodes(job, self._running_nodes)
 
     def _over_quota_filter(self) -> Q:
-        """Return the filter for jobs that do not fit their organization's quota, if this pass has read that quota."""
-        free = {pk: limit - self._running.get(pk, 0) for pk, limit in self._node_limits.items()}
+        """Return the filter for jobs that do not fit their organization's quota, as far as `_node_limits` has it."""
+        free = {pk: limit - self._running_nodes.get(pk, 0) for pk, limit in self._node_limits.items()}
         used_up = [pk for pk, nodes in free.items() if nodes <= 0]
         too_large = (Q(organization=pk, least__gt=nodes) for pk, nodes in free.items() if nodes > 0)
         return reduce(or_, too_large, Q(organization__in=used_up))

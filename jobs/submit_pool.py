@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-def logging_errors(step: Callable[..., Result], job_pk: int, *arguments: object) -> Result | None:
+def call_and_log_errors(step: Callable[..., Result], job_pk: int, *arguments: object) -> Result | None:
     """Return the result of `step(*arguments)`; log any error and return None, so that one job never stops the queue."""
     try:
         return step(*arguments)
@@ -79,7 +79,7 @@ class SubmitPool:
         return not has_failed
 
     def _try_submit(self, attempt: Attempt) -> bool:
-        return bool(logging_errors(self._submit, attempt.job_id, attempt))
+        return bool(call_and_log_errors(self._submit, attempt.job_id, attempt))
 
     def _run_thread(self) -> None:
         """Submit attempts from the queue until it yields None."""

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import F, Window
@@ -88,6 +88,14 @@ class Point:
     value: float
     epoch: float | None
     at: datetime
+
+
+class LineReport(NamedTuple):
+    """What a line of output reports: epoch and step, None if it has none, and values by curve name."""
+
+    epoch: float | None
+    step: int | None
+    values: dict[str, float]
 
 
 class PointCollector:
@@ -223,25 +231,20 @@ def epoch_finished_at(job: Job) -> datetime | None:
     return datetime.fromtimestamp(stamp, UTC) if stamp else None
 
 
-def parse_line(line: str) -> tuple[float | None, int | None, dict[str, float]]:
-    """Return the epoch, the step, and the values by curve name that a line of output reports.
-
-    Epoch and step are None if the line has none. Percentages become fractions.
-    """
+def parse_line(line: str) -> LineReport:
+    """Return what a line of output reports. Percentages become fractions."""
     line = _COLOR.sub("", line)
-    epoch = EPOCH_LINE.search(line)
-    step = STEP_LINE.search(line)
-    epoch_number, step_number = _bounded(epoch), _bounded(step)
+    epoch, step = _matched_number(EPOCH_LINE.search(line)), _matched_number(STEP_LINE.search(line))
     values: dict[str, float] = {}
     for match in VALUE_LINE.finditer(line):
         value = float(match[2]) / (100 if match[3] else 1)
         if math.isfinite(value):
             values.setdefault(_canonical_name(match[1]), value)  # if the line has two spellings of a name, the first
-    return None if epoch_number is None else float(epoch_number), step_number, values
+    return LineReport(None if epoch is None else float(epoch), step, values)
 
 
-def _bounded(match: re.Match[str] | None) -> int | None:
-    """Return the whole number that was matched; None without a match, or if the number is above MAX_STEP."""
+def _matched_number(match: re.Match[str] | None) -> int | None:
+    """Return the whole number that was matched; None without a match, or if the number is MAX_STEP or above."""
     number = int(match[1]) if match else None
     return number if number is not None and number < MAX_STEP else None
 

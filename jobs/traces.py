@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
 
@@ -69,12 +69,22 @@ def spans(attempt: Attempt) -> list[FinishedSpan]:
         ),
         child("queue", queued, claimed, {}),
         child("start", claimed, started, {}),
-        *(child(*rank) for rank in _ranks(attempt, finished)),
+        *(child(*rank) for rank in _rank_spans(attempt, finished)),
     ]
 
 
-def _ranks(attempt: Attempt, finished: float) -> list[tuple[str, float, float, dict[str, Any], str]]:
-    """Return name, start, end, attributes and error of each rank, with the times of its node."""
+class _RankSpan(NamedTuple):
+    """The span of a rank, with the times of its node in Unix seconds. `error` is empty if the rank did not fail."""
+
+    name: str
+    start: float
+    end: float
+    attributes: dict[str, Any]
+    error: str
+
+
+def _rank_spans(attempt: Attempt, finished: float) -> list[_RankSpan]:
+    """Return the spans of the first MAX_RANKS ranks. `finished` is the end of nodes that reported none."""
     workers, failure = attempt.job.workers_per_node, attempt.failure or {}
     ranks = []
     for node in attempt.nodes:
@@ -89,7 +99,7 @@ def _ranks(attempt: Attempt, finished: float) -> list[tuple[str, float, float, d
                 "trainyard.address": node.get("address", ""),
             }
             node_finished = node.get("finished_at") or finished
-            ranks.append((f"rank {rank}", node["started_at"], node_finished, attributes, error))
+            ranks.append(_RankSpan(f"rank {rank}", node["started_at"], node_finished, attributes, error))
     return ranks[:MAX_RANKS]
 
 

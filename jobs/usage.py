@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from billing import charges
 from billing.pricing import Line
@@ -24,13 +24,21 @@ STOP_SECONDS = 10
 later end is the cluster's fault, so the grace period is then not billed either."""
 
 
+class NodeSpan(NamedTuple):
+    """A part of a run with a constant number of nodes."""
+
+    nodes: int
+    began_at: datetime
+    ended_at: datetime
+
+
 def to_datetime(seconds: float | None) -> datetime | None:
     """Convert a time of the backend (Unix seconds); None stays None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-def spans(attempt: Attempt, until: datetime) -> Iterator[tuple[int, datetime, datetime]]:
-    """Yield (nodes, start, end) for each part of the run with a constant number of nodes, up to `until`."""
+def spans(attempt: Attempt, until: datetime) -> Iterator[NodeSpan]:
+    """Yield the spans of the run up to `until`."""
     if attempt.started_at is None:
         return
     span_rows = attempt.spans or [{"nodes": attempt.granted_nodes, "started_at": attempt.started_at.timestamp()}]
@@ -38,19 +46,19 @@ def spans(attempt: Attempt, until: datetime) -> Iterator[tuple[int, datetime, da
         began_at = to_datetime(span["started_at"]) or attempt.started_at
         ended_at = min(to_datetime(span.get("finished_at")) or until, until)
         if ended_at > began_at:
-            yield int(span["nodes"]), began_at, ended_at
+            yield NodeSpan(int(span["nodes"]), began_at, ended_at)
 
 
 def billed_ranges(attempt: Attempt, now: datetime) -> list[Range]:
-    """Return the billed parts of an attempt. A running attempt counts as if it completed now."""
+    """Return what `billed_spans` yields, in the form that billing stores."""
     return [
         Range((ended_at - began_at).total_seconds(), nodes, began_at.isoformat(), ended_at.isoformat())
         for nodes, began_at, ended_at in billed_spans(attempt, now)
     ]
 
 
-def billed_spans(attempt: Attempt, now: datetime) -> Iterator[tuple[int, datetime, datetime]]:
-    """Yield what `billed_ranges` returns as (nodes, start, end)."""
+def billed_spans(attempt: Attempt, now: datetime) -> Iterator[NodeSpan]:
+    """Yield the billed parts of an attempt. A running attempt counts as if it completed now."""
     reason = EndReason(attempt.reason) if attempt.reason else None
     if reason is None or reason in BILLED:
         yield from spans(attempt, _billed_until(attempt, now))
@@ -148,10 +156,8 @@ def _free_part(attempt: Attempt, started_at: datetime, ended_at: datetime) -> li
     elif attempt.reason and EndReason(attempt.reason) not in BILLED:
         rule, began_at = "platform_fault", started_at
     else:
-        rule, began_at = (
-            "after_cancel",
-            max(_billed_until(attempt, ended_at), started_at),
-        )  # a cancel may precede the start
+        # The later of the two, because a cancel may precede the start.
+        rule, began_at = "after_cancel", max(_billed_until(attempt, ended_at), started_at)
     line = charges.free_line(
         rule=rule,
         seconds=(ended_at - began_at).total_seconds(),

@@ -20,6 +20,7 @@ from console.core.errors import NotFound, Text
 from runtime.specs import Framework
 from storage import in_use, quota
 from storage.catalog import name_taken_error, translate_name_conflict, validate_texts
+from storage.in_use import ObjectIds
 from storage.models import Image
 
 TITLE_LIMIT = 100
@@ -92,7 +93,7 @@ def update_image(
     with transaction.atomic():
         quota.lock(organization)
         if (reference, columns["frameworks"]) != (image.reference, image.frameworks):
-            in_use.require_unused(viewer_organization_id=organization.pk, image_ids=[image.pk])
+            in_use.require_unused(ObjectIds(images=[image.pk]), viewer_organization_id=organization.pk)
         for column, value in columns.items():
             setattr(image, column, value)
         image.save(update_fields=list(columns))
@@ -105,7 +106,7 @@ def delete_image(*, image: Image, user: User | None = None) -> None:
     organization = _owner_of(image)
     with transaction.atomic():
         quota.lock(organization)
-        in_use.require_unused(viewer_organization_id=organization.pk, image_ids=[image.pk])
+        in_use.require_unused(ObjectIds(images=[image.pk]), viewer_organization_id=organization.pk)
         if Image.objects.filter(pk=image.pk, is_active=True).update(is_active=False):
             record(organization=organization, actor=user, action="image.deleted", target=image.name)
 

@@ -10,6 +10,7 @@ shared dataset, are counted but not named. None means that nobody sees the messa
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from django.utils.translation import gettext_lazy as _
@@ -17,19 +18,21 @@ from django.utils.translation import gettext_lazy as _
 from storage.errors import InUse
 
 
+@dataclass(frozen=True, kw_only=True)
+class ObjectIds:
+    """The ids of the objects whose users are looked for, by kind."""
+
+    dataset_versions: Collection[int] = ()
+    model_versions: Collection[int] = ()
+    workspaces: Collection[int] = ()
+    images: Collection[int] = ()
+    secrets: Collection[int] = ()
+
+
 class Finder(Protocol):
     """A function that finds the open jobs that use any of these objects."""
 
-    def __call__(
-        self,
-        *,
-        viewer_organization_id: int | None,
-        dataset_version_ids: Collection[int],
-        model_version_ids: Collection[int],
-        workspace_ids: Collection[int],
-        image_ids: Collection[int],
-        secret_ids: Collection[int],
-    ) -> list[str]:
+    def __call__(self, objects: ObjectIds, *, viewer_organization_id: int | None) -> list[str]:
         """Return for each job a text with its name and when it ends at the latest, the oldest job first."""
         ...
 
@@ -43,52 +46,18 @@ def register(finder: Finder) -> None:
         _finders.append(finder)
 
 
-def jobs_using(
-    *,
-    viewer_organization_id: int | None,
-    dataset_version_ids: Collection[int] = (),
-    model_version_ids: Collection[int] = (),
-    workspace_ids: Collection[int] = (),
-    image_ids: Collection[int] = (),
-    secret_ids: Collection[int] = (),
-) -> list[str]:
+def jobs_using(objects: ObjectIds, *, viewer_organization_id: int | None) -> list[str]:
     """Return the texts of all finders (`Finder`) for the open jobs that use any of these objects."""
-    return [
-        name
-        for finder in _finders
-        for name in finder(
-            viewer_organization_id=viewer_organization_id,
-            dataset_version_ids=dataset_version_ids,
-            model_version_ids=model_version_ids,
-            workspace_ids=workspace_ids,
-            image_ids=image_ids,
-            secret_ids=secret_ids,
-        )
-    ]
+    return [name for finder in _finders for name in finder(objects, viewer_organization_id=viewer_organization_id)]
 
 
-def require_unused(
-    *,
-    viewer_organization_id: int,
-    dataset_version_ids: Collection[int] = (),
-    model_version_ids: Collection[int] = (),
-    workspace_ids: Collection[int] = (),
-    image_ids: Collection[int] = (),
-    secret_ids: Collection[int] = (),
-) -> None:
+def require_unused(objects: ObjectIds, *, viewer_organization_id: int) -> None:
     """Raise InUse if open jobs use any of these objects. The message names the jobs, and when they end at the latest.
 
     Call it in the transaction that deletes the object, with the organization's quota and the dataset versions locked.
     An order locks the same rows, so it waits for the deletion and then fails.
     """
-    names = jobs_using(
-        viewer_organization_id=viewer_organization_id,
-        dataset_version_ids=dataset_version_ids,
-        model_version_ids=model_version_ids,
-        workspace_ids=workspace_ids,
-        image_ids=image_ids,
-        secret_ids=secret_ids,
-    )
+    names = jobs_using(objects, viewer_organization_id=viewer_organization_id)
     if names:
         sentence = _("%(names)s uses this and has not ended. Wait for it to end, or cancel it first.")
         if len(names) > 1:

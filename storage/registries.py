@@ -26,6 +26,7 @@ from console.core import encryption
 from console.core.errors import InvalidInput, NotFound, Text
 from storage import in_use, quota, registry_client
 from storage.images import REFERENCE
+from storage.in_use import ObjectIds
 from storage.models import Image, Registry
 from storage.registry_client import Credentials, Problem, RegistryError
 
@@ -116,7 +117,7 @@ def delete_registry(*, registry: Registry, user: User | None = None) -> None:
         quota.lock(organization)  # orders lock it too, so that they wait
         images = Image.objects.filter(organization=organization, reference__startswith=f"{registry.host}/")
         in_use.require_unused(
-            viewer_organization_id=organization.pk, image_ids=list(images.values_list("pk", flat=True))
+            ObjectIds(images=list(images.values_list("pk", flat=True))), viewer_organization_id=organization.pk
         )
         if Registry.objects.filter(pk=registry.pk).delete()[0]:
             record(organization=organization, actor=user, action="registry.deleted", target=registry.host)

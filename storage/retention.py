@@ -21,6 +21,7 @@ from console.core.errors import NotFound
 from storage import in_use, manifests, quota, recycle_bin, selectors, trees
 from storage.catalog import scratch
 from storage.errors import NameTaken
+from storage.in_use import ObjectIds
 from storage.models import KEPT_AFTER_DELETION, Dataset, DatasetVersion, Model, ModelVersion, Workspace
 from storage.selectors import Item
 
@@ -30,7 +31,9 @@ def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:
     with transaction.atomic():
         quota.lock(dataset.organization)
         versions = selectors.versions_of(dataset).select_for_update().values_list("pk", flat=True)
-        in_use.require_unused(viewer_organization_id=dataset.organization.pk, dataset_version_ids=list(versions))
+        in_use.require_unused(
+            ObjectIds(dataset_versions=list(versions)), viewer_organization_id=dataset.organization.pk
+        )
         now = timezone.now()
         if Dataset.objects.filter(pk=dataset.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
             selectors.versions_of(dataset).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
@@ -43,7 +46,7 @@ def delete_version(*, version: DatasetVersion, user: User | None = None) -> None
     with transaction.atomic():
         quota.lock(organization)
         DatasetVersion.objects.select_for_update().get(pk=version.pk)
-        in_use.require_unused(viewer_organization_id=organization.pk, dataset_version_ids=[version.pk])
+        in_use.require_unused(ObjectIds(dataset_versions=[version.pk]), viewer_organization_id=organization.pk)
         if _mark_deleted(version):
             _set_latest(version.dataset)
             record(organization=organization, actor=user, action="dataset.version_deleted", target=str(version))
@@ -54,7 +57,7 @@ def delete_model(*, model: Model, user: User | None = None) -> None:
     with transaction.atomic():
         quota.lock(model.organization)
         versions = selectors.model_versions_of(model).values_list("pk", flat=True)
-        in_use.require_unused(viewer_organization_id=model.organization.pk, model_version_ids=list(versions))
+        in_use.require_unused(ObjectIds(model_versions=list(versions)), viewer_organization_id=model.organization.pk)
         now = timezone.now()
         if Model.objects.filter(pk=model.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
             selectors.model_versions_of(model).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
@@ -66,7 +69,7 @@ def delete_model_version(*, version: ModelVersion, user: User | None = None) -> 
     organization = version.model.organization
     with transaction.atomic():
         quota.lock(organization)
-        in_use.require_unused(viewer_organization_id=organization.pk, model_version_ids=[version.pk])
+        in_use.require_unused(ObjectIds(model_versions=[version.pk]), viewer_organization_id=organization.pk)
         if _mark_deleted(version):
             _set_latest_model(version.model)
             record(organization=organization, actor=user, action="model.version_deleted", target=str(version))
@@ -76,7 +79,7 @@ def delete_workspace(*, workspace: Workspace, user: User | None = None) -> None:
     """Delete a workspace. Safe to repeat. Raises InUse."""
     with transaction.atomic():
         quota.lock(workspace.organization)
-        in_use.require_unused(viewer_organization_id=workspace.organization.pk, workspace_ids=[workspace.pk])
+        in_use.require_unused(ObjectIds(workspaces=[workspace.pk]), viewer_organization_id=workspace.organization.pk)
         if _mark_deleted(workspace):
             record(organization=workspace.organization, actor=user, action="workspace.deleted", target=workspace.name)
 
@@ -128,7 +131,7 @@ def remove(*, item: Item, user: User | None = None) -> None:
         item.refresh_from_db()
         if item.deleted_at is None:
             raise NotFound
-        in_use.require_unused(viewer_organization_id=organization.pk, **_ids_of(item))
+        in_use.require_unused(_ids_of(item), viewer_organization_id=organization.pk)
         now = timezone.now()
         if item.kept_until is None or item.kept_until > now:
             item.kept_until = now
@@ -155,7 +158,7 @@ def expired() -> list[Item]:
         *ModelVersion.objects.filter(kept_until__lte=timezone.now(), removed_at=None).select_related("model"),
         *Workspace.objects.filter(kept_until__lte=timezone.now(), removed_at=None),
     ]
-    return [item for item in rows if not in_use.jobs_using(viewer_organization_id=None, **_ids_of(item))]
+    return [item for item in rows if not in_use.jobs_using(_ids_of(item), viewer_organization_id=None)]
 
 
 def owner_of(item: Item) -> Organization:
@@ -184,10 +187,10 @@ def _set_latest_model(model: Model) -> None:
     model.save(update_fields=["latest", "deleted_at"])
 
 
-def _ids_of(item: Item) -> dict[str, list[int]]:
+def _ids_of(item: Item) -> ObjectIds:
     """Return the argument by which the functions of `in_use` look for an item."""
-    argument = {"versions": "dataset_version_ids", "models": "model_version_ids", "workspaces": "workspace_ids"}
-    return {argument[item.kind]: [item.pk]}
+    kind = {"versions": "dataset_versions", "models": "model_versions", "workspaces": "workspaces"}[item.kind]
+    return ObjectIds(**{kind: [item.pk]})
 
 
 def _action_prefix(item: Item) -> str:

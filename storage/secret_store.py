@@ -20,6 +20,7 @@ from console.core.errors import InvalidInput, NotFound
 from runtime import environment
 from storage import in_use, quota
 from storage.errors import SecretUnreadable
+from storage.in_use import ObjectIds
 from storage.models import Secret
 
 ENCRYPTION_PURPOSE = b"trainyard secrets"
@@ -81,7 +82,7 @@ def delete_secret(*, secret: Secret, user: User | None = None) -> None:
     organization = secret.organization
     with transaction.atomic():
         quota.lock(organization)
-        in_use.require_unused(viewer_organization_id=organization.pk, secret_ids=[secret.pk])
+        in_use.require_unused(ObjectIds(secrets=[secret.pk]), viewer_organization_id=organization.pk)
         if Secret.objects.filter(pk=secret.pk).delete()[0]:
             record(organization=organization, actor=user, action="secret.deleted", target=secret.name)
 

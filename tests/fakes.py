@@ -100,10 +100,9 @@ class FakeBackend:
         self._changed = threading.Condition(threading.RLock())
         self._log: list[str] = []
 
-    # The contract
+    # The contract: see `Backend`
 
     def submit(self, spec: RunSpec) -> None:
-        """See `Backend.submit`."""
         with self._answering():
             self.submissions.append(spec.name)
             if spec.name in self.runs:
@@ -125,7 +124,6 @@ class FakeBackend:
             self._notify(spec.name)
 
     def describe(self, name: str) -> RunStatus:
-        """See `Backend.describe`."""
         with self._answering():
             self._enforce(self._run(name))
             return self._run(name).status
@@ -140,7 +138,6 @@ class FakeBackend:
         at_line: bool = False,
         with_times: bool = False,
     ) -> LogChunk:
-        """See `Backend.logs`."""
         with self._answering():
             run = self._run(name)
             raw_chunk = log_chunks.read_raw_chunk(io.BytesIO(run.output.get(rank, b"")), offset, limit)
@@ -149,7 +146,6 @@ class FakeBackend:
             return log_chunks.text_chunk(raw_chunk, is_final=ended, at_line=at_line, times=times)
 
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
-        """See `Backend.samples`."""
         with self._answering():
             run = self._run(name)
             stored = run.samples.get(node, b"")
@@ -159,7 +155,6 @@ class FakeBackend:
             return LogChunk(piece.decode(), offset + len(piece), ended)
 
     def stacks(self, name: str) -> dict[int, str]:
-        """See `Backend.stacks`."""
         with self._answering():
             return dict(self._run(name).stacks)
 
@@ -174,28 +169,24 @@ class FakeBackend:
             self._notify(name)
 
     def extend(self, name: str, deadline_seconds: int) -> None:
-        """See `Backend.extend`."""
         with self._answering():
             run = self._run(name)
             if run.status.phase is RunPhase.RUNNING and deadline_seconds > run.spec.deadline_seconds:
                 run.spec = replace(run.spec, deadline_seconds=deadline_seconds)
 
     def delete(self, name: str) -> None:
-        """See `Backend.delete`."""
         with self._answering():
             shutil.rmtree(self.run_folder(name), ignore_errors=True)
             if self.runs.pop(name, None):
                 self._notify(name)
 
     def delete_shared(self, key: str) -> None:
-        """See `Backend.delete_shared`."""
         with self._answering():
             shutil.rmtree(self.checkpoint_folder(key), ignore_errors=True)
             shutil.rmtree(self.output_folder(key), ignore_errors=True)
             self.checkpoints.discard(key)
 
     def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
-        """See `Backend.fill_checkpoints`."""
         folder = self.checkpoint_folder(key)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -206,12 +197,10 @@ class FakeBackend:
             raise
 
     def names(self, *, live: bool = False) -> list[str]:
-        """See `Backend.names`."""
         with self._answering():
             return sorted(name for name, run in self.runs.items() if not live or run.status.phase is not RunPhase.ENDED)
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
-        """See `Backend.check_image`."""
         with self._answering():
             if image.builtin in self.missing_images:
                 raise InvalidSpec("It is not built.", field="image")
@@ -244,11 +233,9 @@ class FakeBackend:
             return Capacity((NodeCapacity("fake", self.total, free),))
 
     def is_reachable(self) -> bool:
-        """See `Backend.is_reachable`."""
         return self.available
 
     def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
-        """See `Backend.changes`."""
         seen = len(self._log)
         end = math.inf if stop_after_seconds is None else time.monotonic() + stop_after_seconds
         while time.monotonic() < end:
@@ -258,7 +245,6 @@ class FakeBackend:
             yield fresh
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
-        """See `Backend.environment`."""
         world = spec.nodes * spec.workers_per_node
         plan = Plan(
             run_id=spec.name,
@@ -293,23 +279,18 @@ class FakeBackend:
         return rank_environment(plan, rank % spec.workers_per_node)
 
     def run_folder(self, name: str) -> Path:
-        """See `Backend.run_folder`."""
         return self.root / name
 
     def shell_socket(self, name: str, node: int) -> Path | None:
-        """See `Backend.shell_socket`."""
         return self.root / name / f"{node}.shell"
 
     def notebook_socket(self, name: str) -> Path | Tunnel | None:
-        """See `Backend.notebook_socket`."""
         return self.run_folder(name) / "run" / SOCKET
 
     def checkpoint_folder(self, key: str) -> Path:
-        """See `Backend.checkpoint_folder`."""
         return self.root / ".checkpoints" / key
 
     def output_folder(self, key: str) -> Path:
-        """See `Backend.output_folder`."""
         return self.root / ".outputs" / key
 
     # What a test does to a run

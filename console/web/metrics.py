@@ -90,15 +90,15 @@ def job_compare(request: MemberRequest) -> HttpResponse:
     context = {
         "names": names,
         "rows": [rows.row(job) | {"best": best_values(job)} for job in jobs],
-        "runs": [_run(job, is_probe=job.is_probe) for job in jobs],
+        "runs": [_run(job, is_free_estimate=job.is_free_estimate) for job in jobs],
         "limit": MAX_COMPARED,
     }
     return render(request, "jobs/compare.html", context)
 
 
-def _run(job: Job, *, is_probe: bool | None = None) -> dict[str, Any]:
+def _run(job: Job, *, is_free_estimate: bool | None = None) -> dict[str, Any]:
     """Return the id and title of a run, for the script that draws the charts."""
-    return {"id": job.pk, "title": f"#{job.pk} {free_runs.title(job, is_probe=is_probe)}"}
+    return {"id": job.pk, "title": f"#{job.pk} {free_runs.title(job, is_free_estimate=is_free_estimate)}"}
 
 
 def _jobs(organization: Organization, text: str) -> list[Any]:

@@ -117,7 +117,7 @@ def job_publish(request: MemberRequest, pk: int) -> HttpResponse:
 def _paths(job: Job) -> list[str]:
     """Return the paths that the form offers: outputs, checkpoints, and the entries directly in them."""
     paths: list[str] = []
-    for top in model_publishing.PUBLISHABLE:
+    for top in job_files.RESULTS:
         try:
             entries = job_files.list_files(job, top, limit=MAX_PATHS).entries
         except CustomerError:

@@ -38,7 +38,7 @@ from console.web.access import MemberRequest, error_text, member
 from console.web.amounts import parse_row_id, parse_seconds
 from console.web.quote_cards import posted_key
 from console.web.templatetags.trainyard import FRAMEWORK_TITLES
-from jobs import checkout, comparison, orders, packages, probes, reruns, script_data
+from jobs import checkout, comparison, free_estimates, orders, packages, reruns, script_data
 from jobs import selectors as jobs
 from jobs.clusters import resolve_cluster_name, resources_of
 from jobs.environment import code_settings, lines_of
@@ -313,10 +313,10 @@ def training_order(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.RUN)
 def training_probe(request: MemberRequest) -> HttpResponse:
-    """Start a free probe: at most a minute on one node. The next quote then has a measured estimate."""
+    """Start a free estimate: at most a minute on one node. The next quote then has a measured estimate."""
     quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
     try:
-        order = probes.place_probe(
+        order = free_estimates.order_free_estimate(
             membership=request.membership, data=purchase_data(quote.purchase), idempotency_key=f"probe:{quote.pk}"
         )
     except CustomerError as error:
@@ -397,8 +397,8 @@ def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stal
             "is_refused": bool(refusal),
             "stale": stale,
             "seconds_left": max(0, math.ceil((quote.expires_at - timezone.now()).total_seconds())),
-            # A probe would run the script in the workspace, not the stored one.
-            "may_probe": not quote.purchase.get("exact") and probes.is_worthwhile(quote),
+            # A free estimate would run the script in the workspace, not the stored one.
+            "may_order_free_estimate": not quote.purchase.get("exact") and free_estimates.is_worthwhile(quote),
             "tax": tax_for(request.membership.organization),
             "errors": _error_slots({}, request.POST),
         },

@@ -30,6 +30,8 @@ MAX_METRIC_LENGTH = 100
 FIELDS = {"LR": "lr", "EPOCHS": "epochs", "BATCH_SIZE": "batch_size"}
 """The purchase's field by the parameter that sets it. Other parameters set an argument, if their name begins with a
 hyphen (`--hidden`), or an environment variable (`DEPTH`)."""
+PRICED_PARAMETERS = frozenset({"EPOCHS", "BATCH_SIZE"})
+"""Parameters that change the estimated time of a trial, and so its price."""
 
 
 class Goal(StrEnum):
@@ -103,18 +105,15 @@ def apply_parameters(purchase: Mapping[str, Any], values: Mapping[str, Value]) -
 
 
 def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
-    """Return parameters that bound a trial's price: all combinations of the ends of EPOCHS and BATCH_SIZE.
+    """Return parameters that bound a trial's price: all combinations of the ends of PRICED_PARAMETERS.
 
     Other parameters hardly change the price, so they have their first value. Conditions are ignored, so that the names
     of all parameters are validated.
     """
     combinations: list[Values] = [{}]
     for parameter in space:
-        if parameter.kind == "categorical":
-            ends = parameter.choices if parameter.name in {"EPOCHS", "BATCH_SIZE"} else parameter.choices[:1]
-        else:
-            ends = (parameter.low, parameter.high)
-        if parameter.name not in {"EPOCHS", "BATCH_SIZE"}:
+        ends = parameter.choices if parameter.kind == "categorical" else (parameter.low, parameter.high)
+        if parameter.name not in PRICED_PARAMETERS:
             ends = ends[:1]
         combinations = [{**values, parameter.name: end} for values in combinations for end in ends]
     return combinations

@@ -155,7 +155,7 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
         return False
     suggestion = _suggest(sweep, plan, trials)
     try:
-        is_ordered = _order(sweep, suggestion, number=len(trials))
+        is_ordered = _order_trial(sweep, suggestion, number=len(trials))
     except QuotaExceeded as error:
         Sweep.objects.filter(pk=sweep.pk).update(waiting=str(error.message))
         return False
@@ -186,7 +186,7 @@ def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
     )
 
 
-def _order(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
+def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     """Order trial `number`. Return False if another process has ordered it, or stopped the sweep, in the meantime.
 
     Raises QuotaExceeded, HoldUsedUp, and other CustomerErrors if the purchase is no longer possible.

@@ -131,7 +131,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     """
     organization = membership.organization
     key = idempotency_key or f"quote:{quote.pk}"
-    if sweep := _existing(organization, quote, key):
+    if sweep := _existing_sweep(organization, quote, key):
         return sweep  # before the checks: a repeated request succeeds even if the quote has expired since
     require_active(organization=organization)
     if "sweep" not in quote.purchase:
@@ -141,7 +141,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     with transaction.atomic():
         quotas.lock_quota(organization)
         # Checked again under the lock, because a concurrent request may have bought the quote meanwhile.
-        if sweep := _existing(organization, quote, key):
+        if sweep := _existing_sweep(organization, quote, key):
             return sweep
         extends = _extended_sweep(purchase["sweep"])
         hold = charges.hold(
@@ -212,7 +212,7 @@ def _stop(sweep: Sweep, *, actor: User, action: str, data: Mapping[str, Any] | N
     return sweep
 
 
-def _existing(organization: Organization, quote: Quote, key: str) -> Sweep | None:
+def _existing_sweep(organization: Organization, quote: Quote, key: str) -> Sweep | None:
     """Return the sweep that this idempotency key bought for this quote; None if neither was used before.
 
     Raises QuoteBought, IdempotencyConflict.

@@ -169,7 +169,7 @@ def trial_rows(sweep: Sweep) -> list[TrialRow]:
     plan = plan_of(sweep)
     best = best_trial(sweep, plan)
     trials = list(sweep.trials.select_related("job__order__hold"))
-    efficient = _efficient(plan, trials)
+    efficient = _efficient_pks(plan, trials)
     latest = _latest_values([trial.job_id for trial in trials if not trial.outcome], plan.metric)
     return [
         TrialRow(
@@ -189,7 +189,7 @@ def trial_rows(sweep: Sweep) -> list[TrialRow]:
     ]
 
 
-def _efficient(plan: Plan, trials: Sequence[Trial]) -> set[int]:
+def _efficient_pks(plan: Plan, trials: Sequence[Trial]) -> set[int]:
     """Return the ids of the efficient completed trials: those that are better than every cheaper one.
 
     Of trials with the same cost and value, only the oldest is efficient.

@@ -13,7 +13,7 @@ from billing.models import Price
 from billing.pricing import Estimate, Line, Mode, Offer, PriceKind, PriceRow, Purchase, Terms, quote, rate
 from billing.taxes import Tax
 from billing.usage import Range, Usage
-from jobs import catalogue, estimates, probes
+from jobs import catalogue, estimates, free_estimates
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "pricing.md").read_text()
 
@@ -99,10 +99,10 @@ def test_every_kind_of_price_is_named():
 
 def test_the_prices_of_a_new_installation():
     rows = {row["node spec"]: row for row in table("node spec")}
-    assert list(rows) == [spec[0] for spec in catalogue.SPECS]
-    for name, *_words, hourly in catalogue.SPECS:
-        prices = [Decimal(value) for value in list(rows[name].values())[1:]]
-        assert prices == [hourly, hourly * catalogue.DISCOUNT_FACTOR, catalogue.FIXED_EPOCH_PRICE[name]]
+    assert list(rows) == [spec.name for spec in catalogue.SPECS]
+    for spec in catalogue.SPECS:
+        prices = [Decimal(value) for value in list(rows[spec.name].values())[1:]]
+        assert prices == [spec.hourly, spec.hourly * catalogue.DISCOUNT_FACTOR, spec.fixed_epoch]
     assert f"from {catalogue.DISCOUNT_FROM_NODES} nodes on" in PAGE
     assert f"The minimum charge of a run is {catalogue.MIN_CHARGE}." in PAGE
 
@@ -149,10 +149,10 @@ def test_the_limits_of_estimates():
         f"{2**estimates.ASSUMED_SCALING:.2f} times as fast",
         f"wider by {estimates.SCALED_SPREAD}, or {estimates.UNMEASURED_SPREAD} where",
         f"{estimates.OTHER_BATCH_SPREAD} (another batch size) or {estimates.OTHER_DATA_SPREAD} (other data)",
-        f"{probes.PROBE_SECONDS} seconds at most",
+        f"{free_estimates.MAX_SECONDS} seconds at most",
     ):
         assert figure in PAGE.replace("\n", " ")
-    assert f"{estimates.PROBE_SPREAD} times p50" in PAGE
+    assert f"{estimates.FREE_ESTIMATE_SPREAD} times p50" in PAGE
     assert f"times {estimates.REFERENCE_SPREAD} times the product's headroom" in PAGE.replace("\n", " ")
-    assert estimates.PROBE_SPREAD == estimates.REFERENCE_SPREAD
+    assert estimates.FREE_ESTIMATE_SPREAD == estimates.REFERENCE_SPREAD
     assert f"average day of the last {costs.FORECAST_DAYS}" in PAGE

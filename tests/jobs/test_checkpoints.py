@@ -146,7 +146,7 @@ def test_a_copy_that_fails_ends_the_job_at_no_charge(customer, trained, cause):
     assert not folder_of(customer, job).exists()
 
 
-def test_an_unknown_open_or_empty_job_is_refused_at_the_field(customer, other, trained):
+def test_an_unknown_open_empty_or_unreachable_job_is_refused_at_the_field(customer, other, trained, monkeypatch):
     foreign = other.end(other.started(), Outcome.COMPLETED)
     folder_of(other, foreign).mkdir(parents=True)
     (folder_of(other, foreign) / "theirs.pt").write_text("")
@@ -156,9 +156,6 @@ def test_an_unknown_open_or_empty_job_is_refused_at_the_field(customer, other, t
         with pytest.raises(InvalidInput) as refused:
             customer.quote(from_checkpoint=wrong)
         assert set(refused.value.fields) == {"from_checkpoint"}
-
-
-def test_a_cluster_without_shared_storage_is_refused_at_the_field(customer, trained, monkeypatch):
     monkeypatch.setattr(type(customer.backend), "shares_storage", False)
     with pytest.raises(InvalidInput) as refused:
         customer.quote(from_checkpoint=trained.pk)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from datetime import timedelta
-from decimal import Decimal
 
 import pytest
 from django.db import connection
@@ -22,7 +21,7 @@ from jobs import (
     scheduler,
     tasks,
 )
-from jobs.clusters import cluster, resources_of, stored_names
+from jobs.clusters import cluster, stored_names
 from jobs.models import Attempt, ClusterStatus, Job
 from jobs.states import JobState
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -30,7 +29,6 @@ from runtime.backends.local.backend import LocalBackend
 from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome, Resources, RunPhase
 from tests.caching import clear_cache
-from tests.factories.billing import NodeSpecFactory
 from tests.factories.jobs import Customer
 from tests.fakes import FakeBackend
 from tests.jobs.queueing import states, waiting
@@ -261,19 +259,6 @@ def test_a_pass_writes_only_what_changed(customer, harnesses):
     assert Job.objects.filter(state=JobState.QUEUED).count() == 2
 
 
-def test_the_settings_define_one_cluster(settings, tmp_path):
-    settings.LOCAL_CPUS, settings.LOCAL_MEMORY_MIB = 3.5, 1000
-    settings.TRAINYARD_RUN_NETWORK = "host"
-    cluster.cache_clear()
-    local = cluster()
-    assert isinstance(local, LocalBackend)
-    assert cluster() is local
-    total = local.capacity().machines[0].total
-    assert (total.cpus, total.memory_mib) == (3.5, 1000)
-    assert "The settings ask for that." in local.isolation_gaps()[0]
-    assert local.run_folder("job-1-1") == tmp_path / "runs" / "job-1-1"
-
-
 def test_no_name_and_the_old_name_mean_the_first_cluster(settings):
     settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
     cluster.cache_clear()
@@ -283,14 +268,17 @@ def test_no_name_and_the_old_name_mean_the_first_cluster(settings):
     assert stored_names("west") == {"west"}
     settings.TRAINYARD_CLUSTERS = {"east": None, "local": None}
     assert stored_names("local") == {"local"}
-
-
-def test_a_cluster_that_settings_do_not_name_is_unavailable(settings):
     with pytest.raises(BackendUnavailable, match="no cluster 'south'"):
         cluster("south")
 
 
-def test_a_kubernetes_cluster_is_created_from_its_config(settings, tmp_path, monkeypatch):
+def test_a_cluster_is_created_from_its_config(settings, tmp_path, monkeypatch):
+    settings.LOCAL_CPUS, settings.LOCAL_MEMORY_MIB, settings.TRAINYARD_RUN_NETWORK = 3.5, 1000, "host"
+    cluster.cache_clear()
+    assert isinstance(cluster(), LocalBackend)
+    assert cluster().capacity().machines[0].total == Resources(3.5, 1000)
+    assert "The settings ask for that." in cluster().isolation_gaps()[0]
+    assert cluster().run_folder("job-1-1") == tmp_path / "runs" / "job-1-1"
     config = ClusterConfig.from_data("west", {"volume": {"claim": "runs", "root": str(tmp_path)}})
     settings.TRAINYARD_CLUSTERS = {"west": config}
     cluster.cache_clear()
@@ -300,9 +288,3 @@ def test_a_kubernetes_cluster_is_created_from_its_config(settings, tmp_path, mon
     )
     assert cluster("west").names() == []
     assert created == [("kubernetes", {"config": config, "root": tmp_path / "runs" / ".clusters" / "west"})]
-
-
-def test_a_spec_without_gpus_has_no_gpu_type(db):
-    plain = NodeSpecFactory(cpus=Decimal("0.5"), memory_mib=512, gpu_type="H200")
-    assert resources_of(plain) == Resources(0.5, 512, 0, "")
-    assert resources_of(NodeSpecFactory(gpus=2, gpu_type="H200")) == Resources(1.0, 1024, 2, "H200")

@@ -60,12 +60,12 @@ def test_from_a_job(customer, dataset):
         assert set(refused.value.fields) == {"path"}
 
 
-@pytest.mark.parametrize("path", ["missing", "../x", "link", "link/passwd", "empty", "a\0b"])
-def test_refused_sources_publish_nothing(customer, dataset, path):
+def test_refused_sources_publish_nothing(customer, dataset):
     (customer.folder / "link").symlink_to("/etc")
     (customer.folder / "empty").mkdir()
-    with pytest.raises((InvalidInput, catalog.BadArchive)):
-        from_workspace(customer, dataset, path)
+    for path in ("missing", "../x", "link", "link/passwd", "empty", "a\0b"):
+        with pytest.raises((InvalidInput, catalog.BadArchive)):
+            from_workspace(customer, dataset, path)
     assert not dataset.versions.exists()
     assert list(catalog.scratch().iterdir()) == []
 

@@ -86,9 +86,14 @@ def test_an_unexpected_error_stops_no_other_job_and_ends_its_own_free_if_it_last
     assert Receipt.objects.get(hold=broken.order.hold).total_minor == 0
 
 
-@pytest.mark.parametrize("call", ["submit", "describe", "stop", "names", "capacity", "delete"])
 @pytest.mark.parametrize("moment", ["queued", "starting", "running", "stopping"])
-def test_an_unavailable_cluster_at_any_call_is_repaired_by_the_sweep(customer, backend, monkeypatch, call, moment):
+def test_an_unavailable_cluster_at_any_call_is_repaired_by_the_sweep(customer, backend, monkeypatch, moment):
+    for call in ("submit", "describe", "stop", "names", "capacity", "delete"):
+        assert_repaired(customer, backend, monkeypatch, call, moment)
+
+
+def assert_repaired(customer, backend, monkeypatch, call, moment):
+    """A job in a state, while one call of the backend fails during a reconciliation, still ends and is charged once."""
     job = customer.job()
     if moment != "queued":
         start(job)
@@ -107,7 +112,7 @@ def test_an_unavailable_cluster_at_any_call_is_repaired_by_the_sweep(customer, b
         reconciliation.reconcile()
         reconciliation.stop(job_pk=job.pk)
     reconciliation.reconcile()
-    assert f"job-{job.pk}-9" not in backend.names()
+    assert f"job-{job.pk}-9" not in backend.names(), call
     name = f"job-{job.pk}-1"
     if moment == "stopping":
         assert backend.describe(name).phase is RunPhase.STOPPING
@@ -115,9 +120,9 @@ def test_an_unavailable_cluster_at_any_call_is_repaired_by_the_sweep(customer, b
         backend.start(name)
     backend.end(name, Outcome.COMPLETED)
     reconciliation.reconcile()
-    assert states(job) == ["succeeded"]
-    assert Receipt.objects.count() == 1
-    assert backend.names() == [name]
+    assert states(job) == ["succeeded"], call
+    assert Receipt.objects.filter(hold__order__job=job).count() == 1
+    assert [each for each in backend.names() if each.startswith(f"job-{job.pk}-")] == [name]
 
 
 def test_a_run_that_vanished_is_a_lost_node_and_is_retried(customer, backend):
@@ -167,7 +172,7 @@ def test_runs_without_an_attempt_are_deleted_and_foreign_runs_kept(customer, bac
     assert backend.names() == sorted(["bench-1", attempt.run_name])
 
 
-@pytest.mark.parametrize("age", [timedelta(0), timedelta(hours=2), timedelta(days=90)], ids=str)
+@pytest.mark.parametrize("age", [timedelta(0), timedelta(days=90)], ids=str)
 def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend, age):
     attempt = customer.started()
     Attempt.objects.update(finished_at=timezone.now() - age, reason=EndReason.NODE_LOST)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs import estimates, probes, reconciliation
+from jobs import estimates, free_estimates, reconciliation
 from jobs.estimates import Sample, estimate_from_runs, pace_of
 from jobs.models import Attempt, Job
 from jobs.purchase import parse
@@ -78,10 +78,10 @@ def completed(customer, seconds, *, reasons=(EndReason.COMPLETED,), spans=1, **c
     return job
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(None, ("reference", 100, 150)), (60, ("customer", 60, 60))])
-def test_a_first_run_is_estimated_by_the_reference_or_the_customers_limit(customer, limit, expected):
-    result = estimate(customer, max_seconds=limit)
-    assert (result.source, result.p50_seconds, result.p90_seconds) == expected
+def test_a_first_run_is_estimated_by_the_reference_or_the_customers_limit(customer):
+    for limit, expected in ((None, ("reference", 100, 150)), (60, ("customer", 60, 60))):
+        result = estimate(customer, max_seconds=limit)
+        assert (result.source, result.p50_seconds, result.p90_seconds) == expected
 
 
 def test_earlier_runs_of_the_same_script_on_the_same_spec_count(customer, other):
@@ -128,9 +128,9 @@ def test_runs_on_the_same_data_and_batch_size_come_first(customer):
     assert estimate(customer, batch_size=16).p90_seconds > 1.4 * 100
 
 
-def probed(customer, *, seconds=60, epoch=3, **changes):
-    """A free probe that its time limit ended after `epoch` epochs."""
-    job = probes.place_probe(membership=customer.membership, data=customer.form(**changes)).job
+def estimated(customer, *, seconds=60, epoch=3, **changes):
+    """A free estimate that its time limit ended after `epoch` epochs."""
+    job = free_estimates.order_free_estimate(membership=customer.membership, data=customer.form(**changes)).job
     start(job)
     attempt = job.attempts.get()
     began = customer.backend.clock() - seconds
@@ -142,8 +142,8 @@ def probed(customer, *, seconds=60, epoch=3, **changes):
     return job
 
 
-def test_a_probe_is_free_and_estimates_the_first_run(customer):
-    job = probed(customer, seconds=60, epoch=3)
+def test_a_free_estimate_is_free_and_estimates_the_first_run(customer):
+    job = estimated(customer, seconds=60, epoch=3)
     assert (job.order.hold.amount_minor, job.order.hold.receipt.total_minor) == (0, 0)
     assert (customer.wallet.posted_minor, customer.wallet.held_minor) == (100_000, 0)
     one = estimate(customer, nodes=1, epochs=10)
@@ -156,16 +156,13 @@ def test_a_probe_is_free_and_estimates_the_first_run(customer):
     assert estimate(customer, nodes=1).source == "history", "a paid run comes first"
 
 
-def test_a_probe_counts_up_to_its_last_whole_epoch(customer):
-    job = probed(customer, seconds=60, epoch=2)
+def test_a_free_estimate_counts_up_to_its_last_whole_epoch(customer):
+    estimated(customer, epoch=0)
+    assert estimate(customer).source == "reference"
+    job = estimated(customer, seconds=60, epoch=2)
     ended = job.started_at + timedelta(seconds=40)
     Attempt.objects.filter(job=job).update(cursor={"epoch_finished_at": ended.timestamp()})
     assert estimate(customer, nodes=1, epochs=10).p50_seconds == pytest.approx(200, abs=1)
-
-
-def test_a_probe_without_a_finished_epoch_is_ignored(customer):
-    probed(customer, epoch=0)
-    assert estimate(customer).source == "reference"
 
 
 def test_an_outcome_compares_a_job_with_its_quote(customer):

@@ -73,26 +73,15 @@ def test_a_version_keeps_how_it_was_made(customer, trained):
     assert (again.number, again.lineage["path"]) == (2, "checkpoints/last.pt")
 
 
-@pytest.mark.parametrize("path", ["", "logs/attempt-1", "outputs/none", "outputs/../x", "secrets", "outputs\0"])
-def test_a_path_must_name_outputs_or_checkpoints(customer, trained, path):
-    with pytest.raises(InvalidInput) as refused:
-        publish(customer, trained, path=path)
-    assert set(refused.value.fields) == {"path"}
-
-
-def test_a_queued_job_has_nothing_to_publish(customer):
+def test_a_path_must_name_outputs_or_checkpoints_of_an_own_job(customer, other, trained):
+    for path in ("", "logs/attempt-1", "outputs/none", "outputs/../x", "secrets", "outputs\0"):
+        with pytest.raises(InvalidInput) as refused:
+            publish(customer, trained, path=path)
+        assert set(refused.value.fields) == {"path"}
     with pytest.raises(InvalidInput):
         publish(customer, customer.job())
-
-
-def test_jobs_of_another_organization_cannot_be_published(other, trained):
     with pytest.raises(NotFound):
         publish(other, trained)
-
-
-def chosen(customer, **changes):
-    """Return the purchase of a quote."""
-    return customer.quote(**changes).purchase
 
 
 def test_a_quote_pins_the_versions_and_the_run_mounts_them(customer, trained):
@@ -120,19 +109,13 @@ def test_a_quote_pins_the_versions_and_the_run_mounts_them(customer, trained):
     assert orders.rerun(membership=customer.membership, job=job, changes={"models": ["words"]})
 
 
-@pytest.mark.parametrize("models", ["nothing", ["digits@9"], ["digits@x"], 5, ["digits", "digits@1"], ["digits@0"]])
-def test_wrong_models_are_reported_at_their_field(customer, trained, models):
+def test_wrong_models_are_reported_at_their_field(customer, other, trained):
     publish(customer, trained)
-    with pytest.raises(InvalidInput) as refused:
-        chosen(customer, models=models)
-    assert set(refused.value.fields) == {"models"}
-
-
-def test_a_model_of_another_organization_does_not_exist(other, customer, trained):
-    publish(customer, trained)
-    with pytest.raises(InvalidInput) as refused:
-        chosen(other, models=["digits"])
-    assert set(refused.value.fields) == {"models"}
+    wrong = ("nothing", ["digits@9"], ["digits@x"], 5, ["digits", "digits@1"], ["digits@0"])
+    for buyer, models in (*((customer, models) for models in wrong), (other, ["digits"])):
+        with pytest.raises(InvalidInput) as refused:
+            buyer.quote(models=models)
+        assert set(refused.value.fields) == {"models"}, models
 
 
 def test_a_model_deleted_after_the_quote_is_refused(customer, trained):

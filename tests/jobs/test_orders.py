@@ -3,10 +3,10 @@ from django.utils import timezone
 
 from billing.models import Hold, Quote, Receipt
 from console.accounts.models import AuditEvent
-from console.core.errors import InvalidInput, ServiceInactive
+from console.core.errors import ServiceInactive
 from jobs import activation, orders
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
-from jobs.models import Job, JobDataset, Order, Product
+from jobs.models import Job, Order, Product
 from jobs.states import JobState
 from runtime.specs import Outcome
 from storage import retention
@@ -28,6 +28,7 @@ def test_an_order_holds_the_ceiling_and_queues_the_job(customer, hints, django_c
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     version = DatasetVersionFactory(dataset=dataset)
     quote = customer.quote(datasets=["digits"], arguments=["--fast"])
+    DatasetVersionFactory(dataset=dataset)  # published after the quote: not what was priced
     with django_capture_on_commit_callbacks(execute=True):
         order = place(customer, quote, "key")
     job = order.job
@@ -110,15 +111,6 @@ def test_a_choice_deleted_since_the_quote_buys_nothing(customer, field, change):
     assert_nothing_bought(customer)
 
 
-def test_the_version_that_was_quoted_is_the_one_that_runs(customer):
-    dataset = DatasetFactory(organization=customer.organization, name="digits")
-    quoted = DatasetVersionFactory(dataset=dataset)
-    quote = customer.quote(datasets=["digits"])
-    DatasetVersionFactory(dataset=dataset)
-    place(customer, quote)
-    assert JobDataset.objects.get().version == quoted
-
-
 def test_a_cancel_is_sent_once_and_an_ended_job_cannot_be_cancelled(
     customer, hints, django_capture_on_commit_callbacks
 ):
@@ -149,14 +141,6 @@ def test_a_rerun_buys_the_same_with_changes_and_the_latest_data(customer):
     assert rerun(customer, job, "k", epochs=3) == order
     with pytest.raises(IdempotencyConflict):
         rerun(customer, customer.job(), "k")
-
-
-def test_an_invalid_change_of_a_rerun_is_reported_at_its_field(customer):
-    job = customer.job()
-    with pytest.raises(InvalidInput) as caught:
-        rerun(customer, job, lr="abc", nodes=0)
-    assert set(caught.value.fields) == {"lr", "nodes"}
-    assert Job.objects.count() == 1
 
 
 def test_only_an_own_job_is_an_earlier_run(customer, other):

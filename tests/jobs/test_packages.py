@@ -2,7 +2,7 @@ import pytest
 
 from billing.models import Receipt
 from console.core.errors import InvalidInput
-from jobs import dispatch, orders, packages, probes, reruns, selectors
+from jobs import dispatch, free_estimates, orders, packages, reruns, selectors
 from jobs.models import Job, PackageLayer
 from jobs.run_specs import run_spec
 from jobs.states import EndReason, JobState
@@ -12,6 +12,7 @@ from runtime.packages.builder import InstallResult
 from runtime.packages.layers import Layer
 from runtime.specs import Outcome
 from tests.factories.jobs import Customer
+from tests.racing import together
 
 States = PackageLayer.States
 
@@ -131,8 +132,10 @@ def test_a_fault_of_the_platform_is_tried_again_and_named_as_such(customer, inst
     assert (job.state, job.reason, job.detail) == (JobState.FAILED, EndReason.PLATFORM_ERROR, "")
 
 
-def test_a_free_probe_waits_for_its_packages_too(customer, installer):
-    order = probes.place_probe(membership=customer.membership, data=customer.form(requirements="requirements.txt"))
+def test_a_free_estimate_waits_for_its_packages_too(customer, installer):
+    order = free_estimates.order_free_estimate(
+        membership=customer.membership, data=customer.form(requirements="requirements.txt")
+    )
     assert order.job.awaits_packages
     assert order.job.packages.requirements == "einops\nujson>5"
 
@@ -269,23 +272,25 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     assert customer.job(requirements="requirements.txt").awaits_packages
 
 
-def test_the_api_shows_requirements_and_log(customer, installer, api):
-    client = api(customer.membership)
+@pytest.mark.django_db(transaction=True)
+def test_an_ordered_layer_is_not_installed_while_its_old_folder_is_removed(customer, installer, monkeypatch):
     job = customer.job(requirements="requirements.txt")
     packages.advance()
-    installer.started[-1][0].folder.mkdir(parents=True)
-    (installer.started[-1][0].folder / "log.txt").write_text("Resolved 2 packages\n")
-    path = f"/api/v1/jobs/{job.pk}/packages/"
-    assert client.get(path).json() == {
-        "state": "pending",
-        "requirements": ["einops", "ujson>5"],
-        "reason": "",
-        "size_bytes": 0,
-        "log": "Resolved 2 packages\n",
-    }
-    installer.end("no such package")
-    assert (client.get(path).json()["state"], client.get(path).json()["log"]) == ("failed", "Resolved 2 packages\n")
-    assert client.get(f"/api/v1/jobs/{job.pk}/").json()["requirements"] == "requirements.txt"
+    installer.end()
+    orders.cancel_job(membership=customer.membership, job=job)
+    PackageLayer.objects.update(used_at=job.queued_at - packages.LAYER_RETENTION * 2)
+    remove_folder = Layer.remove
+
+    def order_and_remove(layer):
+        assert customer.job(requirements="requirements.txt").awaits_packages
+        together(packages.advance)
+        assert len(installer.started) == 1
+        remove_folder(layer)
+
+    monkeypatch.setattr(Layer, "remove", order_and_remove)
+    packages.remove_unused()
+    packages.advance()
+    assert len(installer.started) == 2
 
 
 def test_a_file_beside_the_script_is_found(customer):
@@ -302,7 +307,7 @@ def test_a_file_beside_the_script_is_found(customer):
     assert found("../x/train.py") == ""
 
 
-def test_pages_offer_the_file_and_show_the_log(customer, installer, client):
+def test_pages_and_api_offer_the_file_and_show_the_log(customer, installer, client):
     client.force_login(customer.membership.user)
     card = client.post("/training/quote/", customer.form(max_time="60")).content.decode()
     assert 'data-set-field="requirements" data-value="requirements.txt"' in card
@@ -318,7 +323,11 @@ def test_pages_offer_the_file_and_show_the_log(customer, installer, client):
     folder = installer.started[-1][0].folder
     folder.mkdir(parents=True)
     (folder / "log.txt").write_text("error: <nothing>\n")
+    shown = {"state": "pending", "requirements": ["einops"], "reason": "", "size_bytes": 0, "log": "error: <nothing>\n"}
+    assert client.get(f"/api/v1/jobs/{job.pk}/packages/").json() == shown
     installer.end("nothing was found")
+    ended = client.get(f"/api/v1/jobs/{job.pk}/packages/").json()
+    assert ended == shown | {"state": "failed", "reason": "nothing was found"}
     page = client.get(f"/jobs/{job.pk}/").content.decode()
     assert "error: &lt;nothing&gt;" in page
     assert "nothing was found" in page

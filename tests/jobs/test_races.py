@@ -4,7 +4,7 @@ import pytest
 
 from billing.errors import InsufficientFunds
 from billing.models import BillingPolicy, Hold, Quote
-from jobs import dispatch, lifecycle, orders, probes, reconciliation, selectors, telemetry
+from jobs import dispatch, free_estimates, lifecycle, orders, reconciliation, selectors, telemetry
 from jobs.errors import QuotaExceeded, QuoteBought, StaleTransition
 from jobs.models import Attempt, Job, Order
 from jobs.states import ACTIVE
@@ -73,7 +73,7 @@ def test_a_rerun_sent_three_times_buys_once(customer):
 
 
 @pytest.mark.parametrize("organizations", [1, 5], ids=["of one organization", "of one person in five organizations"])
-def test_the_last_free_probes_are_used_once(customer, backend, organizations):
+def test_the_last_free_estimates_are_used_once(customer, backend, organizations):
     BillingPolicy.objects.create(probes_per_day=2)
     buyers = [customer, *(Customer(backend) for _ in range(organizations - 1))]
     for each in buyers[1:]:
@@ -81,7 +81,10 @@ def test_the_last_free_probes_are_used_once(customer, backend, organizations):
         each.membership.save()
     buyers *= 5 // organizations
     results = together(
-        *[lambda each=each: probes.place_probe(membership=each.membership, data=each.form()) for each in buyers]
+        *[
+            lambda each=each: free_estimates.order_free_estimate(membership=each.membership, data=each.form())
+            for each in buyers
+        ]
     )
     assert (count(results, Order), count(results, QuotaExceeded)) == (2, 3)
 

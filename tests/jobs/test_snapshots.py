@@ -147,7 +147,7 @@ def submitted(customer, job):
     return spec, (customer.folder / spec.script).read_text()
 
 
-@pytest.mark.parametrize("damage", [None, "changed", "link", "pipe", "deleted"])
+@pytest.mark.parametrize("damage", ["changed", "link", "pipe", "deleted"])
 def test_an_exact_rerun_runs_the_script_and_data_of_the_order(client, customer, original, damage, tmp_path):
     answer = client.post(f"/api/v1/jobs/{original.pk}/rerun/", {"exact": True, "nodes": 1})
     assert answer.status_code == 201

@@ -52,23 +52,24 @@ def bring(customer, job, state):
         orders.cancel_job(membership=customer.membership, job=job)
 
 
-@pytest.mark.parametrize("state", ["queued", "starting", "running", "retrying", "stopping"])
-def test_nothing_is_deleted_that_an_open_job_needs(customer, version, state):
-    job = customer.job(datasets=["digits"])
-    bring(customer, job, state)
-    job.refresh_from_db()
-    assert not job.is_ended
+def test_nothing_is_deleted_that_an_open_job_needs(customer, version):
+    customer.quota(max_running_nodes=100)
+    states = ("queued", "starting", "running", "retrying", "stopping")
+    jobs = [customer.job(datasets=["digits"], nodes=1) for _state in states]
+    for job, state in zip(jobs, states, strict=True):
+        bring(customer, job, state)
+        job.refresh_from_db()
+        assert not job.is_ended
     for delete in deletions(customer, version):
         with pytest.raises(InUse) as refused:
             delete()
         sentence = str(refused.value.message)
-        assert f"#{job.pk} train.py" in sentence
-        started_at = job.started_at if job.attempts.filter(finished_at=None).exists() else None
-        if started_at is None:
-            assert f"not started; runs for at most {math.ceil(job.deadline_seconds / 60)} min" in sentence
-        else:
-            ends_at = timezone.localtime(started_at + timedelta(seconds=job.deadline_seconds))
-            assert f"until {formats.date_format(ends_at, 'DATETIME_FORMAT')} at the latest" in sentence
+        for job in jobs:
+            end = f"not started; runs for at most {math.ceil(job.deadline_seconds / 60)} min"
+            if job.started_at and job.attempts.filter(finished_at=None).exists():
+                ends_at = timezone.localtime(job.started_at + timedelta(seconds=job.deadline_seconds))
+                end = f"until {formats.date_format(ends_at, 'DATETIME_FORMAT')} at the latest"
+            assert f"#{job.pk} train.py ({end})" in sentence
     assert selectors.dataset_named(customer.organization, "digits").latest == version
     assert not Workspace.objects.exclude(deleted_at=None).exists()
 

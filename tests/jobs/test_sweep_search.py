@@ -104,11 +104,10 @@ def test_suggestions_are_within_the_space_repeatable_and_different(method):
     assert len({json.dumps(dict(trial.parameters)) for trial in past}) == len(past)
 
 
-@pytest.mark.parametrize("method", [Method.TPE, Method.CMAES])
-def test_a_search_rebuilt_from_rows_beats_chance(method):
+def test_a_search_rebuilt_from_rows_beats_chance():
     """The samplers learn although the study is rebuilt for each trial."""
 
     def best(chosen: Method) -> float:
         return median(min(trial.value for trial in search(chosen, seed, 50)) for seed in range(3))  # type: ignore[type-var]
 
-    assert best(method) < best(Method.RANDOM)
+    assert max(best(Method.TPE), best(Method.CMAES)) < best(Method.RANDOM)

@@ -1,22 +1,6 @@
-import pytest
-
 from console.celery import app
 from console.supervision import supervisor
-from jobs import dispatch, reconciliation, tasks
-
-CALLS = [
-    (tasks.forget_runs, (), (reconciliation, "delete_old_runs"), ((), {})),
-    (tasks.stop_job, (7,), (reconciliation, "stop"), ((), {"job_pk": 7})),
-    (dispatch.dispatch, ("west",), (dispatch, "dispatch_queue"), (("west",), {})),
-]
-
-
-@pytest.mark.parametrize(("task", "arguments", "function", "expected"), CALLS)
-def test_a_task_calls_one_function(monkeypatch, task, arguments, function, expected):
-    calls = []
-    monkeypatch.setattr(*function, lambda *given, **options: calls.append((given, options)))
-    task(*arguments)
-    assert calls == [expected]
+from jobs import dispatch, tasks
 
 
 def test_dispatch_has_a_queue_and_worker_processes_of_its_own(settings):

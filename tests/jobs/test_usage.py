@@ -81,20 +81,20 @@ def test_a_job_in_back_off_is_not_started_before_its_time_and_says_so(customer):
 
 
 @pytest.mark.parametrize("outcome", [Outcome.STOPPED, Outcome.COMPLETED, Outcome.CODE_FAILED, Outcome.TIME_LIMIT])
-@pytest.mark.parametrize(("took", "paid"), [(0, 0), (4, 4), (10, 10), (13, 10), (20, 10), (21, 0), (900, 0)])
-def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer, outcome, took, paid):
+def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer, outcome):
     """A cluster that acts on the request has the grace; one that was away, or slow, has nothing after the request."""
-    began = int(time.time()) - 1000
-    attempt = customer.started(at=began, retries=3)
-    orders.cancel_job(membership=customer.membership, job=attempt.job)
-    requested = began + 100
-    Job.objects.filter(pk=attempt.job_id).update(cancel_requested_at=usage.to_datetime(requested))
-    job = fail(customer, attempt, at=requested + took, outcome=outcome)
-    assert job.is_ended
-    used = sum(float(line["quantity"]) for line in lines(job, "time_used")) * 3600
-    assert used == pytest.approx(2 * (100 + paid), abs=0.01)
-    assert sum(float(line["quantity"]) for line in lines(job, "after_cancel")) == pytest.approx(took - paid)
-    assert customer.wallet.held_minor == 0
+    for took, paid in ((0, 0), (4, 4), (10, 10), (13, 10), (20, 10), (21, 0), (900, 0)):
+        began = int(time.time()) - 1000
+        attempt = customer.started(at=began, retries=3)
+        orders.cancel_job(membership=customer.membership, job=attempt.job)
+        requested = began + 100
+        Job.objects.filter(pk=attempt.job_id).update(cancel_requested_at=usage.to_datetime(requested))
+        job = fail(customer, attempt, at=requested + took, outcome=outcome)
+        assert job.is_ended
+        used = sum(float(line["quantity"]) for line in lines(job, "time_used")) * 3600
+        assert used == pytest.approx(2 * (100 + paid), abs=0.01), took
+        assert sum(float(line["quantity"]) for line in lines(job, "after_cancel")) == pytest.approx(took - paid)
+        assert customer.wallet.held_minor == 0
 
 
 def test_a_fixed_price_is_not_due_where_the_run_completed_long_after_its_cancel(customer):

@@ -152,7 +152,7 @@ def test_files_of_a_deleted_version_are_removed_early_or_after_the_retention(own
 
 def test_a_model_in_use_is_not_deleted(owner, monkeypatch):
     version = ModelVersionFactory(model__organization=owner.organization)
-    used = lambda **kinds: ["#1 train.py"] if version.pk in kinds["model_version_ids"] else []
+    used = lambda objects, **_viewer: ["#1 train.py"] if version.pk in objects.model_versions else []
     monkeypatch.setattr(in_use, "_finders", [used])
     for delete in (
         lambda: retention.delete_model(model=version.model),

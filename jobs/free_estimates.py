@@ -1,7 +1,8 @@
-"""Free probes: run the customer's code for a minute on one node, so that the estimate of a first run is measured.
+"""Free estimates: run the customer's code for a minute on one node, so that the estimate of a first run is measured.
 
-Customers know a probe as a free estimate. It is an order like any other, with a price of 0. It cannot replace a paid
-run: it has one node, one minute, and the daily limits of the billing policy (per organization and per person).
+A free estimate is an order like any other, with a price of 0. It cannot replace a paid run: it has one node, one
+minute, and the daily limits of the billing policy (per organization and per person). Stored values and the API call a
+free estimate a probe.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from jobs.errors import QuotaExceeded
 from jobs.models import Order
 from jobs.purchase import parse
 
-PROBE_SECONDS = 60
-"""Time limit of a probe: enough for the first epoch of a small training, too short for useful training."""
+MAX_SECONDS = 60
+"""Time limit of a free estimate: enough for the first epoch of a small training, too short for useful training."""
 IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
-"""Sources of estimates (`Quote.basis`) that no measurement supports. A probe can improve only these estimates."""
+"""Sources of estimates (`Quote.basis`) that no measurement supports. A free estimate can improve only these."""
 
 
-def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
-    """Order a probe of the purchase in `data` (the API's field names).
+def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
+    """Order a free estimate of the purchase in `data` (the API's field names).
 
     Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order.
     """
     organization = membership.organization
     require_active(organization=organization)
-    limits = {"nodes": 1, "min_nodes": 0, "max_seconds": PROBE_SECONDS, "ceiling_minor": None, "retries": 0}
-    # `is_pinned`, because pages send the purchase of a quote: the probe must read the same dataset versions.
+    limits = {"nodes": 1, "min_nodes": 0, "max_seconds": MAX_SECONDS, "ceiling_minor": None, "retries": 0}
+    # `is_pinned`, because pages send the purchase of a quote: the run must read the same dataset versions.
     purchase = parse(organization=organization, data={**data, **limits}, is_pinned=True)
     script = orders.read_script(purchase)
     with transaction.atomic():
@@ -58,7 +59,7 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
             organization=organization,
             user=membership.user,
             nodes=1,
-            deadline_seconds=PROBE_SECONDS,
+            deadline_seconds=MAX_SECONDS,
             payload=purchase.to_json() | {"probe": True},
         )
         return orders.write_order(
@@ -75,13 +76,13 @@ def place_probe(*, membership: Membership, data: Mapping[str, Any], idempotency_
 
 
 def left_today(organization: Organization, user: User | None) -> int:
-    """Return how many more probes may be ordered, by the organization's and by the user's limit for 24 hours."""
+    """Return how many more free estimates the organization's and the user's daily limits allow."""
     limit = policy().probes_per_day
-    return free_runs.left_today(free_runs.PROBES, organization=organization, user=user, limit=limit)
+    return free_runs.left_today(free_runs.FREE_ESTIMATES, organization=organization, user=user, limit=limit)
 
 
 def is_worthwhile(quote: Quote) -> bool:
-    """Whether a probe would improve this quote's estimate, and the quote's creator may order one."""
+    """Whether a free estimate would improve this quote's estimate, and the quote's creator may order one."""
     if quote.basis.get("source") not in IMPROVABLE_SOURCES or not _is_eligible(quote.organization):
         return False
     return left_today(quote.organization, quote.created_by) > 0

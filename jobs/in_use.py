@@ -1,12 +1,10 @@
-"""Find the open jobs that use an object of `storage`. `storage` asks for them before it deletes or changes an object.
+"""Find the open jobs that use objects of `storage`: the finder that `jobs` registers with `storage.in_use`.
 
-`storage` must not import `jobs`, so the app registers `open_jobs` there. No model is imported here, because that is
-done before models are loaded.
+`apps.py` imports this module before Django has loaded the models, so it imports no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,7 @@ from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 
 from jobs.states import ENDED
+from storage.in_use import ObjectIds
 
 if TYPE_CHECKING:
     from jobs.models import Job
@@ -24,25 +23,16 @@ MAX_NAMED = 5
 """Jobs that an error message names: enough to find them, and still one sentence."""
 
 
-def open_jobs(
-    *,
-    viewer_organization_id: int | None,
-    dataset_version_ids: Collection[int],
-    model_version_ids: Collection[int],
-    workspace_ids: Collection[int],
-    image_ids: Collection[int],
-    secret_ids: Collection[int],
-) -> list[str]:
-    """Return the name and latest end of up to MAX_NAMED open jobs that use any of the objects with these ids.
+def open_jobs(objects: ObjectIds, *, viewer_organization_id: int | None) -> list[str]:
+    """Return the name and latest end of up to MAX_NAMED open jobs that use any of these objects.
 
     Names of other organizations' jobs, which use shared datasets, are hidden (`storage.in_use`).
     """
-    if not any((dataset_version_ids, model_version_ids, workspace_ids, image_ids, secret_ids)):
-        return []
-    dataset_users = apps.get_model("jobs", "JobDataset").objects.filter(version__in=dataset_version_ids).values("job")
-    model_users = apps.get_model("jobs", "JobModel").objects.filter(version__in=model_version_ids).values("job")
-    uses = Q(workspace__in=workspace_ids) | Q(image__in=image_ids) | Q(pk__in=dataset_users) | Q(pk__in=model_users)
-    for secret in apps.get_model("storage", "Secret").objects.filter(pk__in=secret_ids):
+    job_datasets = apps.get_model("jobs", "JobDataset").objects.filter(version__in=objects.dataset_versions)
+    job_models = apps.get_model("jobs", "JobModel").objects.filter(version__in=objects.model_versions)
+    uses = Q(workspace__in=objects.workspaces) | Q(image__in=objects.images)
+    uses |= Q(pk__in=job_datasets.values("job")) | Q(pk__in=job_models.values("job"))
+    for secret in apps.get_model("storage", "Secret").objects.filter(pk__in=objects.secrets):
         uses |= Q(organization=secret.organization_id, secrets__contains=[secret.name])
     jobs = apps.get_model("jobs", "Job").objects.exclude(state__in=ENDED).filter(uses).order_by("pk")
     rows = jobs.select_related("order__quote", "order__product").prefetch_related("attempts")[:MAX_NAMED]
