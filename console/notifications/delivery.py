@@ -128,13 +128,13 @@ def body_of(delivery: Delivery) -> bytes:
 
 def _send_round() -> Iterator[bool]:
     """Send the first due delivery of each of up to ROUND_SIZE webhooks. Yield for each whether it was accepted."""
-    due = Delivery.objects.filter(state=Delivery.States.DUE, due_at__lte=timezone.now()).order_by("due_at", "id")
-    by_webhook: dict[int, Delivery] = {}
-    # Four times the rows that a round sends, because several may be of the same webhook. If the backlog of one webhook
-    # fills them, the others wait: each round sends only one of its deliveries. A limit keeps the query small.
-    for delivery in due.select_related("webhook__organization", "notification")[: ROUND_SIZE * 4]:
-        by_webhook.setdefault(delivery.webhook_id, delivery)
-    deliveries = list(by_webhook.values())[:ROUND_SIZE]
+    due = Delivery.objects.filter(state=Delivery.States.DUE, due_at__lte=timezone.now())
+    # One for each webhook, so that the backlog of one webhook cannot fill a round while the others wait.
+    first_of_each_webhook = due.order_by("webhook_id", "due_at", "id").distinct("webhook_id").values("pk")
+    chosen = Delivery.objects.filter(pk__in=first_of_each_webhook).select_related(
+        "webhook__organization", "notification"
+    )
+    deliveries = list(chosen.order_by("due_at", "id")[:ROUND_SIZE])
     bodies = [body_of(delivery) for delivery in deliveries]
     secrets = [encryption.decrypt(delivery.webhook.secret, purpose=ENCRYPTION_PURPOSE) for delivery in deliveries]
     with ThreadPoolExecutor(THREADS) as pool:
