@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from allauth.account.admin import EmailAddressAdmin as AllauthEmailAddressAdmin
+from allauth.account.models import EmailAddress
 from allauth.idp.oidc.adapter import get_adapter
 from allauth.idp.oidc.models import Client, Token
 from allauth.mfa.models import Authenticator
@@ -39,7 +41,8 @@ from console.core.readonly import ROWS_PER_PAGE, LargeTableAdmin, ReadOnly
 
 # allauth's pages would show the keys of second factors and of sessions. Single sign-on is set in the environment.
 # allauth's form of clients offers grant types that this provider does not support (`openid.GRANT_TYPES`).
-for _model in (Group, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken, Client, Token):
+# allauth's page of e-mail addresses is replaced below.
+for _model in (Group, EmailAddress, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken, Client, Token):
     admin.site.unregister(_model)
 
 
@@ -106,6 +109,21 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Never allowed: the audit log refers to users. Deactivate them instead."""
         return False
+
+
+@admin.register(EmailAddress)
+class EmailAddressAdmin(AllauthEmailAddressAdmin, ModelAdmin):  # type: ignore[misc]  # neither publishes types
+    """E-mail addresses of users. allauth's own page lets everybody who may view them mark them as verified."""
+
+    list_per_page = ROWS_PER_PAGE
+
+    @admin.action(
+        description=AllauthEmailAddressAdmin.make_verified.short_description,
+        permissions=("change",),
+    )
+    def make_verified(self, request: HttpRequest, queryset: QuerySet[EmailAddress]) -> None:
+        """Mark the chosen addresses as verified, as if their users had opened the link in the mail."""
+        super().make_verified(request, queryset)
 
 
 class MembershipInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold publishes no types
