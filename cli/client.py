@@ -45,10 +45,10 @@ from .transport import Event, Transport
 T = TypeVar("T")
 TUS_HEADERS = {"Tus-Resumable": "1.0.0"}
 """The header with the version of tus, the protocol of resumable uploads. Each request about an upload needs it."""
-Curves = dict[str, tuple[tuple[float, ...], ...]]
-"""Points by the name of the curve. A point is a step and a value."""
 UPLOAD_TYPE = "application/offset+octet-stream"
 """The content type that tus requires for a part of an upload."""
+Curves = dict[str, tuple[tuple[float, ...], ...]]
+"""Points by the name of the curve. A point is a step and a value."""
 
 
 class Client:
@@ -177,10 +177,9 @@ class Client:
         """Price a run. `form` has the fields of POST /api/v1/quotes/."""
         return decode(Quote, self._transport.json("POST", "quotes/", json=dict(form)))
 
-    def order(self, quote_id: str, *, idempotency_key: str) -> Order:
-        """Buy a quote. A repeated call with the same key returns the same order and buys nothing."""
-        headers = {"Idempotency-Key": idempotency_key}
-        return decode(Order, self._transport.json("POST", "orders/", json={"quote": quote_id}, headers=headers))
+    def order(self, quote_id: str) -> Order:
+        """Buy a quote. A repeated call returns the same order and buys nothing."""
+        return decode(Order, self._buy("orders/", quote_id))
 
     def jobs(self, *, state: str = "", tag: str = "", name: str = "") -> Iterator[Job]:
         """List the jobs, newest first."""
@@ -207,7 +206,7 @@ class Client:
     def log(
         self, job_id: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0, timestamps: bool = False
     ) -> Log:
-        """Return the part of a rank's output that begins at the byte `offset`. Default attempt: the latest."""
+        """Return the part of a rank's output that begins at the byte `offset`; of the latest attempt by default."""
         return decode(Log, self._get(f"jobs/{job_id}/logs/", params=_log_query(rank, attempt, offset, timestamps)))
 
     def log_events(
@@ -245,10 +244,9 @@ class Client:
         """Price more trials of an ended sweep."""
         return decode(SweepQuote, self._transport.json("POST", f"sweeps/{sweep_id}/extend/", json=dict(form)))
 
-    def order_sweep(self, quote_id: str, *, idempotency_key: str) -> Sweep:
-        """Buy the quote of a sweep. A repeated call with the same key returns the same sweep and buys nothing."""
-        headers = {"Idempotency-Key": idempotency_key}
-        return decode(Sweep, self._transport.json("POST", "sweeps/", json={"quote": quote_id}, headers=headers))
+    def order_sweep(self, quote_id: str) -> Sweep:
+        """Buy the quote of a sweep. A repeated call returns the same sweep and buys nothing."""
+        return decode(Sweep, self._buy("sweeps/", quote_id))
 
     def sweeps(self) -> Iterator[Sweep]:
         """List the sweeps, newest first."""
@@ -272,10 +270,9 @@ class Client:
         """Price a notebook."""
         return decode(NotebookQuote, self._transport.json("POST", "notebooks/quotes/", json=dict(form)))
 
-    def order_notebook(self, quote_id: str, *, idempotency_key: str) -> Notebook:
-        """Buy the quote of a notebook. A repeated call with the same key returns the same notebook and buys nothing."""
-        headers = {"Idempotency-Key": idempotency_key}
-        return decode(Notebook, self._transport.json("POST", "notebooks/", json={"quote": quote_id}, headers=headers))
+    def order_notebook(self, quote_id: str) -> Notebook:
+        """Buy the quote of a notebook. A repeated call returns the same notebook and buys nothing."""
+        return decode(Notebook, self._buy("notebooks/", quote_id))
 
     def quote_notebook_extension(self, notebook_id: int, *, added_seconds: int) -> NotebookExtensionQuote:
         """Price more time for a running notebook. Buy the quote with `order_notebook`."""
@@ -332,10 +329,21 @@ class Client:
         query = {"version": version} if version is not None else {}
         return self._transport.stream(f"models/{_quoted_part(name)}/archive/", params=query)
 
+    def _buy(self, path: str, quote_id: str) -> Any:
+        """Buy a quote, and return the JSON of the order, sweep or notebook.
+
+        The idempotency key depends on the quote alone. So the request may be repeated after a lost answer, and the
+        quote is still bought once.
+        """
+        headers = {"Idempotency-Key": f"trainyard-cli-{quote_id}"}
+        return self._transport.json("POST", path, json={"quote": quote_id}, headers=headers)
+
     def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
+        """Return the JSON of the answer to a GET request."""
         return self._transport.json("GET", path, params=dict(params or {}))
 
     def _pages(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> Iterator[T]:
+        """Yield the results of all pages of a list."""
         query = dict(query or {})
         while True:
             data = self._get(path, params=query)
@@ -347,6 +355,7 @@ class Client:
 
 
 def _results(kind: type[T], data: Any) -> list[T]:
+    """Return the results in a list's answer, `{"results": [...]}`. Raises UnexpectedAnswer."""
     results = data.get("results") if isinstance(data, dict) else None
     return [decode(kind, result) for result in decode(tuple[Any, ...], results)]
 
@@ -361,6 +370,7 @@ def _next_cursor(data: Any, name: str) -> str:
 
 
 def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) -> dict[str, int]:
+    """Return the query of a request for a rank's output."""
     query = {"rank": rank, "offset": offset}
     if attempt is not None:
         query["attempt"] = attempt
@@ -370,6 +380,7 @@ def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) ->
 
 
 def _offset(response: httpx.Response) -> int:
+    """Return how many bytes of an upload the console has, by its answer. Raises UnexpectedAnswer."""
     text = response.headers.get("Upload-Offset", "")
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise UnexpectedAnswer("The console did not say how much of the upload it has.")

@@ -184,5 +184,6 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
 
 
 def _require_size(target: Path, *, is_expected: bool) -> None:
+    """Raise CliError unless the size of the received bytes is as expected."""
     if not is_expected:
         raise CliError(f"{target.name} has another size than was announced. It may still be written: try again later.")

@@ -204,6 +204,7 @@ class Uploads:
         return self._client.append_upload(upload_id, offset=offset, content=body(), size=size)
 
     def _wait_until_final(self, upload_id: str) -> Upload:
+        """Wait until the console has published the upload or refused it, and return it."""
         while True:
             upload = self._client.upload(upload_id)
             if upload.state in FINAL_STATES:
@@ -223,9 +224,11 @@ class Uploads:
         return upload_id, 0
 
     def _remove_id(self, state_key: str) -> None:
+        """Forget the id of an upload that has ended."""
         self._store_ids({key: upload_id for key, upload_id in self._stored_ids().items() if key != state_key})
 
     def _stored_ids(self) -> dict[str, str]:
+        """Return the ids of incomplete uploads by state key."""
         # If the file cannot be read, uploads only begin again.
         with suppress(OSError, ValueError, AttributeError):
             content = json.loads(self._state_file.read_text(encoding="utf-8"))
@@ -233,6 +236,7 @@ class Uploads:
         return {}
 
     def _store_ids(self, ids: Mapping[str, str]) -> None:
+        """Replace the file of ids atomically, so that an interruption leaves no half of it."""
         self._state_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new_file = self._state_file.with_name(f".{self._state_file.name}.{os.getpid()}")
         new_file.write_text(json.dumps(dict(ids)), encoding="utf-8")

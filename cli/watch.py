@@ -110,6 +110,7 @@ class Watch:
         self._may_print.set()  # a thread that waits in `_print` can then end
 
     def _print(self, line: str) -> None:
+        """Print a line of output, but not while a question is on the screen. The log thread calls this."""
         self._may_print.wait()
         self._print_line(line)
 
@@ -146,7 +147,7 @@ class LogFollower:
     ) -> None:
         self._client, self._job_id, self._print, self._pause = client, job_id, print_line, pause
         self._last_attempt = 0
-        self._attempts = queue.SimpleQueue[int | None]()
+        self._attempts = queue.SimpleQueue[int | None]()  # None ends the thread
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
@@ -169,6 +170,7 @@ class LogFollower:
         self._attempts.put(None)
 
     def _run(self) -> None:
+        """Print the output of each attempt in the queue, until None (the thread's function)."""
         while (attempt := self._attempts.get()) is not None:
             for line in lines(self._client, self._job_id, rank=0, attempt=attempt, pause=self._pause):
                 if self._is_stopped.is_set():

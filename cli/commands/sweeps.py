@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ..client import Client
-from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice
+from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, InvalidChoice
 from ..schemas import Sweep, SweepQuote, Trial
 from ..screen import Screen, money
 from ..session import Session, json_option, pass_session, yes_option
@@ -158,22 +158,11 @@ def _read(file: Path) -> dict[str, Any]:
 def _buy(
     session: Session, client: Client, price_quote: SweepQuote, *, wait: bool, max_ceiling: str | None, yes: bool
 ) -> None:
-    """Show a quote, ask, and buy it. Raises CliError if it cannot be bought, TooExpensive, InvalidChoice."""
+    """Show a quote, ask, and buy it. Raises as `confirm_purchase` does."""
     screen = session.screen
     _show_quote(screen, price_quote)
-    if price_quote.refusal:
-        raise CliError(price_quote.refusal)
-    confirm_purchase(
-        session,
-        price_quote.ceiling_minor,
-        price_quote.currency,
-        limit=max_ceiling,
-        is_confirmed=yes,
-        noun="sweep",
-        option="--max-ceiling",
-    )
-    # The key depends on the quote alone, so a repeated request does not buy it twice.
-    new_sweep = client.order_sweep(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
+    confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="sweep")
+    new_sweep = client.order_sweep(price_quote.id)
     screen.print(f"Bought: sweep {new_sweep.id}.", style="green")
     if wait:
         _watch(session, client, new_sweep.id)
@@ -200,6 +189,7 @@ def _watch(session: Session, client: Client, sweep_id: int) -> None:
 
 
 def _exit_status(sweep: Sweep) -> int:
+    """Return the exit status for an ended sweep, as `watch` documents it."""
     if sweep.reason == "stopped":
         return JOB_CANCELLED
     return 0 if sweep.best and sweep.reason in {"completed", "ceiling"} else JOB_FAILED
@@ -215,6 +205,7 @@ def _progress(sweep: Sweep) -> str:
 
 
 def _show_quote(screen: Screen, quote: SweepQuote) -> None:
+    """Print a quote, unless the output is JSON."""
     if screen.is_json:
         return
     show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
@@ -225,6 +216,7 @@ def _show_quote(screen: Screen, quote: SweepQuote) -> None:
 
 
 def _show(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
+    """Print a sweep and its trials. The best trial has an asterisk."""
     rows = [
         ("Sweep", f"{sweep.id} {sweep.name}"),
         ("State", " ".join(filter(None, (sweep.state, sweep.reason, sweep.waiting_for)))),
@@ -251,9 +243,11 @@ def _show(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
 
 
 def _number(value: float | None) -> str:
+    """Return a metric's value with six digits; empty for None."""
     return "" if value is None else f"{value:.6g}"
 
 
 def _parameters_text(parameters: dict[str, Any]) -> str:
+    """Return the parameters of a trial, such as `LR=0.01 EPOCHS=3`."""
     numbers = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in parameters.items()}
     return " ".join(f"{name}={value}" for name, value in numbers.items())

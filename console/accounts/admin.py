@@ -189,6 +189,8 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
 
 
 def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]], None]:
+    """Return the admin action that gives the chosen members a role."""
+
     def action(self: MembershipAdmin, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
         self.apply(
             request,

@@ -75,7 +75,8 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
         read_only_fields = ("prefix", "expires_at", "created_at", "last_used_at")
 
 
-TOKENS = results_of(TokenSerializer)
+TOKENS_RESPONSE = results_of(TokenSerializer)
+"""The documented response of both views that list tokens."""
 
 
 class NewTokenSerializer(TokenSerializer):
@@ -163,7 +164,7 @@ class TokensView(TenantView):
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.VIEW}
 
-    @extend_schema(operation_id="tokens_list", responses=TOKENS)
+    @extend_schema(operation_id="tokens_list", responses=TOKENS_RESPONSE)
     def get(self, request: Request) -> Response:
         """List the tokens that were not revoked, newest first, including expired ones."""
         tokens = selectors.tokens(membership=self.membership)
@@ -363,7 +364,7 @@ class ServiceAccountTokensView(_ServiceAccountBase):
 
     capabilities: ClassVar = {"GET": Capability.MANAGE, "POST": Capability.MANAGE}
 
-    @extend_schema(operation_id="service_account_tokens_list", responses=TOKENS)
+    @extend_schema(operation_id="service_account_tokens_list", responses=TOKENS_RESPONSE)
     def get(self, request: Request, pk: int) -> Response:
         """List the tokens that were not revoked, newest first, including expired ones."""
         tokens = selectors.tokens(membership=self.account(pk).membership)

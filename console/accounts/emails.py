@@ -62,7 +62,8 @@ class Guest:
 def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> bool:
     """Claim the row by setting `mailed_at`, then send a mail to each recipient. Return whether the mails were sent.
 
-    Concurrent workers send once. After a failure the row is released, and the next periodic task tries again.
+    `rows` selects the one row that marks the mail as due. If several workers call this at once, only one sends. After
+    a failure the row is released, and the next periodic task tries again.
     """
     if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
         return False

@@ -31,6 +31,7 @@ MAX_OPEN = 100
 MAX_PER_DAY = 50
 """Largest number of invitations that a person may send in 24 hours, since they reach strangers' mailboxes."""
 SIGNING_SALT = "console.accounts.invitation"
+"""Other signed values of the console have other salts, so that none of them is accepted as an invitation."""
 
 
 def invite(*, organization: Organization, email: str, role: str, actor: User) -> Invitation:
@@ -114,6 +115,7 @@ def send_due() -> int:
 
 
 def _send(invitation: Invitation) -> bool:
+    """Send the mail of an invitation, and return whether it was sent."""
     recipient: emails.Recipient | None = User.objects.filter(email=invitation.email, is_active=True).first()
     if recipient is None:  # a person without an account gets the inviter's language and time zone
         inviter = invitation.invited_by or User()
@@ -133,6 +135,7 @@ def _send(invitation: Invitation) -> bool:
 
 
 def _end(invitation: Invitation, actor: User | None, action: str) -> None:
+    """Revoke an invitation that is still open, and write `action` to the audit log."""
     with transaction.atomic():
         rows = Invitation.objects.filter(pk=invitation.pk, accepted_at=None, revoked_at=None)
         if rows.update(revoked_at=timezone.now()):

@@ -139,7 +139,7 @@ def restore(source: Path, *, force: bool = False, report: ReportProgress = lambd
     report("Reading the backup ...")
     manifest = verify(source)
     with _stopped_console(), database.fresh_connection():
-        # All checks come before the first change.
+        # Check everything before the first change.
         database.check_readable(source / DATABASE_FILE)
         _refuse_newer(manifest)
         _refuse_other_key(source, manifest, force=force)
@@ -201,6 +201,7 @@ def _write(folder: Path, report: ReportProgress) -> None:
 
 
 def _size_and_digest(path: Path) -> dict[str, Any]:
+    """Return the size and SHA-256 of a file, as the manifest has them."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
@@ -212,7 +213,7 @@ def _applied_migrations() -> list[str]:
 
 def _fingerprint(key: str) -> str:
     """Return a fingerprint, by which a restore recognizes the key. The key cannot be computed from it."""
-    return hmac.new(key.encode(), b"trainyard backup", "sha256").hexdigest()[:16]
+    return hmac.new(key.encode(), b"trainyard backup", "sha256").hexdigest()[:16]  # 64 bits, enough to tell keys apart
 
 
 # --- Restore ----------------------------------------------------------------------------------------------------------
@@ -399,7 +400,7 @@ def _sync(folder: Path) -> None:
     for path in [*(path for path in folder.iterdir() if path.is_file() and not path.is_symlink()), folder]:
         file_fd = os.open(path, os.O_RDONLY)
         try:
-            with suppress(PermissionError):
+            with suppress(PermissionError):  # not every file system allows it for folders
                 os.fsync(file_fd)
         finally:
             os.close(file_fd)

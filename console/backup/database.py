@@ -70,6 +70,7 @@ def replace(archive: Path) -> None:
     ):
         assert pg_restore.stdout and psql.stdin  # noqa: S101, PT018  # for mypy: `Popen` made both pipes
         try:
+            # The notices of DROP ... CASCADE would fill the pipe of psql's errors, which nobody reads yet.
             psql.stdin.write(
                 b"SET client_min_messages = warning;\nBEGIN;\nDROP SCHEMA public CASCADE;\nCREATE SCHEMA public;\n"
             )
@@ -183,6 +184,7 @@ def _last_lines(tool: str, errors: bytes) -> str:
 
 
 def _database() -> dict[str, Any]:
+    """Return Django's settings of the database."""
     return dict(settings.DATABASES["default"])
 
 

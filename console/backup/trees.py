@@ -175,6 +175,7 @@ class _Packer:
         self._result.leave_out(path, "was replaced during each attempt to read it")
 
     def _try_to_add(self, parent_fd: int, name: str, path: str, depth: int) -> None:
+        """Add an entry, and what is below it. Raises OSError if it is deleted or replaced meanwhile."""
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             self._add_folder(parent_fd, name, path, depth, status)
@@ -187,6 +188,7 @@ class _Packer:
             self._result.leave_out(path, "no file, folder or link")  # such as a pipe
 
     def _add_folder(self, parent_fd: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
+        """Add a folder and what is below it, or leave it out if it is nested too deep."""
         if depth > MAX_DEPTH or len(os.fsencode(path)) > MAX_PATH_BYTES:
             self._result.leave_out(path, "nested too deep")
             return
@@ -251,6 +253,7 @@ class _Packer:
 
 
 def _list_names(folder_fd: int) -> list[str]:
+    """Return the names in an open folder, sorted, so that equal trees make equal tar files."""
     with os.scandir(folder_fd) as entries:
         return sorted(entry.name for entry in entries)
 

@@ -12,7 +12,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 class _Buffer:
-    """The file object that ZipFile writes to; `drain` returns what was written, and empties it.
+    """The file object that ZipFile writes to.
 
     It has no `seek`. Therefore ZipFile writes the size of each file after its data, where the ZIP format allows it.
     """
@@ -21,13 +21,15 @@ class _Buffer:
         self.written = bytearray()
 
     def write(self, data: bytes) -> int:
+        """Add bytes to the buffer; return how many."""
         self.written += data
         return len(data)
 
     def flush(self) -> None:
-        pass
+        """Do nothing: ZipFile requires the method."""
 
     def drain(self) -> bytes:
+        """Return what was written since the last call."""
         data = bytes(self.written)
         self.written.clear()
         return data

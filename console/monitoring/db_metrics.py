@@ -178,7 +178,7 @@ def _sums() -> dict[str, Any]:
     event; `behind` is 1 if there are more events to sum. Two processes that do this at once both compute correct sums,
     so it does not matter which writes last.
     """
-    key = redis_client.key("figures")  # an old name for the sums; processes of two versions must agree on it
+    key = redis_client.key("figures")  # an old name of the sums; during an upgrade two versions read this key
     try:
         sums: dict[str, Any] = json.loads(redis_client.client().get(key) or "{}")
     except redis.RedisError:
@@ -238,6 +238,7 @@ def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
 
 
 def _rows(sql: str, values: Any = None) -> list[Any]:
+    """Return the rows of a query. `values` are its parameters, by position or by name."""
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
         return list(cursor.fetchall())

@@ -150,6 +150,7 @@ def _run(check: str, function: Callable[[], str]) -> CheckResult:
 
 
 def _database() -> str:
+    """Check that the database answers a query."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     return ""
@@ -168,6 +169,7 @@ def _migrations() -> str:
 
 
 def _redis() -> str:
+    """Check that Redis answers."""
     redis_client.client().ping()
     return ""
 
@@ -191,6 +193,7 @@ OWN_CHECKS: dict[str, Callable[[], str]] = {
     "redis": _redis,
     "storage": _storage,
 }
+"""The checks of what this process needs. Each returns the problem as a sentence, or an empty text."""
 
 
 # --- Other processes and clusters -------------------------------------------------------------------------------------
@@ -237,5 +240,6 @@ def _clusters() -> list[CheckResult]:
 
 
 def _is_staff(request: HttpRequest) -> bool:
+    """Return whether an administrator sent the request, who may see details."""
     user = getattr(request, "user", None)
     return isinstance(user, User) and second_factors.may_administer(user)

@@ -145,6 +145,7 @@ def _failures() -> Table:
 
 
 def _counts_by_reason() -> list[tuple[str, int]]:
+    """Return (reason, number of jobs) of the last FAILURE_DAYS, the most frequent first."""
     since = timezone.now() - timedelta(days=FAILURE_DAYS)
     ended = Job.objects.filter(finished_at__gte=since).order_by().values_list("reason")
     return list(ended.annotate(count=Count("pk")).order_by(F("count").desc(), "reason"))

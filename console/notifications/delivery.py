@@ -66,21 +66,21 @@ def queue() -> int:
     with transaction.atomic():
         unqueued = Notification.objects.select_for_update(skip_locked=True).filter(queued_at=None).order_by("id")
         notifications = list(unqueued[:NOTIFICATIONS_PER_QUEUE])
-        organizations = {notification.organization_id for notification in notifications}
-        by_organization: dict[int, list[Webhook]] = {}
-        for webhook in Webhook.objects.filter(organization__in=organizations):
-            by_organization.setdefault(webhook.organization_id, []).append(webhook)
+        organization_ids = {notification.organization_id for notification in notifications}
+        webhooks_by_organization: dict[int, list[Webhook]] = {}
+        for webhook in Webhook.objects.filter(organization__in=organization_ids):
+            webhooks_by_organization.setdefault(webhook.organization_id, []).append(webhook)
         Delivery.objects.bulk_create(
             [
                 Delivery(webhook=webhook, notification=notification)
                 for notification in notifications
-                for webhook in by_organization.get(notification.organization_id, ())
+                for webhook in webhooks_by_organization.get(notification.organization_id, ())
                 if _wants(webhook, notification)
             ],
             ignore_conflicts=True,
         )
-        queued = Notification.objects.filter(pk__in=[notification.pk for notification in notifications])
-        queued.update(queued_at=timezone.now())
+        handled = Notification.objects.filter(pk__in=[notification.pk for notification in notifications])
+        handled.update(queued_at=timezone.now())
     return len(notifications)
 
 

@@ -143,6 +143,7 @@ class Buffer:
         return True
 
     def _add(self, amounts: dict[Key, float]) -> None:
+        """Add amounts to the buffer. The first call starts the thread that flushes it: most commands count nothing."""
         with self._lock:
             for key, amount in amounts.items():
                 if key in self._counts or len(self._counts) < MAX_BUFFER_KEYS:
@@ -155,6 +156,7 @@ class Buffer:
                     self._thread.start()
 
     def _flush_regularly(self) -> None:
+        """Flush the buffer FLUSH_SECONDS after a count, for ever."""
         while True:
             self._has_counts.wait()
             time.sleep(FLUSH_SECONDS)  # the counts of this time are transferred together

@@ -153,9 +153,9 @@ class _End(enum.Enum):
 class IncomingBody:
     """The body of an upload's request, which its view reads in the view's thread while the body arrives.
 
-    A view first calls `begin`, which calls `count_upload` on the server's event loop; it raises Refused if its sender
-    has too many uploads in progress. The first `read` starts a task that receives up to READ_AHEAD_BYTES ahead, so
-    that receiving and the view's work overlap.
+    A view first calls `begin`, which counts the upload by calling `count_upload` on the server's event loop. This
+    function raises Refused if the sender has too many uploads in progress. The first `read` starts a task that receives
+    up to READ_AHEAD_BYTES ahead, so that receiving and the view's work overlap.
     """
 
     def __init__(self, receive: Receive, count_upload: Callable[[], None]) -> None:
@@ -195,7 +195,6 @@ class IncomingBody:
             if not self._chunks and self._end is _End.DISCONNECTED:
                 raise ConnectionResetError("The client closed the connection.")
             data = self._take(size)
-            self._buffered_bytes -= len(data)
             is_full = self._buffered_bytes >= READ_AHEAD_BYTES
         if not is_full:
             self._loop.call_soon_threadsafe(self._has_room.set)
@@ -237,12 +236,15 @@ class IncomingBody:
                 chunk = chunk[:missing_bytes]
             chunks.append(chunk)
             missing_bytes -= len(chunk)
+            self._buffered_bytes -= len(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)  # `join` would copy a single chunk
 
     async def _begin(self) -> None:
+        """Call `count_upload` on the event loop: limits are not thread-safe."""
         self._count_upload()
 
     async def _receive_ahead(self) -> None:
+        """Receive the body until its end. Pause while the read-ahead buffer is full."""
         end = None
         try:
             while end is None:
@@ -255,6 +257,7 @@ class IncomingBody:
             self._finish(end or _End.DISCONNECTED)
 
     def _finish(self, end: _End) -> None:
+        """End the body, unless it has already ended, and wake the view."""
         with self._changed:
             self._end = self._end or end
             self._changed.notify()
@@ -271,6 +274,7 @@ class IncomingBody:
 
 
 async def _run_iterations() -> None:
+    """Let the event loop make LOOP_ITERATIONS iterations."""
     for _iteration in range(LOOP_ITERATIONS):
         await asyncio.sleep(0)
 

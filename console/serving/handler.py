@@ -1,4 +1,4 @@
-"""Let Django respond to a request, from start to end in one thread.
+"""Django's request handler for `Application`: it responds to a request from start to end in one thread.
 
 Django's own ASGI handler starts each request in the event loop, and switches between the loop and a thread several
 times, so that views can be asynchronous. We have no such views, and the switches would cost CPU time at each request.

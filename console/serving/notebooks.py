@@ -224,6 +224,7 @@ def _connect(socket_path: str, scope: Scope) -> connect:
 
 
 async def _chunks(body: IO[bytes]) -> AsyncIterator[bytes]:
+    """Yield a body in parts, because httpx reads files only for synchronous requests."""
     while chunk := body.read(CHUNK_BYTES):
         yield chunk
 

@@ -84,6 +84,7 @@ class GuardedProtocol(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def _stop_counting(self) -> None:
+        """Take the connection out of both limits. Safe to repeat."""
         if self._is_counted:
             self._is_counted = False
             ALL_CONNECTIONS.release("")

@@ -20,6 +20,7 @@ from console.serving.refusals import Message, Receive, Refusal, Refused, Send
 from console.serving.streams import send_until_disconnect
 
 Headers = list[tuple[bytes, bytes]]
+"""Names and values of headers, as ASGI has them."""
 
 TIMEOUT = httpx.Timeout(90.0, connect=5.0)
 """In seconds. On a busy machine a tool that has just started may take a minute for its first response. A connection to
@@ -104,6 +105,7 @@ async def relay(
 
 
 async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the body as the program sent it, also if it is compressed."""
     async for chunk in response.aiter_raw():
         yield chunk
 

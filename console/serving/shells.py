@@ -188,6 +188,7 @@ class Terminal:
         return done.pop().result()
 
     async def _to_browser(self) -> CloseCode:
+        """Pass the shell's output to the browser, and wait while too much of it is not drawn."""
         try:
             while data := await self._reader.read(READ_BYTES):
                 self._sent_bytes += len(data)
@@ -203,6 +204,7 @@ class Terminal:
         return CloseCode.ENDED
 
     async def _to_shell(self) -> CloseCode:
+        """Pass the browser's messages to the shell as frames."""
         while (message := await self._receive())["type"] == "websocket.receive":
             text = message.get("text")
             frame = _input_frame(message["bytes"]) if text is None else self._control_frame(text)

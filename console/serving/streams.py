@@ -64,6 +64,7 @@ class Streams:
                 await sync_to_async(response.close)()
 
     async def _send_events(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
+        """Send an event stream, whose queries run on one of the shared threads."""
         self.open_event_streams += 1
         try:
             async with self._threads.acquire():
@@ -72,6 +73,7 @@ class Streams:
             self.open_event_streams -= 1
 
     async def _send_file(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
+        """Send a download, whose iterator runs on a thread of its own. Raises Refused."""
         with self._download_limit.slot("all"), ThreadPoolExecutor(1, thread_name_prefix="download") as thread:
             async with ThreadSensitiveContext(executor=thread):
                 try:

@@ -294,6 +294,7 @@ def _marked_processes() -> list[psutil.Process]:
 
 
 def _is_supervisord(process: psutil.Process) -> bool:
+    """Return whether a process of `_marked_processes` is supervisord."""
     return "supervisor.supervisord" in (process.info["cmdline"] or ())
 
 
