@@ -23,7 +23,7 @@ from console.accounts import sessions
 from console.accounts.models import User
 from console.accounts.roles import Role
 from tests import saml_idp
-from tests.factories.accounts import PASSWORD, MembershipFactory
+from tests.factories.accounts import MembershipFactory
 
 pytestmark = [
     pytest.mark.django_db,
@@ -115,24 +115,6 @@ def test_an_account_is_found_by_the_subject_alone_and_an_address_of_a_named_doma
     email = fresh_address("trusted.example.com")
     sign_on(idp, email)
     assert EmailAddress.objects.get(email=email).verified
-
-
-def test_a_member_connects_an_account_after_a_confirmation_and_disconnects_it(idp):
-    user, client = MembershipFactory().user, browser()
-    client.force_login(user)
-    _client, answer = sign_on(idp, fresh_address(), client=client, subject="u-2", process="connect")
-    assert answer.url.startswith(reverse("account_reauthenticate"))
-    assert not SocialAccount.objects.exists()
-    client.post(answer.url, {"password": PASSWORD})
-    account = SocialAccount.objects.get(user=user)
-    page = client.get(reverse("socialaccount_connections")).content.decode()
-    assert "Disconnect" in page
-    assert "Acme" in page
-    assert "Single sign-on" in client.get(reverse("security")).content.decode()
-    other, _answer = sign_on(idp, fresh_address(), subject="u-2")
-    assert person(other) == user
-    client.post(reverse("socialaccount_connections"), {"account": account.pk})
-    assert not SocialAccount.objects.exists()
 
 
 def test_single_sign_on_does_not_bypass_a_second_factor(idp):

@@ -11,8 +11,6 @@ from django.urls import reverse
 
 from console.accounts import second_factors, user_agents
 from console.accounts.models import AuditEvent
-from console.installation.models import Brand
-from console.installation.selectors import clear_cache
 from console.observability.addresses import parse_networks
 from tests.factories.accounts import PASSWORD, MembershipFactory, UserFactory
 
@@ -61,15 +59,6 @@ def protect(user):
     totp_row = Authenticator.objects.get(user=user, type=Authenticator.Type.TOTP)
     assert secret not in str(totp_row.data)  # stored encrypted
     return secret, codes
-
-
-def test_authenticator_apps_show_the_name_of_the_installation(user):
-    Brand.objects.create(name="Acme Compute")
-    clear_cache()
-    client, _answer = enter_password(user)
-    page = client.get(reverse("mfa_activate_totp"), follow=True)
-    page = client.post(page.redirect_chain[-1][0], {"password": PASSWORD}, follow=True)
-    assert "issuer=Acme%20Compute" in page.context["totp_url"]
 
 
 def test_a_log_in_needs_the_code_and_a_code_works_once(user):
