@@ -174,7 +174,8 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
     """Yield a new file, which replaces `target` when the block ends without an error."""
     new_path = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        # The flags make sure that no existing file is overwritten, and no link is followed.
+        # The flags make sure that no existing file is overwritten, and no link is followed. As for every new file, the
+        # user's umask takes permissions away from 0o666.
         new_fd = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
         with os.fdopen(new_fd, "wb") as file:
             yield file

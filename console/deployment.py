@@ -85,14 +85,31 @@ def _servers() -> Iterator[Finding]:
 def _public_settings() -> Iterator[Finding]:
     """Find settings that are not good enough for customers, but for a trial."""
     if not settings.HTTPS:
-        yield Finding("TRAINYARD_URL", "is not https://.", "Put TLS in front, and set the address customers use.", True)
+        yield Finding(
+            "TRAINYARD_URL",
+            "is not https://.",
+            "Put TLS in front, and set the address customers use.",
+            is_fine_for_trial=True,
+        )
     if settings.PAYMENTS_SANDBOX:
-        yield Finding("STRIPE_SECRET_KEY", "is not set: customers would pay with play money.", "Set it.", True)
+        yield Finding(
+            "STRIPE_SECRET_KEY", "is not set: customers would pay with play money.", "Set it.", is_fine_for_trial=True
+        )
     if settings.EMAIL_BACKEND.endswith("console.EmailBackend"):
-        yield Finding("EMAIL_URL", "is not set: mails would be printed, not sent.", "Set it, smtp://...", True)
+        yield Finding(
+            "EMAIL_URL", "is not set: mails would be printed, not sent.", "Set it, smtp://...", is_fine_for_trial=True
+        )
     if settings.ACCOUNT_EMAIL_VERIFICATION != "mandatory":
-        yield Finding("EMAIL_VERIFICATION", "is off: sign-up reveals who has an account.", "Set it to mandatory.", True)
+        yield Finding(
+            "EMAIL_VERIFICATION",
+            "is off: sign-up reveals who has an account.",
+            "Set it to mandatory.",
+            is_fine_for_trial=True,
+        )
     if settings.DEFAULT_FROM_EMAIL.endswith("@localhost>"):
         yield Finding(
-            "DEFAULT_FROM_EMAIL", "is an address of localhost: mail servers would refuse it.", "Set it.", True
+            "DEFAULT_FROM_EMAIL",
+            "is an address of localhost: mail servers would refuse it.",
+            "Set it.",
+            is_fine_for_trial=True,
         )

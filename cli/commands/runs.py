@@ -59,6 +59,7 @@ PURCHASE_OPTIONS = (
     click.option("--name", default="", help="The job's name."),
     click.option("--tag", "tags", multiple=True, help="A tag of the job. May be repeated."),
 )
+"""The options of the commands `run` and `quote` that describe a run."""
 
 
 @dataclass(frozen=True)

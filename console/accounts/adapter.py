@@ -68,7 +68,10 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
             cache.delete(self._attempts_key(user.email))
 
     def _attempts_key(self, email: str) -> str:
-        """Return the cache key of the count of attempts at one account from one IP address."""
+        """Return the cache key of the count of attempts at one account from one IP address.
+
+        It has a digest, because what was typed as an e-mail address may be long, and is nothing to keep.
+        """
         address = addresses.rate_limit_key(self.get_client_ip(self.request))
         return f"login_attempts:{hashlib.sha256(f'{email.lower()} {address}'.encode()).hexdigest()}"
 

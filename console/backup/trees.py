@@ -230,7 +230,8 @@ class _Packer:
             os.close(file_fd)
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)  # it was replaced since `_try_to_add`
         with os.fdopen(file_fd, "rb", buffering=0) as file:
-            # A file that occupies fewer bytes than its size is sparse. Without holes, `segments` is None.
+            # A file that occupies fewer bytes than its size is sparse; stat counts blocks of 512 bytes. Without holes,
+            # `segments` is None.
             segments = list(_segments(file_fd, before)) if before.st_blocks * 512 < before.st_size else None
             info = _info(path, before)
             reader = _SegmentReader(file, segments if segments is not None else [(0, before.st_size)])

@@ -44,6 +44,7 @@ def zip_stream(files: Iterable[tuple[str, Iterable[str]]]) -> Iterator[bytes]:
         for name, parts in files:
             entry = ZipInfo(name, date_time)
             entry.compress_type = ZIP_DEFLATED
+            # The size of the text is not known yet; only the ZIP64 format allows more than 4 GiB.
             with archive.open(entry, "w", force_zip64=True) as file:
                 for part in parts:
                     file.write(part.encode("utf-8", "replace"))

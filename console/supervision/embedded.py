@@ -90,7 +90,7 @@ class Embedded:
         with self._lock():
             if redis_server := self._redis_process():
                 redis_server.send_signal(signal.SIGTERM)
-                redis_server.wait(30)
+                redis_server.wait(30)  # it writes its data to the disk first
             if self._postgres_process():
                 self._postgres_tool("pg_ctl", "stop", "-w", "-m", "fast", "-D", str(self.data_dir))
 
@@ -216,7 +216,7 @@ class Embedded:
         subprocess.run([str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL)
         client = redis.Redis(
             unix_socket_path=str(self._redis_socket),
-            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),
+            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),  # for 30 s: a large file takes some
             retry_on_error=[redis.ConnectionError, redis.BusyLoadingError, FileNotFoundError],
         )
         try:

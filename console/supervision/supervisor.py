@@ -79,10 +79,12 @@ def programs() -> list[Program]:
     concurrency = (
         TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
     )
+    # Without the messages between workers (mingle, gossip), which nothing here uses and which delay each start.
     worker = ("worker", "--without-mingle", "--without-gossip", "-l", "INFO", "--hostname")
     tasks = (*worker, "worker@%h", "--queues", "celery", "--concurrency", str(concurrency))
     dispatchers = str(DISPATCH_PROCESSES * len(settings.TRAINYARD_CLUSTERS))
     dispatcher = (*worker, "dispatcher@%h", "--queues", "dispatch", "--concurrency", dispatchers)
+    # Without a pid file: one of a killed beat would keep the next from starting.
     beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")
     selected_programs = [
         Program("web", ("-m", "console.serving.server"), "pages, API and live views", 30, stop_seconds=15),
