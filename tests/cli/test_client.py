@@ -10,9 +10,8 @@ import pytest
 from drf_spectacular.generators import SchemaGenerator
 
 from cli.client import Client
-from cli.credentials import Console
 from cli.schemas import COMPONENTS
-from cli.transport import Transport
+from tests.cli.conftest import client_of
 
 PREFIX = "/api/v1/"
 UNLISTED = {"cursor"}
@@ -138,10 +137,6 @@ CALLS = {
     "notebook": (1,), "stop_notebook": (1,), "quote_notebook_extension": {"notebook_id": 1, "added_seconds": 3600},
 }  # fmt: skip
 """The arguments of a call of each method."""
-
-
-def client_of(server):
-    return Client(Transport(Console("https://console.example.com", "secret"), transport=httpx.MockTransport(server)))
 
 
 @pytest.mark.parametrize("is_full", [True, False])

@@ -6,12 +6,10 @@ import httpx
 import pytest
 
 from cli import watch
-from cli.client import Client
-from cli.credentials import Console
 from cli.errors import ApiError, Unreachable
 from cli.screen import Screen, clean, clean_output, money, size
-from cli.transport import Transport
 from cli.watch import Watch, lines
+from tests.cli.conftest import client_of
 from tests.cli.test_client import example, schema
 
 ESCAPE = "\x1b"
@@ -44,7 +42,7 @@ class Yard:
 
     @property
     def client(self):
-        return Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(self)))
+        return client_of(self)
 
 
 def log(text, offset, *, eof=False, **fields):

@@ -8,13 +8,9 @@ import pytest
 
 from runtime import pids
 from tests.console.processes import wait_for
+from tests.flows import WHOLE_CONSOLE
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-]
+pytestmark = WHOLE_CONSOLE
 
 PROGRAMS = {
     "web": ["console.serving.server"],
