@@ -21,7 +21,7 @@ from .errors import InvalidChoice, NotLoggedIn, UnsafeCredentials
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 """Only the user can read the file, and list the folder."""
 LOG_IN = "Run: trainyard login"
-"""What errors tell a user without a token to do."""
+"""The advice in an error for a user without a token."""
 
 
 @dataclass(frozen=True)

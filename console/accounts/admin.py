@@ -330,6 +330,7 @@ class ClientAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
         Token.objects.filter(client__in=queryset).delete()
 
     def _set_new_secret(self, request: HttpRequest, client: Client) -> None:
+        """Give the client a new secret, and show it once. The caller saves the client."""
         secret = get_adapter().generate_client_secret()
         client.set_secret(secret)
         message = format_html("{} <code>{}</code>", _("The secret of %s, shown only now:") % client.name, secret)

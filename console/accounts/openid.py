@@ -103,7 +103,7 @@ def revoke_client_tokens(*, user: User, client: Client | None = None) -> None:
 
 @receiver([account_signals.password_changed, account_signals.password_set, account_signals.password_reset])
 def _revoke_after_password_change(user: User, **_extra: Any) -> None:
-    # As with sessions: someone who knew the old password may have authorized a client.
+    """End all access, as sessions end too: someone who knew the old password may have authorized a client."""
     revoke_client_tokens(user=user)
 
 

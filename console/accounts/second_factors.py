@@ -24,7 +24,7 @@ from console.core import encryption
 from console.installation.selectors import installation
 
 ENCRYPTION_PURPOSE = b"trainyard second factors"
-"""See `console.core.encryption`; another value would make stored keys unreadable."""
+"""The purpose by which the keys are encrypted (`console.core.encryption`). Another value would make them unreadable."""
 FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
 """The types that protect a log-in. Recovery codes only replace a lost one, so they are not among these types."""
 

@@ -45,7 +45,7 @@ class BrokenTree(Exception):
 
 @dataclass
 class PackResult:
-    """What a tar file contains. `bytes` is the size of the tar file; `missing` counts the entries left out."""
+    """The contents of a tar file. `bytes` is the size of the tar file; `missing` counts the entries left out."""
 
     files: int = 0
     folders: int = 0

@@ -83,7 +83,7 @@ class ErrorCode:
     code: str
     status: int
     meanings: tuple[str, ...]
-    """What the error means, in English: the first paragraph of each class's docstring."""
+    """The explanations of the error, in English: the first paragraph of each class's docstring."""
     messages: tuple[Text, ...]
     """The messages that customers get; none if every message is written where the error is raised."""
 

@@ -32,7 +32,7 @@ class ShownNotice:
 
 @dataclass(frozen=True)
 class Installation:
-    """What all pages show of the installation: the brand, which legal texts there are, and the notices."""
+    """The data of the installation that all pages show: the brand, which legal texts there are, and the notices."""
 
     name: str = DEFAULT_NAME
     support_href: str = ""

@@ -29,7 +29,7 @@ UNKNOWN = "unknown"
 
 
 class RequestMiddleware:
-    """See the module's docstring."""
+    """Prepares each request and measures it, as the module's docstring describes."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response

@@ -25,7 +25,10 @@ _process = {"program": heartbeats.WORKER}
 
 
 class _StartedTask(NamedTuple):
-    """What `_start_task` leaves for `_finish_task`. `started_at` is a time of the performance counter."""
+    """A task that runs: `_start_task` stores it on the request for `_finish_task`.
+
+    `started_at` is a time of `time.perf_counter`.
+    """
 
     resources: ExitStack
     """Closes the task's span and context."""

@@ -80,7 +80,7 @@ TASK_TOTAL = Metric("trainyard_tasks", "Finished Celery tasks, by outcome.", ("t
 METRICS = (HTTP_SECONDS, HTTP_TOTAL, TASK_SECONDS, TASK_TOTAL)
 
 Key = tuple[str, tuple[str, ...], str]
-"""What a count in the buffer belongs to: the metric's name, its label values, and SUM, COUNT or a bucket's index."""
+"""The key of a count in the buffer: the metric's name, its label values, and SUM, COUNT or a bucket's index."""
 
 
 class Buffer:

@@ -17,7 +17,7 @@ from console.observability import context, tracing
 
 REDACTED = "[hidden]"
 _SEPARATOR = r"([\"']?\s*[:=]\s*[\"']?)"
-"""What is between a name and its value in headers, JSON, Python and shells: a colon or `=`, perhaps with quotes."""
+"""The text between a name and its value in headers, JSON, Python and shells: a colon or `=`, perhaps with quotes."""
 SECRET_PATTERNS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (

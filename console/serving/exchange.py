@@ -101,7 +101,7 @@ class ShellEnd:
 
 @dataclass(frozen=True)
 class ShellRequest:
-    """What the server asks the view that admits shells about a shell in a job's node; nodes count from 0.
+    """A question of the server to the view that admits shells, about a shell in a job's node. Nodes count from 0.
 
     If `is_new`, the view also writes the opening to the audit log. With `end`, it only writes the end there.
     """
@@ -114,7 +114,7 @@ class ShellRequest:
 
 @dataclass
 class Exchange:
-    """What the server and the view of one request share. Each kind of request uses one or two of the attributes."""
+    """The data that the server and the view of one request share. Each kind of request uses one or two attributes."""
 
     body: IncomingBody | None = None
     """Set by the server for an upload; its view reads it."""

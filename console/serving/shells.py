@@ -76,7 +76,7 @@ REASONS = {
     CloseCode.IDLE: "idle",
     CloseCode.DISCONNECTED: "left",
 }
-"""What the audit log stores as the reason why an opened shell ended."""
+"""The reason that the audit log stores for the end of an opened shell."""
 _PATH = re.compile(r"/jobs/([1-9][0-9]{0,17})/nodes/([0-9]{1,4})/shell/socket")
 """The path of a shell's websocket. A job's id has at most 18 digits here, so that it fits PostgreSQL's bigint."""
 

@@ -63,7 +63,7 @@ class Program:
     arguments: tuple[str, ...]
     """The arguments of the Python interpreter."""
     purpose: str
-    """What the program does, for the operator."""
+    """The program's work in a few words, which the operator sees."""
     priority: int
     """Programs with a lower number start earlier and stop later."""
     stop_seconds: int = 10

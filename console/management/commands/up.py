@@ -25,7 +25,7 @@ CHECK_SECONDS = 0.5
 
 
 class Command(BaseCommand):
-    """See `console.supervision.supervisor`."""
+    """Runs the console in the foreground, by `console.supervision.supervisor`."""
 
     help = "Serve the whole console on this machine until Ctrl-C."
     requires_system_checks = []
