@@ -74,25 +74,25 @@ class Client:
 
     def products(self) -> list[Product]:
         """List the products on offer."""
-        return _results(Product, self._get("products/"))
+        return _decode_results(Product, self._get("products/"))
 
     def node_specs(self) -> list[NodeSpec]:
         """List the node types on sale."""
-        return _results(NodeSpec, self._get("node-specs/"))
+        return _decode_results(NodeSpec, self._get("node-specs/"))
 
     def images(self) -> Iterator[Image]:
         """List the images on offer."""
-        return self._pages("images/", Image)
+        return self._get_pages("images/", Image)
 
     # Datasets
 
     def datasets(self) -> Iterator[Dataset]:
         """List the datasets, newest first."""
-        return self._pages("datasets/", Dataset)
+        return self._get_pages("datasets/", Dataset)
 
     def dataset(self, name: str) -> Dataset:
         """Return a dataset."""
-        return decode(Dataset, self._get(f"datasets/{_quoted_part(name)}/"))
+        return decode(Dataset, self._get(f"datasets/{_quote_part(name)}/"))
 
     def create_dataset(self, name: str) -> Dataset:
         """Create a dataset without a version."""
@@ -111,7 +111,7 @@ class Client:
 
     def upload_offset(self, upload_id: str) -> int:
         """Return the number of bytes of an upload that the console has."""
-        return _offset(self._transport.request("HEAD", f"uploads/{_quoted_part(upload_id)}/", headers=TUS_HEADERS))
+        return _read_offset(self._transport.request("HEAD", f"uploads/{_quote_part(upload_id)}/", headers=TUS_HEADERS))
 
     def append_upload(self, upload_id: str, *, offset: int, content: Iterable[bytes], size: int) -> int:
         """Send the next `size` bytes of an upload and return the new offset.
@@ -120,23 +120,23 @@ class Client:
         """
         headers = TUS_HEADERS | {"Upload-Offset": str(offset), "Content-Type": UPLOAD_TYPE, "Content-Length": str(size)}
         response = self._transport.request(
-            "PATCH", f"uploads/{_quoted_part(upload_id)}/", headers=headers, content=content
+            "PATCH", f"uploads/{_quote_part(upload_id)}/", headers=headers, content=content
         )
-        return _offset(response)
+        return _read_offset(response)
 
     def upload(self, upload_id: str) -> Upload:
         """Return an upload: its state, and its result or error."""
-        return decode(Upload, self._get(f"uploads/{_quoted_part(upload_id)}/"))
+        return decode(Upload, self._get(f"uploads/{_quote_part(upload_id)}/"))
 
     # Workspaces
 
     def workspaces(self) -> Iterator[Workspace]:
         """List the workspaces, newest first."""
-        return self._pages("workspaces/", Workspace)
+        return self._get_pages("workspaces/", Workspace)
 
     def workspace(self, name: str) -> Workspace:
         """Return a workspace."""
-        return decode(Workspace, self._get(f"workspaces/{_quoted_part(name)}/"))
+        return decode(Workspace, self._get(f"workspaces/{_quote_part(name)}/"))
 
     def create_workspace(self, name: str) -> Workspace:
         """Create an empty workspace."""
@@ -147,13 +147,13 @@ class Client:
 
         `files` are dictionaries with `path`, `size` in bytes and `sha256` in hexadecimal.
         """
-        path = f"workspaces/{_quoted_part(workspace)}/compare/"
+        path = f"workspaces/{_quote_part(workspace)}/compare/"
         data = self._transport.json("POST", path, json={"files": list(files)})
         return list(decode(dict[str, tuple[str, ...]], data)["differing"])
 
     def workspace_entries(self, workspace: str, folder: str = "") -> Iterator[Entry]:
         """List a folder of a workspace by name."""
-        path, after = f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(folder)}", ""
+        path, after = f"workspaces/{_quote_part(workspace)}/files/{_quote_path(folder)}", ""
         while True:
             data = self._get(path, params={"after": after} if after else {})
             yield from decode(tuple[Entry, ...], data.get("entries"))
@@ -164,12 +164,12 @@ class Client:
     def write_file(self, workspace: str, path: str, content: bytes) -> None:
         """Create or replace a file of a workspace."""
         self._transport.request(
-            "PUT", f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(path)}", content=content
+            "PUT", f"workspaces/{_quote_part(workspace)}/files/{_quote_path(path)}", content=content
         )
 
     def delete_file(self, workspace: str, path: str) -> None:
         """Move a file or folder of a workspace to its recycle bin."""
-        self._transport.request("DELETE", f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(path)}")
+        self._transport.request("DELETE", f"workspaces/{_quote_part(workspace)}/files/{_quote_path(path)}")
 
     # Quotes, orders and jobs
 
@@ -184,7 +184,7 @@ class Client:
     def jobs(self, *, state: str = "", tag: str = "", name: str = "") -> Iterator[Job]:
         """List the jobs, newest first."""
         filters = {"state": state, "tag": tag, "name": name}
-        return self._pages("jobs/", Job, {key: value for key, value in filters.items() if value})
+        return self._get_pages("jobs/", Job, {key: value for key, value in filters.items() if value})
 
     def job(self, job_id: int) -> Job:
         """Return a job."""
@@ -232,7 +232,7 @@ class Client:
 
     def receipts(self) -> list[Receipt]:
         """List the receipts, newest first."""
-        return _results(Receipt, self._get("wallet/receipts/"))
+        return _decode_results(Receipt, self._get("wallet/receipts/"))
 
     # Sweeps
 
@@ -250,7 +250,7 @@ class Client:
 
     def sweeps(self) -> Iterator[Sweep]:
         """List the sweeps, newest first."""
-        return self._pages("sweeps/", Sweep)
+        return self._get_pages("sweeps/", Sweep)
 
     def sweep(self, sweep_id: int) -> Sweep:
         """Return a sweep."""
@@ -258,7 +258,7 @@ class Client:
 
     def trials(self, sweep_id: int) -> list[Trial]:
         """List the trials of a sweep in order of number."""
-        return _results(Trial, self._get(f"sweeps/{sweep_id}/trials/"))
+        return _decode_results(Trial, self._get(f"sweeps/{sweep_id}/trials/"))
 
     def stop_sweep(self, sweep_id: int) -> Sweep:
         """Start no more trials of a sweep, and stop the open ones."""
@@ -282,7 +282,7 @@ class Client:
 
     def notebooks(self) -> Iterator[Notebook]:
         """List the notebooks, newest first."""
-        return self._pages("notebooks/", Notebook)
+        return self._get_pages("notebooks/", Notebook)
 
     def notebook(self, notebook_id: int) -> Notebook:
         """Return a notebook."""
@@ -299,7 +299,7 @@ class Client:
         query = {"path": folder} if folder else {}
         while True:
             data = self._get(f"jobs/{job_id}/files/", params=query)
-            yield from _results(JobEntry, data)
+            yield from _decode_results(JobEntry, data)
             after = _next_cursor(data, "after")
             if not after:
                 return
@@ -314,20 +314,20 @@ class Client:
         read from its beginning, with status 200.
         """
         headers = {"Range": f"bytes={offset}-", "If-Range": etag} if offset and etag else {}
-        return self._transport.stream(f"jobs/{job_id}/files/{_quoted_path(path)}", headers=headers)
+        return self._transport.stream(f"jobs/{job_id}/files/{_quote_path(path)}", headers=headers)
 
     def models(self) -> Iterator[Model]:
         """List the models, newest first."""
-        return self._pages("models/", Model)
+        return self._get_pages("models/", Model)
 
     def model(self, name: str) -> Model:
         """Return a model."""
-        return decode(Model, self._get(f"models/{_quoted_part(name)}/"))
+        return decode(Model, self._get(f"models/{_quote_part(name)}/"))
 
     def model_archive(self, name: str, version: int | None = None) -> AbstractContextManager[httpx.Response]:
         """Open the .tar.gz archive of a model's version (default: the latest) as a stream of its bytes."""
         query = {"version": version} if version is not None else {}
-        return self._transport.stream(f"models/{_quoted_part(name)}/archive/", params=query)
+        return self._transport.stream(f"models/{_quote_part(name)}/archive/", params=query)
 
     def _buy(self, path: str, quote_id: str) -> Any:
         """Buy a quote, and return the JSON of the order, sweep or notebook.
@@ -342,19 +342,19 @@ class Client:
         """Return the JSON of the answer to a GET request."""
         return self._transport.json("GET", path, params=dict(params or {}))
 
-    def _pages(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> Iterator[T]:
+    def _get_pages(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> Iterator[T]:
         """Yield the results of all pages of a list."""
         query = dict(query or {})
         while True:
             data = self._get(path, params=query)
-            yield from _results(kind, data)
+            yield from _decode_results(kind, data)
             cursor = _next_cursor(data, "cursor")
             if not cursor:
                 return
             query["cursor"] = cursor
 
 
-def _results(kind: type[T], data: Any) -> list[T]:
+def _decode_results(kind: type[T], data: Any) -> list[T]:
     """Return the results in a list's answer, `{"results": [...]}`. Raises UnexpectedAnswer."""
     results = data.get("results") if isinstance(data, dict) else None
     return [decode(kind, result) for result in decode(tuple[Any, ...], results)]
@@ -379,7 +379,7 @@ def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) ->
     return query
 
 
-def _offset(response: httpx.Response) -> int:
+def _read_offset(response: httpx.Response) -> int:
     """Return how many bytes of an upload the console has, by its answer. Raises UnexpectedAnswer."""
     text = response.headers.get("Upload-Offset", "")
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
@@ -387,11 +387,11 @@ def _offset(response: httpx.Response) -> int:
     return int(text)
 
 
-def _quoted_part(name: str) -> str:
+def _quote_part(name: str) -> str:
     """Quote a name for use as one part of a URL's path: slashes are quoted too."""
     return quote(name, safe="")
 
 
-def _quoted_path(path: str) -> str:
+def _quote_path(path: str) -> str:
     """Quote a file's path for use in a URL's path: slashes stay."""
     return quote(path, safe="/")

@@ -52,14 +52,14 @@ def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
     values = {}
     for field in fields(kind):
         if field.name in data:
-            values[field.name] = _decode(_hints(kind)[field.name], data[field.name], f"{where}.{field.name}")
+            values[field.name] = _decode(_field_types(kind)[field.name], data[field.name], f"{where}.{field.name}")
         else:
             _require(field.default is not MISSING, f"{where}.{field.name}", "present")
     return kind(**values)
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _field_types(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields. Cached, because Python evaluates the texts of annotations each time."""
     return get_type_hints(kind)
 

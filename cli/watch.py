@@ -85,11 +85,11 @@ class Watch:
         """Show the job until it has ended, and return the ended job. Raises CliError, and KeyboardInterrupt."""
         view = self._view
         try:
-            with _display(self._screen) as (update, self._print_line):
+            with _show_progress(self._screen) as (update, self._print_line):
                 self._may_print.set()
                 if view.job:  # after Ctrl-C
                     update(view.description(), view.job.progress.fraction)
-                for _event in _job_events(self._client, self._job_id, view, self._pause):
+                for _event in _follow_events(self._client, self._job_id, view, self._pause):
                     update(view.description(), view.job.progress.fraction if view.job else 0.0)
                     if self._logs and view.job:
                         self._logs.follow_attempts(
@@ -115,7 +115,7 @@ class Watch:
         self._print_line(line)
 
 
-def _job_events(client: Client, job_id: int, view: JobView, pause: Callable[[float], None]) -> Iterator[None]:
+def _follow_events(client: Client, job_id: int, view: JobView, pause: Callable[[float], None]) -> Iterator[None]:
     """Apply the events of the job's stream to `view`, and yield after each of them. Reconnect until the job has ended.
 
     Raises ApiError for a refused request, Unreachable or ApiError after TRIES tries without an event.
@@ -236,7 +236,7 @@ def lines(
 
 
 @contextmanager
-def _display(screen: Screen) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
+def _show_progress(screen: Screen) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
     """Yield a function that shows the job's state and progress, and one that prints a line of output.
 
     On a terminal, a progress bar stays below the output. Elsewhere, each new state is printed as a line.

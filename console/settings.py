@@ -23,7 +23,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
 
-def _secret_key(folder: Path) -> str:
+def _read_or_create_secret_key(folder: Path) -> str:
     """Return the key that this installation generated for itself; generate it at the first start.
 
     It is in `folder`, the folder of the installation's data, in a file that only its owner can read.
@@ -58,7 +58,7 @@ TRAINYARD_IMAGE_FLAVOUR: str = env.str("TRAINYARD_IMAGE_FLAVOUR", "auto")
 """auto, cpu or cuda: which builds of PyTorch and TensorFlow the built-in images get."""
 
 # --- Django ----------------------------------------------------------------------------------------------------------
-SECRET_KEY: str = env.str("SECRET_KEY", "") or _secret_key(VAR_DIR)
+SECRET_KEY: str = env.str("SECRET_KEY", "") or _read_or_create_secret_key(VAR_DIR)
 SECRET_KEY_FALLBACKS: list[str] = env.list("SECRET_KEY_FALLBACKS", default=[])
 DEBUG: bool = env.bool("DEBUG", False)
 ALLOWED_HOSTS: list[str] = env.list("ALLOWED_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])

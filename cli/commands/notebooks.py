@@ -58,7 +58,7 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="notebook")
     new_notebook = client.order_notebook(price_quote.id)
     screen.print(f"Bought: notebook {new_notebook.id}.", style="green")
-    running = _wait(session, client, new_notebook)
+    running = _wait_until_running(session, client, new_notebook)
     if not screen.print_json(running):
         screen.print(f"Open it in your browser: {running.url}")
     if not running.url:
@@ -116,7 +116,7 @@ def stop(session: Session, notebook_id: int) -> None:
         session.screen.print(f"Notebook {notebook_id}: {current.state}.")
 
 
-def _wait(session: Session, client: Client, new_notebook: Notebook) -> Notebook:
+def _wait_until_running(session: Session, client: Client, new_notebook: Notebook) -> Notebook:
     """Wait until JupyterLab runs or the notebook has ended, and print what it waits for. Returns the notebook."""
     reported = ""
     while not (current := client.notebook(new_notebook.id)).url and not current.finished_at:

@@ -257,15 +257,15 @@ def _send_and_price(session: Session, client: Client, options: dict[str, Any], *
     if options["no_sync"] and options["workspace"]:  # the script may exist only in the workspace
         project = Project(Path.cwd(), options["workspace"], options["script"].as_posix())
     else:
-        project = _project(options["script"], options["folder"], options["workspace"])
+        project = _find_project(options["script"], options["folder"], options["workspace"])
     environment = dict(_parse_variable(text) for text in options["environment"])
-    form = _quote_form(client, project, options, environment)
+    form = _build_form(client, project, options, environment)
     if not options["no_sync"]:
         sync_folder(session, client, project.folder, project.workspace, is_confirmed=is_confirmed)
     return client.quote(form)
 
 
-def _project(script: Path, folder: Path | None, workspace: str) -> Project:
+def _find_project(script: Path, folder: Path | None, workspace: str) -> Project:
     """Return the project that a script belongs to. Raises InvalidChoice.
 
     Default folder: the current one if the script is in it, otherwise that of the script. Default workspace: the
@@ -285,7 +285,7 @@ def _project(script: Path, folder: Path | None, workspace: str) -> Project:
     return Project(folder, name, script.relative_to(folder).as_posix())
 
 
-def _quote_form(
+def _build_form(
     client: Client, project: Project, options: dict[str, Any], environment: dict[str, str]
 ) -> dict[str, Any]:
     """Return the body of the request for a quote.
@@ -293,16 +293,16 @@ def _quote_form(
     Product and node spec default to the first on offer, the image to the best one for the framework: ready images
     first, then built-in ones, then the one that has the framework's name.
     """
-    product_name = options["product"] or _first([product.name for product in client.products()], "product")
+    product_name = options["product"] or _first_name([product.name for product in client.products()], "product")
     specs = client.node_specs()
-    spec_name = options["node_spec"] or _first([spec.name for spec in specs], "node type")
+    spec_name = options["node_spec"] or _first_name([spec.name for spec in specs], "node type")
     spec = next((spec for spec in specs if spec.name == spec_name), None)
     framework = options["framework"]
     image_name = options["image"]
     if not image_name:
         images = [image for image in client.images() if framework in image.frameworks]
         images.sort(key=lambda image: (not image.ready, not image.builtin, image.name != framework))
-        image_name = _first([image.name for image in images], f"image for {framework}")
+        image_name = _first_name([image.name for image in images], f"image for {framework}")
     form = {
         "product": product_name,
         "framework": framework,
@@ -334,7 +334,7 @@ def _quote_form(
     return form
 
 
-def _first(names: list[str], noun: str) -> str:
+def _first_name(names: list[str], noun: str) -> str:
     """Return the first name. Raises InvalidChoice if there is none."""
     if not names:
         raise InvalidChoice(f"The console offers no {noun}.")

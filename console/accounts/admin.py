@@ -88,7 +88,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
     def approve(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
         """Let the chosen users, who await approval after sign-up, log in, and tell them by mail."""
         for user in queryset:
-            if services.approve_user(user=user, actor=_actor(request)) and not emails.send_approval(user):
+            if services.approve_user(user=user, actor=_actor_of(request)) and not emails.send_approval(user):
                 self.message_user(request, _("No mail could be sent to %s.") % user.email, messages.WARNING)
 
     @admin.action(description=_("Remove the second factors of the chosen users"), permissions=("change",))
@@ -97,7 +97,9 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
         for user in queryset:
             with transaction.atomic():
                 if second_factors.reset(user=user):
-                    services.record(organization=None, actor=_actor(request), action="factors.reset", target=user.email)
+                    services.record(
+                        organization=None, actor=_actor_of(request), action="factors.reset", target=user.email
+                    )
 
     def save_model(self, request: HttpRequest, obj: User, form: ModelForm[User], change: bool) -> None:
         """Save the user, and create the first organization of a new one."""
@@ -177,7 +179,7 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
     def suspend_service(self, request: HttpRequest, queryset: QuerySet[Organization]) -> None:
         """Deactivate the service. Running jobs continue."""
         for organization in queryset:
-            services.suspend_service(organization=organization, actor=_actor(request))
+            services.suspend_service(organization=organization, actor=_actor_of(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Never allowed: organizations are created by their owners."""
@@ -195,7 +197,7 @@ def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]
         self.apply(
             request,
             queryset,
-            lambda membership: services.change_role(membership=membership, role=role, actor=_actor(request)),
+            lambda membership: services.change_role(membership=membership, role=role, actor=_actor_of(request)),
         )
 
     action.__name__ = f"make_{role}"
@@ -217,7 +219,9 @@ class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold pub
     def remove(self, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
         """End the memberships."""
         self.apply(
-            request, queryset, lambda membership: services.remove_member(membership=membership, actor=_actor(request))
+            request,
+            queryset,
+            lambda membership: services.remove_member(membership=membership, actor=_actor_of(request)),
         )
 
     def apply(
@@ -254,7 +258,7 @@ class ApiTokenAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publi
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
         """Revoke the selected tokens."""
         for token in queryset.select_related("membership__organization"):
-            services.revoke_token(token=token, actor=_actor(request))
+            services.revoke_token(token=token, actor=_actor_of(request))
 
 
 @admin.register(AuditEvent)
@@ -337,5 +341,5 @@ class ClientAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
         self.message_user(request, message, messages.WARNING)
 
 
-def _actor(request: HttpRequest) -> User | None:
+def _actor_of(request: HttpRequest) -> User | None:
     return request.user if isinstance(request.user, User) else None

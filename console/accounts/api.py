@@ -249,17 +249,17 @@ class MemberView(TenantView):
         serializer = MemberSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         membership = services.change_role(
-            membership=self._member(pk), role=serializer.validated_data.get("role", ""), actor=self.membership.user
+            membership=self._get_member(pk), role=serializer.validated_data.get("role", ""), actor=self.membership.user
         )
         return Response(MemberSerializer(membership).data)
 
     @extend_schema(operation_id="members_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
         """Remove the member and revoke their API tokens."""
-        services.remove_member(membership=self._member(pk), actor=self.membership.user)
+        services.remove_member(membership=self._get_member(pk), actor=self.membership.user)
         return Response(status=204)
 
-    def _member(self, pk: int) -> Membership:
+    def _get_member(self, pk: int) -> Membership:
         return get_object_or_404(selectors.members(organization=self.organization), pk=pk)
 
 

@@ -95,7 +95,7 @@ class ClientTokenAuthentication(BaseAuthentication):
         granted = set(token.get_scopes()) & set(token.client.get_scopes())
         if openid.NOTEBOOKS not in granted:
             raise PermissionDenied(_("This access token has no scope for notebooks."))
-        membership = self._membership(request, token.user)
+        membership = self._find_membership(request, token.user)
         membership.scopes = frozenset({Capability.VIEW, Capability.RUN})
         context.add(user=token.user.pk, organization=membership.organization_id)
         return token.user, ClientAccess(membership)
@@ -104,7 +104,7 @@ class ClientTokenAuthentication(BaseAuthentication):
         """Return the WWW-Authenticate header of a 401."""
         return 'Bearer realm="trainyard"'
 
-    def _membership(self, request: Request, user: User) -> Membership:
+    def _find_membership(self, request: Request, user: User) -> Membership:
         """Return the membership in which the token acts. Raises PermissionDenied."""
         slug = request.headers.get(ORGANIZATION_HEADER, "")
         usable = openid.usable_memberships(user)

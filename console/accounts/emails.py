@@ -80,7 +80,7 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> b
     try:
         with get_connection() as connection:
             for mail in mails:
-                _send(connection, mail)
+                _send_mail(connection, mail)
     except (OSError, SMTPException):
         logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
         rows.update(mailed_at=None)
@@ -100,7 +100,7 @@ def send_approval(user: Recipient) -> bool:
         return False
 
 
-def _send(connection: BaseEmailBackend, mail: EmailMessage) -> None:
+def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> None:
     """Send one mail. A permanent failure of one address is logged and not retried."""
     try:
         connection.send_messages([mail])

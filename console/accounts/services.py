@@ -157,7 +157,7 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
     Raises TermsNotAccepted, NotAllowed, OrganizationClosing. Writes only the activation: `jobs.activation` creates the
     wallet and the first workspace.
     """
-    _require(membership, Capability.MANAGE)
+    _require_capability(membership, Capability.MANAGE)
     if not accept_terms:
         raise TermsNotAccepted(fields={"accept_terms": TermsNotAccepted.message})
     organization = membership.organization
@@ -188,7 +188,7 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
 
 def deactivate_service(*, membership: Membership) -> ServiceActivation | None:
     """Deactivate the service; running jobs continue. Idempotent. None if it never was active. Raises NotAllowed."""
-    _require(membership, Capability.MANAGE)
+    _require_capability(membership, Capability.MANAGE)
     return suspend_service(organization=membership.organization, actor=membership.user)
 
 
@@ -436,7 +436,7 @@ def _require_another_owner(membership: Membership) -> None:
         raise LastOwner
 
 
-def _require(membership: Membership, capability: Capability) -> None:
+def _require_capability(membership: Membership, capability: Capability) -> None:
     """Raise NotAllowed if the member lacks the capability."""
     if not membership.allows(capability):
         raise NotAllowed

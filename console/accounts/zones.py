@@ -28,14 +28,14 @@ def names() -> tuple[str, ...]:
 
 
 @cache
-def _known() -> frozenset[str]:
+def _known_names() -> frozenset[str]:
     """Return the names of all time zones; `available_timezones` searches the disk at each call."""
     return frozenset(available_timezones())
 
 
 def is_known(name: str) -> bool:
     """Return whether a time zone exists. Browsers also send zones that are not on offer, such as `Etc/GMT+2`."""
-    return len(name) <= MAX_NAME_LENGTH and name in _known()
+    return len(name) <= MAX_NAME_LENGTH and name in _known_names()
 
 
 def zone(*candidates: str) -> ZoneInfo:

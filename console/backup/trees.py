@@ -180,7 +180,7 @@ class _Packer:
         if stat.S_ISDIR(status.st_mode):
             self._add_folder(parent_fd, name, path, depth, status)
         elif stat.S_ISLNK(status.st_mode):
-            self._add(_info(path, status, tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)))
+            self._add_member(_info(path, status, tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)))
         elif stat.S_ISREG(status.st_mode):
             if not self._add_file(parent_fd, name, path):
                 self._changed.append(path)
@@ -237,14 +237,14 @@ class _Packer:
             reader = _SegmentReader(file, segments if segments is not None else [(0, before.st_size)])
             if segments is None:
                 info.size = before.st_size
-                self._add(info, _ChainedReader(reader), is_counted=not is_copy)
+                self._add_member(info, _ChainedReader(reader), is_counted=not is_copy)
             else:
-                self._add(*_sparse_member(info, before.st_size, segments, reader), is_counted=not is_copy)
+                self._add_member(*_sparse_member(info, before.st_size, segments, reader), is_counted=not is_copy)
             after = os.fstat(file_fd)
         is_same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
         return is_same and not reader.was_short
 
-    def _add(self, info: tarfile.TarInfo, content: Any = None, *, is_counted: bool = True) -> None:
+    def _add_member(self, info: tarfile.TarInfo, content: Any = None, *, is_counted: bool = True) -> None:
         """Write a member, unless its path is too long. `content` is a reader; None for a link."""
         if len(os.fsencode(info.name)) > MAX_PATH_BYTES:
             self._result.leave_out(info.name, "nested too deep")

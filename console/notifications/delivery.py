@@ -140,7 +140,7 @@ def _send_round() -> Iterator[bool]:
     with ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(_send, deliveries, bodies, secrets)
         for delivery, result in zip(deliveries, results, strict=True):
-            _store(delivery, result)
+            _store_result(delivery, result)
             yield result.is_accepted
 
 
@@ -178,7 +178,7 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
     )
 
 
-def _store(delivery: Delivery, result: RequestResult) -> None:
+def _store_result(delivery: Delivery, result: RequestResult) -> None:
     """Store the result of a request: the delivery is delivered, has failed for good, or is due again later."""
     now = timezone.now()
     tries = delivery.tries + 1

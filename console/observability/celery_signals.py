@@ -73,7 +73,7 @@ def _send_heartbeat(**_kwargs: Any) -> None:
 @signals.task_prerun.connect
 def _start_task(task: Any = None, task_id: str = "", **_kwargs: Any) -> None:
     """Set the context fields of the message, and open the task's span."""
-    header = _header(task.request)
+    header = _read_header(task.request)
     stack = ExitStack()
     stack.enter_context(context.bound(**context.fields_from_header(header.get("about")), task=task.name))
     parent = tracing.valid_traceparent(header.get(TRACEPARENT))
@@ -102,13 +102,13 @@ def _finish_task(task: Any = None, state: str | None = None, **_kwargs: Any) -> 
 
 @signals.worker_process_shutdown.connect
 @signals.worker_shutdown.connect
-def _flush(**_kwargs: Any) -> None:
+def _flush_buffers(**_kwargs: Any) -> None:
     """Send the buffered counts and spans, because a process of Celery's pool ends without running `atexit` handlers."""
     buffer.flush()
     tracing.flush()
 
 
-def _header(request: Any) -> dict[str, Any]:
+def _read_header(request: Any) -> dict[str, Any]:
     """Return our header of a task's message; empty if it has none. Celery's versions differ in where they put it."""
     header = getattr(request, HEADER, None) or (getattr(request, "headers", None) or {}).get(HEADER)
     return header if isinstance(header, dict) else {}

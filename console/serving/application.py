@@ -71,7 +71,7 @@ class Application:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        serve = self._serve_websocket if scope["type"] == "websocket" else self._serve
+        serve = self._serve_websocket if scope["type"] == "websocket" else self._serve_request
         response = _RecordedResponse(send)
         started_at = time.perf_counter()
         try:
@@ -102,7 +102,7 @@ class Application:
             await receive()  # websocket.connect
             await send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: read its body, let Django or a notebook respond, and send the response.
 
         Raises Refused, ClientDisconnected.

@@ -186,7 +186,9 @@ class IncomingBody:
         if self._receiving is None:
             self._receiving = asyncio.run_coroutine_threadsafe(self._receive_ahead(), self._loop)
         with self._changed:
-            has_bytes = self._wait(size, timeout=BATCH_SECONDS) or self._wait(1, timeout=self.read_timeout_seconds)
+            has_bytes = self._wait_for_bytes(size, timeout=BATCH_SECONDS) or self._wait_for_bytes(
+                1, timeout=self.read_timeout_seconds
+            )
         if not has_bytes:
             self._receive_pending()
         with self._changed:
@@ -194,7 +196,7 @@ class IncomingBody:
                 raise TimeoutError
             if not self._chunks and self._end is _End.DISCONNECTED:
                 raise ConnectionResetError("The client closed the connection.")
-            data = self._take(size)
+            data = self._take_bytes(size)
             is_full = self._buffered_bytes >= READ_AHEAD_BYTES
         if not is_full:
             self._loop.call_soon_threadsafe(self._has_room.set)
@@ -202,7 +204,7 @@ class IncomingBody:
 
     def add_remaining(self, chunk: bytes, *, is_complete: bool) -> None:
         """Add the last bytes of a connection that was lost, and end the body. Call it on the event loop."""
-        self._add(chunk)
+        self._add_chunk(chunk)
         self._finish(_End.COMPLETE if is_complete else _End.DISCONNECTED)
 
     def close(self) -> None:
@@ -210,7 +212,7 @@ class IncomingBody:
         if self._receiving is not None:
             self._receiving.cancel()
 
-    def _wait(self, size: int, timeout: float | None = None) -> bool:
+    def _wait_for_bytes(self, size: int, timeout: float | None = None) -> bool:
         """Wait until `size` bytes are buffered or the body ended; return False after `timeout` seconds.
 
         The caller holds the lock of `_changed`.
@@ -226,7 +228,7 @@ class IncomingBody:
                 iterations.result(timeout=LOOP_CHECK_SECONDS)
                 break
 
-    def _take(self, size: int) -> bytes:
+    def _take_bytes(self, size: int) -> bytes:
         """Remove and return the first bytes of the buffer, at most `size`."""
         chunks, missing_bytes = [], size
         while self._chunks and missing_bytes:
@@ -250,7 +252,7 @@ class IncomingBody:
             while end is None:
                 message = await self._receive()
                 end = _end_of(message)
-                if self._add(message.get("body", b"")) and end is None:
+                if self._add_chunk(message.get("body", b"")) and end is None:
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:  # also if this task is cancelled because the server stops: else the view would wait for ever
@@ -262,7 +264,7 @@ class IncomingBody:
             self._end = self._end or end
             self._changed.notify()
 
-    def _add(self, chunk: bytes) -> bool:
+    def _add_chunk(self, chunk: bytes) -> bool:
         """Add received bytes; return whether the read-ahead buffer is full."""
         with self._changed:
             if chunk:

@@ -77,12 +77,12 @@ class Streams:
         with self._download_limit.slot("all"), ThreadPoolExecutor(1, thread_name_prefix="download") as thread:
             async with ThreadSensitiveContext(executor=thread):
                 try:
-                    await send_until_disconnect(_chunks(response), start, receive, send)
+                    await send_until_disconnect(_read_chunks(response), start, receive, send)
                 finally:
                     await sync_to_async(connections.close_all)()
 
 
-async def _chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
+async def _read_chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
     """Yield the content of a download. Its iterator is synchronous, so it runs in the download's thread."""
     iterator = iter(response)
 

@@ -168,7 +168,7 @@ class Supervisord:
         config = settings.VAR_DIR / "supervisord.conf"
         config.write_text(supervisor_config())
         config.chmod(0o600)
-        command = [*_parent_death_prefix(), *_python(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
+        command = [*_parent_death_prefix(), *_python_command(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
         # In a new session, so that Ctrl-C reaches only `up`, which stops everything in order.
         self._process = subprocess.Popen(command, cwd=settings.BASE_DIR, start_new_session=True)
 
@@ -218,10 +218,10 @@ def end_leftovers() -> None:
 def _end_processes(processes: list[psutil.Process]) -> None:
     """Terminate processes, and kill those that do not end in time."""
     for process in processes:
-        _signal(process, signal.SIGTERM)
+        _send_signal(process, signal.SIGTERM)
     _, alive = psutil.wait_procs(processes, timeout=LEFTOVER_SECONDS)
     for process in alive:
-        _signal(process, signal.SIGKILL)
+        _send_signal(process, signal.SIGKILL)
     psutil.wait_procs(alive, timeout=LEFTOVER_SECONDS)
 
 
@@ -249,7 +249,7 @@ def supervisor_config() -> str:
     }
     for program in programs():
         sections[f"program:{program.name}"] = {
-            "command": shlex.join([*_parent_death_prefix(), *_python(), *program.arguments]),
+            "command": shlex.join([*_parent_death_prefix(), *_python_command(), *program.arguments]),
             "priority": program.priority,
             "autorestart": "true",
             "startretries": MAX_RESTARTS,
@@ -269,7 +269,7 @@ def supervisor_config() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _python() -> list[str]:
+def _python_command() -> list[str]:
     """Return the interpreter's command with the mark as an `-X` option, of which Python ignores unknown ones."""
     return [sys.executable, "-X", _installation_mark()]
 
@@ -300,7 +300,7 @@ def _is_supervisord(process: psutil.Process) -> bool:
     return "supervisor.supervisord" in (process.info["cmdline"] or ())
 
 
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
+def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
     """Send a signal to a process, if it still exists."""
     try:
         process.send_signal(number)

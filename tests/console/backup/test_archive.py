@@ -43,8 +43,10 @@ CRASHES = {
     "while files are unpacked": "archive.os.sync = die",
     "before the database": "database.replace = die",
     "in the middle of the database": "database._copy_statements = half",
-    "between database and files": "archive._swap = die",
-    "in the middle of the files": "swap = archive._swap\narchive._swap = lambda root: (swap(root), die())",
+    "between database and files": "archive._swap_entries = die",
+    "in the middle of the files": (
+        "swap = archive._swap_entries\narchive._swap_entries = lambda root: (swap(root), die())"
+    ),
     "before the schema": "archive.call_command = die",
 }
 BEFORE_THE_DATABASE = {"while files are unpacked", "before the database", "in the middle of the database"}
