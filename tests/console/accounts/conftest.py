@@ -1,4 +1,4 @@
-"""Single sign-on in tests: a person's browser, and a SAML identity provider that others wrote."""
+"""People's browsers behind a proxy, and a SAML identity provider that others wrote."""
 
 import shutil
 from uuid import uuid4
@@ -8,12 +8,25 @@ from django.test import Client
 from django.urls import reverse
 
 from console.accounts.models import User
+from console.observability.addresses import parse_networks
 from tests import saml_idp
 
 CONSOLE = "http://testserver"
+PROXY = "10.0.0.1"
 NEEDS_XMLSEC = pytest.mark.skipif(
     shutil.which("xmlsec1") is None, reason="The SAML provider signs by xmlsec1: apt-get install xmlsec1."
 )
+
+
+@pytest.fixture
+def proxied(settings):
+    """Let the console trust the proxy of `behind`."""
+    settings.TRUSTED_PROXIES = parse_networks([PROXY])
+
+
+def behind(address):
+    """The options of a request that the proxy forwards for a client."""
+    return {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": address}}
 
 
 @pytest.fixture(scope="session")

@@ -11,20 +11,10 @@ from django.urls import reverse
 
 from console.accounts import second_factors, user_agents
 from console.accounts.models import AuditEvent
-from console.observability.addresses import parse_networks
+from tests.console.accounts.conftest import behind
 from tests.factories.accounts import PASSWORD, MembershipFactory, UserFactory
 
-pytestmark = pytest.mark.django_db
-PROXY = "10.0.0.1"
-
-
-@pytest.fixture(autouse=True)
-def _proxy(settings):
-    settings.TRUSTED_PROXIES = parse_networks([PROXY])
-
-
-def behind(address):
-    return {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": address}}
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("proxied")]
 
 
 def code_of(secret):
