@@ -45,10 +45,10 @@ from .transport import Event, Transport
 T = TypeVar("T")
 TUS_HEADERS = {"Tus-Resumable": "1.0.0"}
 """The header with the version of tus, the protocol of resumable uploads. Each request about an upload needs it."""
-Curves = dict[str, tuple[tuple[float, ...], ...]]
-"""Points by the name of the curve. A point is a step and a value."""
 UPLOAD_TYPE = "application/offset+octet-stream"
 """The content type that tus requires for a part of an upload."""
+Curves = dict[str, tuple[tuple[float, ...], ...]]
+"""Points by the name of the curve. A point is a step and a value."""
 
 
 class Client:
@@ -74,25 +74,25 @@ class Client:
 
     def products(self) -> list[Product]:
         """List the products on offer."""
-        return _results(Product, self._get("products/"))
+        return _decode_results(Product, self._get("products/"))
 
     def node_specs(self) -> list[NodeSpec]:
         """List the node types on sale."""
-        return _results(NodeSpec, self._get("node-specs/"))
+        return _decode_results(NodeSpec, self._get("node-specs/"))
 
     def images(self) -> Iterator[Image]:
         """List the images on offer."""
-        return self._pages("images/", Image)
+        return self._get_pages("images/", Image)
 
     # Datasets
 
     def datasets(self) -> Iterator[Dataset]:
         """List the datasets, newest first."""
-        return self._pages("datasets/", Dataset)
+        return self._get_pages("datasets/", Dataset)
 
     def dataset(self, name: str) -> Dataset:
         """Return a dataset."""
-        return decode(Dataset, self._get(f"datasets/{_quoted_part(name)}/"))
+        return decode(Dataset, self._get(f"datasets/{_quote_part(name)}/"))
 
     def create_dataset(self, name: str) -> Dataset:
         """Create a dataset without a version."""
@@ -111,7 +111,7 @@ class Client:
 
     def upload_offset(self, upload_id: str) -> int:
         """Return the number of bytes of an upload that the console has."""
-        return _offset(self._transport.request("HEAD", f"uploads/{_quoted_part(upload_id)}/", headers=TUS_HEADERS))
+        return _read_offset(self._transport.request("HEAD", f"uploads/{_quote_part(upload_id)}/", headers=TUS_HEADERS))
 
     def append_upload(self, upload_id: str, *, offset: int, content: Iterable[bytes], size: int) -> int:
         """Send the next `size` bytes of an upload and return the new offset.
@@ -120,23 +120,23 @@ class Client:
         """
         headers = TUS_HEADERS | {"Upload-Offset": str(offset), "Content-Type": UPLOAD_TYPE, "Content-Length": str(size)}
         response = self._transport.request(
-            "PATCH", f"uploads/{_quoted_part(upload_id)}/", headers=headers, content=content
+            "PATCH", f"uploads/{_quote_part(upload_id)}/", headers=headers, content=content
         )
-        return _offset(response)
+        return _read_offset(response)
 
     def upload(self, upload_id: str) -> Upload:
         """Return an upload: its state, and its result or error."""
-        return decode(Upload, self._get(f"uploads/{_quoted_part(upload_id)}/"))
+        return decode(Upload, self._get(f"uploads/{_quote_part(upload_id)}/"))
 
     # Workspaces
 
     def workspaces(self) -> Iterator[Workspace]:
         """List the workspaces, newest first."""
-        return self._pages("workspaces/", Workspace)
+        return self._get_pages("workspaces/", Workspace)
 
     def workspace(self, name: str) -> Workspace:
         """Return a workspace."""
-        return decode(Workspace, self._get(f"workspaces/{_quoted_part(name)}/"))
+        return decode(Workspace, self._get(f"workspaces/{_quote_part(name)}/"))
 
     def create_workspace(self, name: str) -> Workspace:
         """Create an empty workspace."""
@@ -147,13 +147,13 @@ class Client:
 
         `files` are dictionaries with `path`, `size` in bytes and `sha256` in hexadecimal.
         """
-        path = f"workspaces/{_quoted_part(workspace)}/compare/"
+        path = f"workspaces/{_quote_part(workspace)}/compare/"
         data = self._transport.json("POST", path, json={"files": list(files)})
         return list(decode(dict[str, tuple[str, ...]], data)["differing"])
 
     def workspace_entries(self, workspace: str, folder: str = "") -> Iterator[Entry]:
         """List a folder of a workspace by name."""
-        path, after = f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(folder)}", ""
+        path, after = f"workspaces/{_quote_part(workspace)}/files/{_quote_path(folder)}", ""
         while True:
             data = self._get(path, params={"after": after} if after else {})
             yield from decode(tuple[Entry, ...], data.get("entries"))
@@ -164,12 +164,12 @@ class Client:
     def write_file(self, workspace: str, path: str, content: bytes) -> None:
         """Create or replace a file of a workspace."""
         self._transport.request(
-            "PUT", f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(path)}", content=content
+            "PUT", f"workspaces/{_quote_part(workspace)}/files/{_quote_path(path)}", content=content
         )
 
     def delete_file(self, workspace: str, path: str) -> None:
         """Move a file or folder of a workspace to its recycle bin."""
-        self._transport.request("DELETE", f"workspaces/{_quoted_part(workspace)}/files/{_quoted_path(path)}")
+        self._transport.request("DELETE", f"workspaces/{_quote_part(workspace)}/files/{_quote_path(path)}")
 
     # Quotes, orders and jobs
 
@@ -177,15 +177,14 @@ class Client:
         """Price a run. `form` has the fields of POST /api/v1/quotes/."""
         return decode(Quote, self._transport.json("POST", "quotes/", json=dict(form)))
 
-    def order(self, quote_id: str, *, idempotency_key: str) -> Order:
-        """Buy a quote. A repeated call with the same key returns the same order and buys nothing."""
-        headers = {"Idempotency-Key": idempotency_key}
-        return decode(Order, self._transport.json("POST", "orders/", json={"quote": quote_id}, headers=headers))
+    def order(self, quote_id: str) -> Order:
+        """Buy a quote. A repeated call returns the same order and buys nothing."""
+        return decode(Order, self._buy("orders/", quote_id))
 
     def jobs(self, *, state: str = "", tag: str = "", name: str = "") -> Iterator[Job]:
         """List the jobs, newest first."""
         filters = {"state": state, "tag": tag, "name": name}
-        return self._pages("jobs/", Job, {key: value for key, value in filters.items() if value})
+        return self._get_pages("jobs/", Job, {key: value for key, value in filters.items() if value})
 
     def job(self, job_id: int) -> Job:
         """Return a job."""
@@ -207,7 +206,7 @@ class Client:
     def log(
         self, job_id: int, *, rank: int = 0, attempt: int | None = None, offset: int = 0, timestamps: bool = False
     ) -> Log:
-        """Return the part of a rank's output that begins at the byte `offset`. Default attempt: the latest."""
+        """Return the part of a rank's output that begins at the byte `offset`; of the latest attempt by default."""
         return decode(Log, self._get(f"jobs/{job_id}/logs/", params=_log_query(rank, attempt, offset, timestamps)))
 
     def log_events(
@@ -233,7 +232,7 @@ class Client:
 
     def receipts(self) -> list[Receipt]:
         """List the receipts, newest first."""
-        return _results(Receipt, self._get("wallet/receipts/"))
+        return _decode_results(Receipt, self._get("wallet/receipts/"))
 
     # Sweeps
 
@@ -245,14 +244,13 @@ class Client:
         """Price more trials of an ended sweep."""
         return decode(SweepQuote, self._transport.json("POST", f"sweeps/{sweep_id}/extend/", json=dict(form)))
 
-    def order_sweep(self, quote_id: str, *, idempotency_key: str) -> Sweep:
-        """Buy the quote of a sweep. A repeated call with the same key returns the same sweep and buys nothing."""
-        headers = {"Idempotency-Key": idempotency_key}
-        return decode(Sweep, self._transport.json("POST", "sweeps/", json={"quote": quote_id}, headers=headers))
+    def order_sweep(self, quote_id: str) -> Sweep:
+        """Buy the quote of a sweep. A repeated call returns the same sweep and buys nothing."""
+        return decode(Sweep, self._buy("sweeps/", quote_id))
 
     def sweeps(self) -> Iterator[Sweep]:
         """List the sweeps, newest first."""
-        return self._pages("sweeps/", Sweep)
+        return self._get_pages("sweeps/", Sweep)
 
     def sweep(self, sweep_id: int) -> Sweep:
         """Return a sweep."""
@@ -260,7 +258,7 @@ class Client:
 
     def trials(self, sweep_id: int) -> list[Trial]:
         """List the trials of a sweep in order of number."""
-        return _results(Trial, self._get(f"sweeps/{sweep_id}/trials/"))
+        return _decode_results(Trial, self._get(f"sweeps/{sweep_id}/trials/"))
 
     def stop_sweep(self, sweep_id: int) -> Sweep:
         """Start no more trials of a sweep, and stop the open ones."""
@@ -272,10 +270,9 @@ class Client:
         """Price a notebook."""
         return decode(NotebookQuote, self._transport.json("POST", "notebooks/quotes/", json=dict(form)))
 
-    def order_notebook(self, quote_id: str, *, idempotency_key: str) -> Notebook:
-        """Buy the quote of a notebook. A repeated call with the same key returns the same notebook and buys nothing."""
-        headers = {"Idempotency-Key": idempotency_key}
-        return decode(Notebook, self._transport.json("POST", "notebooks/", json={"quote": quote_id}, headers=headers))
+    def order_notebook(self, quote_id: str) -> Notebook:
+        """Buy the quote of a notebook. A repeated call returns the same notebook and buys nothing."""
+        return decode(Notebook, self._buy("notebooks/", quote_id))
 
     def quote_notebook_extension(self, notebook_id: int, *, added_seconds: int) -> NotebookExtensionQuote:
         """Price more time for a running notebook. Buy the quote with `order_notebook`."""
@@ -285,7 +282,7 @@ class Client:
 
     def notebooks(self) -> Iterator[Notebook]:
         """List the notebooks, newest first."""
-        return self._pages("notebooks/", Notebook)
+        return self._get_pages("notebooks/", Notebook)
 
     def notebook(self, notebook_id: int) -> Notebook:
         """Return a notebook."""
@@ -302,7 +299,7 @@ class Client:
         query = {"path": folder} if folder else {}
         while True:
             data = self._get(f"jobs/{job_id}/files/", params=query)
-            yield from _results(JobEntry, data)
+            yield from _decode_results(JobEntry, data)
             after = _next_cursor(data, "after")
             if not after:
                 return
@@ -317,36 +314,48 @@ class Client:
         read from its beginning, with status 200.
         """
         headers = {"Range": f"bytes={offset}-", "If-Range": etag} if offset and etag else {}
-        return self._transport.stream(f"jobs/{job_id}/files/{_quoted_path(path)}", headers=headers)
+        return self._transport.stream(f"jobs/{job_id}/files/{_quote_path(path)}", headers=headers)
 
     def models(self) -> Iterator[Model]:
         """List the models, newest first."""
-        return self._pages("models/", Model)
+        return self._get_pages("models/", Model)
 
     def model(self, name: str) -> Model:
         """Return a model."""
-        return decode(Model, self._get(f"models/{_quoted_part(name)}/"))
+        return decode(Model, self._get(f"models/{_quote_part(name)}/"))
 
     def model_archive(self, name: str, version: int | None = None) -> AbstractContextManager[httpx.Response]:
         """Open the .tar.gz archive of a model's version (default: the latest) as a stream of its bytes."""
         query = {"version": version} if version is not None else {}
-        return self._transport.stream(f"models/{_quoted_part(name)}/archive/", params=query)
+        return self._transport.stream(f"models/{_quote_part(name)}/archive/", params=query)
+
+    def _buy(self, path: str, quote_id: str) -> Any:
+        """Buy a quote, and return the JSON of the order, sweep or notebook.
+
+        The idempotency key depends on the quote alone. So the request may be repeated after a lost answer, and the
+        quote is still bought once.
+        """
+        headers = {"Idempotency-Key": f"trainyard-cli-{quote_id}"}
+        return self._transport.json("POST", path, json={"quote": quote_id}, headers=headers)
 
     def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
+        """Return the JSON of the answer to a GET request."""
         return self._transport.json("GET", path, params=dict(params or {}))
 
-    def _pages(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> Iterator[T]:
+    def _get_pages(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> Iterator[T]:
+        """Yield the results of all pages of a list."""
         query = dict(query or {})
         while True:
             data = self._get(path, params=query)
-            yield from _results(kind, data)
+            yield from _decode_results(kind, data)
             cursor = _next_cursor(data, "cursor")
             if not cursor:
                 return
             query["cursor"] = cursor
 
 
-def _results(kind: type[T], data: Any) -> list[T]:
+def _decode_results(kind: type[T], data: Any) -> list[T]:
+    """Return the results in a list's answer, `{"results": [...]}`. Raises UnexpectedAnswer."""
     results = data.get("results") if isinstance(data, dict) else None
     return [decode(kind, result) for result in decode(tuple[Any, ...], results)]
 
@@ -361,6 +370,7 @@ def _next_cursor(data: Any, name: str) -> str:
 
 
 def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) -> dict[str, int]:
+    """Return the query of a request for a rank's output."""
     query = {"rank": rank, "offset": offset}
     if attempt is not None:
         query["attempt"] = attempt
@@ -369,18 +379,19 @@ def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) ->
     return query
 
 
-def _offset(response: httpx.Response) -> int:
+def _read_offset(response: httpx.Response) -> int:
+    """Return how many bytes of an upload the console has, by its answer. Raises UnexpectedAnswer."""
     text = response.headers.get("Upload-Offset", "")
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise UnexpectedAnswer("The console did not say how much of the upload it has.")
     return int(text)
 
 
-def _quoted_part(name: str) -> str:
+def _quote_part(name: str) -> str:
     """Quote a name for use as one part of a URL's path: slashes are quoted too."""
     return quote(name, safe="")
 
 
-def _quoted_path(path: str) -> str:
+def _quote_path(path: str) -> str:
     """Quote a file's path for use in a URL's path: slashes stay."""
     return quote(path, safe="/")

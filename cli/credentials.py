@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 from .errors import InvalidChoice, NotLoggedIn, UnsafeCredentials
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
+"""Only the user can read the file, and list the folder."""
 LOG_IN = "Run: trainyard login"
+"""The advice in an error for a user without a token."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ def normalize_url(text: str, *, allow_http: bool = False) -> str:
 
 
 def _is_this_machine(host: str) -> bool:
+    """Return whether a host is this machine by its name or address: nothing is sent over a network then."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

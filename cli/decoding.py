@@ -25,6 +25,7 @@ def decode(kind: type[T], data: Any, where: str = "answer") -> T:
 
 
 def _decode(kind: Any, data: Any, where: str) -> Any:
+    """Return `data` as an instance of `kind`, one of the types that fields of `schemas` have. Raises as `decode`."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any or (data is None and types.NoneType in inner):
         result = data
@@ -46,22 +47,25 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
 
 
 def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
+    """Return an object of JSON as an instance of a dataclass. A missing field must have a default."""
     _require(isinstance(data, dict), where, "an object")
     values = {}
     for field in fields(kind):
         if field.name in data:
-            values[field.name] = _decode(_hints(kind)[field.name], data[field.name], f"{where}.{field.name}")
+            values[field.name] = _decode(_field_types(kind)[field.name], data[field.name], f"{where}.{field.name}")
         else:
             _require(field.default is not MISSING, f"{where}.{field.name}", "present")
     return kind(**values)
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _field_types(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields. Cached, because Python evaluates the texts of annotations each time."""
     return get_type_hints(kind)
 
 
 def _require(is_met: bool, where: str, expected: str) -> None:
+    """Raise UnexpectedAnswer, which says that `where` is not `expected`, unless the condition is met."""
     if not is_met:
         raise UnexpectedAnswer(
             f"The console's answer is not as expected: {where} is not {expected}. "

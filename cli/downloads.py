@@ -93,7 +93,7 @@ def job_files(client: Client, job_id: int, path: str) -> Iterator[JobEntry]:
 
 def is_same(target: Path, entry: JobEntry) -> bool:
     """Return whether the existing file `target` has the size and time of a job's file: it was downloaded before."""
-    status, modified = target.stat(), _timestamp(entry)
+    status, modified = target.stat(), _modified_seconds(entry)
     return (
         status.st_size == entry.size
         and modified is not None
@@ -103,11 +103,11 @@ def is_same(target: Path, entry: JobEntry) -> bool:
 
 def set_modified_time(target: Path, entry: JobEntry) -> None:
     """Give a downloaded file the time of the job's file, so that `is_same` recognizes it."""
-    if (modified := _timestamp(entry)) is not None:
+    if (modified := _modified_seconds(entry)) is not None:
         os.utime(target, (modified, modified))
 
 
-def _timestamp(entry: JobEntry) -> float | None:
+def _modified_seconds(entry: JobEntry) -> float | None:
     """Return the file's time in Unix seconds; None if it is missing or out of range."""
     try:
         modified = datetime.fromisoformat(entry.modified_at or "").timestamp()
@@ -131,7 +131,7 @@ def download_file(
     has changed, it begins again, and `on_received` gets the negative number of discarded bytes.
     """
     received, etag, tries = 0, "", 0
-    with _replacing(target) as file:
+    with _replace_when_complete(target) as file:
         while True:
             try:
                 with client.job_file(job_id, entry.path, offset=received, etag=etag) as response:
@@ -161,7 +161,7 @@ def save(response: httpx.Response, target: Path, *, on_received: Callable[[int],
     `on_received` gets the number of bytes of each block.
     """
     received = 0
-    with _replacing(target) as file:
+    with _replace_when_complete(target) as file:
         for block in response.iter_bytes():
             file.write(block)
             received += len(block)
@@ -170,11 +170,12 @@ def save(response: httpx.Response, target: Path, *, on_received: Callable[[int],
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[BinaryIO]:
+def _replace_when_complete(target: Path) -> Iterator[BinaryIO]:
     """Yield a new file, which replaces `target` when the block ends without an error."""
     new_path = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        # The flags make sure that no existing file is overwritten, and no link is followed.
+        # The flags make sure that no existing file is overwritten, and no link is followed. As for every new file, the
+        # user's umask takes permissions away from 0o666.
         new_fd = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
         with os.fdopen(new_fd, "wb") as file:
             yield file
@@ -184,5 +185,6 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
 
 
 def _require_size(target: Path, *, is_expected: bool) -> None:
+    """Raise CliError unless the size of the received bytes is as expected."""
     if not is_expected:
         raise CliError(f"{target.name} has another size than was announced. It may still be written: try again later.")

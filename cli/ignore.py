@@ -36,7 +36,7 @@ class Ignore:
     """The rules of a folder. As in git, the last rule that matches decides."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._rules = [rule for line in lines if (rule := _parse(line))]
+        self._rules = [rule for line in lines if (rule := _parse_rule(line))]
 
     def matches(self, path: str, *, is_folder: bool) -> bool:
         """Return whether a file or folder is left out. `path` is its path from the folder with the rules.
@@ -49,7 +49,7 @@ class Ignore:
         return False
 
 
-def _parse(line: str) -> _Rule | None:
+def _parse_rule(line: str) -> _Rule | None:
     """Return the rule of a line; None for an empty line or a comment."""
     line = line.rstrip("\r\n")
     line = line if line.endswith("\\ ") else line.rstrip(" ")  # as in git, spaces at the end count only if escaped
@@ -61,7 +61,7 @@ def _parse(line: str) -> _Rule | None:
     line = line.rstrip("/")
     # A pattern with a slash matches from the top of the folder, a pattern without at any depth.
     is_anchored = "/" in line
-    expression = "".join(_expression(line.lstrip("/")))
+    expression = "".join(_translate_pattern(line.lstrip("/")))
     try:
         pattern = re.compile(expression if is_anchored else f"(?:.*/)?{expression}", re.DOTALL)
     except re.error:
@@ -69,7 +69,7 @@ def _parse(line: str) -> _Rule | None:
     return _Rule(pattern, is_negated, folders_only)
 
 
-def _expression(pattern: str) -> Iterable[str]:
+def _translate_pattern(pattern: str) -> Iterable[str]:
     """Yield the parts of the regular expression for a pattern.
 
     `*`, `?` and `[…]` match within the name of one file or folder, `**` also across slashes.

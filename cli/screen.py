@@ -117,7 +117,7 @@ class Screen:
     def print_json(self, value: Any) -> bool:
         """In JSON mode, print a value as a JSON document. Return whether it was printed."""
         if self.is_json:
-            sys.stdout.write(json.dumps(_plain(value), indent=2) + "\n")
+            sys.stdout.write(json.dumps(_to_plain(value), indent=2) + "\n")
         return self.is_json
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
@@ -146,10 +146,10 @@ class Screen:
             yield lambda advance: bar.advance(task, advance)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Return a value with dictionaries in place of dataclasses."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _to_plain(item) for name, item in value.items()}
+    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -67,6 +67,7 @@ pass_session = click.make_pass_decorator(Session)
 
 
 def _set_json(context: click.Context, _option: click.Parameter, is_json: bool) -> None:
+    """Turn JSON mode on if the command has the option --json."""
     if is_json:
         context.find_object(Session).screen.is_json = True  # type: ignore[union-attr]  # `main` has created it
 

@@ -60,11 +60,11 @@ def ensure_workspace(client: Client, name: str) -> bool:
 def plan(client: Client, workspace: str, scan: Scan, *, with_extra: bool) -> Plan:
     """Compare a folder with a workspace. With `with_extra`, also find the workspace's paths that the folder lacks."""
     changed = list[LocalFile]()
-    for batch in _batches(scan.files):
+    for batch in _split_into_batches(scan.files):
         descriptions = [{"path": file.path, "size": file.size, "sha256": file.sha256()} for file in batch]
         differing_paths = set(client.differing_files(workspace, descriptions))
         changed += [file for file in batch if file.path in differing_paths]
-    extra = tuple(_extra_paths(client, workspace, scan)) if with_extra else ()
+    extra = tuple(_find_extra_paths(client, workspace, scan)) if with_extra else ()
     return Plan(tuple(changed), len(scan.files) - len(changed), extra)
 
 
@@ -92,7 +92,7 @@ def delete_extra(client: Client, workspace: str, plan: Plan) -> None:
         client.delete_file(workspace, path)
 
 
-def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
+def _split_into_batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
     """Yield the files in batches within MAX_COMPARED_FILES and MAX_COMPARED_BYTES. A larger file is its own batch."""
     batch, size = list[LocalFile](), 0
     for file in files:
@@ -105,7 +105,7 @@ def _batches(files: Sequence[LocalFile]) -> Iterator[list[LocalFile]]:
         yield batch
 
 
-def _extra_paths(client: Client, workspace: str, scan: Scan) -> list[str]:
+def _find_extra_paths(client: Client, workspace: str, scan: Scan) -> list[str]:
     """Return the workspace's paths that the folder on this machine lacks.
 
     A folder of which nothing stays counts as one path. Paths that the rules of `scan` leave out stay in the workspace.

@@ -162,6 +162,7 @@ def _pause_after(try_number: int, retry_after: str = "") -> float:
 
 
 def _parse_json(text: str) -> Any:
+    """Return the data of an event. Raises UnexpectedAnswer."""
     try:
         return json.loads(text)
     except ValueError:

@@ -81,8 +81,8 @@ class TarContent:
     def __init__(self, scan: Scan) -> None:
         if not scan.files:
             raise InvalidChoice("There is no file to send.")
-        self._members = [(_header(file), file) for file in scan.files]
-        self.size = sum(len(header) + _padded(file.size) for header, file in self._members) + 2 * tarfile.BLOCKSIZE
+        self._members = [(_tar_header(file), file) for file in scan.files]
+        self.size = sum(len(header) + _pad_size(file.size) for header, file in self._members) + 2 * tarfile.BLOCKSIZE
         digest = hashlib.sha256()
         for header, file in self._members:
             digest.update(header + str(file.modified_ns).encode())
@@ -93,26 +93,26 @@ class TarContent:
         header_begin = 0  # in the archive, as `data_begin` and `member_end`
         for header, file in self._members:
             data_begin = header_begin + len(header)
-            member_end = data_begin + _padded(file.size)
+            member_end = data_begin + _pad_size(file.size)
             if offset < data_begin:
                 yield header[max(0, offset - header_begin) :]
             if offset < member_end:
                 file_offset = max(0, offset - data_begin)
                 if file_offset < file.size:
                     yield from _read_exactly(file.file, file_offset, file.size)
-                yield b"\0" * (_padded(file.size) - max(file_offset, file.size))
+                yield b"\0" * (_pad_size(file.size) - max(file_offset, file.size))
             header_begin = member_end
         yield b"\0" * (self.size - max(header_begin, offset))  # two empty blocks end an archive
 
 
-def _header(file: LocalFile) -> bytes:
+def _tar_header(file: LocalFile) -> bytes:
     """Return the tar header of a file, without what differs between machines, such as its owner."""
     info = tarfile.TarInfo(file.path)
     info.size, info.mtime, info.mode = file.size, file.modified_ns // 10**9, 0o644
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
-def _padded(size: int) -> int:
+def _pad_size(size: int) -> int:
     """Return a size rounded up to whole blocks of tar."""
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
@@ -153,7 +153,7 @@ class Uploads:
         # The same content for the same purpose continues an incomplete upload.
         hashed = json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())])
         state_key = hashlib.sha256(hashed.encode()).hexdigest()
-        upload_id, offset = self._open(state_key, content.size, metadata)
+        upload_id, offset = self._find_or_create(state_key, content.size, metadata)
         reported_position = tries = 0
 
         def report(position: int) -> None:
@@ -164,7 +164,7 @@ class Uploads:
         report(offset)
         while offset < content.size:
             try:
-                new_offset = self._append(upload_id, content, offset, report)
+                new_offset = self._send_part(upload_id, content, offset, report)
             except (Unreachable, ApiError) as error:
                 if isinstance(error, ApiError) and error.status not in RETRIED_STATUSES:
                     raise
@@ -183,7 +183,7 @@ class Uploads:
             raise CliError(str(upload.error.get("message") or "The console could not use the upload."))
         return upload
 
-    def _append(self, upload_id: str, content: Content, offset: int, report: Callable[[int], None]) -> int:
+    def _send_part(self, upload_id: str, content: Content, offset: int, report: Callable[[int], None]) -> int:
         """Send the next part of the content, and return the console's new offset.
 
         Calls `report` with the position in the content after each block.
@@ -204,13 +204,14 @@ class Uploads:
         return self._client.append_upload(upload_id, offset=offset, content=body(), size=size)
 
     def _wait_until_final(self, upload_id: str) -> Upload:
+        """Wait until the console has published the upload or refused it, and return it."""
         while True:
             upload = self._client.upload(upload_id)
             if upload.state in FINAL_STATES:
                 return upload
             self._pause(POLL_SECONDS)
 
-    def _open(self, state_key: str, size: int, metadata: Mapping[str, str]) -> tuple[str, int]:
+    def _find_or_create(self, state_key: str, size: int, metadata: Mapping[str, str]) -> tuple[str, int]:
         """Return the id and offset of an upload to continue, or of a new one."""
         if upload_id := self._stored_ids().get(state_key):
             try:
@@ -223,9 +224,11 @@ class Uploads:
         return upload_id, 0
 
     def _remove_id(self, state_key: str) -> None:
+        """Forget the id of an upload that has ended."""
         self._store_ids({key: upload_id for key, upload_id in self._stored_ids().items() if key != state_key})
 
     def _stored_ids(self) -> dict[str, str]:
+        """Return the ids of incomplete uploads by state key."""
         # If the file cannot be read, uploads only begin again.
         with suppress(OSError, ValueError, AttributeError):
             content = json.loads(self._state_file.read_text(encoding="utf-8"))
@@ -233,6 +236,7 @@ class Uploads:
         return {}
 
     def _store_ids(self, ids: Mapping[str, str]) -> None:
+        """Replace the file of ids atomically, so that an interruption leaves no half of it."""
         self._state_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new_file = self._state_file.with_name(f".{self._state_file.name}.{os.getpid()}")
         new_file.write_text(json.dumps(dict(ids)), encoding="utf-8")

@@ -85,11 +85,11 @@ class Watch:
         """Show the job until it has ended, and return the ended job. Raises CliError, and KeyboardInterrupt."""
         view = self._view
         try:
-            with _display(self._screen) as (update, self._print_line):
+            with _show_progress(self._screen) as (update, self._print_line):
                 self._may_print.set()
                 if view.job:  # after Ctrl-C
                     update(view.description(), view.job.progress.fraction)
-                for _event in _job_events(self._client, self._job_id, view, self._pause):
+                for _event in _follow_events(self._client, self._job_id, view, self._pause):
                     update(view.description(), view.job.progress.fraction if view.job else 0.0)
                     if self._logs and view.job:
                         self._logs.follow_attempts(
@@ -110,11 +110,12 @@ class Watch:
         self._may_print.set()  # a thread that waits in `_print` can then end
 
     def _print(self, line: str) -> None:
+        """Print a line of output, but not while a question is on the screen. The log thread calls this."""
         self._may_print.wait()
         self._print_line(line)
 
 
-def _job_events(client: Client, job_id: int, view: JobView, pause: Callable[[float], None]) -> Iterator[None]:
+def _follow_events(client: Client, job_id: int, view: JobView, pause: Callable[[float], None]) -> Iterator[None]:
     """Apply the events of the job's stream to `view`, and yield after each of them. Reconnect until the job has ended.
 
     Raises ApiError for a refused request, Unreachable or ApiError after TRIES tries without an event.
@@ -146,7 +147,7 @@ class LogFollower:
     ) -> None:
         self._client, self._job_id, self._print, self._pause = client, job_id, print_line, pause
         self._last_attempt = 0
-        self._attempts = queue.SimpleQueue[int | None]()
+        self._attempts = queue.SimpleQueue[int | None]()  # None ends the thread
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
@@ -169,6 +170,7 @@ class LogFollower:
         self._attempts.put(None)
 
     def _run(self) -> None:
+        """Print the output of each attempt in the queue, until None (the thread's function)."""
         while (attempt := self._attempts.get()) is not None:
             for line in lines(self._client, self._job_id, rank=0, attempt=attempt, pause=self._pause):
                 if self._is_stopped.is_set():
@@ -234,7 +236,7 @@ def lines(
 
 
 @contextmanager
-def _display(screen: Screen) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
+def _show_progress(screen: Screen) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
     """Yield a function that shows the job's state and progress, and one that prints a line of output.
 
     On a terminal, a progress bar stays below the output. Elsewhere, each new state is printed as a line.

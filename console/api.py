@@ -70,7 +70,7 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response 
             error_body(error.code, error.message, error.fields), status=STATUS_OF_CODE.get(error.code, 400)
         )
     elif isinstance(error, exceptions.APIException):
-        response = _framework_error(error)
+        response = _framework_error_response(error)
     else:
         return None
     response["Link"] = _help_link(response.data["code"])
@@ -89,21 +89,21 @@ def _help_link(code: str) -> str:
 
 def error_body(code: str, message: Text, fields: Mapping[str, Text] | None = None) -> dict[str, Any]:
     """Return the body of an error."""
-    body: dict[str, Any] = {"code": code, "message": _utf8(message)}
+    body: dict[str, Any] = {"code": code, "message": _replace_surrogates(message)}
     if fields:
-        body["fields"] = {_utf8(name): _utf8(sentence) for name, sentence in fields.items()}
+        body["fields"] = {_replace_surrogates(name): _replace_surrogates(sentence) for name, sentence in fields.items()}
     return body
 
 
-def _utf8(sentence: Text) -> str:
+def _replace_surrogates(sentence: Text) -> str:
     """Return the sentence with each lone surrogate replaced: it may quote input that UTF-8 cannot encode."""
     return str(sentence).encode("utf-8", "replace").decode()
 
 
-def _framework_error(error: exceptions.APIException) -> Response:
+def _framework_error_response(error: exceptions.APIException) -> Response:
     """Return the response to an error that DRF raised, such as an invalid value or a missing token."""
     if isinstance(error, exceptions.ValidationError):
-        fields = dict(_sentences(error.detail))
+        fields = dict(_flatten_errors(error.detail))
         form_error = fields.pop(NON_FIELD_ERRORS, None)
         return Response(error_body("invalid", form_error or INVALID, fields), status=400)
     code = next((code for kind, code in CODE_OF_EXCEPTION.items() if isinstance(error, kind)), "error")
@@ -120,7 +120,7 @@ def _framework_error(error: exceptions.APIException) -> Response:
     return Response(error_body(code, message), status=error.status_code, headers=headers)
 
 
-def _sentences(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_errors(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (field, sentence) pairs from the nested `detail` of DRF's ValidationError.
 
     `name` is the field that `detail` belongs to. A nested field has a name such as `nodes.0.count`.
@@ -128,11 +128,11 @@ def _sentences(detail: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(detail, Mapping):
         for key, value in detail.items():
             nested_name = name if key == NON_FIELD_ERRORS else f"{name}.{key}"
-            yield from _sentences(value, nested_name if name else str(key))
+            yield from _flatten_errors(value, nested_name if name else str(key))
     elif isinstance(detail, Sequence) and not isinstance(detail, str):
         if any(isinstance(item, Mapping) for item in detail):
             for index, item in enumerate(detail):
-                yield from _sentences(item, f"{name}.{index}" if name else str(index))
+                yield from _flatten_errors(item, f"{name}.{index}" if name else str(index))
         elif detail:
             yield name or NON_FIELD_ERRORS, " ".join(str(item) for item in detail)
     else:

@@ -45,13 +45,13 @@ def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, Config]:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS is no JSON: {error}. It looks like {EXAMPLE}.") from None
     if not isinstance(data, dict) or not data:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS must be a JSON object that names a cluster, such as {EXAMPLE}.")
-    clusters = {name: _cluster(name, value) for name, value in data.items()}
+    clusters = {name: _parse_cluster(name, value) for name, value in data.items()}
     if list(clusters.values()).count(None) > 1:
         raise ImproperlyConfigured("TRAINYARD_CLUSTERS: only one cluster can be local, since it is this machine.")
     return clusters
 
 
-def _cluster(name: str, value: object) -> Config:
+def _parse_cluster(name: str, value: object) -> Config:
     """Return the settings of the cluster `name`; `value` is its part of the JSON. Raises ImproperlyConfigured."""
     if len(name) > MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {MAX_NAME_LENGTH} characters.")

@@ -34,10 +34,10 @@ class Finding(NamedTuple):
 
 def findings() -> list[Finding]:
     """Return all settings that do not suit a deployment."""
-    return [*_placeholders(), *_secrets(), *_servers(), *_public_settings()]
+    return [*_find_placeholders(), *_find_weak_secrets(), *_find_local_servers(), *_find_trial_settings()]
 
 
-def _placeholders() -> Iterator[Finding]:
+def _find_placeholders() -> Iterator[Finding]:
     """Find settings that still have the text of an example file."""
     for name in CHECKED_FOR_PLACEHOLDER:
         if PLACEHOLDER in str(getattr(settings, name, "")):
@@ -47,7 +47,7 @@ def _placeholders() -> Iterator[Finding]:
         yield Finding("DATABASE_URL", f"still holds the example's {PLACEHOLDER}.", "Fill it in.")
 
 
-def _secrets() -> Iterator[Finding]:
+def _find_weak_secrets() -> Iterator[Finding]:
     """Find keys that are missing, short, or different on each machine; and DEBUG, which would show them."""
     generated_key = settings.VAR_DIR / "secret_key"
     if generated_key.exists() and generated_key.read_text().strip() == settings.SECRET_KEY:
@@ -66,7 +66,7 @@ def _secrets() -> Iterator[Finding]:
         )
 
 
-def _servers() -> Iterator[Finding]:
+def _find_local_servers() -> Iterator[Finding]:
     """Find servers and clusters that would be only on one machine."""
     if settings.EMBEDDED_DATABASE:
         yield Finding("DATABASE_URL", "is not set: each machine would have a database of its own.", "Set it.")
@@ -82,17 +82,34 @@ def _servers() -> Iterator[Finding]:
         )
 
 
-def _public_settings() -> Iterator[Finding]:
+def _find_trial_settings() -> Iterator[Finding]:
     """Find settings that are not good enough for customers, but for a trial."""
     if not settings.HTTPS:
-        yield Finding("TRAINYARD_URL", "is not https://.", "Put TLS in front, and set the address customers use.", True)
+        yield Finding(
+            "TRAINYARD_URL",
+            "is not https://.",
+            "Put TLS in front, and set the address customers use.",
+            is_fine_for_trial=True,
+        )
     if settings.PAYMENTS_SANDBOX:
-        yield Finding("STRIPE_SECRET_KEY", "is not set: customers would pay with play money.", "Set it.", True)
+        yield Finding(
+            "STRIPE_SECRET_KEY", "is not set: customers would pay with play money.", "Set it.", is_fine_for_trial=True
+        )
     if settings.EMAIL_BACKEND.endswith("console.EmailBackend"):
-        yield Finding("EMAIL_URL", "is not set: mails would be printed, not sent.", "Set it, smtp://...", True)
+        yield Finding(
+            "EMAIL_URL", "is not set: mails would be printed, not sent.", "Set it, smtp://...", is_fine_for_trial=True
+        )
     if settings.ACCOUNT_EMAIL_VERIFICATION != "mandatory":
-        yield Finding("EMAIL_VERIFICATION", "is off: sign-up reveals who has an account.", "Set it to mandatory.", True)
+        yield Finding(
+            "EMAIL_VERIFICATION",
+            "is off: sign-up reveals who has an account.",
+            "Set it to mandatory.",
+            is_fine_for_trial=True,
+        )
     if settings.DEFAULT_FROM_EMAIL.endswith("@localhost>"):
         yield Finding(
-            "DEFAULT_FROM_EMAIL", "is an address of localhost: mail servers would refuse it.", "Set it.", True
+            "DEFAULT_FROM_EMAIL",
+            "is an address of localhost: mail servers would refuse it.",
+            "Set it.",
+            is_fine_for_trial=True,
         )

@@ -23,7 +23,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
 
-def _secret_key(folder: Path) -> str:
+def _read_or_create_secret_key(folder: Path) -> str:
     """Return the key that this installation generated for itself; generate it at the first start.
 
     It is in `folder`, the folder of the installation's data, in a file that only its owner can read.
@@ -58,7 +58,7 @@ TRAINYARD_IMAGE_FLAVOUR: str = env.str("TRAINYARD_IMAGE_FLAVOUR", "auto")
 """auto, cpu or cuda: which builds of PyTorch and TensorFlow the built-in images get."""
 
 # --- Django ----------------------------------------------------------------------------------------------------------
-SECRET_KEY: str = env.str("SECRET_KEY", "") or _secret_key(VAR_DIR)
+SECRET_KEY: str = env.str("SECRET_KEY", "") or _read_or_create_secret_key(VAR_DIR)
 SECRET_KEY_FALLBACKS: list[str] = env.list("SECRET_KEY_FALLBACKS", default=[])
 DEBUG: bool = env.bool("DEBUG", False)
 ALLOWED_HOSTS: list[str] = env.list("ALLOWED_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
@@ -72,10 +72,11 @@ SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 if HTTPS:
     # Browsers accept a cookie with this prefix only from the console's own host, and not from another subdomain.
     SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "__Host-sessionid", "__Host-csrftoken"
-SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
+SECURE_HSTS_SECONDS = 365 * 24 * 3600 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 TRUSTED_PROXIES = addresses.parse_networks(env.list("TRUSTED_PROXIES", default=[]))
+# Kubernetes and Prometheus reach these paths inside the cluster, without TLS.
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
 SESSION_COOKIE_AGE = 14 * 24 * 3600  # Django's default, which IDP_OIDC_REFRESH_TOKEN_EXPIRES_IN uses too
 X_FRAME_OPTIONS = "DENY"
@@ -162,6 +163,7 @@ if env.bool("DATABASE_PREPARED_STATEMENTS", True):
     # each execution. This halves its load.
     DATABASES["default"].setdefault("OPTIONS", {}).update(server_side_binding=True, prepare_threshold=5)
 REDIS_URL: str = env.str("REDIS_URL", EMBEDDED.redis_url)
+# Whether `EMBEDDED` starts PostgreSQL and Redis: where the operator names no other servers.
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
@@ -181,7 +183,7 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 # A process takes no message that it cannot work on at once, so that another process can take it.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # `console.observability.celery_signals` configures logging
 # Workers wait for a broker that is down, at their start and later, without end.
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
@@ -191,7 +193,8 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 # Dispatch has its own queue and its own worker processes, so that no slow task delays the start of a job.
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {"jobs.dispatch.dispatch": {"queue": "dispatch"}}
-# A message `expires` when the next one is due, so that messages do not pile up while workers are down.
+# The docstring of each task says what it does. `schedule` is the interval in seconds. A message `expires` when the next
+# one is due, so that messages do not pile up while workers are down.
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},
     "announce-deletions": {"task": "jobs.tasks.announce_deletions", "schedule": 3600.0},
@@ -310,7 +313,7 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Trainyard API",
     "DESCRIPTION": "Buy distributed training and watch it run. Authenticate with `Authorization: Token <token>`.",
     "VERSION": "1",
-    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_INCLUDE_SCHEMA": False,  # the schema does not describe its own route
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
@@ -394,7 +397,7 @@ STORAGES = {
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
 }
 WHITENOISE_USE_FINDERS = DEBUG
-WHITENOISE_SKIP_COMPRESS_EXTENSIONS = [*Compressor.SKIP_COMPRESS_EXTENSIONS, "map"]
+WHITENOISE_SKIP_COMPRESS_EXTENSIONS = [*Compressor.SKIP_COMPRESS_EXTENSIONS, "map"]  # only developers load source maps
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [SELF],

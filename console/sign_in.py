@@ -59,10 +59,13 @@ def parse_signup(text: str) -> str:
 
 def parse_oidc_providers(text: str) -> list[dict[str, Any]]:
     """Return the OpenID Connect providers of a JSON list as allauth's `APPS`. Raises ImproperlyConfigured."""
-    return [_oidc_provider(entry) for entry in _entries("OIDC_PROVIDERS", text, OIDC_FIELDS, ("verified_domains",))]
+    return [
+        _parse_oidc_provider(entry)
+        for entry in _parse_entries("OIDC_PROVIDERS", text, OIDC_FIELDS, ("verified_domains",))
+    ]
 
 
-def _oidc_provider(data: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_oidc_provider(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return one OpenID Connect provider as an entry of allauth's `APPS`. Raises ImproperlyConfigured."""
     _require_https("OIDC_PROVIDERS", data, "server_url")
     return {
@@ -72,7 +75,7 @@ def _oidc_provider(data: Mapping[str, Any]) -> dict[str, Any]:
         "secret": data["client_secret"],
         "settings": {
             "server_url": data["server_url"].rstrip("/"),
-            "verified_email": _verified_domains("OIDC_PROVIDERS", data),
+            "verified_email": _parse_verified_domains("OIDC_PROVIDERS", data),
         },
     }
 
@@ -82,15 +85,15 @@ def parse_saml_providers(text: str, *, console_url: str) -> list[dict[str, Any]]
 
     To each provider, the console's entity ID is the URL of its metadata, which is below `console_url`.
     """
-    entries = _entries("SAML_PROVIDERS", text, SAML_FIELDS, SAML_OPTIONAL_FIELDS)
+    entries = _parse_entries("SAML_PROVIDERS", text, SAML_FIELDS, SAML_OPTIONAL_FIELDS)
     if entries:
         _load_saml_packages()
     if len({entry["entity_id"] for entry in entries}) < len(entries):
         raise ImproperlyConfigured("SAML_PROVIDERS: each provider needs an `entity_id` of its own.")
-    return [_saml_provider(entry, console_url) for entry in entries]
+    return [_parse_saml_provider(entry, console_url) for entry in entries]
 
 
-def _saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
+def _parse_saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
     """Return one SAML identity provider as an entry of allauth's `APPS`. Raises ImproperlyConfigured."""
     # allauth stores accounts under the entity ID, and those of OpenID Connect under the provider's `id`. A URI cannot
     # equal such an `id`, so nobody can take over the accounts of the other provider.
@@ -112,11 +115,11 @@ def _saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
         "name": data["name"],
         "client_id": data["id"],  # allauth uses it in the provider's URLs: /accounts/saml/<client_id>/
         "settings": {
-            "verified_email": _verified_domains("SAML_PROVIDERS", data),
+            "verified_email": _parse_verified_domains("SAML_PROVIDERS", data),
             "idp": {
                 "entity_id": data["entity_id"],
                 "sso_url": data["sso_url"],
-                "x509cert": _certificate(data),
+                "x509cert": _parse_certificate(data),
             },
             "sp": {"entity_id": f"{console_url}/accounts/saml/{data['id']}/metadata/"},
             "attribute_mapping": {
@@ -151,7 +154,7 @@ def _load_saml_packages() -> None:
         ) from error
 
 
-def _certificate(data: Mapping[str, Any]) -> str:
+def _parse_certificate(data: Mapping[str, Any]) -> str:
     """Return the certificate of a SAML provider as PEM. The setting may have PEM, or only the base64 text in it.
 
     Raises ImproperlyConfigured.
@@ -168,7 +171,9 @@ def _certificate(data: Mapping[str, Any]) -> str:
     return text
 
 
-def _entries(setting: str, text: str, required: tuple[str, ...], optional: tuple[str, ...]) -> list[dict[str, Any]]:
+def _parse_entries(
+    setting: str, text: str, required: tuple[str, ...], optional: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """Return the objects of a JSON list, the value of the setting named `setting`; empty if `text` is empty.
 
     Raises ImproperlyConfigured unless each has all required fields, no unknown fields, and its own `id`.
@@ -201,7 +206,7 @@ def _require_https(setting: str, data: Mapping[str, Any], name: str) -> None:
         raise ImproperlyConfigured(f"{setting}: the `{name}` of {data['id']} must begin with https://.")
 
 
-def _verified_domains(setting: str, data: Mapping[str, Any]) -> list[str]:
+def _parse_verified_domains(setting: str, data: Mapping[str, Any]) -> list[str]:
     """Return the mail domains whose addresses this provider may report as verified. Raises ImproperlyConfigured."""
     domains = data.get("verified_domains", [])
     if not isinstance(domains, list) or not all(isinstance(domain, str) for domain in domains):

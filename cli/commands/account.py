@@ -78,6 +78,7 @@ def whoami(session: Session) -> None:
 
 
 def _account_data(me: WhoAmI) -> dict[str, object]:
+    """Return the account for the JSON document of a command."""
     return {
         "email": me.email,
         "organization": me.organization.name,

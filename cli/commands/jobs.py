@@ -83,7 +83,7 @@ def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | 
     if follow and not session.screen.is_json:
         client.log(job_id, rank=rank, attempt=attempt)  # an unknown job or rank is an error, not an empty output
         for line in lines(client, job_id, rank=rank, attempt=attempt, timestamps=timestamps, pause=session.pause):
-            click.echo(_terminal_line(line))
+            click.echo(_format_line(line))
         return
     text, times = list[str](), list[float | None]()
     incomplete, offset, is_last = Line(""), 0, False
@@ -99,13 +99,13 @@ def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | 
             times += [line.time for line in complete]
         else:
             for line in complete:
-                click.echo(_terminal_line(line))
+                click.echo(_format_line(line))
     session.screen.print_json(
         {"job": job_id, "rank": rank, "text": "".join(text)} | ({"times": times} if timestamps else {})
     )
 
 
-def _terminal_line(line: Line) -> str:
+def _format_line(line: Line) -> str:
     """Return a line of output for the terminal. If its time is known, the line begins with it, as local time."""
     text = clean_output(line.text)
     if line.time is None:

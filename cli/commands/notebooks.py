@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..client import Client
-from ..errors import JOB_FAILED, CliError
+from ..errors import JOB_FAILED
 from ..schemas import Notebook, NotebookQuote
 from ..screen import money
 from ..session import Session, json_option, pass_session, yes_option
@@ -55,20 +55,10 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
         form["ceiling_minor"] = to_minor(ceiling, client.quote_notebook(form).currency, "--ceiling")
     price_quote = client.quote_notebook(form)
     _show_quote(session, price_quote)
-    if price_quote.refusal:
-        raise CliError(price_quote.refusal)
-    confirm_purchase(
-        session,
-        price_quote.ceiling_minor,
-        price_quote.currency,
-        limit=max_ceiling,
-        is_confirmed=yes,
-        noun="notebook",
-        option="--max-ceiling",
-    )
-    new_notebook = client.order_notebook(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
+    confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="notebook")
+    new_notebook = client.order_notebook(price_quote.id)
     screen.print(f"Bought: notebook {new_notebook.id}.", style="green")
-    running = _wait(session, client, new_notebook)
+    running = _wait_until_running(session, client, new_notebook)
     if not screen.print_json(running):
         screen.print(f"Open it in your browser: {running.url}")
     if not running.url:
@@ -108,18 +98,8 @@ def extend(session: Session, notebook_id: int, hours: float, max_ceiling: str | 
     client = session.connect()
     price_quote = client.quote_notebook_extension(notebook_id, added_seconds=round(hours * 3600))
     _show_quote(session, price_quote)
-    if price_quote.refusal:
-        raise CliError(price_quote.refusal)
-    confirm_purchase(
-        session,
-        price_quote.added_minor,
-        price_quote.currency,
-        limit=max_ceiling,
-        is_confirmed=yes,
-        noun="extension",
-        option="--max-ceiling",
-    )
-    current = client.order_notebook(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
+    confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="extension")
+    current = client.order_notebook(price_quote.id)
     if not session.screen.print_json(current):
         ceiling = money(current.ceiling_minor, current.currency)
         session.screen.print(f"Extended: notebook {notebook_id}. Its ceiling is {ceiling} now.", style="green")
@@ -136,7 +116,7 @@ def stop(session: Session, notebook_id: int) -> None:
         session.screen.print(f"Notebook {notebook_id}: {current.state}.")
 
 
-def _wait(session: Session, client: Client, new_notebook: Notebook) -> Notebook:
+def _wait_until_running(session: Session, client: Client, new_notebook: Notebook) -> Notebook:
     """Wait until JupyterLab runs or the notebook has ended, and print what it waits for. Returns the notebook."""
     reported = ""
     while not (current := client.notebook(new_notebook.id)).url and not current.finished_at:
@@ -148,6 +128,7 @@ def _wait(session: Session, client: Client, new_notebook: Notebook) -> Notebook:
 
 
 def _show_quote(session: Session, quote: NotebookQuote) -> None:
+    """Print a quote, unless the output is JSON."""
     if session.screen.is_json:
         return
     show_lines(session.screen, quote.lines, quote.ceiling_minor, quote.currency)

@@ -13,7 +13,7 @@ import click
 from .. import sync as workspace_sync
 from ..client import Client
 from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice, TooExpensive
-from ..schemas import Job, Line, Quote
+from ..schemas import Job, Line, NotebookExtensionQuote, NotebookQuote, Quote, SweepQuote
 from ..screen import Screen, decimals, money
 from ..session import Session, json_option, pass_session, yes_option
 from ..watch import Watch
@@ -59,6 +59,7 @@ PURCHASE_OPTIONS = (
     click.option("--name", default="", help="The job's name."),
     click.option("--tag", "tags", multiple=True, help="A tag of the job. May be repeated."),
 )
+"""The options of the commands `run` and `quote` that describe a run."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,8 @@ def run(
     client = session.connect()
     price_quote = _send_and_price(session, client, options, is_confirmed=yes)
     show_quote(screen, price_quote)
-    if price_quote.refusal:
-        raise CliError(price_quote.refusal)
-    confirm_purchase(session, price_quote.ceiling_minor, price_quote.currency, limit=max_price, is_confirmed=yes)
-    # The key depends on the quote alone, so a repeated request does not buy it twice.
-    order = client.order(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
+    confirm_purchase(session, price_quote, limit=max_price, is_confirmed=yes, noun="run", limit_option="--max-price")
+    order = client.order(price_quote.id)
     screen.print(f"Bought: job {order.job}, {client.url}/jobs/{order.job}/", style="green")
     if not watch:
         screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
@@ -194,29 +192,33 @@ def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, curr
 
 def confirm_purchase(
     session: Session,
-    ceiling_minor: int,
-    currency: str,
+    quote: Quote | SweepQuote | NotebookQuote,
     *,
+    noun: str,
     limit: str | None,
+    limit_option: str = "--max-ceiling",
     is_confirmed: bool,
-    noun: str = "run",
-    option: str = "--max-price",
 ) -> None:
-    """Ask whether to buy, unless --yes or a price limit was given. Raises TooExpensive, InvalidChoice.
+    """Ask whether to buy a quote, unless --yes (`is_confirmed`) or a price limit was given.
 
-    `limit` is the value of `option`, the option of the command for the price limit.
+    `noun` names what is bought, and `limit` is the value of the option `limit_option`. Raises TooExpensive above the
+    limit, InvalidChoice without a terminal, and CliError if the console would refuse the purchase.
     """
+    if quote.refusal:
+        raise CliError(quote.refusal)
+    price_minor = quote.added_minor if isinstance(quote, NotebookExtensionQuote) else quote.ceiling_minor
+    price = money(price_minor, quote.currency)
     if limit is not None:
-        limit_minor = to_minor(limit, currency, option)
-        if ceiling_minor > limit_minor:
+        limit_minor = to_minor(limit, quote.currency, limit_option)
+        if price_minor > limit_minor:
             raise TooExpensive(
-                f"The ceiling is {money(ceiling_minor, currency)}, above your limit of "
-                f"{money(limit_minor, currency)}. Nothing was bought. Lower the ceiling, or raise the limit."
+                f"The ceiling is {price}, above your limit of {money(limit_minor, quote.currency)}. Nothing was "
+                "bought. Lower the ceiling, or raise the limit."
             )
     session.confirm(
-        f"Buy this {noun} for at most {money(ceiling_minor, currency)}?",
+        f"Buy this {noun} for at most {price}?",
         is_confirmed=is_confirmed or limit is not None,
-        option=f"--yes or {option}",
+        option=f"--yes or {limit_option}",
     )
 
 
@@ -255,15 +257,15 @@ def _send_and_price(session: Session, client: Client, options: dict[str, Any], *
     if options["no_sync"] and options["workspace"]:  # the script may exist only in the workspace
         project = Project(Path.cwd(), options["workspace"], options["script"].as_posix())
     else:
-        project = _project(options["script"], options["folder"], options["workspace"])
+        project = _find_project(options["script"], options["folder"], options["workspace"])
     environment = dict(_parse_variable(text) for text in options["environment"])
-    form = _quote_form(client, project, options, environment)
+    form = _build_form(client, project, options, environment)
     if not options["no_sync"]:
         sync_folder(session, client, project.folder, project.workspace, is_confirmed=is_confirmed)
     return client.quote(form)
 
 
-def _project(script: Path, folder: Path | None, workspace: str) -> Project:
+def _find_project(script: Path, folder: Path | None, workspace: str) -> Project:
     """Return the project that a script belongs to. Raises InvalidChoice.
 
     Default folder: the current one if the script is in it, otherwise that of the script. Default workspace: the
@@ -283,7 +285,7 @@ def _project(script: Path, folder: Path | None, workspace: str) -> Project:
     return Project(folder, name, script.relative_to(folder).as_posix())
 
 
-def _quote_form(
+def _build_form(
     client: Client, project: Project, options: dict[str, Any], environment: dict[str, str]
 ) -> dict[str, Any]:
     """Return the body of the request for a quote.
@@ -291,16 +293,16 @@ def _quote_form(
     Product and node spec default to the first on offer, the image to the best one for the framework: ready images
     first, then built-in ones, then the one that has the framework's name.
     """
-    product_name = options["product"] or _first([product.name for product in client.products()], "product")
+    product_name = options["product"] or _first_name([product.name for product in client.products()], "product")
     specs = client.node_specs()
-    spec_name = options["node_spec"] or _first([spec.name for spec in specs], "node type")
+    spec_name = options["node_spec"] or _first_name([spec.name for spec in specs], "node type")
     spec = next((spec for spec in specs if spec.name == spec_name), None)
     framework = options["framework"]
     image_name = options["image"]
     if not image_name:
         images = [image for image in client.images() if framework in image.frameworks]
         images.sort(key=lambda image: (not image.ready, not image.builtin, image.name != framework))
-        image_name = _first([image.name for image in images], f"image for {framework}")
+        image_name = _first_name([image.name for image in images], f"image for {framework}")
     form = {
         "product": product_name,
         "framework": framework,
@@ -332,13 +334,15 @@ def _quote_form(
     return form
 
 
-def _first(names: list[str], noun: str) -> str:
+def _first_name(names: list[str], noun: str) -> str:
+    """Return the first name. Raises InvalidChoice if there is none."""
     if not names:
         raise InvalidChoice(f"The console offers no {noun}.")
     return names[0]
 
 
 def _parse_variable(text: str) -> tuple[str, str]:
+    """Return the name and value in a text NAME=VALUE. Raises InvalidChoice."""
     name, separator, value = text.partition("=")
     if not name or not separator:
         raise InvalidChoice(f"Write a variable as NAME=VALUE, not {text!r}.")

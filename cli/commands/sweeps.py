@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ..client import Client
-from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice
+from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, InvalidChoice
 from ..schemas import Sweep, SweepQuote, Trial
 from ..screen import Screen, money
 from ..session import Session, json_option, pass_session, yes_option
@@ -49,7 +49,7 @@ def sweep() -> None:
 @pass_session
 def quote(session: Session, file: Path) -> None:
     """Price the sweep of FILE without buying it."""
-    price_quote = session.connect().quote_sweep(_read(file))
+    price_quote = session.connect().quote_sweep(_read_file(file))
     if not session.screen.print_json(price_quote):
         _show_quote(session.screen, price_quote)
 
@@ -65,7 +65,7 @@ def buy(session: Session, /, *, file: Path, **options: Any) -> None:
     Exit status: 0 bought, 5 above --max-ceiling; with --wait that of `watch`.
     """
     client = session.connect()
-    _buy(session, client, client.quote_sweep(_read(file)), **options)
+    _buy(session, client, client.quote_sweep(_read_file(file)), **options)
 
 
 @sweep.command()
@@ -99,7 +99,7 @@ def list_sweeps(session: Session, limit: int) -> None:
             ("Sweep#", "Name", "State", "Trials#", "Best#", "Cost#", "Ordered"),
             (
                 (f"{result.id}", result.name, result.state, f"{result.trials_done}/{result.trials_total}",
-                 _number(result.best.value if result.best else None),
+                 _format_number(result.best.value if result.best else None),
                  money(result.cost_minor, result.currency), result.created_at)
                 for result in results
             ),
@@ -116,7 +116,7 @@ def show(session: Session, sweep_id: int) -> None:
     current = client.sweep(sweep_id)
     trials = client.trials(sweep_id)
     if not session.screen.print_json(asdict(current) | {"trials": trials}):
-        _show(session.screen, current, trials)
+        _show_sweep(session.screen, current, trials)
 
 
 @sweep.command()
@@ -142,7 +142,7 @@ def stop(session: Session, sweep_id: int) -> None:
         session.screen.print(f"Sweep {sweep_id}: {current.state}.")
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, Any]:
     """Return the fields of a sweep. Raises InvalidChoice."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -158,22 +158,11 @@ def _read(file: Path) -> dict[str, Any]:
 def _buy(
     session: Session, client: Client, price_quote: SweepQuote, *, wait: bool, max_ceiling: str | None, yes: bool
 ) -> None:
-    """Show a quote, ask, and buy it. Raises CliError if it cannot be bought, TooExpensive, InvalidChoice."""
+    """Show a quote, ask, and buy it. Raises as `confirm_purchase` does."""
     screen = session.screen
     _show_quote(screen, price_quote)
-    if price_quote.refusal:
-        raise CliError(price_quote.refusal)
-    confirm_purchase(
-        session,
-        price_quote.ceiling_minor,
-        price_quote.currency,
-        limit=max_ceiling,
-        is_confirmed=yes,
-        noun="sweep",
-        option="--max-ceiling",
-    )
-    # The key depends on the quote alone, so a repeated request does not buy it twice.
-    new_sweep = client.order_sweep(price_quote.id, idempotency_key=f"trainyard-cli-{price_quote.id}")
+    confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="sweep")
+    new_sweep = client.order_sweep(price_quote.id)
     screen.print(f"Bought: sweep {new_sweep.id}.", style="green")
     if wait:
         _watch(session, client, new_sweep.id)
@@ -186,7 +175,7 @@ def _watch(session: Session, client: Client, sweep_id: int) -> None:
     screen, reported = session.screen, ""
     try:
         while not (current := client.sweep(sweep_id)).ended_at:
-            if (line := _progress(current)) != reported:
+            if (line := _progress_line(current)) != reported:
                 screen.print(line)
                 reported = line
             session.pause(POLL_SECONDS)
@@ -195,26 +184,28 @@ def _watch(session: Session, client: Client, sweep_id: int) -> None:
         click.get_current_context().exit(DETACHED)
     trials = client.trials(sweep_id)
     if not screen.print_json(asdict(current) | {"trials": trials}):
-        _show(screen, current, trials)
+        _show_sweep(screen, current, trials)
     click.get_current_context().exit(_exit_status(current))
 
 
 def _exit_status(sweep: Sweep) -> int:
+    """Return the exit status for an ended sweep, as `watch` documents it."""
     if sweep.reason == "stopped":
         return JOB_CANCELLED
     return 0 if sweep.best and sweep.reason in {"completed", "ceiling"} else JOB_FAILED
 
 
-def _progress(sweep: Sweep) -> str:
+def _progress_line(sweep: Sweep) -> str:
     """Return a line about the sweep's current state."""
     parts = [f"{sweep.state}: {sweep.trials_done} of at most {sweep.trials_total} trials"]
     if sweep.best:
-        parts.append(f"best {sweep.objective.metric} {_number(sweep.best.value)}")
+        parts.append(f"best {sweep.objective.metric} {_format_number(sweep.best.value)}")
     parts.append(money(sweep.cost_minor, sweep.currency))
     return " · ".join([*parts, *filter(None, [sweep.waiting_for])])
 
 
 def _show_quote(screen: Screen, quote: SweepQuote) -> None:
+    """Print a quote, unless the output is JSON."""
     if screen.is_json:
         return
     show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
@@ -224,7 +215,8 @@ def _show_quote(screen: Screen, quote: SweepQuote) -> None:
     )
 
 
-def _show(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
+def _show_sweep(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
+    """Print a sweep and its trials. The best trial has an asterisk."""
     rows = [
         ("Sweep", f"{sweep.id} {sweep.name}"),
         ("State", " ".join(filter(None, (sweep.state, sweep.reason, sweep.waiting_for)))),
@@ -233,27 +225,25 @@ def _show(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
         ("Cost", f"{money(sweep.cost_minor, sweep.currency)}, at most {money(sweep.ceiling_minor, sweep.currency)}"),
     ]
     if best := sweep.best:
-        rows.append(
-            (
-                "Best",
-                f"trial {best.trial} (job {best.job}), {_number(best.value)}: {_parameters_text(best.parameters)}",
-            )
-        )
+        value, parameters = _format_number(best.value), _format_parameters(best.parameters)
+        rows.append(("Best", f"trial {best.trial} (job {best.job}), {value}: {parameters}"))
     screen.table(("", ""), rows)
     screen.table(
         ("Trial#", "Job#", "State", "Value#", "Cost#", "Parameters"),
         (
             (f"{trial.number}{'*' if trial.is_best else ''}", f"{trial.job}", trial.outcome or trial.state,
-             _number(trial.value), money(trial.cost_minor, sweep.currency), _parameters_text(trial.parameters))
+             _format_number(trial.value), money(trial.cost_minor, sweep.currency), _format_parameters(trial.parameters))
             for trial in trials
         ),
     )  # fmt: skip
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
+    """Return a metric's value with six digits; empty for None."""
     return "" if value is None else f"{value:.6g}"
 
 
-def _parameters_text(parameters: dict[str, Any]) -> str:
+def _format_parameters(parameters: dict[str, Any]) -> str:
+    """Return the parameters of a trial, such as `LR=0.01 EPOCHS=3`."""
     numbers = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in parameters.items()}
     return " ".join(f"{name}={value}" for name, value in numbers.items())

@@ -1,7 +1,7 @@
 """Access control of API views: the request's membership must have the capability that the view names for its method.
 
-A view that names none refuses everyone. This module does not import `rest_framework.views`, which imports it through
-the settings; the base class of views is in `permissions`.
+A view that names no capability refuses everyone. This module must not import `rest_framework.views`: that module
+imports this one, by DEFAULT_PERMISSION_CLASSES. Therefore the base class of views is in `permissions`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def request_membership(request: Request) -> Membership | None:
 def is_still_allowed(request: Request, capability: Capability) -> bool:
     """Return whether a request that was allowed when it began still has `capability`; reads the database.
 
-    False after the API token was revoked or expired, the session ended, the password changed, the member was removed
-    or deactivated, lacks a second factor that became required, or their role changed to one that does not allow it.
+    Return False if the API token was revoked or has expired, if the session has ended, or if the password was changed.
+    Return False too if the member was removed, was deactivated, lacks a second factor that became required, or has a
+    new role without the capability.
     """
     membership = request_membership(request)
     if membership is None:
@@ -71,7 +72,7 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
     current = usable.filter(pk=membership.pk).first()
     if current is None or second_factors.is_missing(current):
         return False
-    current.scopes = membership.scopes
+    current.scopes = membership.scopes  # the token's limits, which are not stored with the membership
     return current.allows(capability)
 
 

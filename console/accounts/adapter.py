@@ -37,8 +37,8 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
                 invitations.accept(invitation=invitation, user=saved)
                 self.stash_verified_email(request, saved.email)  # the invitation's link was sent to this address
             elif commit:
-                name: Any = form.cleaned_data.get("organization")
-                services.create_organization(user=saved, name=name or saved.email.partition("@")[0])
+                organization_name: Any = form.cleaned_data.get("organization")
+                services.create_organization(user=saved, name=organization_name or saved.email.partition("@")[0])
                 services.request_approval(user=saved)
         return saved
 
@@ -64,11 +64,14 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
     def set_password(self, user: User, password: str) -> None:
         """Set a password and clear the count of failed log-ins, so that the user can log in at once."""
         super().set_password(user, password)
-        if self.request:
+        if self.request:  # a management command has no request, and so no IP address by which failures are counted
             cache.delete(self._attempts_key(user.email))
 
     def _attempts_key(self, email: str) -> str:
-        """Return the cache key of the count of attempts at one account from one IP address."""
+        """Return the cache key of the count of attempts at one account from one IP address.
+
+        It has a digest, because what was typed as an e-mail address may be long, and is nothing to keep.
+        """
         address = addresses.rate_limit_key(self.get_client_ip(self.request))
         return f"login_attempts:{hashlib.sha256(f'{email.lower()} {address}'.encode()).hexdigest()}"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from allauth.account.admin import EmailAddressAdmin as AllauthEmailAddressAdmin
+from allauth.account.models import EmailAddress
 from allauth.idp.oidc.adapter import get_adapter
 from allauth.idp.oidc.models import Client, Token
 from allauth.mfa.models import Authenticator
@@ -39,7 +41,8 @@ from console.core.readonly import ROWS_PER_PAGE, LargeTableAdmin, ReadOnly
 
 # allauth's pages would show the keys of second factors and of sessions. Single sign-on is set in the environment.
 # allauth's form of clients offers grant types that this provider does not support (`openid.GRANT_TYPES`).
-for _model in (Group, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken, Client, Token):
+# allauth's page of e-mail addresses is replaced below.
+for _model in (Group, EmailAddress, Authenticator, UserSession, SocialAccount, SocialApp, SocialToken, Client, Token):
     admin.site.unregister(_model)
 
 
@@ -85,7 +88,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
     def approve(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
         """Let the chosen users, who await approval after sign-up, log in, and tell them by mail."""
         for user in queryset:
-            if services.approve_user(user=user, actor=_actor(request)) and not emails.send_approval(user):
+            if services.approve_user(user=user, actor=_actor_of(request)) and not emails.send_approval(user):
                 self.message_user(request, _("No mail could be sent to %s.") % user.email, messages.WARNING)
 
     @admin.action(description=_("Remove the second factors of the chosen users"), permissions=("change",))
@@ -94,7 +97,9 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
         for user in queryset:
             with transaction.atomic():
                 if second_factors.reset(user=user):
-                    services.record(organization=None, actor=_actor(request), action="factors.reset", target=user.email)
+                    services.record(
+                        organization=None, actor=_actor_of(request), action="factors.reset", target=user.email
+                    )
 
     def save_model(self, request: HttpRequest, obj: User, form: ModelForm[User], change: bool) -> None:
         """Save the user, and create the first organization of a new one."""
@@ -106,6 +111,21 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Never allowed: the audit log refers to users. Deactivate them instead."""
         return False
+
+
+@admin.register(EmailAddress)
+class EmailAddressAdmin(AllauthEmailAddressAdmin, ModelAdmin):  # type: ignore[misc]  # neither publishes types
+    """E-mail addresses of users. allauth's own page lets everybody who may view them mark them as verified."""
+
+    list_per_page = ROWS_PER_PAGE
+
+    @admin.action(
+        description=AllauthEmailAddressAdmin.make_verified.short_description,
+        permissions=("change",),
+    )
+    def make_verified(self, request: HttpRequest, queryset: QuerySet[EmailAddress]) -> None:
+        """Mark the chosen addresses as verified, as if their users had opened the link in the mail."""
+        super().make_verified(request, queryset)
 
 
 class MembershipInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold publishes no types
@@ -159,7 +179,7 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
     def suspend_service(self, request: HttpRequest, queryset: QuerySet[Organization]) -> None:
         """Deactivate the service. Running jobs continue."""
         for organization in queryset:
-            services.suspend_service(organization=organization, actor=_actor(request))
+            services.suspend_service(organization=organization, actor=_actor_of(request))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Never allowed: organizations are created by their owners."""
@@ -171,11 +191,13 @@ class OrganizationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
 
 
 def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]], None]:
+    """Return the admin action that gives the chosen members a role."""
+
     def action(self: MembershipAdmin, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
         self.apply(
             request,
             queryset,
-            lambda membership: services.change_role(membership=membership, role=role, actor=_actor(request)),
+            lambda membership: services.change_role(membership=membership, role=role, actor=_actor_of(request)),
         )
 
     action.__name__ = f"make_{role}"
@@ -197,7 +219,9 @@ class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold pub
     def remove(self, request: HttpRequest, queryset: QuerySet[Membership]) -> None:
         """End the memberships."""
         self.apply(
-            request, queryset, lambda membership: services.remove_member(membership=membership, actor=_actor(request))
+            request,
+            queryset,
+            lambda membership: services.remove_member(membership=membership, actor=_actor_of(request)),
         )
 
     def apply(
@@ -234,7 +258,7 @@ class ApiTokenAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publi
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
         """Revoke the selected tokens."""
         for token in queryset.select_related("membership__organization"):
-            services.revoke_token(token=token, actor=_actor(request))
+            services.revoke_token(token=token, actor=_actor_of(request))
 
 
 @admin.register(AuditEvent)
@@ -310,11 +334,12 @@ class ClientAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
         Token.objects.filter(client__in=queryset).delete()
 
     def _set_new_secret(self, request: HttpRequest, client: Client) -> None:
+        """Give the client a new secret, and show it once. The caller saves the client."""
         secret = get_adapter().generate_client_secret()
         client.set_secret(secret)
         message = format_html("{} <code>{}</code>", _("The secret of %s, shown only now:") % client.name, secret)
         self.message_user(request, message, messages.WARNING)
 
 
-def _actor(request: HttpRequest) -> User | None:
+def _actor_of(request: HttpRequest) -> User | None:
     return request.user if isinstance(request.user, User) else None

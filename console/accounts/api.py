@@ -75,7 +75,8 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
         read_only_fields = ("prefix", "expires_at", "created_at", "last_used_at")
 
 
-TOKENS = results_of(TokenSerializer)
+TOKENS_RESPONSE = results_of(TokenSerializer)
+"""The documented response of both views that list tokens."""
 
 
 class NewTokenSerializer(TokenSerializer):
@@ -163,7 +164,7 @@ class TokensView(TenantView):
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.VIEW}
 
-    @extend_schema(operation_id="tokens_list", responses=TOKENS)
+    @extend_schema(operation_id="tokens_list", responses=TOKENS_RESPONSE)
     def get(self, request: Request) -> Response:
         """List the tokens that were not revoked, newest first, including expired ones."""
         tokens = selectors.tokens(membership=self.membership)
@@ -248,17 +249,17 @@ class MemberView(TenantView):
         serializer = MemberSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         membership = services.change_role(
-            membership=self._member(pk), role=serializer.validated_data.get("role", ""), actor=self.membership.user
+            membership=self._get_member(pk), role=serializer.validated_data.get("role", ""), actor=self.membership.user
         )
         return Response(MemberSerializer(membership).data)
 
     @extend_schema(operation_id="members_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
         """Remove the member and revoke their API tokens."""
-        services.remove_member(membership=self._member(pk), actor=self.membership.user)
+        services.remove_member(membership=self._get_member(pk), actor=self.membership.user)
         return Response(status=204)
 
-    def _member(self, pk: int) -> Membership:
+    def _get_member(self, pk: int) -> Membership:
         return get_object_or_404(selectors.members(organization=self.organization), pk=pk)
 
 
@@ -363,7 +364,7 @@ class ServiceAccountTokensView(_ServiceAccountBase):
 
     capabilities: ClassVar = {"GET": Capability.MANAGE, "POST": Capability.MANAGE}
 
-    @extend_schema(operation_id="service_account_tokens_list", responses=TOKENS)
+    @extend_schema(operation_id="service_account_tokens_list", responses=TOKENS_RESPONSE)
     def get(self, request: Request, pk: int) -> Response:
         """List the tokens that were not revoked, newest first, including expired ones."""
         tokens = selectors.tokens(membership=self.account(pk).membership)

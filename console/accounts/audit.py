@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from allauth.account import signals as account
-from allauth.mfa import signals as factors
-from allauth.socialaccount import signals as sign_on
+from allauth.account import signals as account_signals
+from allauth.mfa import signals as factor_signals
+from allauth.socialaccount import signals as provider_signals
 from celery import shared_task
 from django.contrib.auth.signals import user_login_failed
 from django.dispatch import receiver
 
-from console.accounts.models import AuditEvent, Membership, User
+from console.accounts.models import MAX_TARGET_LENGTH, AuditEvent, Membership, User
 from console.core.enqueue import send
 from console.observability import context
 
@@ -26,26 +26,26 @@ PREFIX = "account."
 def record_for_person(*, user: User, action: str, target: str = "", address: str | None = None) -> None:
     """Write an entry for each organization of the person, or one without an organization."""
     memberships = Membership.objects.filter(user=user)
-    organizations: list[int | None] = [*memberships.values_list("organization_id", flat=True)]
+    organization_ids: list[int | None] = [*memberships.values_list("organization_id", flat=True)]
     AuditEvent.objects.bulk_create(
         AuditEvent(
-            organization_id=organization,
+            organization_id=organization_id,
             actor=user,
             action=f"{PREFIX}{action}",
-            target=target[:128],
+            target=target[:MAX_TARGET_LENGTH],
             address=address or context.fields().get("client"),
         )
-        for organization in organizations or [None]
+        for organization_id in organization_ids or [None]
     )
 
 
-@receiver(account.user_logged_in)
-def _logged_in(user: User, **_extra: Any) -> None:
+@receiver(account_signals.user_logged_in)
+def _record_log_in(user: User, **_extra: Any) -> None:
     record_for_person(user=user, action="logged_in")
 
 
 @receiver(user_login_failed)
-def _log_in_failed(credentials: dict[str, Any], **_extra: Any) -> None:
+def _record_failed_log_in(credentials: dict[str, Any], **_extra: Any) -> None:
     # A task looks for the account, so that the response time does not reveal whether the account exists.
     email = str(credentials.get("email") or credentials.get("username") or "")
     send(record_failed_log_in, email, context.fields().get("client"))
@@ -59,46 +59,46 @@ def record_failed_log_in(email: str, address: str | None) -> None:
         record_for_person(user=user, action="log_in_failed", address=address)
 
 
-@receiver(factors.authentication_failed)
-def _factor_failed(user: User, **_extra: Any) -> None:
+@receiver(factor_signals.authentication_failed)
+def _record_failed_factor(user: User, **_extra: Any) -> None:
     record_for_person(user=user, action="factor_failed")
 
 
-@receiver([account.password_changed, account.password_set, account.password_reset])
-def _password_changed(user: User, **_extra: Any) -> None:
+@receiver([account_signals.password_changed, account_signals.password_set, account_signals.password_reset])
+def _record_password(user: User, **_extra: Any) -> None:
     record_for_person(user=user, action="password_changed")
 
 
-@receiver([account.email_added, account.email_removed])
-def _addresses_changed(user: User, email_address: Any, **_extra: Any) -> None:
+@receiver([account_signals.email_added, account_signals.email_removed])
+def _record_address_added_or_removed(user: User, email_address: Any, **_extra: Any) -> None:
     record_for_person(user=user, action="addresses_changed", target=email_address.email)
 
 
-@receiver(account.email_changed)
-def _address_changed(user: User, to_email_address: Any, **_extra: Any) -> None:
+@receiver(account_signals.email_changed)
+def _record_address_changed(user: User, to_email_address: Any, **_extra: Any) -> None:
     record_for_person(user=user, action="addresses_changed", target=to_email_address.email)
 
 
-@receiver(factors.authenticator_added)
-def _factor_added(user: User, authenticator: Any, **_extra: Any) -> None:
+@receiver(factor_signals.authenticator_added)
+def _record_factor_added(user: User, authenticator: Any, **_extra: Any) -> None:
     record_for_person(user=user, action="factor_added", target=str(authenticator))
 
 
-@receiver(factors.authenticator_removed)
-def _factor_removed(user: User, authenticator: Any, **_extra: Any) -> None:
+@receiver(factor_signals.authenticator_removed)
+def _record_factor_removed(user: User, authenticator: Any, **_extra: Any) -> None:
     record_for_person(user=user, action="factor_removed", target=str(authenticator))
 
 
-@receiver(factors.authenticator_reset)  # allauth sends it only for new recovery codes
-def _recovery_codes_renewed(user: User, **_extra: Any) -> None:
+@receiver(factor_signals.authenticator_reset)  # allauth sends it only for new recovery codes
+def _record_renewed_codes(user: User, **_extra: Any) -> None:
     record_for_person(user=user, action="codes_renewed")
 
 
-@receiver(sign_on.social_account_added)
-def _provider_connected(sociallogin: Any, **_extra: Any) -> None:
+@receiver(provider_signals.social_account_added)
+def _record_provider_connected(sociallogin: Any, **_extra: Any) -> None:
     record_for_person(user=sociallogin.user, action="provider_connected", target=sociallogin.account.provider)
 
 
-@receiver(sign_on.social_account_removed)
-def _provider_disconnected(socialaccount: Any, **_extra: Any) -> None:
+@receiver(provider_signals.social_account_removed)
+def _record_provider_disconnected(socialaccount: Any, **_extra: Any) -> None:
     record_for_person(user=socialaccount.user, action="provider_disconnected", target=socialaccount.provider)

@@ -26,7 +26,9 @@ from console.observability import context
 LAST_USED_PRECISION = timedelta(minutes=1)
 """Minimum interval between updates of `last_used_at`: most requests then write nothing."""
 SCHEMES = {b"token", b"bearer"}
+"""The schemes of the `Authorization` header with which a request may send an API token, in lower case."""
 ORGANIZATION_HEADER = "Trainyard-Organization"
+"""The header in which a request with an access token of an OpenID client names the organization, by its slug."""
 
 
 class TokenAuthentication(BaseAuthentication):
@@ -56,6 +58,7 @@ class TokenAuthentication(BaseAuthentication):
         return 'Token realm="trainyard"'
 
     def _record_use(self, token: ApiToken) -> None:
+        """Store when the token was used. Of several requests at once, only the first writes."""
         now = timezone.now()
         if token.last_used_at is None or token.last_used_at < now - LAST_USED_PRECISION:
             is_outdated = Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USED_PRECISION)
@@ -64,7 +67,10 @@ class TokenAuthentication(BaseAuthentication):
 
 @dataclass(frozen=True)
 class ClientAccess:
-    """What `request.auth` is for an access token of an OpenID client: the membership in which it acts."""
+    """The value of `request.auth` for a request with an access token of an OpenID client.
+
+    `membership` is that of the person for whom the client acts, in the organization of the request.
+    """
 
     membership: Membership
 
@@ -72,8 +78,9 @@ class ClientAccess:
 class ClientTokenAuthentication(BaseAuthentication):
     """Accepts `Authorization: Bearer` with an access token of an OpenID client that has the scope `notebooks`.
 
-    It acts for the person, in the organization that the header ORGANIZATION_HEADER names by its slug. A person with one
-    organization can leave the header out. It must come before TokenAuthentication, which refuses unknown tokens.
+    The client acts for the person, in the organization that the header ORGANIZATION_HEADER names. For a person with
+    one organization it may leave the header out. In a view's list this class must come before TokenAuthentication,
+    which refuses unknown tokens.
     """
 
     def authenticate(self, request: Request) -> tuple[User, ClientAccess] | None:
@@ -88,7 +95,7 @@ class ClientTokenAuthentication(BaseAuthentication):
         granted = set(token.get_scopes()) & set(token.client.get_scopes())
         if openid.NOTEBOOKS not in granted:
             raise PermissionDenied(_("This access token has no scope for notebooks."))
-        membership = self._membership(request, token.user)
+        membership = self._find_membership(request, token.user)
         membership.scopes = frozenset({Capability.VIEW, Capability.RUN})
         context.add(user=token.user.pk, organization=membership.organization_id)
         return token.user, ClientAccess(membership)
@@ -97,7 +104,7 @@ class ClientTokenAuthentication(BaseAuthentication):
         """Return the WWW-Authenticate header of a 401."""
         return 'Bearer realm="trainyard"'
 
-    def _membership(self, request: Request, user: User) -> Membership:
+    def _find_membership(self, request: Request, user: User) -> Membership:
         """Return the membership in which the token acts. Raises PermissionDenied."""
         slug = request.headers.get(ORGANIZATION_HEADER, "")
         usable = openid.usable_memberships(user)

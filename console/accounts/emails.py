@@ -62,7 +62,8 @@ class Guest:
 def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> bool:
     """Claim the row by setting `mailed_at`, then send a mail to each recipient. Return whether the mails were sent.
 
-    Concurrent workers send once. After a failure the row is released, and the next periodic task tries again.
+    `rows` selects the one row that marks the mail as due. If several workers call this at once, only one sends. After
+    a failure the row is released, and the next periodic task tries again.
     """
     if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
         return False
@@ -79,7 +80,7 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> b
     try:
         with get_connection() as connection:
             for mail in mails:
-                _send(connection, mail)
+                _send_mail(connection, mail)
     except (OSError, SMTPException):
         logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
         rows.update(mailed_at=None)
@@ -99,7 +100,7 @@ def send_approval(user: Recipient) -> bool:
         return False
 
 
-def _send(connection: BaseEmailBackend, mail: EmailMessage) -> None:
+def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> None:
     """Send one mail. A permanent failure of one address is logged and not retried."""
     try:
         connection.send_messages([mail])

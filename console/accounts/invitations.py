@@ -31,6 +31,7 @@ MAX_OPEN = 100
 MAX_PER_DAY = 50
 """Largest number of invitations that a person may send in 24 hours, since they reach strangers' mailboxes."""
 SIGNING_SALT = "console.accounts.invitation"
+"""Other signed values of the console have other salts, so that none of them is accepted as an invitation."""
 
 
 def invite(*, organization: Organization, email: str, role: str, actor: User) -> Invitation:
@@ -58,12 +59,12 @@ def invite(*, organization: Organization, email: str, role: str, actor: User) ->
 
 def revoke(*, invitation: Invitation, actor: User | None) -> None:
     """Revoke an invitation. Idempotent."""
-    _end(invitation, actor, "invitation.revoked")
+    _end_invitation(invitation, actor, "invitation.revoked")
 
 
 def decline(*, invitation: Invitation, actor: User | None) -> None:
     """Decline an invitation. Idempotent."""
-    _end(invitation, actor, "invitation.declined")
+    _end_invitation(invitation, actor, "invitation.declined")
 
 
 def accept(*, invitation: Invitation, user: User) -> Membership:
@@ -110,10 +111,11 @@ def token_of(invitation: Invitation) -> str:
 def send_due() -> int:
     """Send the mails of new invitations and return their number."""
     due = Invitation.objects.filter(mailed_at=None, accepted_at=None, revoked_at=None, expires_at__gt=timezone.now())
-    return sum(_send(invitation) for invitation in due.select_related("organization", "invited_by"))
+    return sum(_send_mail(invitation) for invitation in due.select_related("organization", "invited_by"))
 
 
-def _send(invitation: Invitation) -> bool:
+def _send_mail(invitation: Invitation) -> bool:
+    """Send the mail of an invitation, and return whether it was sent."""
     recipient: emails.Recipient | None = User.objects.filter(email=invitation.email, is_active=True).first()
     if recipient is None:  # a person without an account gets the inviter's language and time zone
         inviter = invitation.invited_by or User()
@@ -132,7 +134,8 @@ def _send(invitation: Invitation) -> bool:
     return emails.deliver(rows, render, [recipient])
 
 
-def _end(invitation: Invitation, actor: User | None, action: str) -> None:
+def _end_invitation(invitation: Invitation, actor: User | None, action: str) -> None:
+    """Revoke an invitation that is still open, and write `action` to the audit log."""
     with transaction.atomic():
         rows = Invitation.objects.filter(pk=invitation.pk, accepted_at=None, revoked_at=None)
         if rows.update(revoked_at=timezone.now()):

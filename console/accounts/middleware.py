@@ -26,6 +26,10 @@ COOKIE_SECONDS = 365 * 86400
 """How long a browser remembers the chosen organization after a log-out: a year."""
 
 
+MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that must be served without a session: reading it needs the database, which may be down."""
+
+
 class QueryMiddleware:
     """Refuses query strings with a NUL byte, which PostgreSQL rejects.
 
@@ -41,10 +45,6 @@ class QueryMiddleware:
         if "%00" in query or "\0" in query:
             raise BadRequest("The query string has a NUL byte.")
         return self.get_response(request)
-
-
-MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that must be served without a session: reading it needs the database, which may be down."""
 
 
 class TimeZoneMiddleware:
@@ -145,4 +145,5 @@ class OrganizationMiddleware:
 
 @cache
 def _tenant_class(base: type[HttpRequest]) -> type[HttpRequest]:
+    """Return a subclass of `base`, such as ASGIRequest, with the attributes of TenantRequest."""
     return type(base.__name__, (base, TenantRequest), {})

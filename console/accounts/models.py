@@ -13,10 +13,13 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.roles import Capability, Role, allows
 
 DISTRIBUTED_TRAINING = "distributed-training"
+"""The service that organizations activate before they order. So far the console sells no other."""
+MAX_TARGET_LENGTH = 128
+"""The length of the database column of the audit log's objects; longer texts are cut."""
 
 
 class UserManager(BaseUserManager["User"]):
-    """Creates users, which are identified by e-mail address."""
+    """Creates users. A user has no user name, but is identified by e-mail address."""
 
     def create_user(self, email: str, password: str | None = None, **fields: Any) -> User:
         """Create a user. Raises ValueError without an e-mail address."""
@@ -290,6 +293,7 @@ class ApiToken(models.Model):
     membership = models.ForeignKey(Membership, models.CASCADE, related_name="tokens")
     name = models.CharField(_("name"), max_length=100)
     prefix = models.CharField(_("prefix"), max_length=12)
+    """The first characters of the secret, by which a member recognizes the token."""
     digest = models.CharField(max_length=64, unique=True)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     scopes = models.JSONField(
@@ -318,7 +322,7 @@ class AuditEvent(models.Model):
     actor = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
     actor_email = models.EmailField(_("address of a deleted account"), blank=True, default="", db_default="")
     action = models.CharField(_("action"), max_length=64)
-    target = models.CharField(_("object"), max_length=128, blank=True)
+    target = models.CharField(_("object"), max_length=MAX_TARGET_LENGTH, blank=True)
     data = models.JSONField(_("details"), default=dict, blank=True)
     address = models.GenericIPAddressField(_("IP address"), null=True, blank=True)
     created_at = models.DateTimeField(_("when"), auto_now_add=True, db_index=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from allauth.account import signals as account
+from allauth.account import signals as account_signals
 from allauth.idp.oidc.adapter import DefaultOIDCAdapter
 from allauth.idp.oidc.models import Client, Token
 from celery import shared_task
@@ -50,7 +50,10 @@ class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publ
     def get_claims(
         self, purpose: str, user: User, client: Client, scopes: Iterable[str], email: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the claims about a person. allauth leaves out an address without a row of EmailAddress."""
+        """Return the claims about a person.
+
+        allauth leaves out the address of a user without a row of EmailAddress, such as one whom an administrator added.
+        """
         scopes = set(scopes)
         claims: dict[str, Any] = super().get_claims(purpose, user, client, scopes, email=email, **kwargs)
         if "email" in scopes and "email" not in claims:
@@ -83,8 +86,8 @@ def is_redirect_uri(text: str) -> bool:
     except ValidationError:
         return False
     url = urlsplit(text)
-    is_encrypted = url.scheme == "https" or url.hostname in LOCAL_HOSTS
-    return is_encrypted and text.isascii() and not url.username and not url.fragment
+    is_private = url.scheme == "https" or url.hostname in LOCAL_HOSTS  # nobody can read what is sent there
+    return is_private and text.isascii() and not url.username and not url.fragment
 
 
 def clients_of(user: User) -> list[Client]:
@@ -98,9 +101,9 @@ def revoke_client_tokens(*, user: User, client: Client | None = None) -> None:
     (tokens.filter(client=client) if client else tokens).delete()
 
 
-@receiver([account.password_changed, account.password_set, account.password_reset])
-def _password_changed(user: User, **_extra: Any) -> None:
-    # As with sessions: someone who knew the old password may have authorized a client.
+@receiver([account_signals.password_changed, account_signals.password_set, account_signals.password_reset])
+def _revoke_after_password_change(user: User, **_extra: Any) -> None:
+    """End all access, as sessions end too: someone who knew the old password may have authorized a client."""
     revoke_client_tokens(user=user)
 
 

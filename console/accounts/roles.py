@@ -20,13 +20,13 @@ class Capability(enum.StrEnum):
     VIEW = "view"
     """See jobs, datasets, workspaces, images, the wallet's balance and receipts."""
     STORE = "store"
-    """Create, change and delete datasets, workspaces and their files, images of one's own."""
+    """Create, change and delete datasets, workspaces and their files, and the organization's own images."""
     RUN = "run"
     """Quote, buy, cancel and rerun."""
     PAY = "pay"
     """Top up, see and download every payment."""
     MANAGE = "manage"
-    """Activate and deactivate services, members and roles, the organization's name."""
+    """Activate and deactivate services; manage members, their roles and the organization's settings."""
 
 
 CAPABILITIES: dict[Role, frozenset[Capability]] = {

@@ -24,9 +24,9 @@ from console.core import encryption
 from console.installation.selectors import installation
 
 ENCRYPTION_PURPOSE = b"trainyard second factors"
-"""See `console.core.encryption`; another value would make stored keys unreadable."""
+"""The purpose by which the keys are encrypted (`console.core.encryption`). Another value would make them unreadable."""
 FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
-"""The types that protect a log-in. Recovery codes stand in for one that is lost."""
+"""The types that protect a log-in. Recovery codes only replace a lost one, so they are not among these types."""
 
 
 class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -104,7 +104,7 @@ class PasskeyForm(AddWebAuthnForm):  # type: ignore[misc]  # as above
 
 
 def is_protected(user: User) -> bool:
-    """Return whether the person's log-in needs a second factor."""
+    """Return whether the person has set up a second factor, which each log-in then needs."""
     return bool(Authenticator.objects.filter(user=user, type__in=FACTORS).exists())
 
 
@@ -128,9 +128,9 @@ def is_missing_for_staff(user: User) -> bool:
     return bool(settings.STAFF_SECOND_FACTOR) and user.is_staff and not is_protected(user)
 
 
-def protected_users(users: Iterable[int]) -> set[int]:
+def protected_users(user_ids: Iterable[int]) -> set[int]:
     """Return the ids of those users who have a second factor."""
-    return set(Authenticator.objects.filter(user__in=users, type__in=FACTORS).values_list("user", flat=True))
+    return set(Authenticator.objects.filter(user__in=user_ids, type__in=FACTORS).values_list("user", flat=True))
 
 
 def reset(*, user: User) -> int:

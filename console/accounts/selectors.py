@@ -82,7 +82,7 @@ def audit_events(*, organization: Organization) -> QuerySet[AuditEvent]:
 
 def activity(*, organization: Organization) -> QuerySet[AuditEvent]:
     """Return what members did, newest first, without their log-ins, which concern owners alone."""
-    return audit_events(organization=organization).exclude(action__startswith="account.")
+    return audit_events(organization=organization).exclude(action__startswith="account.")  # `audit.PREFIX`
 
 
 def filtered_audit_events(

@@ -23,6 +23,7 @@ ROLES = (Role.MEMBER, Role.BILLING, Role.VIEWER)
 MAX_PER_ORGANIZATION = 100
 """Largest number of service accounts of an organization; leaves room for one per pipeline of a large team."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+"""A valid name, which becomes part of an e-mail address; 40 is the length of its database column."""
 
 
 def create(*, actor: Membership, name: str, role: str) -> ServiceAccount:

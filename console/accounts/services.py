@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts import second_factors, selectors, zones
 from console.accounts.models import (
     DISTRIBUTED_TRAINING,
+    MAX_TARGET_LENGTH,
     ApiToken,
     AuditEvent,
     Closure,
@@ -156,7 +157,7 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
     Raises TermsNotAccepted, NotAllowed, OrganizationClosing. Writes only the activation: `jobs.activation` creates the
     wallet and the first workspace.
     """
-    _require(membership, Capability.MANAGE)
+    _require_capability(membership, Capability.MANAGE)
     if not accept_terms:
         raise TermsNotAccepted(fields={"accept_terms": TermsNotAccepted.message})
     organization = membership.organization
@@ -187,7 +188,7 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
 
 def deactivate_service(*, membership: Membership) -> ServiceActivation | None:
     """Deactivate the service; running jobs continue. Idempotent. None if it never was active. Raises NotAllowed."""
-    _require(membership, Capability.MANAGE)
+    _require_capability(membership, Capability.MANAGE)
     return suspend_service(organization=membership.organization, actor=membership.user)
 
 
@@ -243,9 +244,11 @@ def close_account(*, user: User) -> None:
         organizations = (
             Organization.objects.select_for_update(of=("self",)).filter(memberships__user=user).order_by("pk")
         )
-        closing = set(Closure.objects.filter(organization__in=organizations).values_list("organization_id", flat=True))
-        staying = [organization for organization in organizations if organization.pk not in closing]
-        if solely_owned := [organization.name for organization in staying if _is_only_owner(user, organization)]:
+        closing_ids = set(
+            Closure.objects.filter(organization__in=organizations).values_list("organization_id", flat=True)
+        )
+        open_organizations = [organization for organization in organizations if organization.pk not in closing_ids]
+        if solely_owned := [each.name for each in open_organizations if _is_only_owner(user, each)]:
             message = _("You are the only owner of %(names)s. Make another member an owner, or close it first.")
             raise SoleOwner(message % {"names": ", ".join(solely_owned)})
         for organization in organizations:
@@ -255,6 +258,7 @@ def close_account(*, user: User) -> None:
 
 
 def _is_only_owner(user: User, organization: Organization) -> bool:
+    """Return whether a user is the only active owner of an organization."""
     owners = organization.memberships.filter(role=Role.OWNER)
     return owners.filter(user=user).exists() and not owners.exclude(user=user).filter(user__is_active=True).exists()
 
@@ -289,7 +293,7 @@ def create_token(
         token = ApiToken.objects.create(
             membership=membership,
             name=name,
-            prefix=secret[:8],
+            prefix=secret[:8],  # "ty_" and five characters: enough to recognize it, too few to guess it
             digest=token_digest(secret),
             scopes=None if limits is None else sorted(limits),
             expires_at=min(expiries, default=None),
@@ -393,18 +397,21 @@ def record(
         organization=organization,
         actor=actor,
         action=action,
-        target=target[:128],
+        target=target[:MAX_TARGET_LENGTH],
         data=dict(data or {}),
         address=context.fields().get("client"),
     )
 
 
-# --- Checks -----------------------------------------------------------------------------------------------------------
+# --- Helpers ----------------------------------------------------------------------------------------------------------
 
 
 def _insert_organization(name: str) -> Organization:
-    """Insert with the first free slug. The unique constraint decides, so concurrent calls cannot collide."""
-    base = slugify(name)[:50].strip("-") or "organization"
+    """Insert an organization with the first free slug, made from its name. Raises InvalidInput.
+
+    The slug's unique constraint decides which is free, so concurrent calls cannot choose the same.
+    """
+    base = slugify(name)[:50].strip("-") or "organization"  # a slug has 60 characters: the rest is for the number
     for number in range(1, MAX_SLUG_ATTEMPTS):
         if number < MAX_SLUG_ATTEMPTS // 2:
             slug = base if number == 1 else f"{base}-{number}"
@@ -424,16 +431,19 @@ def lock(organization: Organization) -> None:
 
 
 def _require_another_owner(membership: Membership) -> None:
+    """Raise LastOwner if the organization of this owner has no other owner."""
     if selectors.owners_count(organization=membership.organization) < 2:
         raise LastOwner
 
 
-def _require(membership: Membership, capability: Capability) -> None:
+def _require_capability(membership: Membership, capability: Capability) -> None:
+    """Raise NotAllowed if the member lacks the capability."""
     if not membership.allows(capability):
         raise NotAllowed
 
 
 def _checked_name(name: str) -> str:
+    """Return the name of an organization or token, with single spaces between its words. Raises InvalidInput."""
     name = re.sub(r"\s+", " ", name).strip()
     if not name:
         raise InvalidInput(fields={"name": _("Enter a name.")})

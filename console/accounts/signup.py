@@ -22,7 +22,10 @@ from console.accounts.models import Invitation
 
 
 class _DomainRule:
-    """Refuses addresses of mail domains that may not sign up, unless the person was invited."""
+    """A mixin for sign-up forms. It refuses addresses of other mail domains than SIGNUP_EMAIL_DOMAINS.
+
+    A person with an invitation may use any domain.
+    """
 
     invitation: Invitation | None = None
 

@@ -17,8 +17,8 @@ COOKIE = "time_zone"
 """Cookie with the browser's time zone, an IANA name."""
 MAX_NAME_LENGTH = 64
 """The length of the database columns that hold a time zone."""
-# The regions of zones with the name of a place. Other names are aliases, or mislead: Etc/GMT+2 is two hours behind UTC.
 REGIONS = ("Africa", "America", "Antarctica", "Arctic", "Asia", "Atlantic", "Australia", "Europe", "Indian", "Pacific")
+"""The regions of zones with the name of a place. Other names are aliases or misleading: Etc/GMT+2 is behind UTC."""
 
 
 @cache
@@ -28,13 +28,14 @@ def names() -> tuple[str, ...]:
 
 
 @cache
-def _known() -> frozenset[str]:
+def _known_names() -> frozenset[str]:
+    """Return the names of all time zones; `available_timezones` searches the disk at each call."""
     return frozenset(available_timezones())
 
 
 def is_known(name: str) -> bool:
     """Return whether a time zone exists. Browsers also send zones that are not on offer, such as `Etc/GMT+2`."""
-    return len(name) <= MAX_NAME_LENGTH and name in _known()
+    return len(name) <= MAX_NAME_LENGTH and name in _known_names()
 
 
 def zone(*candidates: str) -> ZoneInfo:

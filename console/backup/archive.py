@@ -92,10 +92,10 @@ def create(destination: Path, *, report: ReportProgress = lambda _text: None) ->
     unfinished = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:
         with _running_database():
-            _write(unfinished, report)
-        _sync(unfinished)
+            _write_parts(unfinished, report)
+        _sync_folder(unfinished)
         unfinished.rename(destination)
-        _sync(destination.parent)
+        _sync_folder(destination.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)  # after success it no longer exists
     return read_manifest(destination)
@@ -139,7 +139,7 @@ def restore(source: Path, *, force: bool = False, report: ReportProgress = lambd
     report("Reading the backup ...")
     manifest = verify(source)
     with _stopped_console(), database.fresh_connection():
-        # All checks come before the first change.
+        # Check everything before the first change.
         database.check_readable(source / DATABASE_FILE)
         _refuse_newer(manifest)
         _refuse_other_key(source, manifest, force=force)
@@ -148,8 +148,8 @@ def restore(source: Path, *, force: bool = False, report: ReportProgress = lambd
             raise BackupRefused(
                 f"The database is in use ({', '.join(programs[:5])}). Stop every process of the console first."
             )
-        _unpack(source, manifest, report)
-        _replace(source, manifest, report)
+        _unpack_files(source, manifest, report)
+        _replace_data(source, manifest, report)
     return manifest
 
 
@@ -170,7 +170,7 @@ def roots() -> dict[str, Path]:
 # --- Backup -----------------------------------------------------------------------------------------------------------
 
 
-def _write(folder: Path, report: ReportProgress) -> None:
+def _write_parts(folder: Path, report: ReportProgress) -> None:
     """Write all parts of a backup, and the manifest last."""
     parts: dict[str, Any] = {}
     report("The database ...")
@@ -201,6 +201,7 @@ def _write(folder: Path, report: ReportProgress) -> None:
 
 
 def _size_and_digest(path: Path) -> dict[str, Any]:
+    """Return the size and SHA-256 of a file, as the manifest has them."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
@@ -212,7 +213,7 @@ def _applied_migrations() -> list[str]:
 
 def _fingerprint(key: str) -> str:
     """Return a fingerprint, by which a restore recognizes the key. The key cannot be computed from it."""
-    return hmac.new(key.encode(), b"trainyard backup", "sha256").hexdigest()[:16]
+    return hmac.new(key.encode(), b"trainyard backup", "sha256").hexdigest()[:16]  # 64 bits, enough to tell keys apart
 
 
 # --- Restore ----------------------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def _refuse_newer(manifest: dict[str, Any]) -> None:
 
 def _refuse_other_key(source: Path, manifest: dict[str, Any], *, force: bool) -> None:
     """Raise BackupRefused if the restored installation could not decrypt the backup's secrets."""
-    # `_replace` replaces a generated key by that of the backup, but cannot change a SECRET_KEY of the environment.
+    # `_replace_data` replaces a generated key by that of the backup, but cannot change a SECRET_KEY of the environment.
     will_replace_key = KEY_FILE in manifest["parts"] and _has_generated_key()
     if manifest["key"] == _fingerprint(settings.SECRET_KEY) or will_replace_key or force:
         return
@@ -256,7 +257,7 @@ def _is_hidden_or_empty(path: Path) -> bool:
     return path.name.startswith(".") or (path.is_dir() and not any(path.iterdir()))
 
 
-def _unpack(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:
+def _unpack_files(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:
     """Unpack the files into NEW, and leave the existing files as they are. Raises DamagedBackup."""
     for name, root in roots().items():
         report(f"{root} ...")
@@ -274,7 +275,7 @@ def _unpack(source: Path, manifest: dict[str, Any], report: ReportProgress) -> N
     os.sync()  # else a crash of the machine could leave a database that names files that are not on the disk
 
 
-def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:
+def _replace_data(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:
     """Replace the database in one transaction, then the files. Markers keep the console from starting meanwhile.
 
     Raises BackupRefused if the database could not be replaced and nothing was changed, or RestoreBroken.
@@ -284,7 +285,7 @@ def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> 
     own_markers = [marker for marker in markers if not marker.exists()]
     for marker in markers:
         marker.touch()
-        _sync(marker.parent)  # the marker must be on the disk before the database changes
+        _sync_folder(marker.parent)  # the marker must be on the disk before the database changes
     report("The database ...")
     connection.close()
     try:
@@ -295,7 +296,7 @@ def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> 
                 marker.unlink()
             raise BackupRefused(f"{error}\nNothing was changed.") from error
         for root in roots().values():
-            _swap(root)
+            _swap_entries(root)
         if KEY_FILE in manifest["parts"] and _has_generated_key():
             _replace_key(source / KEY_FILE)
         call_command("migrate", interactive=False, verbosity=0)  # the backup may be of an older version
@@ -315,7 +316,7 @@ def _replace(source: Path, manifest: dict[str, Any], report: ReportProgress) -> 
                 report(f"{root / name} could not be removed: {error}. The next restore removes it.")
 
 
-def _swap(root: Path) -> None:
+def _swap_entries(root: Path) -> None:
     """Move the entries of `root` into REPLACED, and those of NEW into `root`.
 
     `root` itself is not renamed, because it may be a mount point.
@@ -329,7 +330,7 @@ def _swap(root: Path) -> None:
     for path in list((root / NEW).iterdir()):
         path.rename(root / path.name)
     (root / NEW).rmdir()
-    _sync(root)
+    _sync_folder(root)
 
 
 def _remove_hidden(root: Path, name: str) -> None:
@@ -394,12 +395,12 @@ def _stopped_console() -> Iterator[None]:
         raise BackupRefused(f"{error} Stop it first.") from error
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Write a folder and the files directly in it to the disk (fsync)."""
     for path in [*(path for path in folder.iterdir() if path.is_file() and not path.is_symlink()), folder]:
         file_fd = os.open(path, os.O_RDONLY)
         try:
-            with suppress(PermissionError):
+            with suppress(PermissionError):  # not every file system allows it for folders
                 os.fsync(file_fd)
         finally:
             os.close(file_fd)

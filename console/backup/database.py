@@ -45,12 +45,14 @@ class DatabaseUnknown(Exception):
 
 def dump(target: Path) -> None:
     """Write the whole database, as of one moment, to `target` in pg_dump's custom format. Raises DatabaseToolFailed."""
-    _run("pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={target}", *_address())
+    _run_tool(
+        "pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={target}", *_connection_argument()
+    )
 
 
 def check_readable(archive: Path) -> None:
     """Check that the table of contents of a dump can be read. Raises DatabaseToolFailed."""
-    _run("pg_restore", "--list", str(archive))
+    _run_tool("pg_restore", "--list", str(archive))
 
 
 def replace(archive: Path) -> None:
@@ -60,8 +62,8 @@ def replace(archive: Path) -> None:
     DatabaseUnknown.
     """
     options = ["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--output=/dev/null"]
-    restore_command = [str(_tool("pg_restore")), "--no-owner", "--no-privileges", "--file=-", str(archive)]
-    psql_command = [str(_tool("psql")), *options, *_address()]
+    restore_command = [str(_find_tool("pg_restore")), "--no-owner", "--no-privileges", "--file=-", str(archive)]
+    psql_command = [str(_find_tool("psql")), *options, *_connection_argument()]
     pipe, environment = subprocess.PIPE, _environment()
     was_commit_sent = False
     with (
@@ -70,6 +72,7 @@ def replace(archive: Path) -> None:
     ):
         assert pg_restore.stdout and psql.stdin  # noqa: S101, PT018  # for mypy: `Popen` made both pipes
         try:
+            # The notices of DROP ... CASCADE would fill the pipe of psql's errors, which nobody reads yet.
             psql.stdin.write(
                 b"SET client_min_messages = warning;\nBEGIN;\nDROP SCHEMA public CASCADE;\nCREATE SCHEMA public;\n"
             )
@@ -144,7 +147,7 @@ def _copy_statements(pg_restore: IO[bytes], psql: IO[bytes]) -> None:
     shutil.copyfileobj(pg_restore, psql, 1024**2)
 
 
-def _tool(name: str) -> Path:
+def _find_tool(name: str) -> Path:
     """Return the path of a tool whose version is at least the server's: pg_dump refuses a newer server.
 
     The embedded PostgreSQL's tool is preferred to the system's. Raises DatabaseToolFailed if neither is new enough.
@@ -169,9 +172,9 @@ def _tool(name: str) -> Path:
     )
 
 
-def _run(tool: str, *arguments: str) -> None:
+def _run_tool(tool: str, *arguments: str) -> None:
     """Run a tool. Raises DatabaseToolFailed."""
-    result = subprocess.run([str(_tool(tool)), *arguments], capture_output=True, env=_environment(), check=False)
+    result = subprocess.run([str(_find_tool(tool)), *arguments], capture_output=True, env=_environment(), check=False)
     if result.returncode:
         raise DatabaseToolFailed(_last_lines(tool, result.stderr))
 
@@ -182,13 +185,14 @@ def _last_lines(tool: str, errors: bytes) -> str:
     return "\n".join([f"{tool} failed:", *lines])
 
 
-def _database() -> dict[str, Any]:
+def _database_settings() -> dict[str, Any]:
+    """Return Django's settings of the database."""
     return dict(settings.DATABASES["default"])
 
 
-def _address() -> list[str]:
+def _connection_argument() -> list[str]:
     """Return the argument `--dbname` with everything that a tool needs to connect, except the password."""
-    database = _database()
+    database = _database_settings()
     options = {name: value for name, value in (database.get("OPTIONS") or {}).items() if name in LIBPQ_OPTIONS}
     options |= {name: str(database[name.upper()]) for name in ("host", "port", "user") if database.get(name.upper())}
     name = connection.settings_dict["NAME"]  # a test's database has another name than the settings say
@@ -197,5 +201,5 @@ def _address() -> list[str]:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the tools, with the password. The locale makes their messages English."""
-    password = str(_database().get("PASSWORD") or "")
+    password = str(_database_settings().get("PASSWORD") or "")
     return {"LC_ALL": "C.UTF-8", "HOME": str(Path.home()), **({"PGPASSWORD": password} if password else {})}

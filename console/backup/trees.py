@@ -45,7 +45,7 @@ class BrokenTree(Exception):
 
 @dataclass
 class PackResult:
-    """What a tar file contains. `bytes` is the size of the tar file; `missing` counts the entries left out."""
+    """The contents of a tar file. `bytes` is the size of the tar file; `missing` counts the entries left out."""
 
     files: int = 0
     folders: int = 0
@@ -175,11 +175,12 @@ class _Packer:
         self._result.leave_out(path, "was replaced during each attempt to read it")
 
     def _try_to_add(self, parent_fd: int, name: str, path: str, depth: int) -> None:
+        """Add an entry, and what is below it. Raises OSError if it is deleted or replaced meanwhile."""
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             self._add_folder(parent_fd, name, path, depth, status)
         elif stat.S_ISLNK(status.st_mode):
-            self._add(_info(path, status, tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)))
+            self._add_member(_info(path, status, tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)))
         elif stat.S_ISREG(status.st_mode):
             if not self._add_file(parent_fd, name, path):
                 self._changed.append(path)
@@ -187,6 +188,7 @@ class _Packer:
             self._result.leave_out(path, "no file, folder or link")  # such as a pipe
 
     def _add_folder(self, parent_fd: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
+        """Add a folder and what is below it, or leave it out if it is nested too deep."""
         if depth > MAX_DEPTH or len(os.fsencode(path)) > MAX_PATH_BYTES:
             self._result.leave_out(path, "nested too deep")
             return
@@ -228,20 +230,21 @@ class _Packer:
             os.close(file_fd)
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)  # it was replaced since `_try_to_add`
         with os.fdopen(file_fd, "rb", buffering=0) as file:
-            # A file that occupies fewer bytes than its size is sparse. Without holes, `segments` is None.
+            # A file that occupies fewer bytes than its size is sparse; stat counts blocks of 512 bytes. Without holes,
+            # `segments` is None.
             segments = list(_segments(file_fd, before)) if before.st_blocks * 512 < before.st_size else None
             info = _info(path, before)
             reader = _SegmentReader(file, segments if segments is not None else [(0, before.st_size)])
             if segments is None:
                 info.size = before.st_size
-                self._add(info, _ChainedReader(reader), is_counted=not is_copy)
+                self._add_member(info, _ChainedReader(reader), is_counted=not is_copy)
             else:
-                self._add(*_sparse_member(info, before.st_size, segments, reader), is_counted=not is_copy)
+                self._add_member(*_sparse_member(info, before.st_size, segments, reader), is_counted=not is_copy)
             after = os.fstat(file_fd)
         is_same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
         return is_same and not reader.was_short
 
-    def _add(self, info: tarfile.TarInfo, content: Any = None, *, is_counted: bool = True) -> None:
+    def _add_member(self, info: tarfile.TarInfo, content: Any = None, *, is_counted: bool = True) -> None:
         """Write a member, unless its path is too long. `content` is a reader; None for a link."""
         if len(os.fsencode(info.name)) > MAX_PATH_BYTES:
             self._result.leave_out(info.name, "nested too deep")
@@ -251,6 +254,7 @@ class _Packer:
 
 
 def _list_names(folder_fd: int) -> list[str]:
+    """Return the names in an open folder, sorted, so that equal trees make equal tar files."""
     with os.scandir(folder_fd) as entries:
         return sorted(entry.name for entry in entries)
 

@@ -1,1 +1,1 @@
-"""What all packages of the console share: errors, pagination, parsers, encryption, tasks, server-sent events."""
+"""Shared by all packages of the console: errors, pagination, parsers, encryption, tasks, server-sent events."""

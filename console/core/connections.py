@@ -40,7 +40,7 @@ class _Connection(http.client.HTTPConnection):
         tcp = socket.create_connection((self._ip, self.port), self.timeout)
         try:
             self.sock = self._tls.wrap_socket(tcp, server_hostname=self.host) if self._tls else tcp
-        except BaseException:
+        except BaseException:  # also a KeyboardInterrupt, else the socket would stay open
             tcp.close()
             raise
 
@@ -82,7 +82,7 @@ def time_limit(connection: http.client.HTTPConnection, seconds: float) -> Iterat
 def _is_allowed(address: str, allows_private: bool) -> bool:
     """Return whether the console may connect to an IP address."""
     ip = ipaddress.ip_address(address.partition("%")[0])  # without the zone of an IPv6 address, such as %eth0
-    ip = getattr(ip, "ipv4_mapped", None) or ip
+    ip = getattr(ip, "ipv4_mapped", None) or ip  # ::ffff:10.0.0.1 leads to 10.0.0.1
     if any(ip in network for network in _TUNNELS):
         return False
     # Clouds serve machines' credentials at link-local addresses (169.254.169.254), so no setting allows these.

@@ -28,6 +28,7 @@ def decrypt(data: bytes | memoryview[int], *, purpose: bytes) -> str | None:
 
 
 def _cipher(purpose: bytes) -> MultiFernet:
+    """Return a cipher that encrypts with the key of SECRET_KEY, and decrypts with those of all keys."""
     keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     return MultiFernet([Fernet(_derive_key(key, purpose)) for key in keys])
 

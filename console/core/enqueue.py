@@ -23,6 +23,7 @@ def send(task: Task[Any, Any], *arguments: Any) -> None:
 
 
 def _send(task: Task[Any, Any], arguments: tuple[Any, ...]) -> None:
+    """Send a task. Celery does not retry, because the caller may be a request: a page must not wait for the broker."""
     try:
         task.apply_async(arguments, retry=False)
     except OperationalError:

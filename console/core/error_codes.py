@@ -64,6 +64,7 @@ CODE_OF_EXCEPTION: dict[type[exceptions.APIException], str] = {
     exceptions.PermissionDenied: "not_allowed",
     exceptions.NotFound: "not_found",
 }
+"""The code by the class of DRF's exceptions. A subclass must come before its base class."""
 INTERNAL: Text = _("Something went wrong on our side. The error was logged. Try again later.")
 MALFORMED: Text = _("The request is malformed. Check its syntax.")
 DATABASE_UNAVAILABLE: Text = _("The database cannot be reached. Try again in a few seconds.")
@@ -82,14 +83,14 @@ class ErrorCode:
     code: str
     status: int
     meanings: tuple[str, ...]
-    """What the error means, in English: the first paragraph of each class's docstring."""
+    """The explanations of the error, in English: the first paragraph of each class's docstring."""
     messages: tuple[Text, ...]
     """The messages that customers get; none if every message is written where the error is raised."""
 
 
 def reference() -> list[ErrorCode]:
     """Return all codes in alphabetical order, as collected from the error classes."""
-    # Status, meanings and messages by code. The inner dicts serve as ordered sets.
+    # Status, meanings and messages by code. The keys of the inner dicts are meanings and messages, without repetitions.
     by_code: dict[str, tuple[int, dict[str, None], dict[Text, None]]] = {}
     for error_class in _error_classes(CustomerError):
         status = STATUS_OF_CODE.get(error_class.code, 400)

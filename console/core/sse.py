@@ -64,7 +64,7 @@ def event_stream(
     `is_allowed` returns whether the reader still has access, such as `console.accounts.access.is_still_allowed`. It
     may read the database.
     """
-    response = StreamingHttpResponse(_frames(events, is_allowed, heartbeat_seconds), content_type=MEDIA_TYPE)
+    response = StreamingHttpResponse(_encode_events(events, is_allowed, heartbeat_seconds), content_type=MEDIA_TYPE)
     response["Cache-Control"] = "no-cache"
     response["X-Accel-Buffering"] = "no"  # nginx would otherwise collect events before it sends them
     return response
@@ -83,7 +83,7 @@ async def query_in_thread(query: Callable[P, T], *args: P.args, **kwargs: P.kwar
     return await sync_to_async(run)()
 
 
-async def _frames(
+async def _encode_events(
     events: AsyncIterator[Event | tuple[str, Any]], is_allowed: Callable[[], bool], heartbeat_seconds: float
 ) -> AsyncIterator[bytes]:
     """Yield the stream's bytes: events, and heartbeats while there are none. End when the reader loses access."""
@@ -108,7 +108,7 @@ async def _frames(
                 event = arrived_event.result()
             except StopAsyncIteration:
                 return
-            yield _frame(Event(*event))
+            yield _encode_event(Event(*event))
     finally:
         if next_event is not None:
             next_event.cancel()
@@ -117,7 +117,7 @@ async def _frames(
             await close()
 
 
-def _frame(event: Event) -> bytes:
+def _encode_event(event: Event) -> bytes:
     """Return the bytes of an event."""
     text = event.data if isinstance(event.data, str) else json.dumps(event.data, separators=(",", ":"), default=str)
     lines = [f"event: {event.name}"]

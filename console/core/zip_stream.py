@@ -12,7 +12,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 class _Buffer:
-    """The file object that ZipFile writes to; `drain` returns what was written, and empties it.
+    """The file object that ZipFile writes to.
 
     It has no `seek`. Therefore ZipFile writes the size of each file after its data, where the ZIP format allows it.
     """
@@ -21,13 +21,15 @@ class _Buffer:
         self.written = bytearray()
 
     def write(self, data: bytes) -> int:
+        """Add bytes to the buffer; return how many."""
         self.written += data
         return len(data)
 
     def flush(self) -> None:
-        pass
+        """Do nothing: ZipFile requires the method."""
 
     def drain(self) -> bytes:
+        """Return what was written since the last call."""
         data = bytes(self.written)
         self.written.clear()
         return data
@@ -42,6 +44,7 @@ def zip_stream(files: Iterable[tuple[str, Iterable[str]]]) -> Iterator[bytes]:
         for name, parts in files:
             entry = ZipInfo(name, date_time)
             entry.compress_type = ZIP_DEFLATED
+            # The size of the text is not known yet; only the ZIP64 format allows more than 4 GiB.
             with archive.open(entry, "w", force_zip64=True) as file:
                 for part in parts:
                     file.write(part.encode("utf-8", "replace"))

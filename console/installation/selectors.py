@@ -32,7 +32,7 @@ class ShownNotice:
 
 @dataclass(frozen=True)
 class Installation:
-    """What all pages show of the installation: the brand, which legal texts there are, and the notices."""
+    """The data of the installation that all pages show: the brand, which legal texts there are, and the notices."""
 
     name: str = DEFAULT_NAME
     support_href: str = ""
@@ -60,7 +60,7 @@ def installation() -> Installation:
     """Return the installation, from this process's cache or the database. Raises a database error."""
     cached: Installation | None = caches["template_fragments"].get(CACHE_KEY)
     if cached is None:
-        cached = _read()
+        cached = _read_installation()
         caches["template_fragments"].set(CACHE_KEY, cached, CACHE_SECONDS)
     return cached
 
@@ -81,7 +81,7 @@ def terms_version() -> str:
     return terms.version if terms else settings.TERMS_VERSION
 
 
-def _read() -> Installation:
+def _read_installation() -> Installation:
     """Return the installation from the database."""
     brand = Brand.objects.first() or Brand(name=DEFAULT_NAME)
     # In the order of their ids, so that the newest version of each kind overwrites the older ones.

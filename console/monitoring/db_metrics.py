@@ -103,40 +103,40 @@ def open_work() -> Iterator[Metric]:
     oldest = GaugeMetricFamily(
         "trainyard_queue_oldest_seconds", "Wait of the oldest job that may start.", labels=("cluster", "node_spec")
     )
-    for cluster, spec, count, age in _rows(QUEUE, [resolve_cluster_name("")]):
+    for cluster, spec, count, age in _query(QUEUE, [resolve_cluster_name("")]):
         queued.add_metric((cluster, spec), count)
         oldest.add_metric((cluster, spec), age)
     yield queued
     yield oldest
     active = GaugeMetricFamily("trainyard_jobs_active", "Jobs on the clusters.", labels=("state",))
-    active_counts = dict(_rows(ACTIVE))
+    active_counts = dict(_query(ACTIVE))
     for state in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING):
         active.add_metric((str(state),), active_counts.get(str(state), 0))
     yield active
-    [(unsubmitted, stopping, nodes)] = _rows(UNFINISHED)
+    [(unsubmitted, stopping, nodes)] = _query(UNFINISHED)
     for name, text, value in (
         ("trainyard_unsubmitted_oldest_seconds", "Age of the oldest claim that no cluster has accepted.", unsubmitted),
         ("trainyard_stopping_oldest_seconds", "Age of the oldest cancel whose run still exists.", stopping),
         ("trainyard_nodes_granted", "Nodes held by open attempts.", nodes),
     ):
         yield GaugeMetricFamily(name, text, value=value)
-    yield from _payment_events()
+    yield from _collect_payment_events()
 
 
-def _payment_events() -> Iterator[Metric]:
+def _collect_payment_events() -> Iterator[Metric]:
     """Yield gauges of payment events that are not applied, by state."""
     events = GaugeMetricFamily("trainyard_payment_events", "Open payment events.", labels=("state",))
     oldest = GaugeMetricFamily(
         "trainyard_payment_events_oldest_seconds", "Age of the oldest of them.", labels=("state",)
     )
-    events_by_state = {state: (count, age) for state, count, age in _rows(PAYMENTS)}
+    events_by_state = {state: (count, age) for state, count, age in _query(PAYMENTS)}
     for state in ("received", "parked", "quarantined"):
         count, age = events_by_state.get(state, (0, None))
         events.add_metric((state,), count)
         oldest.add_metric((state,), age or 0.0)
     yield events
     yield oldest
-    [(lag,)] = _rows(LAG, [LAG_EVENTS, LAG_SECONDS])
+    [(lag,)] = _query(LAG, [LAG_EVENTS, LAG_SECONDS])
     yield GaugeMetricFamily(
         "trainyard_webhook_lag_seconds", "Longest time from receipt to application, over five minutes.", value=lag
     )
@@ -144,7 +144,7 @@ def _payment_events() -> Iterator[Metric]:
 
 def history() -> Iterator[Metric]:
     """Yield histograms of state and dispatch durations, and counters of ended runs, since the first job."""
-    sums = _sums()
+    sums = _update_sums()
     transitions = HistogramMetricFamily(
         "trainyard_transition_seconds", "Time that a job was in a state before the next.", labels=("before", "after")
     )
@@ -152,7 +152,7 @@ def history() -> Iterator[Metric]:
         "trainyard_dispatch_seconds", "Time from the claim of a job to the cluster's acceptance.", labels=()
     )
     for key, (counts, total) in sorted(sums["times"].items()):
-        buckets = _cumulative(counts)
+        buckets = _cumulative_buckets(counts)
         if key == "dispatch":
             dispatch.add_metric((), buckets, total)
         else:
@@ -170,7 +170,7 @@ def history() -> Iterator[Metric]:
     )
 
 
-def _sums() -> dict[str, Any]:
+def _update_sums() -> dict[str, Any]:
     """Return the cached sums plus the events since then, and cache the result. Without Redis, sum from the first event.
 
     In the result, `times` has a histogram `[counts by bucket, total seconds]` by "<state> <next state>" or "dispatch";
@@ -178,13 +178,13 @@ def _sums() -> dict[str, Any]:
     event; `behind` is 1 if there are more events to sum. Two processes that do this at once both compute correct sums,
     so it does not matter which writes last.
     """
-    key = redis_client.key("figures")  # an old name for the sums; processes of two versions must agree on it
+    key = redis_client.key("figures")  # an old name of the sums; during an upgrade two versions read this key
     try:
         sums: dict[str, Any] = json.loads(redis_client.client().get(key) or "{}")
     except redis.RedisError:
         sums = {}
     if sums.get("version") != SUMS_VERSION or sums["database"] != settings.DATABASES["default"]["NAME"]:
-        sums = _empty_sums()
+        sums = _new_sums()
     after_id = sums["after"]
     sums["times"] = defaultdict(lambda: [[0] * (len(BUCKETS) + 1), 0.0], sums["times"])
     sums["ends"] = defaultdict(int, sums["ends"])
@@ -192,14 +192,14 @@ def _sums() -> dict[str, Any]:
         "after": after_id, "states": list(STATES), "before": [*STATES, ORDERED],
         "min_age": MIN_EVENT_AGE_SECONDS, "limit": MAX_EVENTS_PER_SCRAPE,
     }  # fmt: skip
-    rows = _rows(EVENTS, values)
+    rows = _query(EVENTS, values)
     for event_id, kind, reason, kind_before, seconds, submit_seconds in rows:
         sums["after"] = event_id
         if kind_before is not None:
             state_before = JobState.QUEUED if kind_before == ORDERED else kind_before
-            _observe(sums["times"][f"{state_before} {kind}"], seconds)
+            _add_duration(sums["times"][f"{state_before} {kind}"], seconds)
         if submit_seconds is not None:
-            _observe(sums["times"]["dispatch"], submit_seconds)
+            _add_duration(sums["times"]["dispatch"], submit_seconds)
         if reason:
             is_retried = "yes" if kind == JobState.QUEUED else "no"
             sums["ends"][f"{reason} {is_retried}"] += 1
@@ -213,7 +213,7 @@ def _sums() -> dict[str, Any]:
     return sums
 
 
-def _empty_sums() -> dict[str, Any]:
+def _new_sums() -> dict[str, Any]:
     """Return the sums before the first event. They belong to one database, because several may share a Redis."""
     return {
         "version": SUMS_VERSION,
@@ -225,19 +225,20 @@ def _empty_sums() -> dict[str, Any]:
     }
 
 
-def _observe(histogram: list[Any], seconds: float) -> None:
+def _add_duration(histogram: list[Any], seconds: float) -> None:
     """Add one duration to a histogram `[counts by bucket, total seconds]`."""
     histogram[0][bisect_left(BUCKETS, seconds)] += 1
     histogram[1] += max(0.0, seconds)
 
 
-def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
+def _cumulative_buckets(counts: list[int]) -> list[tuple[str, float]]:
     """Return Prometheus's buckets: each upper edge with the number of durations up to it."""
     edges = [*(str(edge) for edge in BUCKETS), "+Inf"]
     return [(edge, float(total)) for edge, total in zip(edges, accumulate(counts), strict=True)]
 
 
-def _rows(sql: str, values: Any = None) -> list[Any]:
+def _query(sql: str, values: Any = None) -> list[Any]:
+    """Return the rows of a query. `values` are its parameters, by position or by name."""
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
         return list(cursor.fetchall())

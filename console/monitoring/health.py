@@ -108,8 +108,8 @@ def worst_status(results: list[CheckResult]) -> str:
 
 def checks() -> list[CheckResult]:
     """Return the results of all checks: first what this process needs, then other processes and clusters."""
-    own_results = [_run(check, function) for check, function in OWN_CHECKS.items()]
-    return own_results + _other_checks({result.check for result in own_results if result.status == OK})
+    own_results = [_run_check(check, function) for check, function in OWN_CHECKS.items()]
+    return own_results + _check_others({result.check for result in own_results if result.status == OK})
 
 
 def isolation_gaps() -> dict[str, list[str]]:
@@ -136,7 +136,7 @@ def dashboard(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 # --- What this process needs ------------------------------------------------------------------------------------------
 
 
-def _run(check: str, function: Callable[[], str]) -> CheckResult:
+def _run_check(check: str, function: Callable[[], str]) -> CheckResult:
     """Run the check `function`, which returns the problem, empty if there is none; return the result.
 
     An error that it raises is a problem too.
@@ -149,13 +149,14 @@ def _run(check: str, function: Callable[[], str]) -> CheckResult:
     return CheckResult(check, FAILED if problem else OK, detail=problem)
 
 
-def _database() -> str:
+def _check_database() -> str:
+    """Check that the database answers a query."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     return ""
 
 
-def _migrations() -> str:
+def _check_migrations() -> str:
     """Check that all migrations were applied. A newer schema is no problem: the previous version works with it."""
     if time.monotonic() - _migrated_at.get(connection.alias, float("-inf")) < SCHEMA_CACHE_SECONDS:
         return ""
@@ -167,12 +168,13 @@ def _migrations() -> str:
     return ""
 
 
-def _redis() -> str:
+def _check_redis() -> str:
+    """Check that Redis answers."""
     redis_client.client().ping()
     return ""
 
 
-def _storage() -> str:
+def _check_storage() -> str:
     """Write and remove a file where datasets, workspaces and runs are stored."""
     for root in (settings.TRAINYARD_STORAGE_ROOT, settings.TRAINYARD_RUNS_ROOT):
         folder = Path(root) / ".health"
@@ -186,17 +188,18 @@ def _storage() -> str:
 
 
 OWN_CHECKS: dict[str, Callable[[], str]] = {
-    "database": _database,
-    "migrations": _migrations,
-    "redis": _redis,
-    "storage": _storage,
+    "database": _check_database,
+    "migrations": _check_migrations,
+    "redis": _check_redis,
+    "storage": _check_storage,
 }
+"""The checks of what this process needs. Each returns the problem as a sentence, or an empty text."""
 
 
 # --- Other processes and clusters -------------------------------------------------------------------------------------
 
 
-def _other_checks(passed: set[str]) -> list[CheckResult]:
+def _check_others(passed: set[str]) -> list[CheckResult]:
     """Return the results for other processes and clusters. `passed` names the checks of this process that passed.
 
     Without Redis the heartbeats are unknown, so every process counts as degraded. Without the schema, clusters cannot
@@ -212,11 +215,11 @@ def _other_checks(passed: set[str]) -> list[CheckResult]:
         (heartbeats.WORKER, heartbeats.DISPATCH),
         *((heartbeats.WATCHER, name) for name in settings.TRAINYARD_CLUSTERS),
     ]
-    processes = [_process(kind, part, heartbeats.latest(recent, kind).get(part)) for kind, part in parts]
-    return processes + (_clusters() if "migrations" in passed else [])
+    processes = [_check_process(kind, part, heartbeats.latest(recent, kind).get(part)) for kind, part in parts]
+    return processes + (_check_clusters() if "migrations" in passed else [])
 
 
-def _process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> CheckResult:
+def _check_process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> CheckResult:
     """Return whether the last heartbeat of a kind and part is recent enough."""
     if heartbeat is None:
         return CheckResult(kind, DEGRADED, part, _("No heartbeat received yet."))
@@ -227,7 +230,7 @@ def _process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> Ch
     return CheckResult(kind, DEGRADED if heartbeat.age_seconds > LATE_SECONDS[kind] else OK, part, detail)
 
 
-def _clusters() -> list[CheckResult]:
+def _check_clusters() -> list[CheckResult]:
     """Return whether each cluster answered the last reconciliation. A cluster that has had none yet is OK."""
     errors = {status.name: status.detail for status in ClusterStatus.objects.filter(answers=False)}
     return [
@@ -237,5 +240,6 @@ def _clusters() -> list[CheckResult]:
 
 
 def _is_staff(request: HttpRequest) -> bool:
+    """Return whether an administrator sent the request, who may see details."""
     user = getattr(request, "user", None)
     return isinstance(user, User) and second_factors.may_administer(user)

@@ -82,14 +82,17 @@ class Collector:
 def collect_metrics() -> Iterator[Metric]:
     """Yield all metrics. The last is `trainyard_up`, which tells whether the database and Redis answered."""
     up = GaugeMetricFamily("trainyard_up", "Whether this part answered.", labels=("part",))
-    for part, sources in (("database", (_database,)), ("redis", (_counters, _heartbeats, _task_queue))):
-        metrics, is_up = _collect(sources)
+    for part, sources in (
+        ("database", (_collect_database,)),
+        ("redis", (_collect_counters, _collect_heartbeats, _collect_task_queue)),
+    ):
+        metrics, is_up = _collect_from(sources)
         up.add_metric((part,), float(is_up))
         yield from metrics
     yield up
 
 
-def _collect(sources: tuple[Callable[[], Iterator[Metric]], ...]) -> tuple[list[Metric], bool]:
+def _collect_from(sources: tuple[Callable[[], Iterator[Metric]], ...]) -> tuple[list[Metric], bool]:
     """Return the metrics of the sources up to the first that fails, and whether all succeeded."""
     metrics: list[Metric] = []
     try:
@@ -101,7 +104,7 @@ def _collect(sources: tuple[Callable[[], Iterator[Metric]], ...]) -> tuple[list[
     return metrics, True
 
 
-def _database() -> Iterator[Metric]:
+def _collect_database() -> Iterator[Metric]:
     """Yield the metrics from the database. Raises DatabaseError."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"SET LOCAL statement_timeout = '{STATEMENT_SECONDS}s'")
@@ -113,7 +116,7 @@ def _database() -> Iterator[Metric]:
         yield reachable
 
 
-def _counters() -> Iterator[Metric]:
+def _collect_counters() -> Iterator[Metric]:
     """Yield the counters and histograms of requests and tasks. Raises redis.RedisError."""
     for metric in counters.METRICS:
         if not metric.buckets:
@@ -129,7 +132,7 @@ def _counters() -> Iterator[Metric]:
         yield histogram
 
 
-def _heartbeats() -> Iterator[Metric]:
+def _collect_heartbeats() -> Iterator[Metric]:
     """Yield the metrics of processes, clusters and the ledger that heartbeats carry. Raises redis.RedisError."""
     cluster_kinds = (heartbeats.WATCHER, heartbeats.CLUSTER)
     current = [
@@ -152,11 +155,11 @@ def _heartbeats() -> Iterator[Metric]:
     yield processes
     streams = sum(int(heartbeat.details.get("streams", 0)) for heartbeat in live if heartbeat.kind == heartbeats.WEB)
     yield GaugeMetricFamily("trainyard_live_streams", "Open event streams.", value=streams)
-    yield from _capacity(heartbeats.latest(current, heartbeats.CLUSTER))
-    yield from _ledger(heartbeats.latest(current, heartbeats.LEDGER).get(""))
+    yield from _collect_capacity(heartbeats.latest(current, heartbeats.CLUSTER))
+    yield from _collect_ledger(heartbeats.latest(current, heartbeats.LEDGER).get(""))
 
 
-def _capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Metric]:
+def _collect_capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Metric]:
     """Yield capacity and isolation gaps of clusters, from the last heartbeat about each (`heartbeats.CLUSTER`)."""
     labels = ("cluster", "resource", "gpu_type")
     total = GaugeMetricFamily("trainyard_capacity", "Total capacity of a cluster: cores, MiB, GPUs.", labels=labels)
@@ -172,7 +175,7 @@ def _capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Metric]:
     yield gaps
 
 
-def _ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
+def _collect_ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
     """Yield the numbers of findings of the last check of the ledger, by kind."""
     findings = GaugeMetricFamily("trainyard_ledger_wrong", "Findings of the last ledger check.", labels=("what",))
     for kind, count in (heartbeat.details.get("wrong", {}) if heartbeat else {}).items():
@@ -180,7 +183,7 @@ def _ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
     yield findings
 
 
-def _task_queue() -> Iterator[Metric]:
+def _collect_task_queue() -> Iterator[Metric]:
     """Yield how many messages wait in Celery's queues, and how many are being worked on. Raises redis.RedisError."""
     client: Any = redis_client.client()
     for name, text, value in (

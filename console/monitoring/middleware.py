@@ -29,7 +29,7 @@ UNKNOWN = "unknown"
 
 
 class RequestMiddleware:
-    """See the module's docstring."""
+    """Prepares each request and measures it, as the module's docstring describes."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -99,6 +99,7 @@ def route_of(request: HttpRequest) -> str:
 
 
 def _measure(request: HttpRequest, response: HttpResponseBase, seconds: float) -> None:
+    """Count the request, and how long Django took to respond."""
     method, route = request.method if request.method in METHODS else "other", route_of(request)
     buffer.count(HTTP_TOTAL, route=route, method=method, status=str(response.status_code))
     if not is_event_stream(response):  # it is sent only after this function, so its duration is not known

@@ -62,11 +62,11 @@ def _revenue_figures() -> list[Figure]:
     """Return what was charged in each currency."""
     title = _("Charged in %(days)d days") % {"days": REVENUE_DAYS}
     href = reverse("admin:billing_receipt_changelist")
-    sums = _cached("revenue", _revenue)
+    sums = _get_cached("revenue", _sum_revenue)
     return [Figure(title, money(total, currency), href) for currency, total in sums] or [Figure(title, "0", href)]
 
 
-def _revenue() -> list[tuple[str, int]]:
+def _sum_revenue() -> list[tuple[str, int]]:
     """Return the sum of the last REVENUE_DAYS' receipts by currency, in minor units."""
     since = timezone.now() - timedelta(days=REVENUE_DAYS)
     sums = Receipt.objects.filter(created_at__gte=since).order_by("currency").values_list("currency")
@@ -136,7 +136,7 @@ def _utilization() -> Table:
 
 def _failures() -> Table:
     """Return how many jobs ended by which reason in the last FAILURE_DAYS, the most frequent first."""
-    counts = _cached("ends", _counts_by_reason)
+    counts = _get_cached("ends", _count_by_reason)
     total = sum(count for _reason, count in counts)
     labels = dict(Job.Reasons.choices)
     rows = [(str(labels.get(reason, reason)), str(count), f"{count / total:.1%}") for reason, count in counts]
@@ -144,13 +144,14 @@ def _failures() -> Table:
     return Table(title, (_("Reason"), _("Jobs"), _("Share")), rows)
 
 
-def _counts_by_reason() -> list[tuple[str, int]]:
+def _count_by_reason() -> list[tuple[str, int]]:
+    """Return (reason, number of jobs) of the last FAILURE_DAYS, the most frequent first."""
     since = timezone.now() - timedelta(days=FAILURE_DAYS)
     ended = Job.objects.filter(finished_at__gte=since).order_by().values_list("reason")
     return list(ended.annotate(count=Count("pk")).order_by(F("count").desc(), "reason"))
 
 
-def _cached(name: str, compute: Callable[[], Any]) -> Any:
+def _get_cached(name: str, compute: Callable[[], Any]) -> Any:
     """Return the cached value, or compute and cache it. While Redis is unavailable, compute it each time."""
     key = f"operations:{name}"
     try:

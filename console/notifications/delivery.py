@@ -66,21 +66,21 @@ def queue() -> int:
     with transaction.atomic():
         unqueued = Notification.objects.select_for_update(skip_locked=True).filter(queued_at=None).order_by("id")
         notifications = list(unqueued[:NOTIFICATIONS_PER_QUEUE])
-        organizations = {notification.organization_id for notification in notifications}
-        by_organization: dict[int, list[Webhook]] = {}
-        for webhook in Webhook.objects.filter(organization__in=organizations):
-            by_organization.setdefault(webhook.organization_id, []).append(webhook)
+        organization_ids = {notification.organization_id for notification in notifications}
+        webhooks_by_organization: dict[int, list[Webhook]] = {}
+        for webhook in Webhook.objects.filter(organization__in=organization_ids):
+            webhooks_by_organization.setdefault(webhook.organization_id, []).append(webhook)
         Delivery.objects.bulk_create(
             [
                 Delivery(webhook=webhook, notification=notification)
                 for notification in notifications
-                for webhook in by_organization.get(notification.organization_id, ())
+                for webhook in webhooks_by_organization.get(notification.organization_id, ())
                 if _wants(webhook, notification)
             ],
             ignore_conflicts=True,
         )
-        queued = Notification.objects.filter(pk__in=[notification.pk for notification in notifications])
-        queued.update(queued_at=timezone.now())
+        handled = Notification.objects.filter(pk__in=[notification.pk for notification in notifications])
+        handled.update(queued_at=timezone.now())
     return len(notifications)
 
 
@@ -128,19 +128,19 @@ def body_of(delivery: Delivery) -> bytes:
 
 def _send_round() -> Iterator[bool]:
     """Send the first due delivery of each of up to ROUND_SIZE webhooks. Yield for each whether it was accepted."""
-    due = Delivery.objects.filter(state=Delivery.States.DUE, due_at__lte=timezone.now()).order_by("due_at", "id")
-    by_webhook: dict[int, Delivery] = {}
-    # Four times the rows that a round sends, because several may be of the same webhook. If the backlog of one webhook
-    # fills them, the others wait: each round sends only one of its deliveries. A limit keeps the query small.
-    for delivery in due.select_related("webhook__organization", "notification")[: ROUND_SIZE * 4]:
-        by_webhook.setdefault(delivery.webhook_id, delivery)
-    deliveries = list(by_webhook.values())[:ROUND_SIZE]
+    due = Delivery.objects.filter(state=Delivery.States.DUE, due_at__lte=timezone.now())
+    # One for each webhook, so that the backlog of one webhook cannot fill a round while the others wait.
+    first_of_each_webhook = due.order_by("webhook_id", "due_at", "id").distinct("webhook_id").values("pk")
+    chosen = Delivery.objects.filter(pk__in=first_of_each_webhook).select_related(
+        "webhook__organization", "notification"
+    )
+    deliveries = list(chosen.order_by("due_at", "id")[:ROUND_SIZE])
     bodies = [body_of(delivery) for delivery in deliveries]
     secrets = [encryption.decrypt(delivery.webhook.secret, purpose=ENCRYPTION_PURPOSE) for delivery in deliveries]
     with ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(_send, deliveries, bodies, secrets)
         for delivery, result in zip(deliveries, results, strict=True):
-            _store(delivery, result)
+            _store_result(delivery, result)
             yield result.is_accepted
 
 
@@ -178,7 +178,7 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
     )
 
 
-def _store(delivery: Delivery, result: RequestResult) -> None:
+def _store_result(delivery: Delivery, result: RequestResult) -> None:
     """Store the result of a request: the delivery is delivered, has failed for good, or is due again later."""
     now = timezone.now()
     tries = delivery.tries + 1

@@ -16,5 +16,5 @@ def deliver() -> None:
 
 @shared_task
 def tidy() -> None:
-    """Delete old notifications."""
+    """Delete notifications older than `delivery.RETENTION`."""
     delivery.delete_old()

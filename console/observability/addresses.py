@@ -48,13 +48,13 @@ def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) ->
     this function reads `forwarded_for` from its end while the address is that of a trusted proxy. Entries that a client
     wrote into the header come before those, and do not count. The search also ends at an entry that is no address.
     """
-    address = _parse(peer)
+    address = _parse_address(peer)
     if address is None:
         return None
     for hop in reversed(forwarded_for.split(",")):
         if not any(address in network for network in proxies):
             break
-        forwarded = _parse(hop)
+        forwarded = _parse_address(hop)
         if forwarded is None:
             break
         address = forwarded
@@ -63,13 +63,13 @@ def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) ->
 
 def rate_limit_key(address: str) -> str:
     """Return the key under which limits count an address: itself, or the network of IPV6_PREFIX bits of an IPv6 one."""
-    parsed = _parse(address)
+    parsed = _parse_address(address)
     if isinstance(parsed, IPv6Address):
         return str(ip_network((parsed, IPV6_PREFIX), strict=False).network_address)
     return address
 
 
-def _parse(text: str) -> Address | None:
+def _parse_address(text: str) -> Address | None:
     """Return the address in `text`, without its port and its zone (`%eth0`); None if `text` is no IP address."""
     text = text.strip()
     if text.startswith("["):

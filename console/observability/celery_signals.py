@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from logging.config import dictConfig
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import signals
 from django.conf import settings
@@ -17,10 +17,23 @@ from console.observability.counters import TASK_SECONDS, TASK_TOTAL, buffer
 HEADER = "trainyard"
 """Our header of a task's message: a dict with the sender's context fields as "about", and its traceparent."""
 TRACEPARENT = "traceparent"
+"""The key of the traceparent in our header."""
 DISPATCHER = "dispatcher"
 """The program that starts jobs (`console.supervision.supervisor`); its Celery node name is `dispatcher@host`."""
 _process = {"program": heartbeats.WORKER}
 """The program that this process runs: WORKER, DISPATCHER or BEAT. The handlers of Celery's start signals set it."""
+
+
+class _StartedTask(NamedTuple):
+    """A task that runs: `_start_task` stores it on the request for `_finish_task`.
+
+    `started_at` is a time of `time.perf_counter`.
+    """
+
+    resources: ExitStack
+    """Closes the task's span and context."""
+    span: Span
+    started_at: float
 
 
 @signals.setup_logging.connect
@@ -52,6 +65,7 @@ def _set_program_of_worker(sender: str = "", **_kwargs: Any) -> None:
 @signals.heartbeat_sent.connect
 @signals.worker_ready.connect
 def _send_heartbeat(**_kwargs: Any) -> None:
+    """Send this worker's heartbeat, at its start and with each heartbeat of Celery's own."""
     part = heartbeats.DISPATCH if _process["program"] == DISPATCHER else ""
     heartbeats.send(heartbeats.WORKER, part, liveness_file=_process["program"])
 
@@ -59,14 +73,14 @@ def _send_heartbeat(**_kwargs: Any) -> None:
 @signals.task_prerun.connect
 def _start_task(task: Any = None, task_id: str = "", **_kwargs: Any) -> None:
     """Set the context fields of the message, and open the task's span."""
-    header = _header(task.request)
+    header = _read_header(task.request)
     stack = ExitStack()
     stack.enter_context(context.bound(**context.fields_from_header(header.get("about")), task=task.name))
     parent = tracing.valid_traceparent(header.get(TRACEPARENT))
     span = stack.enter_context(
         tracing.span(f"task {task.name}", kind=SpanKind.CONSUMER, parent=parent, attributes={"celery.task_id": task_id})
     )
-    task.request.trainyard_span = (stack, span, time.perf_counter())
+    task.request.trainyard_task = _StartedTask(stack, span, time.perf_counter())
 
 
 @signals.task_postrun.connect
@@ -75,27 +89,26 @@ def _finish_task(task: Any = None, state: str | None = None, **_kwargs: Any) -> 
 
     Does nothing if `_start_task` did not run to its end: Celery calls this in any case.
     """
-    started: tuple[ExitStack, Span, float] | None = getattr(task.request, "trainyard_span", None)
+    started: _StartedTask | None = getattr(task.request, "trainyard_task", None)
     if started is None:
         return
-    stack, span, started_at = started
     outcome = str(state or "unknown").lower()
     if outcome == "failure":
-        tracing.mark_failed(span, "the task failed")
-    buffer.observe(TASK_SECONDS, time.perf_counter() - started_at, task=task.name)
+        tracing.mark_failed(started.span, "the task failed")
+    buffer.observe(TASK_SECONDS, time.perf_counter() - started.started_at, task=task.name)
     buffer.count(TASK_TOTAL, task=task.name, outcome=outcome)
-    stack.close()
+    started.resources.close()
 
 
 @signals.worker_process_shutdown.connect
 @signals.worker_shutdown.connect
-def _flush(**_kwargs: Any) -> None:
+def _flush_buffers(**_kwargs: Any) -> None:
     """Send the buffered counts and spans, because a process of Celery's pool ends without running `atexit` handlers."""
     buffer.flush()
     tracing.flush()
 
 
-def _header(request: Any) -> dict[str, Any]:
+def _read_header(request: Any) -> dict[str, Any]:
     """Return our header of a task's message; empty if it has none. Celery's versions differ in where they put it."""
     header = getattr(request, HEADER, None) or (getattr(request, "headers", None) or {}).get(HEADER)
     return header if isinstance(header, dict) else {}

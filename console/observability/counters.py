@@ -80,7 +80,7 @@ TASK_TOTAL = Metric("trainyard_tasks", "Finished Celery tasks, by outcome.", ("t
 METRICS = (HTTP_SECONDS, HTTP_TOTAL, TASK_SECONDS, TASK_TOTAL)
 
 Key = tuple[str, tuple[str, ...], str]
-"""What a count in the buffer belongs to: the metric's name, its label values, and SUM, COUNT or a bucket's index."""
+"""The key of a count in the buffer: the metric's name, its label values, and SUM, COUNT or a bucket's index."""
 
 
 class Buffer:
@@ -103,11 +103,11 @@ class Buffer:
 
     def count(self, metric: Metric, **labels: str) -> None:
         """Add one to a counter."""
-        self._add({(metric.name, _values(metric, labels), COUNT): 1})
+        self._add({(metric.name, _label_values(metric, labels), COUNT): 1})
 
     def observe(self, metric: Metric, seconds: float, **labels: str) -> None:
         """Add one duration to a histogram."""
-        values = _values(metric, labels)
+        values = _label_values(metric, labels)
         bucket = str(bisect_left(metric.buckets, seconds))
         self._add({(metric.name, values, bucket): 1, (metric.name, values, SUM): seconds})
 
@@ -130,9 +130,9 @@ class Buffer:
                 for (name, labels, value_name), amount in counts.items():
                     field = json.dumps([*labels, value_name], separators=(",", ":"))
                     if value_name == SUM:
-                        pipe.hincrbyfloat(_key(name), field, amount)
+                        pipe.hincrbyfloat(_redis_key(name), field, amount)
                     else:
-                        pipe.hincrby(_key(name), field, int(amount))
+                        pipe.hincrby(_redis_key(name), field, int(amount))
                 pipe.execute()
         except redis.RedisError as error:
             logger.debug("counts wait for Redis: %s", error)
@@ -143,6 +143,7 @@ class Buffer:
         return True
 
     def _add(self, amounts: dict[Key, float]) -> None:
+        """Add amounts to the buffer. The first call starts the thread that flushes it: most commands count nothing."""
         with self._lock:
             for key, amount in amounts.items():
                 if key in self._counts or len(self._counts) < MAX_BUFFER_KEYS:
@@ -155,6 +156,7 @@ class Buffer:
                     self._thread.start()
 
     def _flush_regularly(self) -> None:
+        """Flush the buffer FLUSH_SECONDS after a count, for ever."""
         while True:
             self._has_counts.wait()
             time.sleep(FLUSH_SECONDS)  # the counts of this time are transferred together
@@ -167,7 +169,7 @@ class Buffer:
 def read_series(metric: Metric) -> Iterator[Series]:
     """Yield each series of a metric, summed over all processes. Raises redis.RedisError."""
     values_by_labels: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-    for field, value in redis_client.client().hgetall(_key(metric.name)).items():
+    for field, value in redis_client.client().hgetall(_redis_key(metric.name)).items():
         *labels, value_name = json.loads(field)
         if len(labels) == len(metric.labels):  # series of an older version may have other labels
             values_by_labels[tuple(labels)][value_name] = float(value)
@@ -179,12 +181,12 @@ def read_series(metric: Metric) -> Iterator[Series]:
             yield Series(label_values, (int(values.get(COUNT, 0)),), 0.0)
 
 
-def _values(metric: Metric, labels: dict[str, str]) -> tuple[str, ...]:
+def _label_values(metric: Metric, labels: dict[str, str]) -> tuple[str, ...]:
     """Return the values of all labels, in the order of the metric's labels."""
     return tuple(labels[name] for name in metric.labels)
 
 
-def _key(name: str) -> str:
+def _redis_key(name: str) -> str:
     """Return the key of a metric's hash in Redis. "tally" is an old name, kept so that no upgrade loses counts."""
     return redis_client.key(f"tally:{name}")
 

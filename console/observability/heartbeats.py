@@ -21,10 +21,11 @@ from console.observability import liveness, redis_client
 logger = logging.getLogger(__name__)
 
 BEAT, WORKER, WATCHER, WEB, CLUSTER, LEDGER = "beat", "worker", "watcher", "web", "cluster", "books"
+"""The values of `Heartbeat.kind`."""
 PROCESS_KINDS = (BEAT, WORKER, WATCHER, WEB)
 """The kinds of heartbeats that tell that a process works."""
 KINDS = (*PROCESS_KINDS, CLUSTER, LEDGER)
-"""The kinds of heartbeats. With CLUSTER the watcher reports a cluster's capacity. With LEDGER a worker reports the last
+"""All kinds of heartbeats. With CLUSTER the watcher reports a cluster's capacity. With LEDGER a worker reports the last
 check of the ledger."""
 DISPATCH = "dispatch"
 """The `part` of heartbeats of the dispatcher, whose kind is WORKER. The `part` of all other workers is empty."""

@@ -17,6 +17,7 @@ from console.observability import context, tracing
 
 REDACTED = "[hidden]"
 _SEPARATOR = r"([\"']?\s*[:=]\s*[\"']?)"
+"""The text between a name and its value in headers, JSON, Python and shells: a colon or `=`, perhaps with quotes."""
 SECRET_PATTERNS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -123,6 +124,7 @@ def _add_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def _redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Replace secrets in the message and the traceback."""
     for name in ("event", "exception"):
         if name in event:
             event[name] = redact(event[name])

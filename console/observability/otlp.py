@@ -32,7 +32,10 @@ class Provider(TracerProvider):
 
 
 class _IdGenerator(RandomIdGenerator):
+    """Generates random ids, except in a block of `Provider.next_span_id`."""
+
     def generate_span_id(self) -> int:
+        """Return the id of a new span."""
         return _next_span_id.get() or int(super().generate_span_id())
 
 

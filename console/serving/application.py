@@ -16,6 +16,7 @@ from typing import Any
 
 from django.conf import settings
 
+from console.accounts.middleware import MONITORING_PATHS
 from console.observability import addresses, heartbeats, logs
 from console.serving import notebooks, proxy, refusals, shells
 from console.serving.exchange import SCOPE_KEY, Exchange, IncomingBody
@@ -27,8 +28,6 @@ from console.serving.server import end_with_parent
 from console.serving.streams import Streams
 from console.serving.threads import Threads
 
-MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths whose views run in a thread of their own, so that monitoring works while all other threads are busy."""
 UPLOAD_PATHS = {
     "PUT": re.compile(r"/api/v1/(datasets/[^/]+/archive/|workspaces/[^/]+/files/.+)"),
     "POST": re.compile(r"/api/v1/uploads/([0-9a-f-]{36}/)?"),
@@ -36,7 +35,7 @@ UPLOAD_PATHS = {
 }
 """Paths, by method, that accept a body of any size. Their views check access before they read the body."""
 HEARTBEAT_SECONDS = 5.0
-"""How often this process sends a heartbeat. `heartbeats` counts a process as alive for some times this long."""
+"""How often this process sends a heartbeat. Metrics count a process without one for 30 seconds as ended."""
 SPOOL_BYTES = 64 * 1024
 """A body up to this size is kept in memory, and a larger one in a temporary file. Most forms are smaller."""
 CLIENT_CLOSED_REQUEST = 499
@@ -56,6 +55,7 @@ class Application:
     def __init__(self, handler: Handler) -> None:
         self._respond = handler.respond
         self._pages = Threads(settings.WEB_THREADS, "page")
+        # A thread of its own, so that monitoring works while all other threads are busy.
         self._monitoring = Threads(1, "monitoring")
         self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
         # Behind a proxy all clients share the proxy's connections, so requests are counted by address too.
@@ -71,7 +71,7 @@ class Application:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        serve = self._serve_websocket if scope["type"] == "websocket" else self._serve
+        serve = self._serve_websocket if scope["type"] == "websocket" else self._serve_request
         response = _RecordedResponse(send)
         started_at = time.perf_counter()
         try:
@@ -102,7 +102,7 @@ class Application:
             await receive()  # websocket.connect
             await send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: read its body, let Django or a notebook respond, and send the response.
 
         Raises Refused, ClientDisconnected.
@@ -162,6 +162,7 @@ class Application:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _send_heartbeats(self) -> None:
+        """Send heartbeats until the task is cancelled. A thread sends each, since Redis may not answer."""
         while True:
             await asyncio.to_thread(heartbeats.send, heartbeats.WEB, streams=self._streams.open_event_streams)
             await asyncio.sleep(HEARTBEAT_SECONDS)

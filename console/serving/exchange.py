@@ -101,7 +101,7 @@ class ShellEnd:
 
 @dataclass(frozen=True)
 class ShellRequest:
-    """What the server asks the view that admits shells about a shell in a job's node; nodes count from 0.
+    """A question of the server to the view that admits shells, about a shell in a job's node. Nodes count from 0.
 
     If `is_new`, the view also writes the opening to the audit log. With `end`, it only writes the end there.
     """
@@ -114,7 +114,7 @@ class ShellRequest:
 
 @dataclass
 class Exchange:
-    """What the server and the view of one request share. Each kind of request uses one or two of the attributes."""
+    """The data that the server and the view of one request share. Each kind of request uses one or two attributes."""
 
     body: IncomingBody | None = None
     """Set by the server for an upload; its view reads it."""
@@ -153,9 +153,9 @@ class _End(enum.Enum):
 class IncomingBody:
     """The body of an upload's request, which its view reads in the view's thread while the body arrives.
 
-    A view first calls `begin`, which calls `count_upload` on the server's event loop; it raises Refused if its sender
-    has too many uploads in progress. The first `read` starts a task that receives up to READ_AHEAD_BYTES ahead, so
-    that receiving and the view's work overlap.
+    A view first calls `begin`, which counts the upload by calling `count_upload` on the server's event loop. This
+    function raises Refused if the sender has too many uploads in progress. The first `read` starts a task that receives
+    up to READ_AHEAD_BYTES ahead, so that receiving and the view's work overlap.
     """
 
     def __init__(self, receive: Receive, count_upload: Callable[[], None]) -> None:
@@ -186,7 +186,9 @@ class IncomingBody:
         if self._receiving is None:
             self._receiving = asyncio.run_coroutine_threadsafe(self._receive_ahead(), self._loop)
         with self._changed:
-            has_bytes = self._wait(size, timeout=BATCH_SECONDS) or self._wait(1, timeout=self.read_timeout_seconds)
+            has_bytes = self._wait_for_bytes(size, timeout=BATCH_SECONDS) or self._wait_for_bytes(
+                1, timeout=self.read_timeout_seconds
+            )
         if not has_bytes:
             self._receive_pending()
         with self._changed:
@@ -194,8 +196,7 @@ class IncomingBody:
                 raise TimeoutError
             if not self._chunks and self._end is _End.DISCONNECTED:
                 raise ConnectionResetError("The client closed the connection.")
-            data = self._take(size)
-            self._buffered_bytes -= len(data)
+            data = self._take_bytes(size)
             is_full = self._buffered_bytes >= READ_AHEAD_BYTES
         if not is_full:
             self._loop.call_soon_threadsafe(self._has_room.set)
@@ -203,7 +204,7 @@ class IncomingBody:
 
     def add_remaining(self, chunk: bytes, *, is_complete: bool) -> None:
         """Add the last bytes of a connection that was lost, and end the body. Call it on the event loop."""
-        self._add(chunk)
+        self._add_chunk(chunk)
         self._finish(_End.COMPLETE if is_complete else _End.DISCONNECTED)
 
     def close(self) -> None:
@@ -211,7 +212,7 @@ class IncomingBody:
         if self._receiving is not None:
             self._receiving.cancel()
 
-    def _wait(self, size: int, timeout: float | None = None) -> bool:
+    def _wait_for_bytes(self, size: int, timeout: float | None = None) -> bool:
         """Wait until `size` bytes are buffered or the body ended; return False after `timeout` seconds.
 
         The caller holds the lock of `_changed`.
@@ -227,7 +228,7 @@ class IncomingBody:
                 iterations.result(timeout=LOOP_CHECK_SECONDS)
                 break
 
-    def _take(self, size: int) -> bytes:
+    def _take_bytes(self, size: int) -> bytes:
         """Remove and return the first bytes of the buffer, at most `size`."""
         chunks, missing_bytes = [], size
         while self._chunks and missing_bytes:
@@ -237,29 +238,33 @@ class IncomingBody:
                 chunk = chunk[:missing_bytes]
             chunks.append(chunk)
             missing_bytes -= len(chunk)
+            self._buffered_bytes -= len(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)  # `join` would copy a single chunk
 
     async def _begin(self) -> None:
+        """Call `count_upload` on the event loop: limits are not thread-safe."""
         self._count_upload()
 
     async def _receive_ahead(self) -> None:
+        """Receive the body until its end. Pause while the read-ahead buffer is full."""
         end = None
         try:
             while end is None:
                 message = await self._receive()
                 end = _end_of(message)
-                if self._add(message.get("body", b"")) and end is None:
+                if self._add_chunk(message.get("body", b"")) and end is None:
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:  # also if this task is cancelled because the server stops: else the view would wait for ever
             self._finish(end or _End.DISCONNECTED)
 
     def _finish(self, end: _End) -> None:
+        """End the body, unless it has already ended, and wake the view."""
         with self._changed:
             self._end = self._end or end
             self._changed.notify()
 
-    def _add(self, chunk: bytes) -> bool:
+    def _add_chunk(self, chunk: bytes) -> bool:
         """Add received bytes; return whether the read-ahead buffer is full."""
         with self._changed:
             if chunk:
@@ -271,6 +276,7 @@ class IncomingBody:
 
 
 async def _run_iterations() -> None:
+    """Let the event loop make LOOP_ITERATIONS iterations."""
     for _iteration in range(LOOP_ITERATIONS):
         await asyncio.sleep(0)
 

@@ -1,7 +1,12 @@
-"""Let Django respond to a request, from start to end in one thread.
+"""Django's request handler for `Application`: it responds to a request from start to end in one thread.
 
 Django's own ASGI handler starts each request in the event loop, and switches between the loop and a thread several
 times, so that views can be asynchronous. We have no such views, and the switches would cost CPU time at each request.
+
+Therefore `Handler` uses methods that Django does not document: `load_middleware`, `create_request` and `get_response`.
+The documented `get_asgi_application` makes these switches. The documented `get_wsgi_application` does not, but it would
+need each ASGI request translated into a WSGI environment. `tests/console/test_serving.py` fails if an update of Django
+breaks `Handler`.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class NotebookForwarder:
         console = urlsplit(settings.TRAINYARD_URL)
         messages = await gate.send_subrequest(
             self._run_django, scope, exchange, path=GATE_PATH, host=console.netloc,
-            cookie=f"{COOKIE}={_cookie(scope)}", scheme=console.scheme,
+            cookie=f"{COOKIE}={_notebook_cookie(scope)}", scheme=console.scheme,
         )  # fmt: skip
         is_admitted = messages[0]["status"] == HTTPStatus.OK
         return exchange.notebook_socket if is_admitted else None, messages  # the view has set `notebook_socket`
@@ -184,10 +184,10 @@ async def forward(address: Path | Tunnel, scope: Scope, body: IO[bytes], receive
 
     Raises Refused if the notebook does not answer.
     """
-    content = _chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
+    content = _read_chunks(body) if scope["method"] not in {"GET", "HEAD"} else None
     request = proxy.request_of(scope, REQUEST_HEADERS, host=header(scope, b"host").encode(), content=content)
     async with _socket_path(address) as socket_path:
-        await proxy.relay(socket_path, request, _response_headers, receive, send)
+        await proxy.relay(socket_path, request, _select_headers, receive, send)
 
 
 @asynccontextmanager
@@ -223,12 +223,13 @@ def _connect(socket_path: str, scope: Scope) -> connect:
     )
 
 
-async def _chunks(body: IO[bytes]) -> AsyncIterator[bytes]:
+async def _read_chunks(body: IO[bytes]) -> AsyncIterator[bytes]:
+    """Yield a body in parts, because httpx reads files only for synchronous requests."""
     while chunk := body.read(CHUNK_BYTES):
         yield chunk
 
 
-def _response_headers(response: httpx.Response) -> proxy.Headers:
+def _select_headers(response: httpx.Response) -> proxy.Headers:
     """Return the headers for the browser. Raises Refused for a redirect to another host.
 
     Such a redirect could lead to a page that imitates the console's log-in. JupyterLab redirects only within its own
@@ -263,7 +264,7 @@ def _is_cross_site(job_id: int, scope: Scope) -> bool:
     return site not in {"same-origin", "none"} and header(scope, b"sec-fetch-mode") != "navigate"
 
 
-def _cookie(scope: Scope) -> str:
+def _notebook_cookie(scope: Scope) -> str:
     """Return the value of the cookie COOKIE in a request; empty without one."""
     for part in header(scope, b"cookie").split(";"):
         name, _, value = part.strip().partition("=")

@@ -67,7 +67,7 @@ class GuardedProtocol(H11Protocol):
             self._refuse(refusals.TOO_MANY_CONNECTIONS)
         else:
             self._is_counted = True
-            self.loop.call_later(CHECK_SECONDS, self._check)
+            self.loop.call_later(CHECK_SECONDS, self._check_deadlines)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting the connection."""
@@ -84,6 +84,7 @@ class GuardedProtocol(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def _stop_counting(self) -> None:
+        """Take the connection out of both limits. Safe to repeat."""
         if self._is_counted:
             self._is_counted = False
             ALL_CONNECTIONS.release("")
@@ -128,7 +129,7 @@ class GuardedProtocol(H11Protocol):
             return None
         return addresses.rate_limit_key(str(peer))
 
-    def _check(self) -> None:
+    def _check_deadlines(self) -> None:
         """Close the connection if the client is too slow, else schedule the next check."""
         if self.transport.is_closing():
             if self._is_upgraded:  # asyncio then calls `connection_lost` of the websocket protocol, not ours
@@ -136,7 +137,7 @@ class GuardedProtocol(H11Protocol):
             return
         now = self.loop.time()
         if self._is_upgraded:  # uvicorn's pings find websockets whose client has gone
-            self.loop.call_later(CHECK_SECONDS, self._check)
+            self.loop.call_later(CHECK_SECONDS, self._check_deadlines)
         elif self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
             self.transport.abort()  # `close` would wait until the client has read the rest
         elif self._is_late(now):
@@ -147,7 +148,7 @@ class GuardedProtocol(H11Protocol):
             else:
                 self.transport.close()
         else:
-            self.loop.call_later(CHECK_SECONDS, self._check)
+            self.loop.call_later(CHECK_SECONDS, self._check_deadlines)
 
     def _is_late(self, now: float) -> bool:
         """Return whether the client is too slow to send its headers or its body.

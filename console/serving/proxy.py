@@ -20,6 +20,7 @@ from console.serving.refusals import Message, Receive, Refusal, Refused, Send
 from console.serving.streams import send_until_disconnect
 
 Headers = list[tuple[bytes, bytes]]
+"""Names and values of headers, as ASGI has them."""
 
 TIMEOUT = httpx.Timeout(90.0, connect=5.0)
 """In seconds. On a busy machine a tool that has just started may take a minute for its first response. A connection to
@@ -47,7 +48,7 @@ async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, rec
     def headers(response: httpx.Response) -> Headers:
         if response.is_redirect:  # it could lead the browser out of the tool's pages
             raise Refused(TOOL_ENDED)
-        return _response_headers(upstream, scope["path"], response.headers)
+        return _select_headers(upstream, scope["path"], response.headers)
 
     request = request_of(scope, REQUEST_HEADERS, host=b"localhost", content=body or None)
     await relay(str(upstream.socket), request, headers, receive, send)
@@ -98,17 +99,18 @@ async def relay(
             }
             # If the program ends amid the response, uvicorn closes the connection, so the browser notices.
             with suppress(httpx.HTTPError):
-                await send_until_disconnect(_chunks(response), start, receive, send)
+                await send_until_disconnect(_read_chunks(response), start, receive, send)
         finally:
             await response.aclose()
 
 
-async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _read_chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the body as the program sent it, also if it is compressed."""
     async for chunk in response.aiter_raw():
         yield chunk
 
 
-def _response_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> Headers:
+def _select_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> Headers:
     """Return the headers for the browser: the tool's that are in RESPONSE_HEADERS, and those of the console."""
     media_type, _, parameters = headers.get("content-type", "").partition(";")
     media_type = media_type.strip().lower()

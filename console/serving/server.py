@@ -51,6 +51,7 @@ def end_with_parent() -> None:
 
 
 def _wait_and_stop(sentinel: int) -> None:
+    """Wait until the parent has ended, then stop this process as the parent would: with SIGTERM."""
     wait([sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 

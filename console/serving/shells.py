@@ -76,7 +76,7 @@ REASONS = {
     CloseCode.IDLE: "idle",
     CloseCode.DISCONNECTED: "left",
 }
-"""What the audit log stores as the reason why an opened shell ended."""
+"""The reason that the audit log stores for the end of an opened shell."""
 _PATH = re.compile(r"/jobs/([1-9][0-9]{0,17})/nodes/([0-9]{1,4})/shell/socket")
 """The path of a shell's websocket. A job's id has at most 18 digits here, so that it fits PostgreSQL's bigint."""
 
@@ -188,6 +188,7 @@ class Terminal:
         return done.pop().result()
 
     async def _to_browser(self) -> CloseCode:
+        """Pass the shell's output to the browser, and wait while too much of it is not drawn."""
         try:
             while data := await self._reader.read(READ_BYTES):
                 self._sent_bytes += len(data)
@@ -203,6 +204,7 @@ class Terminal:
         return CloseCode.ENDED
 
     async def _to_shell(self) -> CloseCode:
+        """Pass the browser's messages to the shell as frames."""
         while (message := await self._receive())["type"] == "websocket.receive":
             text = message.get("text")
             frame = _input_frame(message["bytes"]) if text is None else self._control_frame(text)

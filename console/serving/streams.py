@@ -64,6 +64,7 @@ class Streams:
                 await sync_to_async(response.close)()
 
     async def _send_events(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
+        """Send an event stream, whose queries run on one of the shared threads."""
         self.open_event_streams += 1
         try:
             async with self._threads.acquire():
@@ -72,15 +73,16 @@ class Streams:
             self.open_event_streams -= 1
 
     async def _send_file(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
+        """Send a download, whose iterator runs on a thread of its own. Raises Refused."""
         with self._download_limit.slot("all"), ThreadPoolExecutor(1, thread_name_prefix="download") as thread:
             async with ThreadSensitiveContext(executor=thread):
                 try:
-                    await send_until_disconnect(_chunks(response), start, receive, send)
+                    await send_until_disconnect(_read_chunks(response), start, receive, send)
                 finally:
                     await sync_to_async(connections.close_all)()
 
 
-async def _chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
+async def _read_chunks(response: StreamingHttpResponse) -> AsyncIterator[bytes]:
     """Yield the content of a download. Its iterator is synchronous, so it runs in the download's thread."""
     iterator = iter(response)
 

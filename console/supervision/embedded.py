@@ -32,6 +32,9 @@ DATABASE = "trainyard"
 RANDOM_PAGE_COST = 1.1
 """How much more a random read costs than a sequential one, for PostgreSQL's planner; 1.1 suits SSDs and cached data.
 With the default for hard disks, 4, the query of a month's costs scanned all holds instead of using an index."""
+MAX_CONNECTIONS = 200
+"""How many connections PostgreSQL accepts. With the default settings the console's threads and processes use about 50;
+downloads, commands and more web processes need more."""
 ORPHAN_SECONDS = 5.0
 """How long children of a killed server may take to end by themselves, and again when they are killed. Most take
 milliseconds."""
@@ -87,7 +90,7 @@ class Embedded:
         with self._lock():
             if redis_server := self._redis_process():
                 redis_server.send_signal(signal.SIGTERM)
-                redis_server.wait(30)
+                redis_server.wait(30)  # it writes its data to the disk first
             if self._postgres_process():
                 self._postgres_tool("pg_ctl", "stop", "-w", "-m", "fast", "-D", str(self.data_dir))
 
@@ -107,8 +110,8 @@ class Embedded:
         self._remove_reused_pid_files()
         log = self.log_dir / "postgres.log"
         options = (
-            f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' -c max_connections=200 "
-            f"-c random_page_cost={RANDOM_PAGE_COST}"
+            f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' "
+            f"-c max_connections={MAX_CONNECTIONS} -c random_page_cost={RANDOM_PAGE_COST}"
         )
         result = self._postgres_tool(
             "pg_ctl", "start", "-w", "-t", "60", "-D", str(self.data_dir), "-l", str(log), "-o", options, check=False
@@ -179,6 +182,7 @@ class Embedded:
         return subprocess.CompletedProcess(command, result.returncode, text)
 
     def _postgres_process(self) -> psutil.Process | None:
+        """Return PostgreSQL's main process, if it runs."""
         return _process_of(self.data_dir / "postmaster.pid", "postgres", str(self.data_dir))
 
     # --- Redis --------------------------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ class Embedded:
         subprocess.run([str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL)
         client = redis.Redis(
             unix_socket_path=str(self._redis_socket),
-            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),
+            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),  # for 30 s: a large file takes some
             retry_on_error=[redis.ConnectionError, redis.BusyLoadingError, FileNotFoundError],
         )
         try:
@@ -223,6 +227,7 @@ class Embedded:
             client.close()
 
     def _redis_process(self) -> psutil.Process | None:
+        """Return the process of Redis, if it runs."""
         return _process_of(self._redis_pidfile, "redis-server", str(self._redis_socket))
 
     # --- Both ---------------------------------------------------------------------------------------------------------

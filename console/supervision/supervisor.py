@@ -63,7 +63,7 @@ class Program:
     arguments: tuple[str, ...]
     """The arguments of the Python interpreter."""
     purpose: str
-    """What the program does, for the operator."""
+    """The program's work in a few words, which the operator sees."""
     priority: int
     """Programs with a lower number start earlier and stop later."""
     stop_seconds: int = 10
@@ -79,10 +79,12 @@ def programs() -> list[Program]:
     concurrency = (
         TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
     )
+    # Without the messages between workers (mingle, gossip), which nothing here uses and which delay each start.
     worker = ("worker", "--without-mingle", "--without-gossip", "-l", "INFO", "--hostname")
     tasks = (*worker, "worker@%h", "--queues", "celery", "--concurrency", str(concurrency))
     dispatchers = str(DISPATCH_PROCESSES * len(settings.TRAINYARD_CLUSTERS))
     dispatcher = (*worker, "dispatcher@%h", "--queues", "dispatch", "--concurrency", dispatchers)
+    # Without a pid file: one of a killed beat would keep the next from starting.
     beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")
     selected_programs = [
         Program("web", ("-m", "console.serving.server"), "pages, API and live views", 30, stop_seconds=15),
@@ -166,7 +168,7 @@ class Supervisord:
         config = settings.VAR_DIR / "supervisord.conf"
         config.write_text(supervisor_config())
         config.chmod(0o600)
-        command = [*_parent_death_prefix(), *_python(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
+        command = [*_parent_death_prefix(), *_python_command(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
         # In a new session, so that Ctrl-C reaches only `up`, which stops everything in order.
         self._process = subprocess.Popen(command, cwd=settings.BASE_DIR, start_new_session=True)
 
@@ -216,10 +218,10 @@ def end_leftovers() -> None:
 def _end_processes(processes: list[psutil.Process]) -> None:
     """Terminate processes, and kill those that do not end in time."""
     for process in processes:
-        _signal(process, signal.SIGTERM)
+        _send_signal(process, signal.SIGTERM)
     _, alive = psutil.wait_procs(processes, timeout=LEFTOVER_SECONDS)
     for process in alive:
-        _signal(process, signal.SIGKILL)
+        _send_signal(process, signal.SIGKILL)
     psutil.wait_procs(alive, timeout=LEFTOVER_SECONDS)
 
 
@@ -247,7 +249,7 @@ def supervisor_config() -> str:
     }
     for program in programs():
         sections[f"program:{program.name}"] = {
-            "command": shlex.join([*_parent_death_prefix(), *_python(), *program.arguments]),
+            "command": shlex.join([*_parent_death_prefix(), *_python_command(), *program.arguments]),
             "priority": program.priority,
             "autorestart": "true",
             "startretries": MAX_RESTARTS,
@@ -267,7 +269,7 @@ def supervisor_config() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _python() -> list[str]:
+def _python_command() -> list[str]:
     """Return the interpreter's command with the mark as an `-X` option, of which Python ignores unknown ones."""
     return [sys.executable, "-X", _installation_mark()]
 
@@ -294,10 +296,11 @@ def _marked_processes() -> list[psutil.Process]:
 
 
 def _is_supervisord(process: psutil.Process) -> bool:
+    """Return whether a process of `_marked_processes` is supervisord."""
     return "supervisor.supervisord" in (process.info["cmdline"] or ())
 
 
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
+def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
     """Send a signal to a process, if it still exists."""
     try:
         process.send_signal(number)

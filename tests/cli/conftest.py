@@ -7,18 +7,29 @@ import json
 import httpx
 import pytest
 from click.testing import CliRunner
-from django.test import Client
+from django.test import Client as Browser
 
+from cli.client import Client
+from cli.credentials import Console
 from cli.main import main
 from cli.session import Session
+from cli.transport import Transport
 from console.accounts import services as accounts
 
 URL = "https://testserver"
 
 
+def client_of(answer):
+    """Return a client of a console that gives `answer(request)`. It never pauses."""
+    transport = httpx.MockTransport(answer)
+    return Client(
+        Transport(Console("https://console.example.com", "secret"), transport=transport, pause=lambda _seconds: None)
+    )
+
+
 def django(request):
     """Answer a request of the program as the console does."""
-    answer = Client(raise_request_exception=True).generic(
+    answer = Browser(raise_request_exception=True).generic(
         request.method,
         request.url.raw_path.decode(),
         data=request.read(),

@@ -10,9 +10,8 @@ import pytest
 from drf_spectacular.generators import SchemaGenerator
 
 from cli.client import Client
-from cli.credentials import Console
 from cli.schemas import COMPONENTS
-from cli.transport import Transport
+from tests.cli.conftest import client_of
 
 PREFIX = "/api/v1/"
 UNLISTED = {"cursor"}
@@ -127,21 +126,17 @@ CALLS = {
     "upload_offset": ("key",), "append_upload": {"upload_id": "key", "offset": 0, "content": [b"abc"], "size": 3},
     "upload": ("key",), "workspaces": (), "workspace": ("a",), "create_workspace": ("a",),
     "differing_files": ("a", FILES), "workspace_entries": ("a", "data"), "write_file": ("a", "x/y z#?%.py", b"1"),
-    "delete_file": ("a", "x"), "quote": (QUOTE,), "order": {"quote_id": "1", "idempotency_key": "k"},
+    "delete_file": ("a", "x"), "quote": (QUOTE,), "order": ("1",),
     "jobs": {"state": "running", "tag": "a", "name": "b"}, "job": (1,), "diagnosis": (1,), "cancel": (1,),
     "log": {"job_id": 1, "rank": 1, "attempt": 2, "offset": 3}, "log_events": {"job_id": 1, "timestamps": True},
     "job_events": (1,), "metrics": (1,), "receipt": (1,), "receipts": (), "job_files": (1, "outputs"),
     "job_file": {"job_id": 1, "path": "outputs/a b", "offset": 3, "etag": "e"}, "models": (), "model": ("a",),
-    "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": {"quote_id": "1", "idempotency_key": "k"},
+    "model_archive": ("a", 2), "quote_sweep": (SWEEP,), "order_sweep": ("1",),
     "quote_extension": (1, {"trials": 2}), "sweeps": (), "sweep": (1,), "trials": (1,), "stop_sweep": (1,),
-    "quote_notebook": (NOTEBOOK,), "order_notebook": {"quote_id": "1", "idempotency_key": "k"}, "notebooks": (),
+    "quote_notebook": (NOTEBOOK,), "order_notebook": ("1",), "notebooks": (),
     "notebook": (1,), "stop_notebook": (1,), "quote_notebook_extension": {"notebook_id": 1, "added_seconds": 3600},
 }  # fmt: skip
 """The arguments of a call of each method."""
-
-
-def client_of(server):
-    return Client(Transport(Console("https://console.example.com", "secret"), transport=httpx.MockTransport(server)))
 
 
 @pytest.mark.parametrize("is_full", [True, False])

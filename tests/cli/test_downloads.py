@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.client import Client
-from cli.credentials import Console
 from cli.downloads import TRIES, download_file, is_same, job_files, safe_parts, set_modified_time, target_of
 from cli.errors import CliError, UnsafePath
 from cli.schemas import JobEntry
-from cli.transport import Transport
+from tests.cli.conftest import client_of
 
 UNSAFE = [
     "", "/etc/passwd", "..", "outputs/../../x", "outputs//x", "outputs/.", "a\\..\\b", "C:/x", "C:x", "a\0b", "a\nb",
@@ -18,7 +16,7 @@ UNSAFE = [
 ]  # fmt: skip
 
 
-def client_of(listings):
+def listing(listings):
     """A client of a console that lists these entries, by folder."""
 
     def answer(request):
@@ -26,7 +24,7 @@ def client_of(listings):
         rows = [{"path": path, "kind": kind, "size": 1, "modified_at": None} for path, kind in entries]
         return httpx.Response(200, json={"results": rows, "next": None})
 
-    return Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(answer)))
+    return client_of(answer)
 
 
 @pytest.mark.parametrize("path", UNSAFE)
@@ -34,7 +32,7 @@ def test_unsafe_names_are_refused(tmp_path, path):
     with pytest.raises(UnsafePath):
         target_of(tmp_path / "target", path)
     with pytest.raises(UnsafePath):
-        list(job_files(client_of({"": [(path, "file")]}), 1, ""))
+        list(job_files(listing({"": [(path, "file")]}), 1, ""))
 
 
 @given(path=st.text(alphabet="./\\a:\0 ", max_size=12))
@@ -49,13 +47,13 @@ def test_a_name_that_is_taken_stays_inside(path):
 
 @pytest.mark.parametrize("entry", ["outputs/deep/x", "checkpoints/x", "outputsx", "outputs"])
 def test_a_listing_names_entries_of_its_own_folder_only(entry):
-    listed = client_of({"": [("outputs", "folder")], "outputs": [(entry, "file")]})
+    listed = listing({"": [("outputs", "folder")], "outputs": [(entry, "file")]})
     with pytest.raises(UnsafePath):
         list(job_files(listed, 1, "outputs"))
 
 
 def test_one_file_or_a_folder_is_found():
-    listed = client_of(
+    listed = listing(
         {"": [("outputs", "folder")], "outputs": [("outputs/a", "folder"), ("outputs/b", "file")],
          "outputs/a": [("outputs/a/c", "file")]}
     )  # fmt: skip
@@ -106,9 +104,10 @@ class Files:
         return httpx.Response(206 if begin else 200, content=body(), headers={"ETag": etag})
 
     def fetch(self, target, *, size):
-        client = Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(self)))
         entry, shown = JobEntry(path="x", size=size, modified_at=None, kind="file"), []
-        received = download_file(client, 1, entry, target, on_received=shown.append, pause=lambda _seconds: None)
+        received = download_file(
+            client_of(self), 1, entry, target, on_received=shown.append, pause=lambda _seconds: None
+        )
         assert sum(shown) == received
         return target.read_bytes()
 

@@ -71,19 +71,6 @@ def test_a_stopped_sweep_is_watched_to_its_end(shell, file):
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        ((), 2, "add --yes or --max-ceiling"),
-        (("--max-ceiling", "0.01"), 5, "above your limit of 0.01 USD"),
-    ],
-)
-def test_nothing_is_bought_without_consent(shell, file, options, status, message):
-    shell("sweep", "buy", file, *options, status=status)
-    assert message in shell.stderr
-    assert not Sweep.objects.exists()
-
-
-@pytest.mark.parametrize(
     ("name", "text"),
     [("a.toml", "trials ="), ("a.toml", "at = 2026-01-01"), ("a.toml", "low = nan"), ("a.json", "["), ("a.json", "[]")],
 )

@@ -35,8 +35,8 @@ class Line:
 def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
     order = httpx.Response(201, json={"id": "1", "job": 7})
     line = Line(httpx.ReadTimeout("lost"), httpx.Response(503, headers={"Retry-After": "5"}), order)
-    assert line.client.order("quote", idempotency_key="k").job == 7
-    assert [request.headers["Idempotency-Key"] for request in line.requests] == ["k"] * 3
+    assert line.client.order("quote").job == 7
+    assert [request.headers["Idempotency-Key"] for request in line.requests] == ["trainyard-cli-quote"] * 3
     assert line.pauses == [0.5, 5.0]
 
 

@@ -7,13 +7,11 @@ import httpx
 import pytest
 
 from cli import uploads
-from cli.client import Client
-from cli.credentials import Console
 from cli.errors import CliError
 from cli.folders import scan
 from cli.ignore import DEFAULTS, Ignore
-from cli.transport import Transport
 from cli.uploads import FileContent, TarContent, Uploads
+from tests.cli.conftest import client_of
 
 
 @pytest.fixture
@@ -59,10 +57,7 @@ class Tus:
 
 
 def sender(tus, tmp_path):
-    transport = Transport(
-        Console("https://a.example.com", "t"), transport=httpx.MockTransport(tus), pause=lambda _s: None
-    )
-    return Uploads(Client(transport), tmp_path / "state" / "uploads.json", pause=lambda _seconds: None)
+    return Uploads(client_of(tus), tmp_path / "state" / "uploads.json", pause=lambda _seconds: None)
 
 
 def test_a_cut_upload_continues_where_the_server_is(tmp_path, folder, monkeypatch):

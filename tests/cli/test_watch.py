@@ -6,12 +6,10 @@ import httpx
 import pytest
 
 from cli import watch
-from cli.client import Client
-from cli.credentials import Console
 from cli.errors import ApiError, Unreachable
 from cli.screen import Screen, clean, clean_output, money, size
-from cli.transport import Transport
 from cli.watch import Watch, lines
+from tests.cli.conftest import client_of
 from tests.cli.test_client import example, schema
 
 ESCAPE = "\x1b"
@@ -29,7 +27,7 @@ def stream(*events):
     return httpx.Response(200, text="".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events))
 
 
-class Yard:
+class FakeConsole:
     """A console with one job: each request for a stream gets the next of its answers."""
 
     def __init__(self, states, logs):
@@ -44,7 +42,7 @@ class Yard:
 
     @property
     def client(self):
-        return Client(Transport(Console("https://a.example.com", "t"), transport=httpx.MockTransport(self)))
+        return client_of(self)
 
 
 def log(text, offset, *, eof=False, **fields):
@@ -52,7 +50,7 @@ def log(text, offset, *, eof=False, **fields):
 
 
 def test_a_job_is_followed_over_broken_streams_and_attempts(capsys):
-    yard = Yard(
+    console = FakeConsole(
         [
             stream(("state", job("running"))),
             httpx.Response(503),
@@ -64,40 +62,42 @@ def test_a_job_is_followed_over_broken_streams_and_attempts(capsys):
             2: [stream(log(f"{ESCAPE}]0;title\x07again", 5, eof=True))],
         },
     )
-    followed = Watch(yard.client, 1, Screen(), pause=yard.pauses.append)
+    followed = Watch(console.client, 1, Screen(), pause=console.pauses.append)
     assert followed.follow().state == "failed"
     followed.close()
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line in {"one", "two", "again"}] == ["one", "two", "again"]
     assert {"running", "failed"} <= set(printed)
-    assert yard.asked == [(1, 0), (1, 6), (1, 6), (2, 0)]
+    assert console.asked == [(1, 0), (1, 6), (1, 6), (2, 0)]
 
 
 def test_a_job_of_someone_else_is_an_error_at_once():
     missing = httpx.Response(404, json={"code": "not_found", "message": "m"})
     with pytest.raises(ApiError):
-        Watch(Yard([missing], {}).client, 1, Screen(), with_logs=False).follow()
+        Watch(FakeConsole([missing], {}).client, 1, Screen(), with_logs=False).follow()
 
 
 def test_a_console_that_stays_away_is_given_up(monkeypatch):
     monkeypatch.setattr(watch, "TRIES", 3)
-    yard = Yard([httpx.Response(503)] * 3, {1: [httpx.Response(503)] * 3})
+    console = FakeConsole([httpx.Response(503)] * 3, {1: [httpx.Response(503)] * 3})
     with pytest.raises(ApiError):
-        Watch(yard.client, 1, Screen(), with_logs=False, pause=yard.pauses.append).follow()
-    assert list(lines(yard.client, 1, rank=0, attempt=1, pause=yard.pauses.append)) == []
+        Watch(console.client, 1, Screen(), with_logs=False, pause=console.pauses.append).follow()
+    assert list(lines(console.client, 1, rank=0, attempt=1, pause=console.pauses.append)) == []
     with pytest.raises(Unreachable):
-        Watch(Yard([stream()] * 3, {}).client, 1, Screen(), with_logs=False, pause=yard.pauses.append).follow()
+        Watch(
+            FakeConsole([stream()] * 3, {}).client, 1, Screen(), with_logs=False, pause=console.pauses.append
+        ).follow()
 
 
 def test_a_line_without_an_end_is_printed_in_parts(monkeypatch):
     monkeypatch.setattr(watch, "MAX_LINE_LENGTH", 10)
-    yard = Yard([], {1: [stream(log("x" * 11, 11), log("y", 12, eof=True))]})
-    assert [line.text for line in lines(yard.client, 1, rank=0, attempt=1)] == ["x" * 11, "y"]
+    console = FakeConsole([], {1: [stream(log("x" * 11, 11), log("y", 12, eof=True))]})
+    assert [line.text for line in lines(console.client, 1, rank=0, attempt=1)] == ["x" * 11, "y"]
 
 
 def test_a_line_has_the_time_of_its_beginning():
     parts = [log("a\nb\nc", 5, times=[[0, 1.5], [2, 2]]), log("c\nd", 8, times=[[0, 3.0], [1, 4.0]], eof=True)]
-    found = list(lines(Yard([], {1: [stream(*parts)]}).client, 1, rank=0, attempt=1, timestamps=True))
+    found = list(lines(FakeConsole([], {1: [stream(*parts)]}).client, 1, rank=0, attempt=1, timestamps=True))
     assert found == [("a", 1.5), ("b", 1.5), ("cc", 2.0), ("d", 4.0)]
 
 

@@ -1,8 +1,6 @@
 """Settings of clusters and deployments: `check_deployment`, `prepare` and `serve`."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,17 +14,14 @@ from console.management.commands import serve
 from console.supervision import supervisor
 from runtime.backends.kubernetes.config import ClusterConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 WEST = {"backend": "kubernetes", "volume": {"claim": "runs", "root": "/srv/trainyard"}}
 UNFINISHED = WEST | {"images": {"pytorch": "CHANGE-ME.example.com/pytorch:1"}}
 
 
-@pytest.mark.parametrize("text", ["", "  \n"])
-def test_without_a_setting_the_cluster_is_this_machine(text):
-    assert parse(text) == {"default": None}
-
-
-def test_clusters_keep_their_order_and_names():
+def test_clusters_keep_their_order_and_names_and_without_a_setting_there_is_this_machine():
+    assert parse("") == parse("  \n") == {"default": None}
+    with pytest.raises(ImproperlyConfigured, match="RUNTIME_BACKEND is 'kubernetes': without TRAINYARD_CLUSTERS"):
+        parse("", backend="kubernetes")
     hpc = {"backend": "slurm", "account": "trainyard"}
     clusters = parse(json.dumps({"west": WEST, "here": {"backend": "local"}, "hpc": hpc}))
     assert list(clusters) == ["west", "here", "hpc"]
@@ -56,11 +51,6 @@ def test_clusters_keep_their_order_and_names():
 def test_an_invalid_cluster_is_explained_in_one_sentence(text, sentence):
     with pytest.raises(ImproperlyConfigured, match=sentence):
         parse(text)
-
-
-def test_another_backend_needs_named_clusters():
-    with pytest.raises(ImproperlyConfigured, match="RUNTIME_BACKEND is 'kubernetes': without TRAINYARD_CLUSTERS"):
-        parse("", backend="kubernetes")
 
 
 @pytest.fixture
@@ -156,14 +146,3 @@ def test_serve_executes_the_program_that_up_runs(monkeypatch, settings, tmp_path
         assert executed.pop() == (sys.executable, [sys.executable, *program.arguments])
         assert Path.cwd() == settings.BASE_DIR
     assert settings.VAR_DIR.is_dir()
-
-
-def test_serve_refuses_another_program(tmp_path):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TRAINYARD_")}
-    cluster = {"TRAINYARD_VAR": str(tmp_path), "TRAINYARD_CLUSTERS": json.dumps({"default": {"backend": "local"}})}
-    done = subprocess.run(
-        [sys.executable, "manage.py", "serve", "shell"],
-        cwd=ROOT, env=clean | cluster, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "invalid choice: 'shell'" in done.stderr

@@ -373,7 +373,9 @@ def trickling(clients):
             client.close()
 
 
-def assert_pages_answer_while_two_hundred_clients_are_slow(listener):
+@pytest.mark.parametrize("of_nginx", [False, True])
+def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request, of_nginx):
+    listener = request.getfixturevalue("behind_nginx")(patient_server) if of_nginx else patient_server
     heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]
     clients = [listener.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
     clients += [listener.connect(UPLOAD, address=f"127.0.0.{each + 2}") for each in range(4)]
@@ -382,36 +384,21 @@ def assert_pages_answer_while_two_hundred_clients_are_slow(listener):
             assert httpx.get(f"{listener.url}/page").status_code == 200
             assert httpx.get(f"{listener.url}/healthz").json() == {"status": "ok"}
         assert httpx.post(f"{listener.url}/form", content=b"form").json() == {"size": 4}
+        with listener.connect(STREAM.format("/stream"), address="127.0.0.8") as client:
+            read_until(client, b"event: hello")
         assert count_open() == len(clients)
-
-
-def test_pages_answer_while_two_hundred_clients_are_slow(patient_server):
-    assert_pages_answer_while_two_hundred_clients_are_slow(patient_server)
-
-
-def test_pages_and_streams_answer_while_two_hundred_clients_of_nginx_are_slow(patient_server, behind_nginx):
-    nginx = behind_nginx(patient_server)
-    assert_pages_answer_while_two_hundred_clients_are_slow(nginx)
-    with nginx.connect(STREAM.format("/stream"), address="127.0.0.8") as client:
-        read_until(client, b"event: hello")
 
 
 RESETS = pytest.mark.late("a byte that is sent while the server closes resets the connection, and the refusal is lost")
 
 
 @RESETS
-@pytest.mark.parametrize("head", [FORM, UPLOAD], ids=["a form", "an upload"])
-def test_a_slow_body_is_refused_behind_nginx(server, behind_nginx, head):
-    client = behind_nginx(server).connect(head)
-    with trickling([client]) as count_open:
-        wait_for(lambda: not count_open())
-        assert refusal(client) == (408, "request_timeout")
-
-
-@RESETS
-@pytest.mark.parametrize("head", [GET, FORM, UPLOAD], ids=["headers", "a form", "an upload"])
-def test_a_slow_request_is_refused(server, head):
-    client = server.connect(head)
+@pytest.mark.parametrize(
+    ("head", "of_nginx"), [(GET, False), (FORM, False), (UPLOAD, False), (FORM, True), (UPLOAD, True)]
+)
+def test_a_slow_request_is_refused(server, request, head, of_nginx):
+    listener = request.getfixturevalue("behind_nginx")(server) if of_nginx else server
+    client = listener.connect(head)
     with trickling([client]) as count_open:
         wait_for(lambda: not count_open())
         assert refusal(client) == (408, "request_timeout")

@@ -11,15 +11,10 @@ from rich.console import Console as Screen
 
 from jobs.demo import Customer
 from tests.books import BROKEN_BOOKS
+from tests.flows import WHOLE_CONSOLE
 from tests.flows.console import Buyer, Console, served
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-    pytest.mark.slow,
-]
+pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow]
 TABLES = (
     "accounts_user", "accounts_membership", "accounts_apitoken", "billing_account", "billing_transaction",
     "billing_entry", "billing_receipt", "billing_quote", "storage_datasetversion", "storage_workspace", "jobs_order",

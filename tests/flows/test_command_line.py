@@ -7,15 +7,10 @@ import sys
 
 import pytest
 
+from tests.flows import WHOLE_CONSOLE
 from tests.flows.console import ROOT
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-]
+pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow]
 TRAIN = """
 import os, pathlib, sys
 import helper

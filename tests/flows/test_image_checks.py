@@ -2,12 +2,9 @@
 
 import pytest
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-]
+from tests.flows import WHOLE_CONSOLE
+
+pytestmark = WHOLE_CONSOLE
 
 
 def items(buyer, job):
@@ -38,7 +35,6 @@ def test_a_check_names_what_an_image_lacks_and_costs_nothing(console, buyer):
 
 
 @pytest.mark.slow
-@pytest.mark.cores(2)
 @pytest.mark.torch
 def test_a_check_of_the_pytorch_image_finds_everything_in_order(torch_console, torch_buyer):
     job = check(torch_buyer)

@@ -19,16 +19,10 @@ import httpx
 import pytest
 
 from tests.console.processes import free_port, wait_for
+from tests.flows import WHOLE_CONSOLE
 from tests.flows.console import PASSWORD, ROOT, Buyer
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.slow,
-    pytest.mark.torch,
-    pytest.mark.xdist_group("whole-console"),
-    pytest.mark.late("it awaits a console, JupyterHub and JupyterLab, with limits of seconds"),
-    pytest.mark.cores(2),
-]
+pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow, pytest.mark.torch]
 PACKAGES = ["jupyterhub==6.1.1", "oauthenticator==17.4.0"]
 PROXY = "configurable-http-proxy@5.3.0"
 SOURCE = ROOT / "deploy" / "jupyterhub"

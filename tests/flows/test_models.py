@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-    pytest.mark.slow,
-    pytest.mark.torch,
-]
+from tests.flows import WHOLE_CONSOLE
+
+pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow, pytest.mark.torch]
 TRAIN = """
 import os, sys, torch
 

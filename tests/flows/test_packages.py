@@ -1,13 +1,8 @@
 """Requirements files through the API of a console of real processes."""
 
-import pytest
+from tests.flows import WHOLE_CONSOLE
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-]
+pytestmark = WHOLE_CONSOLE
 
 
 def start(buyer, requirements):

@@ -5,12 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-]
+from tests.flows import WHOLE_CONSOLE
+
+pytestmark = WHOLE_CONSOLE
 
 
 def moment(text):

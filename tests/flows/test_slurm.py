@@ -4,19 +4,13 @@ import json
 
 import pytest
 
+from tests.flows import WHOLE_CONSOLE
 from tests.flows.console import Buyer, Console, served
 from tests.runtime.images_of_ours import IMAGES
 from tests.slurm.fixtures import slurm_cluster
 
 __all__ = ["slurm_cluster"]
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.slow,
-    pytest.mark.torch,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-]
+pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow, pytest.mark.torch]
 DDP = b"""
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

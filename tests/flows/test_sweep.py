@@ -7,16 +7,10 @@ import pytest
 from examples import make_digits
 from runtime import pids
 from tests.console.processes import wait_for
+from tests.flows import WHOLE_CONSOLE
 from tests.flows.console import ROOT
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-    pytest.mark.slow,
-    pytest.mark.torch,
-]
+pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow, pytest.mark.torch]
 PATIENCE_SECONDS = 420
 TRIALS = 12
 RUN = {"code_path": "mnist_ddp.py", "arguments": [], "datasets": ["digits"], "epochs": 2, "nodes": 1, "batch_size": 64}

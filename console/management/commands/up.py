@@ -25,7 +25,7 @@ CHECK_SECONDS = 0.5
 
 
 class Command(BaseCommand):
-    """See `console.supervision.supervisor`."""
+    """Runs the console in the foreground, by `console.supervision.supervisor`."""
 
     help = "Serve the whole console on this machine until Ctrl-C."
     requires_system_checks = []
@@ -45,9 +45,11 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def _request_stop(self, signal_number: int, frame: FrameType | None) -> None:
+        """Let `_serve` end, in which case it stops everything (a signal handler)."""
         self.stopping.set()
 
     def _serve(self) -> None:
+        """Prepare the installation, serve until a signal, and stop everything. Raises UpError."""
         supervisord = supervisor.Supervisord()
         try:
             if message := unfinished_restore():
@@ -73,6 +75,7 @@ class Command(BaseCommand):
         self.screen.print("Stopped.")
 
     def _show_banner(self) -> None:
+        """Print the console's address, its programs, and where their logs are."""
         rows = Table.grid(padding=(0, 2))
         for program in supervisor.programs():
             rows.add_row(program.name, program.purpose)

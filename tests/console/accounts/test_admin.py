@@ -1,4 +1,5 @@
 import pytest
+from allauth.account.models import EmailAddress
 from django.urls import reverse
 
 from console.accounts import services
@@ -15,10 +16,11 @@ def run(admin_client, model, action, *objects):
 
 def test_pages_open_and_show_no_secret(admin_client, owner):
     token, _ = services.create_token(membership=owner, name="laptop")
-    for obj in (owner.user, owner.organization, owner, token):
-        model = obj._meta.model_name
-        assert admin_client.get(reverse(f"admin:accounts_{model}_changelist"), {"q": "a"}).status_code == 200
-        page = admin_client.get(reverse(f"admin:accounts_{model}_change", args=[obj.pk])).content.decode()
+    address = EmailAddress.objects.create(user=owner.user, email=owner.user.email)
+    for obj in (owner.user, owner.organization, owner, token, address):
+        label = f"admin:{obj._meta.app_label}_{obj._meta.model_name}"
+        assert admin_client.get(reverse(f"{label}_changelist"), {"q": "a"}).status_code == 200
+        page = admin_client.get(reverse(f"{label}_change", args=[obj.pk])).content.decode()
         assert token.digest not in page
         assert ("max_running_nodes" in page) == (obj == owner.organization)
 

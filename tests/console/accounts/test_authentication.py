@@ -39,12 +39,6 @@ def test_an_invalid_token_is_refused_even_beside_a_session(client, owner, header
     assert (answer.status_code, answer.json()["code"]) == (401, "authentication_failed")
 
 
-def test_without_a_token_the_answer_says_how_to_authenticate(client):
-    answer = client.get(WHOAMI)
-    assert answer["WWW-Authenticate"] == 'Token realm="trainyard"'
-    assert answer.json()["code"] == "not_authenticated"
-
-
 def test_a_token_is_shown_once_stored_as_a_hash_and_revoked_once(api, owner):
     client = api(owner)
     created = client.post("/api/v1/tokens/", {"name": "laptop"}).data
@@ -56,12 +50,6 @@ def test_a_token_is_shown_once_stored_as_a_hash_and_revoked_once(api, owner):
     assert client.delete(f"/api/v1/tokens/{row.pk}/").status_code == 204
     assert client.get(WHOAMI).status_code == 401
     assert api(owner).delete(f"/api/v1/tokens/{row.pk}/").status_code == 404
-
-
-@pytest.mark.parametrize("body", [{}, {"name": ""}, {"name": "x" * 101}, {"name": None}, []])
-def test_a_token_needs_a_name(api, owner, body):
-    answer = api(owner).post("/api/v1/tokens/", body)
-    assert (answer.status_code, answer.data["code"]) == (400, "invalid")
 
 
 def test_the_token_of_an_inactive_user_is_refused(api, owner):

@@ -12,23 +12,12 @@ from django.urls import reverse
 from console.accounts import hashers, services
 from console.accounts.models import AuditEvent, User
 from console.accounts.roles import Role
-from console.observability.addresses import parse_networks
+from tests.console.accounts.conftest import behind
 from tests.factories.accounts import PASSWORD, UserFactory
 
-pytestmark = pytest.mark.django_db
-PROXY = "10.0.0.1"
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("proxied")]
 PASSWORDS = {"password1": "plain horse 9", "password2": "plain horse 9"}
 SIGN_UP = PASSWORDS | {"email": "Ada@Example.com", "organization": ""}
-
-
-@pytest.fixture(autouse=True)
-def _proxy(settings):
-    settings.TRUSTED_PROXIES = parse_networks([PROXY])
-
-
-def behind(address):
-    """The options of a request that the proxy forwards for a client."""
-    return {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": address}}
 
 
 def log_in(client, user, password, address):

@@ -11,22 +11,10 @@ from django.urls import reverse
 
 from console.accounts import second_factors, user_agents
 from console.accounts.models import AuditEvent
-from console.installation.models import Brand
-from console.installation.selectors import clear_cache
-from console.observability.addresses import parse_networks
+from tests.console.accounts.conftest import behind
 from tests.factories.accounts import PASSWORD, MembershipFactory, UserFactory
 
-pytestmark = pytest.mark.django_db
-PROXY = "10.0.0.1"
-
-
-@pytest.fixture(autouse=True)
-def _proxy(settings):
-    settings.TRUSTED_PROXIES = parse_networks([PROXY])
-
-
-def behind(address):
-    return {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": address}}
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("proxied")]
 
 
 def code_of(secret):
@@ -61,15 +49,6 @@ def protect(user):
     totp_row = Authenticator.objects.get(user=user, type=Authenticator.Type.TOTP)
     assert secret not in str(totp_row.data)  # stored encrypted
     return secret, codes
-
-
-def test_authenticator_apps_show_the_name_of_the_installation(user):
-    Brand.objects.create(name="Acme Compute")
-    clear_cache()
-    client, _answer = enter_password(user)
-    page = client.get(reverse("mfa_activate_totp"), follow=True)
-    page = client.post(page.redirect_chain[-1][0], {"password": PASSWORD}, follow=True)
-    assert "issuer=Acme%20Compute" in page.context["totp_url"]
 
 
 def test_a_log_in_needs_the_code_and_a_code_works_once(user):

@@ -11,12 +11,11 @@ from django.urls import reverse
 from console import sign_in
 from console.accounts import invitations
 from console.accounts.models import User
-from console.observability.addresses import parse_networks
+from tests.console.accounts.conftest import behind
 from tests.factories.accounts import MembershipFactory
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "plain horse 9"
-PROXY = "10.0.0.1"
 HOSTS = itertools.count(1)
 
 
@@ -88,11 +87,10 @@ def test_the_captcha_field_of_the_operator_decides(settings):
     assert sign_up("ada@example.com", captcha="4")[1].status_code == 302
 
 
-def test_log_in_above_the_limit_says_when_to_retry(settings):
-    settings.TRUSTED_PROXIES = parse_networks([PROXY])
+@pytest.mark.usefixtures("proxied")
+def test_log_in_above_the_limit_says_when_to_retry():
     client, wrong = Client(), {"login": "nobody@example.com", "password": "x"}
-    source = {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": "203.0.113.77"}}
-    answers = [client.post(reverse("account_login"), wrong, **source) for _ in range(31)]
+    answers = [client.post(reverse("account_login"), wrong, **behind("203.0.113.77")) for _ in range(31)]
     assert (answers[0].status_code, answers[-1].status_code, answers[-1]["Retry-After"]) == (200, 429, "60")
 
 

@@ -1,6 +1,6 @@
-"""Single sign-on against a real OpenID Connect provider on this machine."""
+"""Single sign-on against a real OpenID Connect provider on this machine, and what holds for SAML too."""
 
-from uuid import uuid4
+from functools import partial
 
 import httpx
 import oidc_provider_mock
@@ -15,8 +15,9 @@ from django.test import Client
 from django.urls import reverse
 
 from console import sign_in
-from console.accounts.models import User
 from console.accounts.roles import Role
+from tests.console.accounts import conftest
+from tests.console.accounts.conftest import NEEDS_XMLSEC, fresh_address, person
 from tests.factories.accounts import PASSWORD, MembershipFactory
 
 pytestmark = [
@@ -31,8 +32,9 @@ def provider():
         yield f"http://localhost:{server.server_port}"
 
 
-@pytest.fixture(autouse=True)
-def _configured(settings, provider):
+@pytest.fixture
+def openid(settings, provider):
+    """A function that goes to the OpenID Connect provider; the console trusts it."""
     text = (
         f'[{{"id": "acme", "name": "Acme", "server_url": "{provider}", "client_id": "trainyard", '
         '"client_secret": "secret", "verified_domains": ["trusted.example.com"]}]'
@@ -40,10 +42,19 @@ def _configured(settings, provider):
     apps = sign_in.parse_oidc_providers(text)
     settings.OIDC_PROVIDERS = apps
     settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": apps}}
+    return partial(sign_on, provider)
 
 
-def fresh_address(domain="example.com"):
-    return f"{uuid4().hex}@{domain}"
+@pytest.fixture
+def saml(idp):
+    """The same for SAML."""
+    return partial(conftest.sign_on, idp)
+
+
+@pytest.fixture(params=["openid", pytest.param("saml", marks=NEEDS_XMLSEC)])
+def go(request):
+    """A function that goes to a provider of either kind: see `sign_on`."""
+    return request.getfixturevalue(request.param)
 
 
 def sign_on(provider, email, *, client=None, subject=None, verified=True, process="login", next_page=""):
@@ -59,28 +70,23 @@ def sign_on(provider, email, *, client=None, subject=None, verified=True, proces
     return client, client.get(back.headers["location"])
 
 
-def person(client):
-    return User.objects.filter(pk=client.session.get("_auth_user_id")).first()
-
-
-def test_a_stranger_gets_an_account_and_returns_to_it(provider):
+def test_a_stranger_gets_an_account_and_returns_to_it(go):
     email = fresh_address()
-    client, answer = sign_on(provider, email, next_page="/tokens/")
+    client, answer = go(email, next_page="/tokens/")
     assert answer.url == "/tokens/"
     user = person(client)
     assert (user.email, user.memberships.get().role) == (email, Role.OWNER)
     assert not user.has_usable_password()
-    assert EmailAddress.objects.get(user=user).verified
-    again, _answer = sign_on(provider, email)
-    assert person(again) == user
+    renamed, _answer = go(fresh_address(), subject=email)
+    assert person(renamed) == user
     assert "Continue with Acme" in Client().get(reverse("account_login")).content.decode()
 
 
 @pytest.mark.parametrize("verified", [True, False])
-def test_an_account_is_never_found_by_the_address_that_a_provider_states(provider, verified):
+def test_an_account_is_never_found_by_the_address_that_a_provider_states(openid, verified):
     user = MembershipFactory(user__email=fresh_address()).user
     EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
-    client, _answer = sign_on(provider, user.email, verified=verified)
+    client, _answer = openid(user.email, verified=verified)
     assert person(client) is None
     assert not SocialAccount.objects.exists()
     client.post(reverse("socialaccount_signup"), {"email": user.email, "organization": ""})
@@ -90,56 +96,61 @@ def test_an_account_is_never_found_by_the_address_that_a_provider_states(provide
 
 @pytest.mark.parametrize(
     ("domain", "stated", "is_verified"),
-    [("example.com", False, False), ("example.com", "false", False), ("trusted.example.com", False, True)],
+    [
+        ("example.com", True, True),
+        ("example.com", False, False),
+        ("example.com", "false", False),
+        ("trusted.example.com", False, True),
+    ],
 )
 def test_an_address_counts_as_verified_only_if_the_provider_says_so_or_is_trusted(
-    provider, domain, stated, is_verified, settings
+    openid, domain, stated, is_verified, settings
 ):
     settings.SOCIALACCOUNT_EMAIL_VERIFICATION = settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
     email = fresh_address(domain)
-    client, answer = sign_on(provider, email, verified=stated)
+    client, answer = openid(email, verified=stated)
     assert EmailAddress.objects.get(email=email).verified is is_verified
     assert (person(client) is not None) is is_verified
     assert (answer.url == reverse("account_email_verification_sent")) is not is_verified
 
 
-def test_a_member_connects_an_account_after_a_confirmation_and_disconnects_it(provider):
-    user, client = MembershipFactory().user, Client()
+def test_a_member_connects_an_account_after_a_confirmation_and_disconnects_it(go):
+    user, client = MembershipFactory().user, conftest.browser()
     client.force_login(user)
     subject = fresh_address()
-    _client, answer = sign_on(provider, "someone@else.example.com", client=client, subject=subject, process="connect")
+    _client, answer = go("someone@else.example.com", client=client, subject=subject, process="connect")
     assert answer.url.startswith(reverse("account_reauthenticate"))
     assert not SocialAccount.objects.exists()
     client.post(answer.url, {"password": PASSWORD})
     account = SocialAccount.objects.get(user=user)
     assert "Disconnect" in client.get(reverse("socialaccount_connections")).content.decode()
     assert "Single sign-on" in client.get(reverse("security")).content.decode()
-    other, _answer = sign_on(provider, "someone@else.example.com", subject=subject)
+    other, _answer = go("someone@else.example.com", subject=subject)
     assert person(other) == user
     client.post(reverse("socialaccount_connections"), {"account": account.pk})
     assert not SocialAccount.objects.exists()
 
 
-def test_single_sign_on_does_not_bypass_a_second_factor(provider):
+def test_single_sign_on_does_not_bypass_a_second_factor(go):
     email = fresh_address()
-    client, _answer = sign_on(provider, email)
+    client, _answer = go(email)
     user = person(client)
     TOTP.activate(user, "JBSWY3DPEHPK3PXP")
     code = RecoveryCodes.activate(user).get_unused_codes()[0]
     assert Authenticator.objects.filter(user=user).count() == 2
-    client, answer = sign_on(provider, email)
+    client, answer = go(email)
     assert answer.url == reverse("mfa_authenticate")
     assert person(client) is None
     client.post(answer.url, {"code": code})
     assert person(client) == user
 
 
-def test_an_answer_without_our_state_and_a_foreign_next_page_are_refused(provider):
+def test_an_answer_without_our_state_and_a_foreign_next_page_are_refused(openid):
     callback = reverse("openid_connect_callback", args=["acme"])
     client = Client()
     assert "failed" in client.get(f"{callback}?code=x&state=y").content.decode()
     assert person(client) is None
-    _client, answer = sign_on(provider, fresh_address(), next_page="https://evil.example.com/")
+    _client, answer = openid(fresh_address(), next_page="https://evil.example.com/")
     assert answer.url == "/"
     assert Client().get(reverse("openid_connect_login", args=["unknown"])).status_code == 404
 

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from console.core import sse
-from console.core.sse import Event, event_stream, wants_events
+from console.core.sse import Event, event_stream
 
 
 def frames(events, is_allowed=lambda: True, **options):
@@ -51,8 +51,3 @@ def test_a_reader_who_loses_access_receives_nothing_more_and_the_source_is_close
     parts = frames(events(), lambda: next(answers), heartbeat_seconds=0.01)
     assert parts == ["retry: 2000\n\n", "event: first\ndata: \n\n"]
     assert closed == [True]
-
-
-@pytest.mark.parametrize(("accept", "wanted"), [("text/event-stream", True), ("text/html", False), (None, False)])
-def test_events_are_sent_to_a_client_that_accepts_them(accept, wanted):
-    assert wants_events({} if accept is None else {"Accept": accept}) is wanted

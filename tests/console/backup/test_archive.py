@@ -14,13 +14,12 @@ from console.accounts.models import User
 from console.backup import archive
 from tests.factories.accounts import UserFactory
 from tests.flows.console import Console
+from tests.migrations import copy_migrated_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.flow, pytest.mark.xdist_group("backup")]
 FILLED = """
 from django.conf import settings
-from django.core.management import call_command
 settings.EMBEDDED.start(database=True, broker=False)
-call_command("migrate", verbosity=0)
 from console.accounts.models import User
 from console.accounts.services import create_organization
 from tests.factories.billing import wallet
@@ -44,8 +43,10 @@ CRASHES = {
     "while files are unpacked": "archive.os.sync = die",
     "before the database": "database.replace = die",
     "in the middle of the database": "database._copy_statements = half",
-    "between database and files": "archive._swap = die",
-    "in the middle of the files": "swap = archive._swap\narchive._swap = lambda root: (swap(root), die())",
+    "between database and files": "archive._swap_entries = die",
+    "in the middle of the files": (
+        "swap = archive._swap_entries\narchive._swap_entries = lambda root: (swap(root), die())"
+    ),
     "before the schema": "archive.call_command = die",
 }
 BEFORE_THE_DATABASE = {"while files are unpacked", "before the database", "in the middle of the database"}
@@ -78,11 +79,6 @@ class Place(Console):
         assert self.file.read_bytes() == email.encode() * 1000
         return email.partition("@")[0]
 
-    def copy_from(self, other):
-        other.embedded.stop()
-        ignored = shutil.ignore_patterns("run", "log")
-        shutil.copytree(other.var, self.var, dirs_exist_ok=True, symlinks=True, ignore=ignored)
-
     def remove(self):
         self.embedded.stop()
         super().remove()
@@ -91,6 +87,7 @@ class Place(Console):
 @pytest.fixture(scope="module")
 def origin(short_folders):
     created = Place(short_folders())
+    copy_migrated_database(created.var)
     done = created.manage("shell", "-v", "0", "-c", FILLED)
     assert done.returncode == 0, done.stderr
     created.file.parent.mkdir(parents=True)
@@ -109,16 +106,6 @@ def backup(origin, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def template(origin, backup, short_folders):
-    created = Place(short_folders())
-    created.copy_from(origin)
-    created.query("UPDATE accounts_user SET email = 'second@example.com'")
-    created.file.write_bytes(b"second@example.com" * 1000)
-    yield created
-    created.remove()
-
-
 @pytest.fixture
 def place(short_folders):
     created = Place(short_folders())
@@ -127,9 +114,15 @@ def place(short_folders):
 
 
 @pytest.fixture
-def filled(template, place):
-    """An installation of somebody else, stopped."""
-    place.copy_from(template)
+def filled(origin, backup, place):
+    """An installation of somebody else, with a key of its own."""
+    origin.embedded.stop()
+    shutil.copytree(
+        origin.var, place.var, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns("run", "log")
+    )
+    (place.var / "secret_key").write_text("another" * 20)
+    place.query("UPDATE accounts_user SET email = 'second@example.com'")
+    place.file.write_bytes(b"second@example.com" * 1000)
     return place
 
 
@@ -153,22 +146,6 @@ def change(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
 
-def test_a_backup_is_restored_into_an_empty_installation_once(origin, backup, place):
-    done = place.manage("restore", backup)
-    assert done.returncode == 0, done.stderr
-    assert "the books balance" in done.stdout
-    assert place.owner() == "first"
-    assert place.file.parent.stat().st_mode & 0o777 == 0o555
-    assert (place.var / "secret_key").read_text() == (origin.var / "secret_key").read_text()
-    money = "SELECT kind, posted_minor, held_minor FROM billing_account ORDER BY id"
-    assert place.query(money) == origin.query(money)
-    assert (12_34,) in place.query("SELECT posted_minor FROM billing_account")
-    assert [path for root in ("storage", "runs", "sandbox") for path in (place.var / root).glob(".*")] == []
-    refused = place.manage("restore", backup)
-    assert refused.returncode == 1
-    assert "This database has accounts. --force" in refused.stderr
-
-
 def test_a_backup_does_not_replace_another(backup):
     with pytest.raises(CommandError, match="already exists"):
         call_command("backup", backup)
@@ -184,8 +161,9 @@ def test_a_failed_backup_leaves_nothing(here, tmp_path, monkeypatch):
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-@pytest.mark.parametrize("part", ["database.dump", "storage.tar", "secret_key"])
-@pytest.mark.parametrize("damage", ["one bit", "shorter", "missing"])
+@pytest.mark.parametrize(
+    ("part", "damage"), [("database.dump", "one bit"), ("storage.tar", "shorter"), ("secret_key", "missing")]
+)
 def test_damage_is_detected(copied, part, damage):
     path = copied / part
     data = bytearray(path.read_bytes())
@@ -275,25 +253,31 @@ def test_an_unfinished_restore_is_neither_backed_up_nor_served(here, place, tmp_
         assert "A restore was interrupted" in refused.stderr
 
 
-def test_a_restore_that_the_database_refuses_changes_nothing(copied, filled):
+def test_a_restore_that_fails_or_is_killed_changes_nothing_or_can_be_repeated(origin, backup, filled):
+    """One installation is restored again and again: each attempt is killed later than the one before."""
+    roots = [filled.var / name for name in ("storage", "runs", "sandbox")]
     filled.query(REFUSE)
-    done = filled.manage("restore", copied, "--force")
-    assert done.returncode == 1
-    assert "not today" in done.stderr
-    assert "Nothing was changed" in done.stderr
+    refused = filled.manage("restore", backup, "--force")
+    assert refused.returncode == 1
+    for sentence in ("not today", "Nothing was changed"):
+        assert sentence in refused.stderr
     assert filled.owner() == "second"
-    assert not (filled.var / "storage" / archive.UNFINISHED_MARKER).exists()
+    assert not any((root / archive.UNFINISHED_MARKER).exists() for root in roots)
+    filled.query("DROP EVENT TRIGGER refuse")
 
+    for moment, crash in CRASHES.items():
+        killed = filled.manage("shell", "-v", "0", "-c", KILLED % (crash, backup))
+        assert killed.returncode == -signal.SIGKILL, (moment, killed.stderr)
+        if moment in BEFORE_THE_DATABASE:
+            assert filled.owner() == "second", moment
+        marks = [(root / archive.UNFINISHED_MARKER).exists() for root in roots]
+        assert marks == [moment != "while files are unpacked"] * 3, moment
 
-@pytest.mark.parametrize("moment", CRASHES)
-def test_a_restore_that_is_killed_can_be_repeated(backup, filled, moment):
-    done = filled.manage("shell", "-v", "0", "-c", KILLED % (CRASHES[moment], backup))
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    if moment in BEFORE_THE_DATABASE:
-        assert filled.owner() == "second"
-    marks = [(filled.var / root / archive.UNFINISHED_MARKER).exists() for root in ("storage", "runs", "sandbox")]
-    assert marks == [moment != "while files are unpacked"] * 3
-    repeated = filled.manage("restore", backup, "--force")
-    assert repeated.returncode == 0, repeated.stderr
+    restored = filled.manage("restore", backup, "--force")
+    assert restored.returncode == 0, restored.stderr
+    assert "the books balance" in restored.stdout
     assert filled.owner() == "first"
-    assert [path.name for path in (filled.var / "storage").iterdir()] == ["datasets"]
+    assert filled.file.parent.stat().st_mode & 0o777 == 0o555
+    assert (filled.var / "secret_key").read_text() == (origin.var / "secret_key").read_text()
+    assert (12_34,) in filled.query("SELECT posted_minor FROM billing_account")
+    assert [path for root in roots for path in root.glob(".*")] == []

@@ -99,6 +99,19 @@ def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last
     assert (failed.state, failed.tries, failed.status) == ("failed", len(delivery.RETRY_SECONDS) + 1, 503)
 
 
+def test_a_webhook_with_a_backlog_delays_no_other(owner, receiver, monkeypatch):
+    monkeypatch.setattr(delivery, "ROUND_SIZE", 2)
+    services.create_webhook(membership=owner, url=receiver.url)
+    for _notification in range(9):
+        publish(owner.organization)
+    services.create_webhook(membership=owner, url=receiver.url)
+    publish(owner.organization)
+    assert delivery.deliver_due() == 2
+    assert {sent.webhook_id for sent in Delivery.objects.filter(state="delivered")} == {
+        webhook.pk for webhook in services.webhooks_of(owner.organization)
+    }
+
+
 @pytest.mark.parametrize(
     "url",
     [
