@@ -116,18 +116,13 @@ def describe(event: AuditEvent) -> str:
     text = DESCRIPTIONS.get(event.action)
     if text is None:
         return str(event)
-    if event.data.get("member"):
+    if event.action == "budget.changed" and event.data.get("member"):
         text = MEMBER_BUDGET
-    roles = dict(Membership.Roles.choices)
     role = event.data.get("to", "")
     kind, _colon, number = event.target.partition(":")
+    defaults = dict.fromkeys(("version", "member", "why", "node"), "")  # events of earlier releases may lack them
     values = {
-        "version": "",  # these four are empty if the event's data lacks them
-        "member": "",
-        "why": "",
-        "node": "",
-        **event.data,
         "target": f"#{number}" if kind in {"job", "sweep"} else event.target,
-        "role": roles.get(role, role),
+        "role": dict(Membership.Roles.choices).get(role, role),
     }
-    return str(text) % values
+    return str(text) % (defaults | event.data | values)

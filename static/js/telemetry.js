@@ -1,6 +1,6 @@
 // The resource usage of a job: charts with a line for each node, and a table of ranks. They are loaded when the tab is
 // opened, and every POLL_MS while the job runs and the tab is active.
-import { axisStyle, inZone, seriesColour, zone } from "./charts.js";
+import { axisStyle, inZone, onResize, seriesColour, zone } from "./charts.js";
 
 const pane = document.getElementById("telemetry");
 const holder = document.getElementById("telemetry-charts");
@@ -142,9 +142,5 @@ const load = async () => {
 
 document.getElementById("telemetry-tab").addEventListener("shown.bs.tab", load);
 document.addEventListener("trainyard:theme", drawAll);
-let resizing = 0;
-addEventListener("resize", () => {
-  clearTimeout(resizing);
-  resizing = setTimeout(drawAll, 150);
-});
+onResize(drawAll);
 if (isActive()) load();
