@@ -79,7 +79,7 @@ const clock = new Intl.DateTimeFormat(document.documentElement.lang, { ...zone, 
 const fullTime = new Intl.DateTimeFormat(document.documentElement.lang, { ...zone, dateStyle: "full", timeStyle: "long" });
 
 // --- The viewer ---------------------------------------------------------------------------------------------------------
-/** Show the log in the tab, whose contents are in the page by now. */
+/** Show the log in its tab. Called once htmx has loaded the tab's contents. */
 const setUp = () => {
   const log = document.getElementById("log");
   const rank = document.getElementById("log-rank");
@@ -139,6 +139,7 @@ const setUp = () => {
     return shown;
   };
   let drawn = "";
+  /** Put the visible lines into the page, unless they are there already. */
   const draw = () => {
     const from = Math.max(0, Math.floor(log.scrollTop / ROW_PX) - EXTRA_LINES);
     const to = Math.min(lines.length, Math.ceil((log.scrollTop + log.clientHeight) / ROW_PX) + EXTRA_LINES);
@@ -181,6 +182,7 @@ const setUp = () => {
 
   // Parts of one rank's log
 
+  /** Add the lines of a chunk. Its first line continues the last one if that has no line feed yet. */
   const addLines = (chunk) => {
     const rows = splitLines(chunk);
     if (isLastLineOpen) lines.at(-1).text += rows.shift().text;
@@ -188,12 +190,14 @@ const setUp = () => {
     isLastLineOpen = Boolean(lines.at(-1).text);
     if (!isLastLineOpen) lines.pop();
   };
+  /** Make the lines again from all parts, after a part was added before them or dropped. */
   const rebuild = () => {
     lines = [];
     isLastLineOpen = false;
     for (const chunk of parts.flatMap((part) => part.chunks)) if (chunk.text) addLines(chunk);
   };
-  const newlines = (part) => part.chunks.reduce((sum, chunk) => sum + chunk.text.split("\n").length - 1, 0);
+  const countLineFeeds = (part) => part.chunks.reduce((sum, chunk) => sum + chunk.text.split("\n").length - 1, 0);
+  /** Add a chunk at the end: to the last part while it is small, or as a new part. */
   const append = (chunk) => {
     if (!chunk.text) return;
     const previous = parts.at(-1);
@@ -202,7 +206,7 @@ const setUp = () => {
       previous.end = chunk.next_offset;
     } else parts.push({ chunks: [chunk], start: chunk.offset, end: chunk.next_offset });
     if (parts.length > MAX_PARTS) {
-      const dropped = newlines(parts.shift());
+      const dropped = countLineFeeds(parts.shift());
       rebuild();
       current = -1;
       log.scrollTop = Math.max(0, log.scrollTop - dropped * ROW_PX);
@@ -221,7 +225,7 @@ const setUp = () => {
         const before = lines.length;
         parts.unshift({ chunks: [chunk], start: chunk.offset, end });
         if (parts.length > MAX_PARTS) parts.pop();
-        const added = newlines(parts[0]);
+        const added = countLineFeeds(parts[0]);
         rebuild();
         if (current >= 0) current += added;
         sizer.style.height = `${lines.length * ROW_PX}px`;
@@ -282,7 +286,7 @@ const setUp = () => {
     }
     show();
   };
-  const unfinished = new Map(); // by rank: the beginning of a line whose end has not come
+  const unfinished = new Map(); // by rank: the beginning of a line whose line feed has not come
   const receiveFromRank = (chunk) => {
     const rows = splitLines(chunk);
     const begun = unfinished.get(chunk.rank);
@@ -358,6 +362,7 @@ const setUp = () => {
     const at = list.indexOf(current);
     found.textContent = list.length ? `${at + 1}/${list.length}` : "0";
   };
+  /** Search the log on the server from an offset, and go to the match. An empty query searches for an error. */
   const searchWholeLog = async (query, offset) => {
     let from = offset;
     for (;;) {
@@ -372,6 +377,7 @@ const setUp = () => {
       from = match.next_offset;
     }
   };
+  /** Go to the next match, or to the previous one if `by` is negative. */
   const goToMatch = async (by) => {
     const list = matchingLines();
     const next = by > 0 ? list.find((line) => line > current) : list.findLast((line) => line < current);

@@ -15,17 +15,12 @@ from django.conf import settings as django_settings
 from django.urls import reverse
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import english_texts, log_in, open_context
+from tests.browser.conftest import WITH_ROWS, english_texts, log_in, open_context
 from tests.browser.furnished import HUB_ADDRESS, furnish
 from tests.console.routes import routes_of
 from tests.factories.jobs import Customer
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
-    pytest.mark.xdist_group("accessibility"),
-    pytest.mark.slow,
-]
+pytestmark = WITH_ROWS
 
 AXE = (Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js").read_text()
 JOB_TABS = ("overview", "logs", "metrics", "telemetry", "nodes", "events", "cost", "configuration", "files")

@@ -6,23 +6,17 @@ import re
 from dataclasses import dataclass
 from html import unescape
 
-import pytest
 from playwright.sync_api import expect
 
 from billing.models import NodeSpec
 from jobs import dispatch, results
 from jobs.models import Attempt
 from runtime.specs import Outcome
-from tests.browser.conftest import log_in
+from tests.browser.conftest import WITH_ROWS
 from tests.factories.jobs import SCRIPT
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
-    pytest.mark.xdist_group("accessibility"),
-    pytest.mark.slow,
-]
+pytestmark = WITH_ROWS
 LINE = 3
 CODE = "# first\n# second\nmain()\n"
 """The script of every job. Its line LINE is in the traceback."""
@@ -121,14 +115,9 @@ def fail(customer, case):
     return job.pk
 
 
-def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(
-    transactional_db, console, customer, client, watched
-):
+def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(url, customer, client, watched):
     page = watched.page
-    log_in(page.context, console, customer.membership.user)
     client.force_login(customer.membership.user)
-    # The tests' server has no event streams, which tell nothing new about a job that has ended.
-    page.route("**/stream/", lambda route: route.fulfill(content_type="text/event-stream"))
     customer.write(SCRIPT, CODE)
     DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
     NodeSpec.objects.filter(name="medium").update(name="gpu", title="H100", gpus=1)
@@ -136,7 +125,7 @@ def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(
     for job, case in [(fail(customer, case), case) for case in CASES]:
         _check_explanation(client.get(f"/jobs/{job}/").content.decode(), case)
         if case.button not in followed:  # families share buttons
-            page.goto(f"{console}/jobs/{job}/")
+            page.goto(f"{url}/jobs/{job}/")
             page.locator("#fix").click()
             _check_fix(page, job, case)
             followed.add(case.button)

@@ -2,30 +2,15 @@
 
 import re
 
-import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
 from jobs.models import MetricPoint
 from runtime.specs import Outcome
-from tests.browser.conftest import log_in
+from tests.browser.conftest import WITH_ROWS
 from tests.browser.test_accessibility import AXE, NARROW
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
-    pytest.mark.xdist_group("accessibility"),
-    pytest.mark.slow,
-]
-
-
-@pytest.fixture
-def url(transactional_db, console, customer, watched):
-    """The URL of a console to which the watched page is logged in as the customer."""
-    log_in(watched.page.context, console, customer.membership.user)
-    # The tests' server has no event streams; pages refresh without them.
-    watched.page.route("**/stream/", lambda route: route.fulfill(content_type="text/event-stream"))
-    return console
+pytestmark = WITH_ROWS
 
 
 def end(customer, outcome):

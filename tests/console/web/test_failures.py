@@ -1,10 +1,10 @@
-"""Explanations of failed jobs, as their page and the API show them."""
+"""Explanations of failed jobs, by page and API. `tests/browser/test_diagnoses.py` has a job of each family."""
 
 import re
 
 from django.urls import reverse
 
-from jobs import dispatch, failures, selectors
+from jobs import failures, selectors
 from runtime.specs import Outcome
 from storage import selectors as storage
 from tests.factories.jobs import Customer
@@ -80,27 +80,3 @@ def test_a_missing_file_shows_what_there_is(customer, owner_page):
         assert (similar in found.suggestions) if similar else found.suggestions == [], path
         assert ("diagnosis-similar" in page_of(owner_page, job)) is bool(folder), path
     assert found.suggestions == ["c" * 120, "a", "b"]  # the long name once and in full
-
-
-def test_memory_and_batch_come_with_a_new_order_and_its_price(customer, owner_page):
-    job = failed(customer, "", outcome=Outcome.OUT_OF_MEMORY)
-    page = page_of(owner_page, job)
-    assert "The node ran out of memory." in page
-    assert re.search(rf'href="/training/new/\?rerun={job.pk}&amp;node_spec=\w+"', page)
-    assert re.search(r"Run again on \w+, \$\d+\.\d\d per node-hour", page)
-    job = failed(customer, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", batch_size=64)
-    assert f'href="/training/new/?rerun={job.pk}&amp;batch_size=32"' in page_of(owner_page, job)
-    form = owner_page.get(reverse("training_new"), {"rerun": job.pk, "batch_size": 32}).content.decode()
-    assert 'value="32"' in form
-
-
-def test_a_platform_fault_is_free_and_says_so(customer, owner_page):
-    job = failed(customer, "KeyError: 'x'", outcome=Outcome.NODE_LOST)
-    while not job.is_ended:  # it is retried for free, a few times
-        dispatch.dispatch_queue()
-        attempt = job.attempts.last()
-        customer.backend.start(attempt.run_name)
-        job = selectors.job_for(customer.organization, customer.end(attempt, Outcome.NODE_LOST).pk)
-    page = page_of(owner_page, job)
-    assert "The platform could not complete this run." in page
-    assert "this run is free" in page
