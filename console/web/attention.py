@@ -44,7 +44,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class OverviewData:
-    """What the overview has already read, so that the notices need not read it again."""
+    """Data that the overview has already read, so that the notices need not read it again."""
 
     membership: Membership
     account: Account | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
 from typing import Any
 
 from django.conf import settings
@@ -91,20 +93,20 @@ def budget_set(request: MemberRequest) -> HttpResponse:
     return redirect("cost_list")
 
 
-def csv_file(rows: Any, name: str) -> StreamingHttpResponse:
+def csv_file(lines: Iterable[str], name: str) -> StreamingHttpResponse:
     """Return CSV lines as a download. A byte order mark comes first, because Excel reads UTF-8 only after one."""
-    response = StreamingHttpResponse(_with_byte_order_mark(rows), content_type="text/csv; charset=utf-8")
+    response = StreamingHttpResponse(_with_byte_order_mark(lines), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = content_disposition_header(True, name) or ""
     return response
 
 
-def _with_byte_order_mark(rows: Any) -> Any:
+def _with_byte_order_mark(lines: Iterable[str]) -> Iterator[str]:
     yield "\ufeff"
-    yield from rows
+    yield from lines
 
 
-def _chart_data(names: list[str], days: dict[Any, list[int]], currency: str) -> dict[str, Any]:
-    """Return the chart's data: the days, and for each name a list of its amounts by day, in major units."""
+def _chart_data(names: list[str], days: Mapping[date, list[int]], currency: str) -> dict[str, Any]:
+    """Return the data for the script that draws the chart: the days, and each name's amounts by day in major units."""
     return {
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],

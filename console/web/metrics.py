@@ -103,7 +103,10 @@ def _chart_run(job: Job, *, is_probe: bool | None = None) -> dict[str, Any]:
 
 
 def _compared_jobs(organization: Organization, text: str) -> list[Any]:
-    """Return the organization's jobs whose numbers `text` lists, in that order. Raises NotFound if one is missing."""
+    """Return the organization's jobs whose numbers `text` lists, in that order. Raises NotFound if one is missing.
+
+    The type is Any, because the query adds attributes such as `is_probe`.
+    """
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))[:MAX_COMPARED]
     pks = [pk for part in parts if (pk := parse_row_id(part)) is not None]
     if len(pks) < len(parts):

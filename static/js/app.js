@@ -1,4 +1,4 @@
-// What every page does: theme buttons, toasts, copy buttons, confirmation of dangerous actions, forms that are sent once,
+// Behaviour of all pages: theme buttons, toasts, copy buttons, confirmation of dangerous actions, forms that are sent once,
 // controls that submit their form. Elements ask for it with data attributes, because pages may not have inline scripts.
 
 // The server formats times in the zone of this cookie, from the next page on.

@@ -34,7 +34,7 @@ WITH_WHOLE_CONSOLE = [
 """Marks of tests with all processes of a console, which runs real trainings."""
 
 LOCALES = {"en": "en", "zh-hans": "zh-CN"}
-"""What browsers send for the console's languages."""
+"""The browser's locale for each language of the console."""
 in_chinese = pytest.mark.parametrize("language", ["zh-hans"], indirect=True)
 """Marks a flow that runs in Chinese.
 

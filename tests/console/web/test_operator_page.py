@@ -18,7 +18,7 @@ from tests.factories.accounts import MembershipFactory, UserFactory
 LOGIN, SECURITY = reverse("account_login"), reverse("security")
 ACTION = re.compile(r"<(form|button|input|select|textarea)\b|\b(hx|data-bs)-|method=|target=|download")
 CHART_CONTROLS = re.compile(r'<form class="curves-controls.*?</form>', re.DOTALL)
-"""They change how charts are drawn, in the browser alone."""
+"""Controls that change how the browser draws charts. They send nothing."""
 TRACEBACK = """Traceback (most recent call last):
   File "/workspace/train.py", line 1, in <module>
     print('hello')
@@ -44,7 +44,7 @@ def operator(*codenames, **options):
 
 
 def main_of(answer):
-    """What the page shows, without its frame."""
+    """Return the HTML of the page without its frame."""
     assert answer.status_code == 200
     return answer.content.decode().partition("<main")[2].partition("</main>")[0]
 
