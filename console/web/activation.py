@@ -46,6 +46,7 @@ def activation(request: MemberRequest) -> HttpResponse:
             return redirect("overview")
     organization = request.membership.organization
     current_activation = selectors.activation(organization=organization)
+    is_active = current_activation is not None and current_activation.is_active
     return render(
         request,
         "accounts/activation.html",
@@ -54,9 +55,7 @@ def activation(request: MemberRequest) -> HttpResponse:
             "activation": current_activation,
             "terms": installation.current_text(LegalText.Kinds.TERMS),
             "terms_version": installation.terms_version(),
-            "open_jobs": jobs.open_jobs(organization).count()
-            if current_activation and current_activation.is_active
-            else 0,
+            "open_jobs": jobs.open_jobs(organization).count() if is_active else 0,
         },
     )
 

@@ -120,7 +120,7 @@ def describe(event: AuditEvent) -> str:
         text = MEMBER_BUDGET
     role = event.data.get("to", "")
     kind, _colon, number = event.target.partition(":")
-    defaults = dict.fromkeys(("version", "member", "why", "node"), "")  # events of earlier releases may lack them
+    defaults = dict.fromkeys(("version", "member", "why", "node"), "")  # if the event's data lacks them
     values = {
         "target": f"#{number}" if kind in {"job", "sweep"} else event.target,
         "role": dict(Membership.Roles.choices).get(role, role),

@@ -200,27 +200,27 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
 def admit(request: HttpRequest) -> HttpResponse:
     """Decide whether the server forwards a request to a notebook. Only the server itself can ask this view."""
     exchange = exchange_of(request)
-    asked = exchange.notebook if exchange else None
-    if exchange is None or asked is None:
+    notebook_request = exchange.notebook if exchange else None
+    if exchange is None or notebook_request is None:
         return HttpResponseNotFound()
-    if asked.path == ENTER_PATH:
-        ticket = parse_qs(asked.query).get("ticket", [""])[0]
-        session = _unseal(ticket, asked.job_id, purpose=TICKET_PURPOSE)
-        if session is None or _notebook_of_session(session, asked.job_id) is None:
-            return _refuse(request, asked.job_id)
+    if notebook_request.path == ENTER_PATH:
+        ticket = parse_qs(notebook_request.query).get("ticket", [""])[0]
+        session = _unseal(ticket, notebook_request.job_id, purpose=TICKET_PURPOSE)
+        if session is None or _notebook_of_session(session, notebook_request.job_id) is None:
+            return _refuse(request, notebook_request.job_id)
         response = HttpResponse(status=303, headers={"Location": "/lab", "Referrer-Policy": "no-referrer"})
         response.set_cookie(
             COOKIE,
-            _seal(asked.job_id, session, seconds=COOKIE_SECONDS, purpose=COOKIE_PURPOSE),
+            _seal(notebook_request.job_id, session, seconds=COOKIE_SECONDS, purpose=COOKIE_PURPOSE),
             secure=COOKIE.startswith("__Host-"),
             httponly=True,
             samesite="Lax",
         )
         return response
-    session = _unseal(request.COOKIES.get(COOKIE, ""), asked.job_id, purpose=COOKIE_PURPOSE)
-    job = None if session is None else _notebook_of_session(session, asked.job_id)
+    session = _unseal(request.COOKIES.get(COOKIE, ""), notebook_request.job_id, purpose=COOKIE_PURPOSE)
+    job = None if session is None else _notebook_of_session(session, notebook_request.job_id)
     exchange.notebook_socket = notebooks.socket_of(job) if job else None
-    return HttpResponse() if exchange.notebook_socket else _refuse(request, asked.job_id)
+    return HttpResponse() if exchange.notebook_socket else _refuse(request, notebook_request.job_id)
 
 
 def _refuse(request: HttpRequest, pk: int) -> HttpResponse:

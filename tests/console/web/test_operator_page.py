@@ -130,8 +130,8 @@ def test_it_shows_what_the_customer_sees(customer, jobs):
         assert tab in job_page.TABS
     assert "Receipt R-" in main_of(client.get(reverse("operator_job", args=[failed.pk, "cost"])))
     assert "Read the whole log" in main_of(client.get(reverse("operator_job", args=[with_log.pk, "logs"])))
-    told = json.loads(client.get(reverse("operator_job_curves", args=[failed.pk])).content)
-    assert (told["job"], told["curves"]) == (failed.pk, [])
+    answer = json.loads(client.get(reverse("operator_job_curves", args=[failed.pk])).content)
+    assert (answer["job"], answer["curves"]) == (failed.pk, [])
 
 
 def test_the_configuration_lacks_the_script(customer):
