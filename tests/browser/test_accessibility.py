@@ -112,6 +112,7 @@ const sheet = new CSSStyleSheet();
 sheet.replaceSync("* { transition: none !important; }");
 document.adoptedStyleSheets.push(sheet);
 """
+TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 NARROW = 360
 """Pixels of a narrow phone."""
 NO_PAGES = {
@@ -181,6 +182,7 @@ class Walker:
         url, _hash, tab = f"{self.url}/{path.format(**self.ids)}".partition("#")
         if tab and url == self.page.url.partition("#")[0]:
             self.page.locator(f"#{tab}-tab").click()
+            self.page.evaluate(TWO_FRAMES)  # htmx loads a tab once an observer has seen it, in the next frame
         else:
             self.page.goto(f"{url}#{tab}" if tab else url, wait_until="load")
         expect(self.page.locator(".htmx-request")).to_have_count(0)
