@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
@@ -121,8 +123,7 @@ def describe(event: AuditEvent) -> str:
     role = event.data.get("to", "")
     kind, _colon, number = event.target.partition(":")
     defaults = dict.fromkeys(("version", "member", "why", "node"), "")  # if the event's data lacks them
-    values = {
-        "target": f"#{number}" if kind in {"job", "sweep"} else event.target,
-        "role": dict(Membership.Roles.choices).get(role, role),
-    }
-    return str(text) % (defaults | event.data | values)
+    values: dict[str, Any] = defaults | event.data
+    values["target"] = f"#{number}" if kind in {"job", "sweep"} else event.target
+    values["role"] = dict(Membership.Roles.choices).get(role, role)
+    return str(text) % values
