@@ -60,14 +60,17 @@ def test_only_administrators_with_the_permission_open_it(client, customer, done,
         ("owner with the permission", with_permission, 404),
         ("stranger", MembershipFactory(role=Role.OWNER).user, 404),
     ):
-        assert {logged_in(user).get(url).status_code for url in urls(done)} == {status}, who
+        page = logged_in(user)
+        assert {page.get(url).status_code for url in urls(done)} == {status}, who
     assert all(client.get(url).url.startswith(LOGIN) for url in urls(done))
     settings.STAFF_SECOND_FACTOR = True
-    assert {logged_in(operator("view_job")).get(url).url for url in urls(done)} == {SECURITY}
+    page = logged_in(operator("view_job"))
+    assert {page.get(url).url for url in urls(done)} == {SECURITY}
     settings.STAFF_SECOND_FACTOR = False
     assert not opened.exists()
     for user in (operator("view_job"), operator(is_superuser=True)):
-        assert {logged_in(user).get(url).status_code for url in urls(done)} == {200}
+        page = logged_in(user)
+        assert {page.get(url).status_code for url in urls(done)} == {200}
     assert opened.count() == 2 * len(urls(done))
 
 
