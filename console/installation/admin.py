@@ -7,14 +7,15 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
-from django.core.files.uploadedfile import UploadedFile
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
 from console.installation import selectors
-from console.installation.models import MAX_LOGO_BYTES, PNG_SIGNATURE, Brand, LegalText, Notice
+from console.installation.models import MAX_LOGO_BYTES, MAX_LOGO_PIXELS, MIN_LOGO_PIXELS, Brand, LegalText, Notice
+
+NO_LOGO = _("Choose a PNG picture of at most 256 KiB.")
 
 
 class InstallationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
@@ -42,8 +43,11 @@ class InstallationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes n
 class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
     """The form of the brand. The logo is uploaded as a file, and stored in the database."""
 
-    logo_file = forms.FileField(
-        label=_("Logo"), required=False, help_text=_("A square PNG picture of at most 256 KiB.")
+    logo_file = forms.ImageField(
+        label=_("Logo"),
+        required=False,
+        help_text=_("A square PNG picture with sides of 28 to 1024 pixels, of at most 256 KiB."),
+        error_messages={"invalid_image": NO_LOGO},
     )
     remove_logo = forms.BooleanField(label=_("Use the default logo"), required=False)
 
@@ -52,12 +56,17 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
         fields = ("name", "color", "support")
 
     def clean_logo_file(self) -> bytes:
-        """Return the bytes of the chosen file, or none without a file. Raises ValidationError if it is no PNG."""
-        file: UploadedFile[Any] | None = self.cleaned_data["logo_file"]
-        data = file.read(MAX_LOGO_BYTES + 1) if file else b""
-        if data and (len(data) > MAX_LOGO_BYTES or not data.startswith(PNG_SIGNATURE)):
-            raise ValidationError(_("Choose a PNG picture of at most 256 KiB."))
-        return bytes(data)
+        """Return the bytes of the chosen picture; empty without one. Raises ValidationError if it cannot be a logo."""
+        file = self.cleaned_data["logo_file"]
+        if file is None:
+            return b""
+        if file.image.format != "PNG" or file.size > MAX_LOGO_BYTES:
+            raise ValidationError(NO_LOGO)
+        width, height = file.image.size
+        if width != height or not MIN_LOGO_PIXELS <= width <= MAX_LOGO_PIXELS:
+            message = _("This picture has %(width)d × %(height)d pixels. Choose a square one of 28 to 1024 pixels.")
+            raise ValidationError(message, params={"width": width, "height": height})
+        return bytes(file.read())
 
     def save(self, commit: bool = True) -> Brand:
         """Save the brand. A chosen logo replaces the old one; a logo that is neither replaced nor removed stays."""

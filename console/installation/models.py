@@ -13,8 +13,11 @@ from django.utils.translation import gettext_lazy as _
 
 DEFAULT_NAME = "Trainyard"
 MAX_LOGO_BYTES = 256 * 1024
-"""The largest logo. Every page loads it, and the database holds it. Texts of the admin's form name this limit too."""
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""The largest logo. Every page loads it, and the database holds it."""
+MIN_LOGO_PIXELS = 28
+"""The shortest side of a logo: pages show the logo at this size. Texts of the admin's form name the limits too."""
+MAX_LOGO_PIXELS = 1024
+"""The longest side of a logo: far more than any screen shows. It bounds the memory in which a browser decodes it."""
 MIN_CONTRAST = 4.5
 """The lowest contrast of white text on the brand's colour; WCAG 2.2 (1.4.3) requires it for normal text."""
 

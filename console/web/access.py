@@ -26,7 +26,7 @@ from django_htmx.http import HttpResponseClientRedirect
 from django_htmx.middleware import HtmxDetails
 
 from console.accounts import second_factors
-from console.accounts.models import Membership
+from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
 from console.core.errors import CustomerError, NotAllowed
 
@@ -34,7 +34,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class MemberRequest(HttpRequest):
-    """A request of a signed-in member, for type checking."""
+    """A request that `member` has admitted. The class exists for type checkers only."""
 
     membership: Membership
     htmx: HtmxDetails
@@ -93,6 +93,12 @@ def too_many_requests(request: HttpRequest) -> HttpResponse:
 def is_htmx(request: HttpRequest) -> bool:
     """Return whether htmx sent the request. Works before django-htmx's middleware has run."""
     return request.headers.get("HX-Request") == "true"
+
+
+def logged_in_user(request: HttpRequest) -> User:
+    """Return the user of a request that `login_required` has admitted."""
+    assert isinstance(request.user, User)  # noqa: S101  # type checkers cannot know
+    return request.user
 
 
 def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments]]:

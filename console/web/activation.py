@@ -25,7 +25,7 @@ class TermsForm(forms.Form):
 
     accept_terms = forms.BooleanField(
         label=gettext_lazy("I have read these terms and accept them for my organization."),
-        required=False,  # the service refuses a missing consent, for the API too
+        required=False,  # the service, which the API calls too, refuses a missing consent
     )
 
 
@@ -45,16 +45,17 @@ def activation(request: MemberRequest) -> HttpResponse:
             messages.success(request, _("The service is active. Your wallet and a first workspace are ready."))
             return redirect("overview")
     organization = request.membership.organization
-    current = selectors.activation(organization=organization)
+    current_activation = selectors.activation(organization=organization)
+    is_active = current_activation is not None and current_activation.is_active
     return render(
         request,
         "accounts/activation.html",
         {
             "form": form,
-            "activation": current,
+            "activation": current_activation,
             "terms": installation.current_text(LegalText.Kinds.TERMS),
             "terms_version": installation.terms_version(),
-            "open_jobs": jobs.open_jobs(organization).count() if current and current.is_active else 0,
+            "open_jobs": jobs.open_jobs(organization).count() if is_active else 0,
         },
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
@@ -116,18 +118,12 @@ def describe(event: AuditEvent) -> str:
     text = DESCRIPTIONS.get(event.action)
     if text is None:
         return str(event)
-    if event.data.get("member"):
+    if event.action == "budget.changed" and event.data.get("member"):
         text = MEMBER_BUDGET
-    roles = dict(Membership.Roles.choices)
     role = event.data.get("to", "")
     kind, _colon, number = event.target.partition(":")
-    values = {
-        "version": "",  # these four are empty if the event's data lacks them
-        "member": "",
-        "why": "",
-        "node": "",
-        **event.data,
-        "target": f"#{number}" if kind in {"job", "sweep"} else event.target,
-        "role": roles.get(role, role),
-    }
+    defaults = dict.fromkeys(("version", "member", "why", "node"), "")  # if the event's data lacks them
+    values: dict[str, Any] = defaults | event.data
+    values["target"] = f"#{number}" if kind in {"job", "sweep"} else event.target
+    values["role"] = dict(Membership.Roles.choices).get(role, role)
     return str(text) % values

@@ -23,10 +23,10 @@ def parse_seconds(text: str, unit: int) -> int:
     try:
         number = Decimal(text.replace(",", "."))
     except InvalidOperation as error:
-        raise ValueError("This is no time.") from error
+        raise ValueError("This is not a number.") from error
     # Decimal also parses "NaN", "Infinity" and "1e999999", whose conversion to int would take very long.
     if not number.is_finite() or number.adjusted() >= MAX_DIGITS:
-        raise ValueError("This is no time.")
+        raise ValueError("This is not a number.")
     return int(number * unit)
 
 
@@ -34,11 +34,11 @@ class AmountField(forms.CharField):
     """A field for an amount in major units, with a decimal point or comma. `clean` returns minor units."""
 
     currency = ""
-    """Set by the form when it is created, because decimals depend on the currency."""
+    """Each form sets it when it is created: the number of decimals depends on the currency."""
 
     def __init__(self, *, label: object) -> None:
         widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
-        super().__init__(label=label, max_length=20, widget=widget)  # type: ignore[arg-type]  # a lazy text, too
+        super().__init__(label=label, max_length=20, widget=widget)  # type: ignore[arg-type]  # Django accepts lazy texts too
 
     def clean(self, value: object) -> int:
         """Return minor units. Raises ValidationError."""

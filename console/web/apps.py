@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class WebConfig(AppConfig):
-    """See the package's docstring."""
+    """The app `web`, which has template tags and no models."""
 
     name = "console.web"
     label = "web"

@@ -35,7 +35,7 @@ class Notice:
     """A notice, with a link (`action`, `url`) to the page where the reader can act."""
 
     kind: str
-    """Names it in tests and in the page: `low_balance`, `failed_jobs` and so on."""
+    """Identifies the notice in the page's HTML and in tests: `low_balance`, `failed_jobs` and so on."""
     text: str
     action: str
     url: str
@@ -44,7 +44,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class OverviewData:
-    """The data of the notices that the overview has already read, so that it is read once."""
+    """Data that the overview has already read, so that the notices need not read it again."""
 
     membership: Membership
     account: Account | None
@@ -141,7 +141,7 @@ def _files(organization: Organization, usage: Usage) -> Iterator[Notice]:
         yield Notice("storage", text, _("Usage"), usage_url, is_urgent=share >= 1)
 
 
-def _clusters(silent: list[str]) -> Iterator[Notice]:
-    for name in silent:
+def _clusters(silent_clusters: list[str]) -> Iterator[Notice]:
+    for name in silent_clusters:
         text = _("The cluster %(name)s is not responding. You can still order; runs start when it responds again.")
         yield Notice("cluster", text % {"name": name}, _("Status"), reverse("status"))

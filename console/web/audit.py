@@ -18,6 +18,7 @@ from console.web.access import MemberRequest, member
 from console.web.amounts import parse_row_id
 
 PAGE_SIZE = 50
+"""How many events one page shows."""
 AREAS = {
     "account": _("Log-in and second factors"),
     "member": _("Members"),
@@ -77,7 +78,7 @@ def audit_log(request: MemberRequest) -> HttpResponse:
         until=filters.get("until"),
         before=parse_row_id(request.GET.get("before", "")),
     )
-    rows = list(events[: PAGE_SIZE + 1])
-    last_id = rows[PAGE_SIZE - 1].pk if len(rows) > PAGE_SIZE else None  # the next page shows older events
-    context = {"form": form, "events": rows[:PAGE_SIZE], "older": last_id, "is_filtered": any(filters.values())}
+    rows = list(events[: PAGE_SIZE + 1])  # one more shows whether there is a next page
+    older_than = rows[PAGE_SIZE - 1].pk if len(rows) > PAGE_SIZE else None
+    context = {"form": form, "events": rows[:PAGE_SIZE], "older": older_than, "is_filtered": any(filters.values())}
     return render(request, "accounts/audit_log.html", context)

@@ -19,7 +19,7 @@ from billing import selectors as billing
 from console.accounts import services
 from console.accounts.models import User
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, errors_as_message, errors_in_form, member
+from console.web.access import MemberRequest, errors_as_message, errors_in_form, logged_in_user, member
 from jobs import account_exports, closure
 from storage.downloads import download_archive
 
@@ -86,8 +86,7 @@ def withdraw(request: MemberRequest) -> HttpResponse:
 @reauthentication_required  # type: ignore[untyped-decorator]  # allauth publishes no types
 def delete_account(request: HttpRequest) -> HttpResponse:
     """Show the consequences of deleting one's own account. POST deletes it."""
-    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
-    user = request.user
+    user = logged_in_user(request)
     form = EmailForm(user, request.POST if request.method == "POST" else None)
     if form.is_valid():
         with errors_in_form(form):
@@ -110,9 +109,8 @@ def export_organization(request: MemberRequest) -> HttpResponseBase:
 @never_cache
 @require_GET
 @login_required
-@reauthentication_required  # type: ignore[untyped-decorator]  # as above
+@reauthentication_required  # type: ignore[untyped-decorator]  # allauth publishes no types
 def export_account(request: HttpRequest) -> HttpResponseBase:
     """Download all data about the person."""
-    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
-    chunks = account_exports.export_person(user=request.user)
+    chunks = account_exports.export_person(user=logged_in_user(request))
     return download_archive(request, chunks, name="trainyard-account.zip", content_type="application/zip")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
 from typing import Any
 
 from django.conf import settings
@@ -58,7 +60,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "spent_minor": sum(spend.amount_minor for spend in spends),
             "previous_minor": costs.spent_minor(organization, month.previous),
             "forecast": costs.forecast(organization) if month.is_current else None,
-            "chart": _chart(names, days, account.currency),
+            "chart": _chart_data(names, days, account.currency),
             "holds": costs.open_holds(account).select_related("order__job", "sweep"),
             "budgets": budgets.states_of(account),
             "runway": budgets.runway_of(account),
@@ -71,7 +73,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def cost_export(request: MemberRequest) -> StreamingHttpResponse:
-    """Return a month's receipt lines as CSV. It is sent while the receipts are read, so its size does not matter."""
+    """Return a month's receipt lines as CSV. Lines are sent while receipts are read, so the file may be large."""
     organization = request.membership.organization
     month = costs.parse_month(request.GET.get("month", ""))
     receipts = costs.receipts(organization, month).select_related("hold__placed_by").iterator(chunk_size=500)
@@ -85,27 +87,27 @@ def budget_set(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     account = selectors.wallet(organization)
     with errors_as_message(request):
-        amount = _amount(request.POST.get("amount", ""), account)
+        amount = _parse_budget(request.POST.get("amount", ""), account)
         user = _budget_user(request.membership, request.POST.get("member", ""))
         budgets.set_budget(membership=request.membership, user=user, amount_minor=amount)
         messages.success(request, _("The budget was saved.") if amount else _("The budget was removed."))
     return redirect("cost_list")
 
 
-def csv_file(rows: Any, name: str) -> StreamingHttpResponse:
+def csv_file(lines: Iterable[str], name: str) -> StreamingHttpResponse:
     """Return CSV lines as a download. A byte order mark comes first, because Excel reads UTF-8 only after one."""
-    response = StreamingHttpResponse(_with_byte_order_mark(rows), content_type="text/csv; charset=utf-8")
+    response = StreamingHttpResponse(_with_byte_order_mark(lines), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = content_disposition_header(True, name) or ""
     return response
 
 
-def _with_byte_order_mark(rows: Any) -> Any:
+def _with_byte_order_mark(lines: Iterable[str]) -> Iterator[str]:
     yield "\ufeff"
-    yield from rows
+    yield from lines
 
 
-def _chart(names: list[str], days: dict[Any, list[int]], currency: str) -> dict[str, Any]:
-    """Return the chart's data: the days, and for each name a list of its amounts by day, in major units."""
+def _chart_data(names: list[str], days: Mapping[date, list[int]], currency: str) -> dict[str, Any]:
+    """Return the data for the script that draws the chart: the days, and each name's amounts by day in major units."""
     return {
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],
@@ -116,7 +118,7 @@ def _chart(names: list[str], days: dict[Any, list[int]], currency: str) -> dict[
     }
 
 
-def _amount(text: str, account: Account | None) -> int | None:
+def _parse_budget(text: str, account: Account | None) -> int | None:
     """Parse a budget in major units into minor units; None if it is empty. Raises CustomerError."""
     if not text.strip():
         return None

@@ -92,7 +92,7 @@ def dataset_new(request: MemberRequest) -> HttpResponse:
 @member(Capability.VIEW)
 def dataset_detail(request: MemberRequest, name: str) -> HttpResponse:
     """Show a dataset's versions. Members of its own organization also see its shares and the form for an upload."""
-    return _detail(request, sharing.dataset_named(request.membership.organization, name))
+    return _render_dataset(request, sharing.dataset_named(request.membership.organization, name))
 
 
 @require_POST
@@ -123,13 +123,13 @@ def dataset_import(request: MemberRequest, name: str) -> HttpResponse:
     """Start an import (POST), or return the progress of imports for the dataset's page (GET)."""
     dataset = selectors.dataset_named(request.membership.organization, name)
     if request.method == "GET":
-        response = render(request, "storage/_imports.html", {"dataset": dataset} | _imports(dataset))
+        response = render(request, "storage/_imports.html", {"dataset": dataset} | _imports_context(dataset))
         if not imports.open_imports().filter(dataset=dataset).exists():
             response["HX-Refresh"] = "true"  # the page shows the new version
         return response
     with errors_as_message(request):
-        names = ("url", "endpoint", "access_key_id_secret", "secret_access_key_secret")
-        values = {name: request.POST.get(name, "") for name in names}
+        fields = ("url", "endpoint", "access_key_id_secret", "secret_access_key_secret")
+        values = {field: request.POST.get(field, "") for field in fields}
         imports.start_import(dataset=dataset, user=request.membership.user, **values)
         messages.success(request, _("The import has started."))
     return redirect("dataset_detail", name)
@@ -145,7 +145,7 @@ def share_new(request: MemberRequest, name: str) -> HttpResponse:
         _share, code = sharing.create_share(
             dataset=dataset, user=request.membership.user, label=request.POST.get("label", "")
         )
-    return _detail(request, dataset, code) if code else redirect("dataset_detail", name)
+    return _render_dataset(request, dataset, code) if code else redirect("dataset_detail", name)
 
 
 @require_POST
@@ -233,7 +233,7 @@ def version_detail(request: MemberRequest, name: str, number: int, path: str = "
 @require_GET
 @member(Capability.VIEW)
 def version_file(request: MemberRequest, name: str, number: int, path: str) -> HttpResponse:
-    """Show a preview of a file."""
+    """Show a preview of a file, with its hash and number of lines."""
     version = _version(request, name, number)
     try:
         file = dataset_files.read(version=version, path=path)
@@ -289,7 +289,7 @@ def crumbs_of(path: str) -> list[Crumb]:
     return [Crumb(part, "/".join(parts[: index + 1])) for index, part in enumerate(parts)]
 
 
-def _imports(dataset: Dataset) -> dict[str, Any]:
+def _imports_context(dataset: Dataset) -> dict[str, Any]:
     """Return the context of `_imports.html`."""
     rows = imports.shown_imports(dataset)
     return {"imports": rows, "imports_open": any(row.ended_at is None for row in rows)}
@@ -299,7 +299,7 @@ def _version(request: MemberRequest, name: str, number: int) -> DatasetVersion:
     return selectors.version_numbered(sharing.dataset_named(request.membership.organization, name), number)
 
 
-def _detail(request: MemberRequest, dataset: Dataset, code: str = "") -> HttpResponse:
+def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") -> HttpResponse:
     """Render a dataset's page. `code` is the code of a share that was just created."""
     is_own = dataset.organization_id == request.membership.organization_id
     context = {
@@ -316,7 +316,7 @@ def _detail(request: MemberRequest, dataset: Dataset, code: str = "") -> HttpRes
         "secrets": secret_store.secrets_for(request.membership.organization)
         if bucket_import.allowed_endpoints()
         else (),
-    } | (_imports(dataset) if is_own else {})
+    } | (_imports_context(dataset) if is_own else {})
     response = render(request, "storage/dataset_detail.html", context)
     if code:
         response["Cache-Control"] = "private, no-store"

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse
@@ -26,20 +26,31 @@ from markdown_it.token import Token
 
 from console.core.error_codes import reference
 
-GUIDES: dict[str, tuple[str | Promise, str | Promise]] = {
-    "user-guide": (_("User guide"), _("From the first run to models, storage and the API, by task.")),
-    "command-line": (_("Command line"), _("Train from your own machine with the trainyard command.")),
-    "environment": (_("Environment contract"), _("Variables, folders, signals and arguments of your code.")),
-    "pricing": (_("Pricing"), _("Every price and figure, with worked examples.")),
-    "compatibility": (_("Compatibility"), _("Frameworks, versions, third-party scripts, known obstacles.")),
-    "faults": (_("Faults"), _("What happens in a fault, who pays, and how a run recovers.")),
+
+class PageTitle(NamedTuple):
+    """How a page is listed."""
+
+    title: str | Promise
+    contents: str | Promise
+    """One sentence about what the page contains."""
+
+
+GUIDES = {
+    "user-guide": PageTitle(_("User guide"), _("From the first run to models, storage and the API, by task.")),
+    "command-line": PageTitle(_("Command line"), _("Train from your own machine with the trainyard command.")),
+    "environment": PageTitle(_("Environment contract"), _("Variables, folders, signals and arguments of your code.")),
+    "pricing": PageTitle(_("Pricing"), _("Every price and figure, with worked examples.")),
+    "compatibility": PageTitle(_("Compatibility"), _("Frameworks, versions, third-party scripts, known obstacles.")),
+    "faults": PageTitle(_("Faults"), _("What happens in a fault, who pays, and how a run recovers.")),
 }
-"""The guides that are shown, by file name in `docs/`: title and contents."""
+"""The guides that are shown, by file name in `docs/`."""
 ERRORS = "errors"
-ERRORS_TITLE = (_("Error codes"), _("Every error of the API: its status and what to do."))
+"""The name of the page of error codes in URLs."""
+ERRORS_TITLE = PageTitle(_("Error codes"), _("Every error of the API: its status and what to do."))
 MAX_RESULTS = 30
+"""How many sections a search shows."""
 MAX_QUERY_LENGTH = 100
-"""Each word is searched in every section, and anonymous visitors may search: long queries are cut."""
+"""Longer queries are cut, because anonymous visitors may search, and every section is searched for each word."""
 EXCERPT_LENGTH = 180
 """How many characters of a section a search result shows."""
 
@@ -78,18 +89,18 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
     """Show a guide, or the error codes."""
     context: dict[str, Any] = {"page": page, "pages": _pages()}
     if page == ERRORS:
-        context |= {"title": ERRORS_TITLE[0], "codes": reference()}
+        context |= {"title": ERRORS_TITLE.title, "codes": reference()}
     elif page in GUIDES:
         guide = _guide(page)
         contents = [section for section in guide.sections if section.level == 2]
-        context |= {"title": GUIDES[page][0], "guide": guide, "contents": contents}
+        context |= {"title": GUIDES[page].title, "guide": guide, "contents": contents}
     else:
         raise Http404
     return render(request, "docs/page.html", context)
 
 
-def _pages() -> dict[str, tuple[str | Promise, str | Promise]]:
-    """Return title and contents of each page, by its name in the URL."""
+def _pages() -> dict[str, PageTitle]:
+    """Return all pages by their names in URLs."""
     return GUIDES | {ERRORS: ERRORS_TITLE}
 
 
@@ -104,13 +115,13 @@ def _results(query: str) -> list[dict[str, Any]]:
     ]
     matching.sort(key=lambda section: not any(word in section.title.lower() for word in words))
     return [
-        {"section": section, "page_title": titles[section.page][0], "excerpt": _excerpt(section.text, words[0])}
+        {"section": section, "page_title": titles[section.page].title, "excerpt": _excerpt(section.text, words[0])}
         for section in matching[:MAX_RESULTS]
     ]
 
 
 def _excerpt(text: str, word: str) -> str:
-    """Return the part of a text around a word."""
+    """Return the part of a text around a word: a third of the excerpt is before the word."""
     start = max(0, text.lower().find(word) - EXCERPT_LENGTH // 3)
     end = start + EXCERPT_LENGTH
     return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
@@ -149,7 +160,7 @@ def _guide(page: str) -> Guide:
 
 
 def _without_title(tokens: list[Token]) -> list[Token]:
-    """Leave out the first heading, which has three tokens: the page shows its own title."""
+    """Leave out the first heading, because the page shows its own title. A heading has three tokens."""
     has_title = bool(tokens) and tokens[0].type == "heading_open" and tokens[0].tag == "h1"
     return tokens[3:] if has_title else tokens
 

@@ -33,8 +33,6 @@ from storage.models import Image, Registry
 
 CHECK_FIELDS = ("image", "framework", "workspace", "datasets", "node_spec", "nodes", "workers_per_node")
 """Names of the fields in the form of an image check, as `jobs.checks.place_check` reads them."""
-MAX_PASSWORD_LENGTH = 4096
-"""Characters of a registry's password. Cloud registries issue signed tokens of one or two thousand characters."""
 
 
 class ImageForm(forms.Form):
@@ -58,7 +56,7 @@ class ImageForm(forms.Form):
     )
     password = forms.CharField(
         label=gettext_lazy("Password or access token"),
-        max_length=MAX_PASSWORD_LENGTH,
+        max_length=registries.MAX_PASSWORD_LENGTH,
         required=False,
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
@@ -150,7 +148,7 @@ def image_edit(request: MemberRequest, name: str) -> HttpResponse:
         with errors_in_form(form):
             if warning := _check_registry(request.membership, form.cleaned_data):
                 messages.warning(request, warning)
-            # Unlike after the registration, no warning if no cluster can run it: the list of images says so too.
+            # No warning here if no cluster can run the image: the list of images, which comes next, says so.
             _save(request.membership, dict(form.cleaned_data), image)
             messages.success(request, _("The changes to the image %(name)s were saved.") % {"name": image.name})
             return redirect("image_list")
@@ -178,9 +176,9 @@ def _own_image(request: MemberRequest, name: str) -> Image:
 
 
 def _check_registry(membership: Membership, fields: Mapping[str, Any]) -> str:
-    """Check that the registry has the image. Return a warning if the registry does not answer, else an empty string.
+    """Check that the registry has the image. Return a warning if the registry does not answer, or an empty string.
 
-    Raises InvalidInput.
+    Raises InvalidInput if the registry has no such image or refuses the credentials.
     """
     values = {name: fields[name] for name in ("reference", "username", "password")}
     return str(registries.check_image(organization=membership.organization, **values).warning)

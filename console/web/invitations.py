@@ -17,7 +17,7 @@ from console.accounts import invitations, selectors
 from console.accounts.middleware import ORGANIZATION_SESSION_KEY
 from console.accounts.models import User
 from console.core.errors import CustomerError
-from console.web.access import show_error
+from console.web.access import logged_in_user, show_error
 
 
 @never_cache
@@ -43,12 +43,11 @@ def accept(request: HttpRequest, token: str) -> HttpResponse:
 
     `invitations.accept` refuses a user with another address.
     """
-    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     pending = invitations.find(token)
     if pending is None:
         return render(request, "accounts/invitation_ended.html", status=404)
     try:
-        membership = invitations.accept(invitation=pending, user=request.user)
+        membership = invitations.accept(invitation=pending, user=logged_in_user(request))
     except CustomerError as error:
         show_error(request, error)
         return redirect("invitation", token)

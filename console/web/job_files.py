@@ -23,7 +23,7 @@ from storage.errors import WrongKind
 from storage.previews import preview
 
 PAGE_ROWS = 200
-"""Entries of a folder that one page shows: more are hard to survey, and a folder may have millions."""
+"""How many entries of a folder one page shows. A folder may have millions."""
 
 
 @require_GET
@@ -35,13 +35,13 @@ def job_files(request: MemberRequest, pk: int, path: str = "") -> HttpResponse:
         "job": job,
         "path": path.strip("/"),
         "crumbs": _crumbs(job, path),
-        # Before the job's end only the customer's wish is known.
+        # The deletion time is set when the job ends. Until then, show the one that the customer asked for, if any.
         "deletion_at": results.deletion_time(job) or job.keep_until,
         "keep_days": results.DEFAULT_RETENTION.days,
     }
     try:
         page = files.list_files(job, path, limit=PAGE_ROWS, after=request.GET.get("after", ""))
-    except WrongKind:  # the path is that of a file
+    except WrongKind:  # a file, not a folder
         return redirect("job_file", pk, path)
     except CustomerError as error:
         context["problem"] = error_text(error)

@@ -52,9 +52,9 @@ OVERVIEW = "overview"
 LIVE_TABS = frozenset({OVERVIEW, "nodes", "events", "cost"})
 """Tabs that `job_live` renders again when the job changes. The other tabs have their own streams, or never change."""
 LOG_BYTES_SHOWN = 16 * 1024
-"""How many bytes at the end of a log the tab shows at first: some screens. A script then shows the whole log."""
+"""How many bytes at the end of a log the page contains: a few screens. The script then loads more."""
 EXTERNAL_TABS = frozenset({"files", "metrics", "telemetry"})
-"""Tabs that other views and scripts fill, from URLs of their own."""
+"""Tabs that this module does not render. htmx or a script loads their contents from other URLs."""
 
 
 @require_GET
@@ -64,7 +64,7 @@ def job_detail(request: MemberRequest, pk: int) -> HttpResponse:
     job = selectors.job_for(request.membership.organization, pk)
     chosen = request.GET.get("tab", "")
     chosen = chosen if chosen in TABS or chosen in EXTERNAL_TABS else OVERVIEW
-    context = header(job) | {"title": free_runs.title(job), "chosen": chosen}
+    context = header_context(job) | {"title": free_runs.title(job), "chosen": chosen}
     if chosen in TABS:
         context |= TABS[chosen](job)
     return render(request, "jobs/job_detail.html", context)
@@ -85,7 +85,7 @@ def job_tab(request: MemberRequest, pk: int, tab: str) -> HttpResponse:
 def job_live(request: MemberRequest, pk: int) -> HttpResponse:
     """Return the header of the job page and, out of band, the tab that `?tab=` names if it is one of LIVE_TABS."""
     job = selectors.job_for(request.membership.organization, pk)
-    context = header(job)
+    context = header_context(job)
     tab = request.GET.get("tab", "")
     if tab in LIVE_TABS:
         context |= {"tab": tab, "tab_template": f"jobs/_job_{tab}.html"} | TABS[tab](job)
@@ -108,18 +108,18 @@ def _shared_context(job: Job) -> dict[str, Any]:
     """Return the context of the header and most tabs: the job, its state, and until when its files are kept."""
     prefetch_related_objects([job], "attempts")
     summary = selectors.summary(job)
-    summary["attempts"] = [_attempt(attempt) for attempt in summary["attempts"]]
+    summary["attempts"] = [_attempt_row(attempt) for attempt in summary["attempts"]]
     return {
         "job": job,
         "summary": summary,
         "quote": notebooks.current_quote(job),
-        "files_end": _files_end(job),
+        "files_end": _deletion_time(job),
         "keep_days": results.DEFAULT_RETENTION.days,
     }
 
 
-def header(job: Job) -> dict[str, Any]:
-    """Return the context of the header."""
+def header_context(job: Job) -> dict[str, Any]:
+    """Return the context of the header and of the parts that all tabs share."""
     shared = _shared_context(job)
     attempt_failures = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
     explanation = failures.explain(job)
@@ -127,7 +127,7 @@ def header(job: Job) -> dict[str, Any]:
         "receipt": selectors.receipt(job) if job.is_ended else None,
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
-        "fix": _fix(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
+        "fix": _fix_button(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "files_expire_soon": expiry.is_soon(job),
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
         "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,
@@ -139,7 +139,7 @@ def header(job: Job) -> dict[str, Any]:
 def _overview(job: Job) -> dict[str, Any]:
     quote = job.order.quote
     return {
-        # The quote has the names, so a job without datasets or models needs no query.
+        # The quote names datasets and models. If it names none, no query is necessary.
         "datasets": run_specs.mounted_versions(job) if selectors.datasets_of(quote) else [],
         "models": run_specs.mounted_models(job) if selectors.models_of(quote) else [],
         "published": storage.model_versions_of_job(job.organization, job.pk) if job.is_ended else [],
@@ -162,7 +162,7 @@ def _logs(job: Job) -> dict[str, Any]:
 
 
 def _nodes(job: Job) -> dict[str, Any]:
-    return {"nodes": [_node(node) for node in selectors.nodes(job)], "has_shells": shells.is_offered(job)}
+    return {"nodes": [_node_row(node) for node in selectors.nodes(job)], "has_shells": shells.is_offered(job)}
 
 
 def _events(job: Job) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _events(job: Job) -> dict[str, Any]:
 def _cost(job: Job) -> dict[str, Any]:
     return {
         "receipt": selectors.receipt(job) if job.is_ended else None,
-        "outcome": None if job.is_notebook else estimates.outcome(job),  # its quote names a limit, no estimate
+        "outcome": None if job.is_notebook else estimates.outcome(job),  # a notebook's quote has no estimate
     }
 
 
@@ -197,8 +197,8 @@ TABS: dict[str, Callable[[Job], dict[str, Any]]] = {
 """Functions that return the context of each tab besides `_shared_context`. The template is `jobs/_job_<tab>.html`."""
 
 
-def _fix(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, str]:
-    """Return the button beside a diagnosis: `url`, `title` and the name of its `icon`."""
+def _fix_button(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, str]:
+    """Return the button beside a diagnosis, as `url`, `title` and `icon`. It leads to what the customer can do now."""
     kind, frame = explanation.diagnosis.fix, explanation.diagnosis.frame
     order_url = f"{reverse('training_new')}?"
     if explanation.changes:
@@ -240,15 +240,15 @@ def _path_in_workspace(job: Job, file: str) -> str:
     return path if is_inside else ""
 
 
-def _files_end(job: Job) -> datetime | None:
-    """Return when the job's files will be deleted; None for an open job, and for one that has no files any more."""
+def _deletion_time(job: Job) -> datetime | None:
+    """Return when the job's files will be deleted. None if the job is open, or its files are already deleted."""
     end = results.deletion_time(job)
     has_files = end is not None and Allocation.objects.filter(key=results.allocation_key(job.pk)).exists()
     return end if has_files else None
 
 
-def _attempt(attempt: dict[str, Any]) -> dict[str, Any]:
-    """Return an attempt with the values that its table row shows. In a span, the number of nodes was constant."""
+def _attempt_row(attempt: dict[str, Any]) -> dict[str, Any]:
+    """Return an attempt with the values that its table row shows. A span is a time with a constant number of nodes."""
     spans = [
         span | {"seconds": (span["finished_at"] - span["started_at"]).total_seconds()} for span in attempt["spans"]
     ]
@@ -262,7 +262,7 @@ def _attempt(attempt: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _node(node: dict[str, Any]) -> dict[str, Any]:
+def _node_row(node: dict[str, Any]) -> dict[str, Any]:
     """Return a node with its Unix times converted to datetimes."""
     times = ("started_at", "finished_at")
     return node | {

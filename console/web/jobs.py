@@ -56,7 +56,7 @@ def job_list(request: MemberRequest) -> HttpResponse:
         return render(request, "jobs/_job_rows.html", context)
     counts = {} if search.is_filtered else job_search.counts(organization)
     context |= {
-        "tabs": [_tab(search, state, counts) for state in ("", *job_search.STATES)],
+        "tabs": [_state_tab(search, state, counts) for state in ("", *job_search.STATES)],
         "orders": {name: title for name, (title, _columns) in job_search.SORT_ORDERS.items()},
         "views": job_search.views(request.membership),
         "is_partial": job_search.is_partial(organization, search),
@@ -66,10 +66,10 @@ def job_list(request: MemberRequest) -> HttpResponse:
     return render(request, "jobs/job_list.html", context)
 
 
-def _tab(search: JobSearch, state: str, counts: dict[str, int]) -> dict[str, Any]:
-    """Return the tab of a state, or of all jobs if `state` is empty. Its count is None if `counts` is empty.
+def _state_tab(search: JobSearch, state: str, counts: dict[str, int]) -> dict[str, Any]:
+    """Return the tab of a state; an empty `state` means all jobs. Without `counts`, the tab shows no count.
 
-    `job_search.counts` stops above COUNT_LIMIT, so a higher count is shown as the limit.
+    `job_search.counts` stops counting just above COUNT_LIMIT. The tab then shows the limit with a plus sign.
     """
     count, is_capped = None, False
     if counts and state:

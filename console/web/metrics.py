@@ -27,6 +27,7 @@ MAX_SIBLINGS = 12
 MAX_CURVES_IN_TABLE = 6
 """How many curves the table of compared runs shows, since each takes a column. The charts show every curve."""
 POINTS_PER_PAGE = 100
+"""How many rows one page of the table of points shows."""
 
 
 @require_GET
@@ -35,7 +36,7 @@ def job_metrics(request: MemberRequest, pk: int) -> HttpResponse:
     """Return the tab *Metrics* of a job, for htmx; its script requests the points from the API."""
     job = selectors.job_for(request.membership.organization, pk)
     siblings = curves.siblings(job, MAX_SIBLINGS)
-    context = {"job": job, "runs": [_run(job)], "siblings": siblings, "limit": MAX_COMPARED - 1}
+    context = {"job": job, "runs": [_chart_run(job)], "siblings": siblings, "limit": MAX_COMPARED - 1}
     return render(request, "jobs/_job_metrics.html", context)
 
 
@@ -78,7 +79,7 @@ def job_points_csv(request: MemberRequest, pk: int) -> HttpResponse:
 def job_compare(request: MemberRequest) -> HttpResponse:
     """Compare runs in one chart per curve. `?jobs=1,2,3`, or `jobs` several times, names at most MAX_COMPARED."""
     organization = request.membership.organization
-    jobs = _jobs(organization, ",".join(request.GET.getlist("jobs")))
+    jobs = _compared_jobs(organization, ",".join(request.GET.getlist("jobs")))
     extents = curves.extents(jobs)
     all_names = {name for extents_by_name in extents.values() for name in extents_by_name if curves.better(name)}
     names = sorted(all_names)[:MAX_CURVES_IN_TABLE]
@@ -90,19 +91,22 @@ def job_compare(request: MemberRequest) -> HttpResponse:
     context = {
         "names": names,
         "rows": [rows.row(job) | {"best": best_values(job)} for job in jobs],
-        "runs": [_run(job, is_free_estimate=job.is_free_estimate) for job in jobs],
+        "runs": [_chart_run(job, is_free_estimate=job.is_free_estimate) for job in jobs],
         "limit": MAX_COMPARED,
     }
     return render(request, "jobs/compare.html", context)
 
 
-def _run(job: Job, *, is_free_estimate: bool | None = None) -> dict[str, Any]:
+def _chart_run(job: Job, *, is_free_estimate: bool | None = None) -> dict[str, Any]:
     """Return the id and title of a run, for the script that draws the charts."""
     return {"id": job.pk, "title": f"#{job.pk} {free_runs.title(job, is_free_estimate=is_free_estimate)}"}
 
 
-def _jobs(organization: Organization, text: str) -> list[Any]:
-    """Return the organization's jobs whose numbers `text` lists, in that order. Raises NotFound if one is missing."""
+def _compared_jobs(organization: Organization, text: str) -> list[Any]:
+    """Return the organization's jobs whose numbers `text` lists, in that order. Raises NotFound if one is missing.
+
+    The type is Any, because the query adds attributes such as `is_free_estimate`.
+    """
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))[:MAX_COMPARED]
     pks = [pk for part in parts if (pk := parse_row_id(part)) is not None]
     if len(pks) < len(parts):
@@ -127,21 +131,21 @@ def job_cost(request: MemberRequest, pk: int) -> HttpResponse:
         "free": [vars(free_time) for free_time in free_times],
         "free_minor": sum(free_time.worth_minor for free_time in free_times),
         "alternatives": [] if job.builtin_script else cost_analysis.alternatives(job),
-        "assumed_speedup": 2**estimates.ASSUMED_SCALING,
+        "assumed_speedup": 2**estimates.ASSUMED_SCALING,  # of twice the nodes
     } | _cost_of_value(job, request.GET.get("curve", ""), request.GET.get("target", "").strip())
     return render(request, "jobs/_cost_analysis.html" if request.htmx else "jobs/cost_analysis.html", context)
 
 
 def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
-    """Return what the job and its siblings spent until a curve reached a value; empty without curves.
+    """Return what jobs of the same script spent until a curve reached a value. Empty for free jobs and without curves.
 
-    `text` is the typed value; without one `cost_analysis` chooses it.
+    `text` is the typed value. If it is empty, `cost_analysis` chooses the value.
     """
     names = cost_analysis.curve_names(job)
     if not names or curves.Spending(job, [], job.queued_at).is_free:
         return {}
     name = curve if curve in names else names[0]
-    target, error = _target(text if name == curve else "")
+    target, error = _parse_target(text if name == curve else "")
     compared_jobs = cost_analysis.comparable_jobs(job, MAX_COMPARED - 1)
     goal, costs = cost_analysis.costs_of_value(compared_jobs, name, target)
     amounts = [cost.reached_minor for cost in costs if cost.reached_minor is not None]
@@ -153,12 +157,12 @@ def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
         "is_lower": curves.better(name) is curves.Better.LOWER,
         "costs": costs,
         "cheapest_minor": min(amounts, default=None) if len(costs) > 1 else None,
-        "runs": [_run(cost.job) for cost in costs],
+        "runs": [_chart_run(cost.job) for cost in costs],
     }
 
 
-def _target(text: str) -> tuple[float | None, str]:
-    """Return the typed value, None if there is none or it is invalid; and the error, empty if there is none."""
+def _parse_target(text: str) -> tuple[float | None, str]:
+    """Return the typed value and an error. The value is None if the text is empty or no number."""
     if not text:
         return None, ""
     try:

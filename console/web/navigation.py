@@ -1,4 +1,4 @@
-"""Context of every page's frame: sidebar, organization, wallet. Queries run only when a template needs them."""
+"""The context of each page's frame: sidebar, organization, wallet. A template that needs none causes no query."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ HELP = {
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
-    """Return the template variables of the frame. `may` has the capabilities; `sections` and `wallet` are callables.
+    """Return the template variables of the frame. `may` says whether the member has each capability.
+
+    `sections` and `wallet` are functions, so that only templates that use them cause queries.
 
     A member who lacks a second factor that the organization requires gets only `locked_membership` and `memberships`.
     """

@@ -46,20 +46,21 @@ from storage import selectors as storage
 from storage import sharing
 
 PAGE_SIZE = 25
+"""How many notebooks one page shows."""
 EXTENSION_HOURS = 2
-"""Default of the hours by which a notebook is extended."""
+"""By how many hours the form extends a notebook unless the customer changes it."""
 FIELDS = ("name", "workspace", "image", "node_spec", "datasets", "max_seconds", "idle_seconds", "ceiling_minor")
-"""Fields of the form that can have an error beside them."""
+"""The API's fields whose errors the form of a new notebook shows beside its controls."""
 EXTENSION_FIELDS = ("added_seconds",)
-"""The same, of the form for more time."""
+"""Likewise for the form that extends a notebook."""
 ENTER_PATH = "/trainyard-enter"
 """The path on a notebook's host that takes the ticket."""
 TICKET_SECONDS = 60
-"""How long a ticket is valid: a redirect takes less than a second."""
+"""How long a ticket is valid. The redirect that carries it takes less than a second; 60 leaves room for a slow line."""
 COOKIE_SECONDS = 14 * 24 * 3600
-"""How long the cookie of a notebook's host is valid, if the session of the console lasts as long."""
-TICKET, PASS = b"trainyard notebook ticket", b"trainyard notebook pass"
-"""Purposes of encryption: a ticket in an address is no cookie, and the other way round."""
+"""How long the cookie of a notebook's host is valid: as long as a session of the console, which must be valid too."""
+TICKET_PURPOSE, COOKIE_PURPOSE = b"trainyard notebook ticket", b"trainyard notebook pass"
+"""Purposes of encryption. They differ, so that a ticket from a URL is refused as a cookie, and a cookie as a ticket."""
 
 
 @require_GET
@@ -87,7 +88,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
         return render(request, "jobs/training_inactive.html")
     images = list(storage.images_for(organization))
     not_ready = problems(images)
-    image = default_image([each for each in images if each.pk not in not_ready])
+    image = default_image([candidate for candidate in images if candidate.pk not in not_ready])
     specs = specs_on_offer(account.currency)
     workspaces = list(storage.workspaces_for(organization))
     values = {
@@ -100,7 +101,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
         "idle_minutes": DEFAULT_IDLE_SECONDS // 60,
     }
     if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
-        values |= _values_of(notebooks.notebook_for(organization, pk))
+        values |= _form_values(notebooks.notebook_for(organization, pk))
     context = {
         "values": values,
         "images": images,
@@ -119,7 +120,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
 def notebook_quote(request: MemberRequest) -> HttpResponse:
     """Return the quote card for the form's values, or their errors."""
     try:
-        data = _data(request.POST, currency_of(request.membership.organization))
+        data = _api_data(request.POST, currency_of(request.membership.organization))
         quote = notebooks.quote_notebook(membership=request.membership, data=data)
     except CustomerError as error:
         return refused_card(request, error, FIELDS)
@@ -143,7 +144,7 @@ def notebook_extend_quote(request: MemberRequest, pk: int) -> HttpResponse:
     """Return the quote card for more time, or the errors."""
     job = notebooks.notebook_for(request.membership.organization, pk)
     try:
-        data = _seconds(request.POST, {"added_seconds": ("hours", 3600)})
+        data = _parse_times(request.POST, {"added_seconds": ("hours", 3600)})
         quote = notebooks.quote_extension(membership=request.membership, job=job, data=data)
     except CustomerError as error:
         return refused_card(request, error, EXTENSION_FIELDS)
@@ -179,7 +180,7 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
     The notebook may belong to another organization of the person than the one chosen in this session: a link to it
     may come from another service (`deploy/jupyterhub`).
     """
-    job = _job_for(request.session.session_key or "", pk)
+    job = _notebook_of_session(request.session.session_key or "", pk)
     if job is None:
         raise NotFound
     if notebooks.socket_of(job) is None:
@@ -188,7 +189,7 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
     record(
         organization=job.organization, actor=request.membership.user, action="notebook.opened", target=f"job:{job.pk}"
     )
-    ticket = _sealed(job.pk, request.session.session_key or "", seconds=TICKET_SECONDS, purpose=TICKET)
+    ticket = _seal(job.pk, request.session.session_key or "", seconds=TICKET_SECONDS, purpose=TICKET_PURPOSE)
     response = redirect(f"{origin_of(job.pk)}{ENTER_PATH}?{urlencode({'ticket': ticket})}")
     response["Referrer-Policy"] = "no-referrer"
     return response
@@ -199,39 +200,40 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
 def admit(request: HttpRequest) -> HttpResponse:
     """Decide whether the server forwards a request to a notebook. Only the server itself can ask this view."""
     exchange = exchange_of(request)
-    wanted = exchange.notebook if exchange else None
-    if exchange is None or wanted is None:
+    notebook_request = exchange.notebook if exchange else None
+    if exchange is None or notebook_request is None:
         return HttpResponseNotFound()
-    if wanted.path == ENTER_PATH:
-        ticket = parse_qs(wanted.query).get("ticket", [""])[0]
-        session = _opened(ticket, wanted.job_id, purpose=TICKET)
-        if session is None or _job_for(session, wanted.job_id) is None:
-            return _turned_away(request, wanted.job_id)
+    if notebook_request.path == ENTER_PATH:
+        ticket = parse_qs(notebook_request.query).get("ticket", [""])[0]
+        session = _unseal(ticket, notebook_request.job_id, purpose=TICKET_PURPOSE)
+        if session is None or _notebook_of_session(session, notebook_request.job_id) is None:
+            return _refuse(request, notebook_request.job_id)
         response = HttpResponse(status=303, headers={"Location": "/lab", "Referrer-Policy": "no-referrer"})
         response.set_cookie(
             COOKIE,
-            _sealed(wanted.job_id, session, seconds=COOKIE_SECONDS, purpose=PASS),
+            _seal(notebook_request.job_id, session, seconds=COOKIE_SECONDS, purpose=COOKIE_PURPOSE),
             secure=COOKIE.startswith("__Host-"),
             httponly=True,
             samesite="Lax",
         )
         return response
-    session = _opened(request.COOKIES.get(COOKIE, ""), wanted.job_id, purpose=PASS)
-    job = None if session is None else _job_for(session, wanted.job_id)
+    session = _unseal(request.COOKIES.get(COOKIE, ""), notebook_request.job_id, purpose=COOKIE_PURPOSE)
+    job = None if session is None else _notebook_of_session(session, notebook_request.job_id)
     exchange.notebook_socket = notebooks.socket_of(job) if job else None
-    return HttpResponse() if exchange.notebook_socket else _turned_away(request, wanted.job_id)
+    return HttpResponse() if exchange.notebook_socket else _refuse(request, notebook_request.job_id)
 
 
-def _turned_away(request: HttpRequest, pk: int) -> HttpResponse:
+def _refuse(request: HttpRequest, pk: int) -> HttpResponse:
     """Return the page for a browser that may not use the notebook, or whose notebook has ended.
 
-    It looks the same in both cases, and needs no file of the console: it is shown on the notebook's host.
+    The page does not say which of the two is the case. It uses no file of the console, because it is shown on the
+    notebook's host.
     """
     address = request.build_absolute_uri(reverse("job_detail", args=[pk]))
     return render(request, "jobs/notebook_closed.html", {"address": address}, status=403)
 
 
-def _job_for(session: str, pk: int) -> Job | None:
+def _notebook_of_session(session: str, pk: int) -> Job | None:
     """Return the notebook if the session belongs to a member who may use it."""
     organization = Job.objects.filter(pk=pk, builtin_script=NOTEBOOK_SCRIPT).values_list("organization").first()
     if organization is None:
@@ -242,38 +244,41 @@ def _job_for(session: str, pk: int) -> Job | None:
     return selectors.job_row(membership.organization, pk)
 
 
-def _sealed(pk: int, session: str, *, seconds: int, purpose: bytes) -> str:
-    """Return an encrypted text from which `_opened` reads the session, for `seconds`."""
+def _seal(pk: int, session: str, *, seconds: int, purpose: bytes) -> str:
+    """Return an encrypted text from which `_unseal` reads the session, for `seconds`."""
     data = {"job": pk, "session": session, "until": time.time() + seconds}
     return encryption.encrypt(json.dumps(data), purpose=purpose).decode()
 
 
-def _opened(text: str, pk: int, *, purpose: bytes) -> str | None:
-    """Return the session in a text of `_sealed`; None if it is of another notebook, too old, or not of ours."""
+def _unseal(text: str, pk: int, *, purpose: bytes) -> str | None:
+    """Return the session in a text of `_seal`. None if the text is for another notebook, expired or forged."""
     data = encryption.decrypt(text.encode(), purpose=purpose) if text.isascii() else None
     sealed = json.loads(data) if data else {}
     return str(sealed["session"]) if sealed.get("job") == pk and time.time() < sealed["until"] else None
 
 
-def _values_of(job: Job) -> dict[str, object]:
+def _form_values(job: Job) -> dict[str, object]:
     """Return the values of the form's fields for an earlier notebook."""
     purchase = job.order.quote.purchase
     return {name: purchase[name] for name in ("name", "workspace", "image", "node_spec")} | {
-        "datasets": [each.partition("@")[0] for each in purchase["datasets"]],
+        "datasets": [dataset.partition("@")[0] for dataset in purchase["datasets"]],
         "hours": f"{purchase['max_seconds'] / 3600:.2f}".rstrip("0").rstrip("."),
         "idle_minutes": round(purchase["idle_seconds"] / 60),
     }
 
 
-def _data(posted: QueryDict, currency: str) -> dict[str, object]:
+def _api_data(posted: QueryDict, currency: str) -> dict[str, object]:
     """Return the API's fields of a posted form. Raises InvalidInput."""
-    seconds = _seconds(posted, {"max_seconds": ("hours", 3600), "idle_seconds": ("idle_minutes", 60)})
+    seconds = _parse_times(posted, {"max_seconds": ("hours", 3600), "idle_seconds": ("idle_minutes", 60)})
     chosen = {name: posted.get(name, "") for name in ("name", "workspace", "image", "node_spec")}
     return chosen | seconds | {"datasets": posted.getlist("datasets")} | posted_ceiling(posted, currency)
 
 
-def _seconds(posted: QueryDict, controls: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-    """Return the times of a form by API name. `controls` has the control and unit of each. Raises InvalidInput."""
+def _parse_times(posted: QueryDict, controls: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Return the form's times in seconds by API name. `controls` has the control of each and its unit in seconds.
+
+    Raises InvalidInput.
+    """
     errors, seconds = {}, {}
     for name, (control, unit) in controls.items():
         try:

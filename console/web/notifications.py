@@ -24,6 +24,7 @@ from console.web.access import MemberRequest, errors_as_message, errors_in_form,
 from jobs.messages import end_sentence, sweep_end_sentence
 
 PAGE_SIZE = 50
+"""How many notifications one page shows."""
 DELIVERIES_SHOWN = 50
 """How many deliveries the page of a webhook shows, newest first."""
 
@@ -136,7 +137,7 @@ def _row(notification: Notification) -> dict[str, Any]:
         text, href = f"{data['percent']} % {data['of']}".strip(), reverse("cost_list")
     elif notification.kind == "invoice.issued":
         text, href = f"{data['number']}: {amounts['total_minor']}", reverse("invoice_detail", args=[data["invoice"]])
-    else:
+    else:  # all other kinds are about one amount of the wallet
         text, href = next(iter(amounts.values()), ""), reverse("wallet")
     return {
         "notification": notification,

@@ -27,14 +27,15 @@ class AuthorizationView(views.AuthorizationView):  # type: ignore[misc]  # allau
 
     def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Return the log-in page, the consent page, or an error. Raises BadRequest."""
-        _check(request)
+        _check_request(request)
         return super().get(request, *args, **kwargs)  # type: ignore[no-any-return]
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         """Return the template's context, and let the form redirect to the client."""
         context: dict[str, Any] = super().get_context_data(**kwargs)
         if self._request_info["redirect_uri"] not in context["client"].get_redirect_uris():
-            raise BadRequest("The redirect_uri is not registered for this client.")  # allauth parses the request itself
+            # allauth parses the request on its own, and may have read another URI than `_check_request`.
+            raise BadRequest("The redirect_uri is not registered for this client.")
         target = urlsplit(self._request_info["redirect_uri"])
         setattr(self.request, FORM_TARGET, f"{target.scheme}://{target.netloc}")
         return context | {"target": target.netloc}
@@ -48,8 +49,8 @@ class AuthorizationView(views.AuthorizationView):  # type: ignore[misc]  # allau
         return response
 
 
-def _check(request: HttpRequest) -> None:
-    """Raise BadRequest for a request that a registered client would not send. Unknown clients are left to allauth."""
+def _check_request(request: HttpRequest) -> None:
+    """Raise BadRequest for what allauth accepts and this console refuses. allauth itself refuses unknown clients."""
     parameters = request.GET
     client = Client.objects.filter(pk=parameters.get("client_id", "")).first()
     if client is None:

@@ -34,8 +34,8 @@ TAB_TITLES = {
     "cost": _("Cost"),
     "configuration": _("Configuration"),
 }
-"""The titles of the tabs, by their names in `job_page.TABS`. *Files* is left out, because operators help customers
-without their data."""
+"""The titles of the tabs, by their names in `job_page.TABS`. There is no tab *Files*: operators do not see customers'
+data."""
 
 
 @require_GET
@@ -45,7 +45,7 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
     if tab not in TAB_TITLES:
         raise Http404
     job = _audited_job(request, pk, tab)
-    context = job_page.header(job) | {
+    context = job_page.header_context(job) | {
         "title": free_runs.title(job),
         "tabs": TAB_TITLES,
         "active_tab": tab,
@@ -57,7 +57,7 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
     else:
         context |= job_page.TABS[tab](job) | {"template": f"jobs/_job_{tab}.html"}
     if "configuration" in context:
-        # The script's text and its changes are contents of a customer's file. Its size and hash are shown.
+        # Operators do not see the script's text or changes, which are a customer's data. They see its size and hash.
         context["configuration"] = replace(context["configuration"], text=None, diff=[])
     return render(request, "jobs/operator_page.html", context)
 

@@ -20,8 +20,11 @@ from console.accounts import invitations, second_factors, selectors, services
 from console.accounts.middleware import ORGANIZATION_SESSION_KEY
 from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, errors_as_message, errors_in_form, member
+from console.web.access import MemberRequest, errors_as_message, errors_in_form, logged_in_user, member
 from console.web.amounts import parse_row_id
+
+RECENT_EVENTS = 15
+"""How many audit events the page lists under *Recent activity*, which is about one screen."""
 
 
 class NameForm(forms.Form):
@@ -31,7 +34,7 @@ class NameForm(forms.Form):
 
 
 class TokenForm(NameForm):
-    """The form of an API token. Reading is always allowed."""
+    """The form of an API token. Every token may read."""
 
     LABELS = {
         Capability.STORE: gettext_lazy("Change datasets, workspaces, models, images and secrets"),
@@ -40,6 +43,7 @@ class TokenForm(NameForm):
         Capability.MANAGE: gettext_lazy("Manage members and the organization"),
     }
     INITIAL_SCOPES = (Capability.STORE, Capability.RUN)
+    """The scopes that are ticked at first: those that training needs, without payments and members."""
     scopes = forms.MultipleChoiceField(
         label=gettext_lazy("Besides reading, the token may"), required=False, widget=forms.CheckboxSelectMultiple
     )
@@ -84,8 +88,8 @@ def set_language(request: HttpRequest) -> HttpResponse:
     return response
 
 
-def _page(request: MemberRequest, *, name_form: NameForm, invitation_form: InvitationForm) -> HttpResponse:
-    """Render the page of the organization with these forms."""
+def _render_page(request: MemberRequest, *, name_form: NameForm, invitation_form: InvitationForm) -> HttpResponse:
+    """Render the page of the organization. A form that was refused shows its errors."""
     organization = request.membership.organization
     members = list(selectors.members(organization=organization))
     return render(
@@ -97,9 +101,9 @@ def _page(request: MemberRequest, *, name_form: NameForm, invitation_form: Invit
             "invitations": selectors.open_invitations(organization=organization),
             "members": members,
             "roles": Membership.Roles,
-            "protected": second_factors.protected_users(each.user_id for each in members),
+            "protected": second_factors.protected_users(membership.user_id for membership in members),
             "quota": organization.quota,
-            "audit_events": selectors.activity(organization=organization)[:15],
+            "audit_events": selectors.activity(organization=organization)[:RECENT_EVENTS],
         },
     )
 
@@ -108,7 +112,7 @@ def _page(request: MemberRequest, *, name_form: NameForm, invitation_form: Invit
 @member(Capability.VIEW)
 def organization(request: MemberRequest) -> HttpResponse:
     """Show the members and quotas of the organization."""
-    return _page(
+    return _render_page(
         request,
         name_form=NameForm(initial={"name": request.membership.organization.name}),
         invitation_form=InvitationForm(),
@@ -127,7 +131,7 @@ def rename(request: MemberRequest) -> HttpResponse:
             )
             messages.success(request, _("The organization was renamed."))
             return redirect("organization")
-    return _page(request, name_form=form, invitation_form=InvitationForm())
+    return _render_page(request, name_form=form, invitation_form=InvitationForm())
 
 
 @require_POST
@@ -172,7 +176,7 @@ def invite(request: MemberRequest) -> HttpResponse:
             )
             messages.success(request, _("An invitation was sent to %(email)s.") % {"email": invitation.email})
             return redirect("organization")
-    return _page(
+    return _render_page(
         request, name_form=NameForm(initial={"name": request.membership.organization.name}), invitation_form=form
     )
 
@@ -220,11 +224,10 @@ def remove_member(request: MemberRequest, pk: int) -> HttpResponse:
 @login_required
 def switch(request: HttpRequest) -> HttpResponse:
     """Switch to another of the person's organizations."""
-    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     organization_id = parse_row_id(request.POST.get("organization", ""))
     if organization_id is None:
         raise Http404
-    if not selectors.memberships(user=request.user).filter(organization=organization_id).exists():
+    if not selectors.memberships(user=logged_in_user(request)).filter(organization=organization_id).exists():
         raise Http404
     request.session[ORGANIZATION_SESSION_KEY] = organization_id
     return redirect("overview")
@@ -234,11 +237,10 @@ def switch(request: HttpRequest) -> HttpResponse:
 @login_required
 def new(request: HttpRequest) -> HttpResponse:
     """Create an organization."""
-    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
     form = NameForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
         with errors_in_form(form):
-            membership = services.create_organization(user=request.user, **form.cleaned_data)
+            membership = services.create_organization(user=logged_in_user(request), **form.cleaned_data)
             request.session[ORGANIZATION_SESSION_KEY] = membership.organization_id
             return redirect("overview")
     return render(request, "accounts/organization_new.html", {"form": form})

@@ -34,9 +34,10 @@ def quote_card(
     stale: bool = False,
     **context: Any,
 ) -> HttpResponse:
-    """Render the card of a quote, and clear the errors of `fields`. A `stale` quote cannot be bought: get a new one.
+    """Render the card of a quote, and clear the errors of `fields`.
 
-    `template` extends `jobs/_plain_quote.html` and gets `context` too. The form of the card posts to `order_url`.
+    `template` extends `jobs/_plain_quote.html` and gets `context` too. The form of the card posts to `order_url`. For a
+    `stale` quote, which cannot be bought, the card offers a new quote.
     """
     account = billing.wallet(request.membership.organization)
     available = account.available_minor if account else 0
@@ -63,7 +64,7 @@ def quote_card(
 
 
 def refused_card(request: MemberRequest, error: CustomerError, fields: Sequence[str]) -> HttpResponse:
-    """Return the errors: beside `fields`, and in the card for all others."""
+    """Return a card in place of a quote. Errors of `fields` are shown at the form's controls, others in the card."""
     errors = {name: error.fields.get(name, "") for name in fields}
     others = {name: message for name, message in error.fields.items() if name not in fields}
     context = {"message": "" if error.fields else error.message, "others": others, "errors": errors}
@@ -71,7 +72,7 @@ def refused_card(request: MemberRequest, error: CustomerError, fields: Sequence[
 
 
 def posted_key(posted: QueryDict) -> str:
-    """Return the idempotency key of a card's form. PostgreSQL stores no NUL, and the column has 255 characters."""
+    """Return the idempotency key of a card's form, as its column can store it: without NUL, at most 255 characters."""
     return posted.get("idempotency_key", "").replace("\0", "")[:255]
 
 

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
+from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 Row = TypeVar("Row", bound=Model)
-MAX_QUERY_LENGTH = 100  # longer than any name in these lists
+MAX_QUERY_LENGTH = 100
+"""Longer queries are cut. No name in these lists is as long."""
+
+
+class Order(NamedTuple):
+    """An order of the rows."""
+
+    title: str | Promise
+    column: str
+
+
 ORDERS = {
-    "": (_("By name"), ("name",)),
-    "newest": (_("Newest first"), ("-pk",)),
-    "oldest": (_("Oldest first"), ("pk",)),
+    "": Order(_("By name"), "name"),
+    "newest": Order(_("Newest first"), "-pk"),
+    "oldest": Order(_("Oldest first"), "pk"),
 }
-"""Title and columns of each order, by its name in the URL."""
+"""The orders by their values of `?sort=`."""
 
 
 def search_and_sort(request: HttpRequest, rows: QuerySet[Row]) -> tuple[QuerySet[Row], dict[str, Any]]:
-    """Return the rows whose name contains the query, in the chosen order, and the context of `list_search.html`."""
-    query, sort = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH], request.GET.get("sort", "")
+    """Return the matching rows in the chosen order, and the context of the template `list_search.html`."""
+    query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
+    sort = request.GET.get("sort", "")
     sort = sort if sort in ORDERS else ""
     if query:
         rows = rows.filter(name__icontains=query)
-    _title, columns = ORDERS[sort]
-    titles = {name: title for name, (title, _columns) in ORDERS.items()}
-    return rows.order_by(*columns), {"query": query, "sort": sort, "orders": titles}
+    titles = {name: order.title for name, order in ORDERS.items()}
+    return rows.order_by(ORDERS[sort].column), {"query": query, "sort": sort, "orders": titles}

@@ -20,7 +20,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from console.accounts import audit, openid, second_factors, user_agents
-from console.accounts.models import User
+from console.web.access import logged_in_user
 
 
 @never_cache
@@ -28,9 +28,9 @@ from console.accounts.models import User
 @login_required
 def security(request: HttpRequest) -> HttpResponse:
     """Show the password, second factors and sessions of the person, and the services that may act for them."""
-    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
-    factors = list(Authenticator.objects.filter(user=request.user).order_by("id"))
-    sessions = UserSession.objects.purge_and_list(request.user)
+    user = logged_in_user(request)
+    factors = list(Authenticator.objects.filter(user=user).order_by("id"))
+    sessions = UserSession.objects.purge_and_list(user)
     return render(
         request,
         "accounts/security.html",
@@ -38,9 +38,9 @@ def security(request: HttpRequest) -> HttpResponse:
             "totp": next((factor for factor in factors if factor.type == Authenticator.Type.TOTP), None),
             "passkeys": [factor for factor in factors if factor.type == Authenticator.Type.WEBAUTHN],
             "unused_codes": second_factors.count_unused_codes(factors),
-            "lacks_staff_factor": second_factors.is_missing_for_staff(request.user),
+            "lacks_staff_factor": second_factors.is_missing_for_staff(user),
             "has_providers": bool(settings.OIDC_PROVIDERS or settings.SAML_PROVIDERS),
-            "services": openid.clients_of(request.user),
+            "services": openid.clients_of(user),
             "sessions": [
                 {"row": session, "browser": user_agents.name(session.user_agent), "is_current": session.is_current()}
                 for session in sorted(sessions, key=lambda session: session.created_at, reverse=True)
@@ -66,10 +66,10 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
 @login_required
 def end_other_sessions(request: HttpRequest) -> HttpResponse:
     """Log out all other sessions of the person."""
-    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
-    sessions = UserSession.objects.filter(user=request.user)
-    get_adapter().end_sessions([each for each in sessions if not each.is_current()])
-    audit.record_for_person(user=request.user, action="session_ended")
+    user = logged_in_user(request)
+    sessions = UserSession.objects.filter(user=user)
+    get_adapter().end_sessions([session for session in sessions if not session.is_current()])
+    audit.record_for_person(user=user, action="session_ended")
     messages.success(request, _("All other sessions were ended."))
     return redirect("security")
 
@@ -78,9 +78,9 @@ def end_other_sessions(request: HttpRequest) -> HttpResponse:
 @login_required
 def end_access(request: HttpRequest, pk: str) -> HttpResponse:
     """Revoke another service's access to the account, until the person logs in to it again."""
-    assert isinstance(request.user, User)  # noqa: S101  # login_required; for types
+    user = logged_in_user(request)
     service = get_object_or_404(Client, pk=pk)
-    openid.revoke_client_tokens(user=request.user, client=service)
-    audit.record_for_person(user=request.user, action="client_ended", target=service.name)
+    openid.revoke_client_tokens(user=user, client=service)
+    audit.record_for_person(user=user, action="client_ended", target=service.name)
     messages.success(request, _("The access was ended."))
     return redirect("security")

@@ -52,7 +52,10 @@ def job_shell(request: MemberRequest, pk: int, node: int) -> HttpResponse:
 @never_cache
 @require_GET
 def admit(request: HttpRequest) -> HttpResponse:
-    """Decide whether a shell may be open; write openings and ends to the audit log. Only the server can ask this."""
+    """Decide whether a shell may be open, and write its opening and end to the audit log.
+
+    Only the server itself can call this view: requests of browsers have no exchange.
+    """
     exchange = exchange_of(request)
     shell_request = exchange.shell if exchange else None
     if exchange is None or shell_request is None:
@@ -60,7 +63,7 @@ def admit(request: HttpRequest) -> HttpResponse:
     if shell_request.end is not None:
         _record_end(shell_request.job_id, shell_request.node, shell_request.end)
         return HttpResponse()
-    membership = _membership(request.session.session_key or "", shell_request.job_id)
+    membership = _find_membership(request.session.session_key or "", shell_request.job_id)
     if membership is None:
         return HttpResponse(status=403)
     job = selectors.job_row(membership.organization, shell_request.job_id)
@@ -80,14 +83,14 @@ def admit(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-def _membership(session: str, pk: int) -> Membership | None:
+def _find_membership(session_key: str, job_pk: int) -> Membership | None:
     """Return the membership by which the session may open shells in a job's nodes."""
-    organization = Job.objects.filter(pk=pk).values_list("organization", flat=True).first()
-    membership = None if organization is None else membership_of_session(session, organization=organization)
+    organization = Job.objects.filter(pk=job_pk).values_list("organization", flat=True).first()
+    membership = None if organization is None else membership_of_session(session_key, organization=organization)
     return membership if membership is not None and membership.allows(Capability.RUN) else None
 
 
-def _record_end(pk: int, node: int, end: ShellEnd) -> None:
+def _record_end(job_pk: int, node: int, end: ShellEnd) -> None:
     # The organization and the user may have been deleted while the shell was open.
     organization = Organization.objects.filter(pk=end.shell.organization_id).first()
     if organization is None:
@@ -96,6 +99,6 @@ def _record_end(pk: int, node: int, end: ShellEnd) -> None:
         organization=organization,
         actor=User.objects.filter(pk=end.shell.user_id).first(),
         action="shell.closed",
-        target=f"job:{pk}",
+        target=f"job:{job_pk}",
         data={"node": node, "why": end.reason, "seconds": end.seconds},
     )

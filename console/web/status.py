@@ -32,7 +32,9 @@ class Card:
 def status(request: MemberRequest) -> HttpResponse:
     """Show all clusters. htmx polls only the cards."""
     is_administrator = second_factors.may_administer(request.membership.user)
-    rows = clusters.status_rows(with_gaps=is_administrator)  # gaps of isolation cost a request to each cluster
+    rows = clusters.status_rows(
+        with_gaps=is_administrator
+    )  # only administrators see gaps, which take a request to each cluster
     capacities = selectors.capacities_now()
     specs_by_cluster: dict[str, list[str]] = {}
     for spec in NodeSpec.objects.filter(is_active=True):
@@ -47,7 +49,7 @@ def status(request: MemberRequest) -> HttpResponse:
     ]
     context = {
         "cards": cards,
-        "unresponsive_count": sum(row.answers is False for row in rows),  # None: not checked yet
+        "unresponsive_count": sum(row.answers is False for row in rows),  # None means: not checked yet
         "is_administrator": is_administrator,
     }
     return render(request, "jobs/_clusters.html" if request.htmx else "jobs/status.html", context)

@@ -40,17 +40,18 @@ from jobs.sweeps.space import Condition, Parameter
 from jobs.sweeps.suggestions import Method, Pruner
 
 PAGE_SIZE = 50
-"""How many sweeps, or trials of one, a page shows."""
+"""How many sweeps one page of the list shows, and how many trials one page of a sweep."""
 MAX_CHOICES = 20
 """How many earlier jobs the form offers to start from."""
 ROW_FIELDS = ("name", "type", "low", "high", "scale", "step", "choices", "when")
 """The form controls of one parameter; their names begin with `parameter_`. The form sends each once per parameter."""
 ERROR_FIELDS = ("space", "objective", "method", "pruner", "trials", "concurrency", "ceiling_minor", "name")
-"""Fields that show their error beside them. The card shows the errors of all others, such as those of the training."""
+"""The API's fields whose errors the form shows beside its controls. The card shows all other errors, such as those of
+the training's own fields."""
 EXTENSION_FIELDS = ("trials", "ceiling_minor")
-"""Likewise in the form that orders more trials."""
+"""Likewise for the form that orders more trials."""
 EXCLUDED_FIELDS = {"sweep", "pinned_image", "ceiling_minor", "exact", "rerun_of"}
-"""Fields of the earlier order that a sweep does not take over. The ceiling, for example, is that of one run."""
+"""Fields of the earlier order that a sweep does not copy. The ceiling, for example, is that of one run."""
 METHODS = {
     Method.TPE: gettext_lazy("Bayesian (TPE): learns from ended trials"),
     Method.RANDOM: gettext_lazy("Random"),
@@ -99,14 +100,17 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     if billing.wallet(organization) is None or not is_active(organization):
         return render(request, "jobs/training_inactive.html")
-    origin = _origin(organization, request.GET)
+    origin = _find_origin(organization, request.GET)
     if origin is None:
         trainings = rows.listed(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
         job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_CHOICES]]
         return render(request, "jobs/sweep_new_start.html", {"rows": job_rows})
     base = _base_purchase(origin)
-    job = origin if isinstance(origin, Job) else origin.trials.select_related("job").first()
-    job = job.job if isinstance(job, Trial) else job
+    if isinstance(origin, Job):
+        job: Job | None = origin
+    else:
+        first_trial = origin.trials.select_related("job").first()
+        job = first_trial.job if first_trial else None
     context = {
         "origin": origin,
         "origin_kind": "job" if isinstance(origin, Job) else "sweep",
@@ -130,7 +134,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
 def sweep_quote(request: MemberRequest) -> HttpResponse:
     """Return the quote card for the form's values, or their errors."""
     organization = request.membership.organization
-    origin = _origin(organization, request.POST)
+    origin = _find_origin(organization, request.POST)
     if origin is None:
         raise NotFound
     try:
@@ -168,7 +172,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
     plan = selectors.plan_of(sweep)
     all_trials = selectors.trial_rows(sweep)
     sort, outcome = request.GET.get("sort", ""), request.GET.get("outcome", "")
-    trials = _sorted(all_trials, sort, is_highest_best=plan.goal == "maximize")
+    trials = _sort_trials(all_trials, sort, is_highest_best=plan.goal == "maximize")
     outcomes = {OPEN: _("Open"), **dict(Trial.Outcomes.choices)}
     if outcome in outcomes:
         trials = [trial for trial in trials if (trial.outcome or OPEN) == outcome]
@@ -178,12 +182,12 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
     context: dict[str, Any] = {
         "sweep": sweep,
         "summary": summary,
-        "best_parameters": _parameters(plan, best["parameters"]) if best else [],
+        "best_parameters": _parameter_values(plan, best["parameters"]) if best else [],
         "reason": SWEEP_END_SENTENCES.get(sweep.reason, ""),
         "plan": plan,
         "fraction": summary["trials_done"] / plan.trials,
         "page": page,
-        "rows": [(trial, _parameters(plan, trial.parameters)) for trial in page],
+        "rows": [(trial, _parameter_values(plan, trial.parameters)) for trial in page],
         "has_trials": bool(all_trials),
     }
     if request.htmx:
@@ -194,7 +198,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
         "orders": ORDERS,
         "outcomes": outcomes,
         "search": selectors.search(sweep.extends_id or sweep.pk).order_by("pk"),
-        "chart": _chart(sweep),
+        "chart": _chart_data(sweep),
         "method": METHODS[plan.method],
         "pruner": PRUNERS[plan.pruner],
         "importance": selectors.importance(sweep),
@@ -229,14 +233,16 @@ def sweep_extend(request: MemberRequest, pk: int) -> HttpResponse:
     """Return the quote card for more trials of an ended sweep, or the errors."""
     sweep = selectors.sweep_for(request.membership.organization, pk)
     try:
-        data = {"trials": _number(request.POST.get("trials", ""))} | posted_ceiling(request.POST, sweep.quote.currency)
+        data = {"trials": _parse_number(request.POST.get("trials", ""))} | posted_ceiling(
+            request.POST, sweep.quote.currency
+        )
         quote = purchase.quote_extension(membership=request.membership, sweep=sweep, data=data)
     except CustomerError as error:
         return refused_card(request, error, EXTENSION_FIELDS)
     return _quote_card(request, quote, EXTENSION_FIELDS)
 
 
-def _origin(organization: Organization, data: QueryDict) -> Job | Sweep | None:
+def _find_origin(organization: Organization, data: QueryDict) -> Job | Sweep | None:
     """Return the job or sweep that a form starts from; None if it names none. Raises NotFound."""
     if (pk := parse_row_id(data.get("job", ""))) is not None:
         job = jobs.job_for(organization, pk)
@@ -249,7 +255,7 @@ def _origin(organization: Organization, data: QueryDict) -> Job | Sweep | None:
 
 
 def _base_purchase(origin: Job | Sweep) -> dict[str, Any]:
-    """Return the purchase (the API's fields) whose settings are searched."""
+    """Return the purchase that each trial repeats with other parameters, as the API's fields."""
     quote = origin.order.quote if isinstance(origin, Job) else origin.quote
     return {name: value for name, value in purchase_data(quote.purchase).items() if name not in EXCLUDED_FIELDS}
 
@@ -322,7 +328,7 @@ def _api_data(posted: QueryDict, currency: str) -> dict[str, Any]:
     """Return the form as fields of the API. Raises InvalidInput."""
     return {
         "name": posted.get("name", ""),
-        "space": _space(posted),
+        "space": _parse_space(posted),
         "objective": {
             "metric": posted.get("metric", ""),
             "goal": posted.get("goal", ""),
@@ -330,12 +336,12 @@ def _api_data(posted: QueryDict, currency: str) -> dict[str, Any]:
         },
         "method": posted.get("method", ""),
         "pruner": posted.get("pruner", ""),
-        "trials": _number(posted.get("trials", "")),
-        "concurrency": _number(posted.get("concurrency", "")),
+        "trials": _parse_number(posted.get("trials", "")),
+        "concurrency": _parse_number(posted.get("concurrency", "")),
     } | posted_ceiling(posted, currency)
 
 
-def _space(posted: QueryDict) -> dict[str, Any]:
+def _parse_space(posted: QueryDict) -> dict[str, Any]:
     """Return the search space of the form's parameters. Rows without a name are left out. Raises InvalidInput."""
     columns = [posted.getlist(f"parameter_{name}") for name in ROW_FIELDS]
     space: dict[str, Any] = {}
@@ -347,12 +353,12 @@ def _space(posted: QueryDict) -> dict[str, Any]:
         if name in space:
             raise InvalidInput(fields={"space": _("%(name)s is listed twice.") % {"name": name}})
         if row["type"] == "categorical":
-            choices = [_number(choice.strip()) for choice in row["choices"].split(",") if choice.strip()]
+            choices = [_parse_number(choice.strip()) for choice in row["choices"].split(",") if choice.strip()]
             space[name] = {"type": row["type"], "choices": choices}
         else:
-            space[name] = {"type": row["type"], "low": _number(row["low"]), "high": _number(row["high"])}
+            space[name] = {"type": row["type"], "low": _parse_number(row["low"]), "high": _parse_number(row["high"])}
             space[name] |= {"log": True} if row["scale"] == "log" else {}
-            space[name] |= {"step": _number(row["step"])} if row["step"] else {}
+            space[name] |= {"step": _parse_number(row["step"])} if row["step"] else {}
         if row["when"]:
             try:
                 space[name]["when"] = json.loads(row["when"])
@@ -361,8 +367,8 @@ def _space(posted: QueryDict) -> dict[str, Any]:
     return space
 
 
-def _number(text: str) -> int | float | str:
-    """Return the number that a text means; any other text itself, so that the field's own check refuses it."""
+def _parse_number(text: str) -> int | float | str:
+    """Parse a number. Return any other text unchanged, so that the validation of its field refuses it."""
     try:
         return int(text)
     except ValueError:
@@ -374,7 +380,7 @@ def _number(text: str) -> int | float | str:
     return number if math.isfinite(number) else text
 
 
-def _sorted(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: bool) -> list[selectors.TrialRow]:
+def _sort_trials(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: bool) -> list[selectors.TrialRow]:
     """Return the trials in one of ORDERS. Those without a value come last."""
     if sort == "newest":
         return trials[::-1]
@@ -386,13 +392,13 @@ def _sorted(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: boo
     return trials
 
 
-def _parameters(plan: Plan, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return name and value of each parameter, None where a condition excluded it, in the order of the space."""
+def _parameter_values(plan: Plan, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return each parameter's name and value, in the space's order. None means that its condition was not met."""
     return [(parameter.name, values.get(parameter.name)) for parameter in plan.space]
 
 
-def _chart(sweep: Sweep) -> dict[str, Any]:
-    """Return the data of the charts' script, except the trials, which it gets from the API."""
+def _chart_data(sweep: Sweep) -> dict[str, Any]:
+    """Return the data for the script that draws the charts. The script gets the trials from the API."""
     plan = selectors.plan_of(sweep)
     axes = [
         {"name": parameter.name, "choices": [str(choice) for choice in parameter.choices], "log": parameter.log}

@@ -40,7 +40,7 @@ def jobs_tensorboard(request: MemberRequest) -> HttpResponse:
     return _open_tensorboard(request, list(jobs), "job_list")
 
 
-@csrf_exempt  # a tool's pages have no CSRF token: `_is_cross_site` refuses requests of other sites
+@csrf_exempt  # a tool's pages have no CSRF token, so `_is_cross_site` refuses requests of other sites
 @require_http_methods(["GET", "HEAD", "POST"])
 @member(Capability.VIEW)
 def tool(request: MemberRequest, key: str, rest: str) -> HttpResponse:
@@ -65,10 +65,10 @@ def _is_cross_site(request: MemberRequest) -> bool:
     return request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin"
 
 
-def _open_tensorboard(request: MemberRequest, jobs: list[Job], page: str, *arguments: Any) -> HttpResponse:
-    """Redirect to a new TensorBoard on the jobs; after an error, to `page`, which shows the error."""
+def _open_tensorboard(request: MemberRequest, jobs: list[Job], error_page: str, *arguments: Any) -> HttpResponse:
+    """Redirect to a new TensorBoard on the jobs, or after an error to `error_page`, which shows the error."""
     try:
         return redirect(tensorboards.open_session(membership=request.membership, jobs=jobs))
     except CustomerError as error:
         show_error(request, error)
-        return redirect(page, *arguments)
+        return redirect(error_page, *arguments)

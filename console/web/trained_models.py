@@ -102,7 +102,7 @@ def job_publish(request: MemberRequest, pk: int) -> HttpResponse:
     """Publish outputs or checkpoints of a job as a model. `?path=` fills in the path."""
     organization = request.membership.organization
     job = jobs.job_for(organization, pk)
-    paths = _paths(job)
+    paths = _offered_paths(job)
     initial = {"path": request.GET.get("path", "").strip("/") or (paths[0] if paths else "")}
     form = PublishForm(request.POST if request.method == "POST" else None, initial=initial)
     if form.is_valid():
@@ -110,11 +110,12 @@ def job_publish(request: MemberRequest, pk: int) -> HttpResponse:
             version = model_publishing.publish_model(job=job, user=request.membership.user, **form.cleaned_data)
             messages.success(request, _("%(version)s was published.") % {"version": version})
             return redirect("model_detail", version.model.name)
+    # Suggestions only: any other name can be typed.
     names = selectors.models_for(organization).values_list("name", flat=True)[:PAGE_SIZE]
     return render(request, "storage/model_new.html", {"form": form, "job": job, "paths": paths, "names": names})
 
 
-def _paths(job: Job) -> list[str]:
+def _offered_paths(job: Job) -> list[str]:
     """Return the paths that the form offers: outputs, checkpoints, and the entries directly in them."""
     paths: list[str] = []
     for top in job_files.RESULTS:

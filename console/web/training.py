@@ -103,7 +103,7 @@ ADVANCED_DEFAULTS: dict[str, Any] = {
 TIME_UNITS = {"minutes": 60, "hours": 3600}
 """Seconds per unit of the time limit."""
 MAX_SCRIPTS = 300
-"""How many scripts the form offers. The path of any other script can be typed."""
+"""How many scripts the form offers: more than anybody reads. The path of any other script can be typed."""
 MAX_CHECKPOINT_JOBS = 20
 """How many earlier jobs the form offers to start from. A link on a job's page opens the form with any other job."""
 MAX_FOLDERS = 200
@@ -442,7 +442,7 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
     data["secrets"] = posted.getlist("secrets")
     data["models"] = [model for model in posted.getlist("models") if model]  # a control without a choice sends ""
     limit_errors: dict[str, Any] = {}
-    unit_seconds = TIME_UNITS.get(str(posted.get("max_time_unit")), 60)
+    unit_seconds = TIME_UNITS.get(str(posted.get("max_time_unit")), TIME_UNITS["minutes"])
     parsers: dict[str, tuple[str, Callable[[str], int]]] = {
         "max_seconds": ("max_time", lambda text: parse_seconds(text, unit_seconds)),
         "ceiling_minor": ("ceiling", lambda text: parse_amount(text, currency)),
@@ -535,7 +535,7 @@ def _earlier_values(job: Job | None) -> dict[str, list[str]]:
 
 
 def specs_on_offer(currency: str) -> list[SpecChoice]:
-    """Return the node specs on offer."""
+    """Return the node specs on offer, each with its free and total nodes."""
     capacities = jobs.capacities_now()
     choices = []
     for offer in billing.offered_specs(currency):

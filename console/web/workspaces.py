@@ -53,7 +53,7 @@ from storage.workspace_templates import templates
 PAGE_ROWS = 500
 """How many entries of a folder one page shows. Longer tables are slow in browsers."""
 SIGNATURE_BYTES = 16
-"""How many bytes at the beginning of a file `image_type` needs to recognize a picture."""
+"""How many bytes of a file `image_type` gets. The longest signature that it knows has 12."""
 EDITOR_MODES = {
     ".py": "python",
     ".sh": "shell",
@@ -104,7 +104,7 @@ def workspace_list(request: MemberRequest) -> HttpResponse:
     """List the workspaces of a search."""
     workspaces, search = search_and_sort(request, selectors.workspaces_for(request.membership.organization))
     page = Paginator(workspaces, PAGE_SIZE).get_page(request.GET.get("page"))
-    context = {"page": page, **search, **_imports(request)}
+    context = {"page": page, **search, **_imports_context(request)}
     return render(request, "storage/workspace_list.html", context)
 
 
@@ -112,14 +112,14 @@ def workspace_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.VIEW)
 def workspace_imports_progress(request: MemberRequest) -> HttpResponse:
     """Return the progress of imports, for the list of workspaces."""
-    context = _imports(request)
+    context = _imports_context(request)
     response = render(request, "storage/_workspace_imports.html", context)
     if not context["imports_open"]:
         response["HX-Refresh"] = "true"  # the list shows the new workspace
     return response
 
 
-def _imports(request: MemberRequest) -> dict[str, Any]:
+def _imports_context(request: MemberRequest) -> dict[str, Any]:
     """Return the context of `_workspace_imports.html`."""
     rows = workspace_imports.shown_imports(request.membership.organization)
     return {"imports": rows, "imports_open": any(row.ended_at is None for row in rows)}
@@ -199,7 +199,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
         file = files.read_versioned_text(root=root, path=path)
         if path.lower().endswith(".ipynb") and "source" not in request.GET:
             with suppress(NotText):
-                return render(request, "storage/workspace_notebook.html", context | _notebook(root, path))
+                return render(request, "storage/workspace_notebook.html", context | _notebook_context(root, path))
         context |= {"text": file.text, "version": file.version}
         context["entry"] = files.stat(root=root, path=path)
     except FileMissing as error:
@@ -210,7 +210,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
     except NotText as error:
         context |= {"refusal": error.message, "entry": files.stat(root=root, path=path)}
         with suppress(CustomerError):
-            context |= _viewer(root, path)
+            context |= _viewer_context(root, path)
     except WrongKind:
         return redirect("workspace_folder", name, path)
     except CustomerError as error:
@@ -219,16 +219,16 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
     return render(request, "storage/workspace_file.html", context)
 
 
-def _viewer(root: Path, path: str) -> dict[str, Any]:
+def _viewer_context(root: Path, path: str) -> dict[str, Any]:
     """Return the context that shows a notebook or picture, which the editor cannot open."""
     if path.lower().endswith(".ipynb"):
-        return _notebook(root, path)
+        return _notebook_context(root, path)
     file = files.read(root=root, path=path)
     with file.stream as stream:
         return {"is_picture": bool(image_type(stream.read(SIGNATURE_BYTES))) and file.size <= IMAGE_BYTES}
 
 
-def _notebook(root: Path, path: str) -> dict[str, Any]:
+def _notebook_context(root: Path, path: str) -> dict[str, Any]:
     file = files.read(root=root, path=path)
     with file.stream:
         return {"notebook": read_notebook(file), "entry": files.stat(root=root, path=path)}
@@ -245,12 +245,12 @@ def workspace_train(request: MemberRequest, name: str, path: str) -> HttpRespons
         file = files.read(root=root, path=path)
         with file.stream:
             script = script_of(file)
-        expected: list[str] = []  # the file must not exist
+        expected: list[str] = []  # none: the script must not exist yet
         with suppress(FileMissing):
             earlier = files.read_versioned_text(root=root, path=script_path)
             if not earlier.text.startswith(EXPORT_MARK):
-                sentence = _("%(path)s exists and was not exported from a notebook. Rename it, or the notebook.")
-                raise NameTaken(sentence % {"path": script_path})
+                message = _("%(path)s exists and was not exported from a notebook. Rename it, or the notebook.")
+                raise NameTaken(message % {"path": script_path})
             expected = [earlier.version]
         catalog.write_file(
             workspace=workspace, path=script_path, stream=io.BytesIO(script.encode()), expected_versions=expected
@@ -296,13 +296,13 @@ def workspace_save(request: MemberRequest, name: str, path: str) -> JsonResponse
     except (ValueError, KeyError, TypeError):
         return JsonResponse({"message": _("The upload was incomplete. Save again.")}, status=400)
     except FileChanged:
-        return _conflict(workspace, path, text)
+        return _conflict_response(workspace, path, text)
     except CustomerError as error:
         return JsonResponse({"message": str(error.message)}, status=400)
     return JsonResponse({"message": _("Saved."), "version": written.version})
 
 
-def _conflict(workspace: Workspace, path: str, text: str) -> JsonResponse:
+def _conflict_response(workspace: Workspace, path: str, text: str) -> JsonResponse:
     """Return the response to a save that would overwrite another one. `text` is the text that was not saved."""
     try:
         stored = files.read_versioned_text(root=selectors.workspace_folder(workspace), path=path)

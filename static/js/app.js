@@ -1,5 +1,5 @@
-// The behaviour of every page: theme buttons, toasts, copy buttons, confirmation of dangerous actions, forms that are sent
-// once, controls that submit their form. Data attributes select it; there are no inline handlers.
+// Behaviour of all pages: theme buttons, toasts, copy buttons, confirmation of dangerous actions, forms that are sent once,
+// controls that submit their form. Elements ask for it with data attributes, because pages may not have inline scripts.
 
 // The server formats times in the zone of this cookie, from the next page on.
 const zone = encodeURIComponent(Intl.DateTimeFormat().resolvedOptions().timeZone ?? "");

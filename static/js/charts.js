@@ -15,6 +15,16 @@ export const colour = (name) => {
 export const zone = document.documentElement.dataset.timeZone;
 export const inZone = (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), zone);
 
+const RESIZE_MS = 150;
+/** Call `redraw` once the window has kept its size for RESIZE_MS, because dragging its edge sends many events. */
+export const onResize = (redraw) => {
+  let timer = 0;
+  addEventListener("resize", () => {
+    clearTimeout(timer);
+    timer = setTimeout(redraw, RESIZE_MS);
+  });
+};
+
 /** The style of an axis in the current theme. */
 export const axisStyle = () => {
   const grid = { stroke: colour("--tblr-border-color"), width: 1 };

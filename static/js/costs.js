@@ -1,17 +1,9 @@
 // Draws the spend by day as stacked bars, and redraws them when the theme or the size changes. The page has the numbers.
+import { axisStyle, colour, onResize } from "./charts.js";
+
 const data = JSON.parse(document.getElementById("cost-data").textContent);
 const container = document.getElementById("cost-chart");
 const HUES = ["--tblr-primary", "--tblr-teal", "--tblr-orange", "--tblr-purple", "--tblr-cyan", "--tblr-secondary"];
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-/** A CSS variable as a colour that a canvas can draw with: the browser resolves references and functions. */
-const colour = (name) => {
-  const probe = document.createElement("i");
-  probe.style.color = `var(${name})`;
-  document.body.append(probe);
-  const resolved = getComputedStyle(probe).color;
-  probe.remove();
-  return resolved;
-};
 const language = document.documentElement.lang;
 const money = new Intl.NumberFormat(language, { style: "currency", currency: data.currency });
 const short = new Intl.NumberFormat(language, { style: "currency", currency: data.currency, notation: "compact" });
@@ -24,9 +16,7 @@ data.amounts.forEach((amounts, index) => stacked.push(amounts.map((amount, day) 
 let chart = null;
 const draw = () => {
   chart?.destroy();
-  const grid = { stroke: colour("--tblr-border-color"), width: 1 };
-  const font = `11px ${style("--tblr-font-sans-serif")}`;
-  const axis = { stroke: colour("--tblr-secondary"), ticks: { show: false }, font };
+  const axis = { ...axisStyle(), ticks: { show: false } };
   const order = data.names.map((_name, index) => index).reverse();
   chart = new window.uPlot(
     {
@@ -47,7 +37,7 @@ const draw = () => {
       ],
       axes: [
         { ...axis, grid: { show: false }, values: (_plot, indexes) => indexes.map((index) => (Number.isInteger(index) ? dayName(index) : "")) },
-        { ...axis, grid, size: 64, values: (_plot, values) => values.map((value) => short.format(value)) },
+        { ...axis, size: 64, values: (_plot, values) => values.map((value) => short.format(value)) },
       ],
     },
     [data.days.map((_day, index) => index), ...order.map((index) => stacked[index])],
@@ -56,8 +46,4 @@ const draw = () => {
 };
 draw();
 document.addEventListener("trainyard:theme", draw);
-let resizing = 0;
-addEventListener("resize", () => {
-  clearTimeout(resizing);
-  resizing = setTimeout(draw, 150);
-});
+onResize(draw);

@@ -3,7 +3,7 @@
 // The browser stores the unfinished upload of each target, and resumes it when the same file is chosen again.
 import { csrf } from "./shared.js";
 
-const PARALLEL = 3;
+const PARALLEL_PARTS = 3; // sent at once: one slow connection then does not stop the upload
 /** The signal of requests that a pause does not interrupt. */
 const UNINTERRUPTED = new AbortController().signal;
 
@@ -91,6 +91,7 @@ export class Direct {
   /** Uppy calls this when its state changes. There is nothing to do. */
   update() {}
 
+  /** Upload a file, over pauses, until the server has all parts. */
   async run(id) {
     const file = this.uppy.getFile(id);
     this.uppy.emit("upload-start", [file]);
@@ -101,7 +102,7 @@ export class Direct {
         if (this.isCancelled) return;
         this.controller = new AbortController();
         const { signal } = this.controller;
-        await Promise.all(Array.from({ length: PARALLEL }, () => this.sendParts(file, signal)));
+        await Promise.all(Array.from({ length: PARALLEL_PARTS }, () => this.sendParts(file, signal)));
       }
       if (this.isCancelled) return;
       await this.withRetries(() => callApi("POST", `${this.url}complete/`), UNINTERRUPTED);

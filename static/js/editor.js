@@ -82,7 +82,7 @@ const save = async () => {
   try {
     const response = await fetch(area.dataset.save, {
       method: "POST",
-      // As from htmx: if the session has ended, the response is a 401 instead of a redirect to the log-in page.
+      // With the header of htmx, the response is a 401 once the session has ended, and not a redirect to the log-in page.
       headers: { "Content-Type": "application/json", "X-CSRFToken": csrf(), "HX-Request": "true" },
       body: JSON.stringify({ text, version: version.value }),
     });

@@ -1,10 +1,10 @@
-// The live page of a job. One event stream reports that the state has changed, whereupon the page requests its changed
-// parts in the reader's language, and that curves have new points, which metrics.js loads. Logs have a stream of their own
-// (logs.js). Without a stream the page polls.
+// The live page of a job. An event stream reports two things. When the state has changed, the page requests its changed
+// parts in the reader's language. When curves have new points, metrics.js loads them. Logs have a stream of their own
+// (logs.js). While the stream is broken, the page polls.
 
 const job = document.getElementById("job");
-const REFRESH_MS = 700;
-const POLL_MS = 4000;
+const REFRESH_MS = 700; // the least time between two refreshes, so that many events cause one
+const POLL_MS = 4000; // the interval of polls while the stream is broken
 const LIVE = new Set(["overview", "nodes", "events", "cost"]); // tabs whose contents change while the job runs
 
 // --- State -----------------------------------------------------------------------------------------------------------
@@ -32,12 +32,12 @@ const poll = (on) => {
 const announcePoints = () => document.dispatchEvent(new Event("trainyard:points"));
 
 const stream = new EventSource(job.dataset.stream);
-let first = true;
+let isFirst = true;
 stream.addEventListener("state", (event) => {
   const state = JSON.parse(event.data);
   // The first event repeats the state that the page shows, unless the job has ended in between.
-  if (!first || Boolean(state.finished_at) !== Boolean(job.dataset.ended)) refresh();
-  first = false;
+  if (!isFirst || Boolean(state.finished_at) !== Boolean(job.dataset.ended)) refresh();
+  isFirst = false;
   if (!state.finished_at) return;
   stream.close();
   if (!job.dataset.ended) document.dispatchEvent(new Event("trainyard:ended"));

@@ -1,28 +1,28 @@
-// The log of a job. Of one rank's log a window of bytes is in memory, and of that the visible lines are in the page:
-// scrolling to an end of the window loads the next part. An event stream brings new output while the job runs.
-// The one rule: output is shown as text and classes alone, never as markup.
+// The log of a job. The script keeps a part of one rank's log in memory, and puts the visible lines into the page.
+// Scrolling to an end of that part loads more. An event stream brings new output while the job runs.
+// Output is customers' data: it is shown as text with CSS classes, never as markup.
 import { toast } from "./shared.js";
 
 const job = document.getElementById("job");
-const POLL_EVERY = 4000;
-const PART = 262144; // bytes of one request
-const MAX_PARTS = 6; // parts in memory; a further one drops the part at the other end
+const POLL_MS = 4000;
+const PART_BYTES = 262144; // bytes of one request: about 3000 lines
+const MAX_PARTS = 6; // of PART_BYTES in memory: one more drops the part at the other end
 const MAX_LINES = 20000; // lines in memory while all ranks are shown
-const MAX_COLUMNS = 4000; // of one line; longer ones are cut
-const ROW = 20; // height of a line in pixels, as in the style sheet
-const BESIDE = 30; // lines in the page above and below the visible ones
-const TIMES = "trainyard-log-times"; // in this browser alone: whether times are shown
+const MAX_COLUMNS = 4000; // characters of a line in the page: longer lines are cut
+const ROW_PX = 20; // height of a line in pixels, as in the style sheet
+const EXTRA_LINES = 30; // lines in the page above and below the visible ones, so that scrolling shows no gap
+const TIMES_KEY = "trainyard-log-times"; // of localStorage: present if times are shown
 
 // --- Lines: colours of terminals, and the search ------------------------------------------------------------------------
 const ESCAPE = /\x1b(?:\[([0-9;]{0,40})m|\[[0-9;?]{0,40}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])/g;
 const CONTROL = /[\x00-\x08\x0b-\x1f\x7f]/g;
 
 /** What a terminal would show of a line: the text after the last carriage return. */
-const overwritten = (line) => line.slice(line.lastIndexOf("\r", line.length - 2) + 1).slice(0, MAX_COLUMNS);
-const plain = (line) => overwritten(line).replace(ESCAPE, "").replace(CONTROL, "");
+const visiblePart = (line) => line.slice(line.lastIndexOf("\r", line.length - 2) + 1).slice(0, MAX_COLUMNS);
+const plain = (line) => visiblePart(line).replace(ESCAPE, "").replace(CONTROL, "");
 
 /** Split a line into [text, classes] by its color codes. */
-const spans = (line) => {
+const splitByColour = (line) => {
   const parts = [];
   const style = { fg: "", bg: "", bold: "" };
   let from = 0;
@@ -52,7 +52,7 @@ const element = (name, className, text) => {
   return made;
 };
 
-/** Add text to a row, with the places of a search marked. */
+/** Add text to a row, and mark each occurrence of the searched text. */
 const addText = (row, text, className, wanted) => {
   const lower = wanted ? text.toLowerCase() : "";
   let from = 0;
@@ -65,7 +65,7 @@ const addText = (row, text, className, wanted) => {
 };
 
 /** Split a chunk of the log into its lines with their times, in seconds (undefined if not known). */
-const linesOf = (chunk) => {
+const splitLines = (chunk) => {
   let next = 0;
   let time;
   return chunk.text.split("\n").map((text, number) => {
@@ -79,7 +79,7 @@ const clock = new Intl.DateTimeFormat(document.documentElement.lang, { ...zone, 
 const fullTime = new Intl.DateTimeFormat(document.documentElement.lang, { ...zone, dateStyle: "full", timeStyle: "long" });
 
 // --- The viewer ---------------------------------------------------------------------------------------------------------
-/** Show the log in the tab, whose contents are in the page by now. */
+/** Show the log in its tab. Called once htmx has loaded the tab's contents. */
 const setUp = () => {
   const log = document.getElementById("log");
   const rank = document.getElementById("log-rank");
@@ -97,19 +97,19 @@ const setUp = () => {
 
   let parts = []; // contiguous: {chunks, start, end} in bytes
   let lines = []; // {text, time, rank} of all parts, in order
-  let isOpen = false; // the last line has no end yet
+  let isLastLineOpen = false; // the last line has no line feed yet
   let size = null; // bytes of the log, null if not known
-  let reached = 0; // where the stream is
+  let streamOffset = 0; // the end of the last chunk that the stream has sent
   let ended = false;
   let source = null;
   let fallback = 0;
   let loading = false;
-  let generation = 0; // of the log that is shown: answers about another one are dropped
-  let current = -1; // the line of the search
+  let generation = 0; // counts the logs that were opened: a response for an earlier one is dropped
+  let current = -1; // the line that the search has found
 
   const isAll = () => rank.value === "all";
-  const first = () => parts[0]?.start ?? 0;
-  const last = () => parts.at(-1)?.end ?? 0;
+  const firstByte = () => parts[0]?.start ?? 0;
+  const endByte = () => parts.at(-1)?.end ?? 0;
   const address = (values, path = "") => {
     const url = new URL(job.dataset.logs + path, location.href);
     url.searchParams.set("rank", rank.value);
@@ -118,15 +118,15 @@ const setUp = () => {
     for (const [name, value] of Object.entries(values)) url.searchParams.set(name, value);
     return url;
   };
-  const ask = async (values, path) => {
-    const asked = generation;
+  const requestJson = async (values, path) => {
+    const askedGeneration = generation;
     const answer = await fetch(address(values, path), { headers: { Accept: "application/json" } });
     if (!answer.ok) throw new Error(String(answer.status));
     const data = await answer.json();
-    return asked === generation ? data : null;
+    return askedGeneration === generation ? data : null;
   };
 
-  const human = (bytes) => {
+  const formatBytes = (bytes) => {
     const power = Math.min(3, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
     return `${(bytes / 1024 ** power).toLocaleString(document.documentElement.lang, { maximumFractionDigits: power ? 1 : 0 })} ${["B", "KiB", "MiB", "GiB"][power]}`;
   };
@@ -139,11 +139,12 @@ const setUp = () => {
     return shown;
   };
   let drawn = "";
+  /** Put the visible lines into the page, unless they are there already. */
   const draw = () => {
-    const from = Math.max(0, Math.floor(log.scrollTop / ROW) - BESIDE);
-    const to = Math.min(lines.length, Math.ceil((log.scrollTop + log.clientHeight) / ROW) + BESIDE);
-    sizer.style.height = `${lines.length * ROW}px`;
-    page.style.transform = `translateY(${from * ROW}px)`;
+    const from = Math.max(0, Math.floor(log.scrollTop / ROW_PX) - EXTRA_LINES);
+    const to = Math.min(lines.length, Math.ceil((log.scrollTop + log.clientHeight) / ROW_PX) + EXTRA_LINES);
+    sizer.style.height = `${lines.length * ROW_PX}px`;
+    page.style.transform = `translateY(${from * ROW_PX}px)`;
     const wanted = search.value.toLowerCase();
     const key = [generation, from, to, wanted, current, lines.length, lines.at(-1)?.text.length, times.checked].join(" ");
     if (key === drawn) return;
@@ -153,7 +154,7 @@ const setUp = () => {
         const row = element("div", from + number === current ? "log-row is-current" : "log-row");
         if (times.checked) row.append(timeOf(line));
         if (line.rank !== undefined) row.append(element("span", `log-rank ansi-${31 + (line.rank % 6)}`, `[${line.rank}] `));
-        for (const [text, className] of spans(overwritten(line.text))) addText(row, text, className, wanted);
+        for (const [text, className] of splitByColour(visiblePart(line.text))) addText(row, text, className, wanted);
         return row;
       }),
     );
@@ -161,71 +162,74 @@ const setUp = () => {
     log.classList.toggle("is-empty", isEmpty);
     if (isEmpty) page.replaceChildren(element("div", "log-row", ended ? log.dataset.none : log.dataset.empty));
     if (isAll()) place.textContent = log.dataset.all;
-    else place.textContent = size ? `${human(first())} – ${human(last())} / ${human(size)}` : "";
+    else place.textContent = size ? `${formatBytes(firstByte())} – ${formatBytes(endByte())} / ${formatBytes(size)}` : "";
   };
-  const toEnd = () => {
-    sizer.style.height = `${lines.length * ROW}px`;
+  const scrollToEnd = () => {
+    sizer.style.height = `${lines.length * ROW_PX}px`;
     log.scrollTop = log.scrollHeight;
   };
   const show = () => {
-    if (follow.checked && last() >= reached) toEnd();
+    if (follow.checked && endByte() >= streamOffset) scrollToEnd();
     draw();
   };
   const goTo = (line) => {
     current = line;
     follow.checked = false;
-    sizer.style.height = `${lines.length * ROW}px`;
-    log.scrollTop = Math.max(0, line * ROW - log.clientHeight / 2);
+    sizer.style.height = `${lines.length * ROW_PX}px`;
+    log.scrollTop = Math.max(0, line * ROW_PX - log.clientHeight / 2);
     draw();
   };
 
   // Parts of one rank's log
 
+  /** Add the lines of a chunk. Its first line continues the last one if that has no line feed yet. */
   const addLines = (chunk) => {
-    const rows = linesOf(chunk);
-    if (isOpen) lines.at(-1).text += rows.shift().text;
+    const rows = splitLines(chunk);
+    if (isLastLineOpen) lines.at(-1).text += rows.shift().text;
     for (const row of rows) lines.push(row);
-    isOpen = Boolean(lines.at(-1).text);
-    if (!isOpen) lines.pop();
+    isLastLineOpen = Boolean(lines.at(-1).text);
+    if (!isLastLineOpen) lines.pop();
   };
+  /** Make the lines again from all parts, after a part was added before them or dropped. */
   const rebuild = () => {
     lines = [];
-    isOpen = false;
+    isLastLineOpen = false;
     for (const chunk of parts.flatMap((part) => part.chunks)) if (chunk.text) addLines(chunk);
   };
-  const newlines = (part) => part.chunks.reduce((sum, chunk) => sum + chunk.text.split("\n").length - 1, 0);
+  const countLineFeeds = (part) => part.chunks.reduce((sum, chunk) => sum + chunk.text.split("\n").length - 1, 0);
+  /** Add a chunk at the end: to the last part while it is small, or as a new part. */
   const append = (chunk) => {
     if (!chunk.text) return;
     const previous = parts.at(-1);
-    if (previous && previous.end - previous.start < PART) {
+    if (previous && previous.end - previous.start < PART_BYTES) {
       previous.chunks.push(chunk);
       previous.end = chunk.next_offset;
     } else parts.push({ chunks: [chunk], start: chunk.offset, end: chunk.next_offset });
     if (parts.length > MAX_PARTS) {
-      const dropped = newlines(parts.shift());
+      const dropped = countLineFeeds(parts.shift());
       rebuild();
       current = -1;
-      log.scrollTop = Math.max(0, log.scrollTop - dropped * ROW);
+      log.scrollTop = Math.max(0, log.scrollTop - dropped * ROW_PX);
       return;
     }
     addLines(chunk);
   };
   const loadEarlier = async () => {
-    if (loading || isAll() || !first()) return;
+    if (loading || isAll() || !firstByte()) return;
     loading = true;
     try {
-      const end = first();
-      const offset = Math.max(0, end - PART);
-      const chunk = await ask({ offset, limit: end - offset, whole_lines: 1 });
-      if (chunk?.text && first() === end) {
+      const end = firstByte();
+      const offset = Math.max(0, end - PART_BYTES);
+      const chunk = await requestJson({ offset, limit: end - offset, whole_lines: 1 });
+      if (chunk?.text && firstByte() === end) {
         const before = lines.length;
         parts.unshift({ chunks: [chunk], start: chunk.offset, end });
         if (parts.length > MAX_PARTS) parts.pop();
-        const added = newlines(parts[0]);
+        const added = countLineFeeds(parts[0]);
         rebuild();
         if (current >= 0) current += added;
-        sizer.style.height = `${lines.length * ROW}px`;
-        log.scrollTop += (before ? added : 0) * ROW;
+        sizer.style.height = `${lines.length * ROW_PX}px`;
+        log.scrollTop += (before ? added : 0) * ROW_PX;
         draw();
       }
     } catch {
@@ -234,25 +238,25 @@ const setUp = () => {
     loading = false;
   };
   const loadLater = async () => {
-    if (loading || isAll() || last() >= (size ?? reached)) return;
+    if (loading || isAll() || endByte() >= (size ?? streamOffset)) return;
     loading = true;
     try {
-      const offset = last();
-      const chunk = await ask({ offset, limit: PART });
-      if (chunk && last() === offset) {
+      const offset = endByte();
+      const chunk = await requestJson({ offset, limit: PART_BYTES });
+      if (chunk && endByte() === offset) {
         size = chunk.size ?? size;
         append(chunk);
         draw();
       }
     } catch {
-      // As above.
+      // The console does not answer now; scrolling asks again.
     }
     loading = false;
   };
-  /** Load the part around an offset, and return the line of it. */
+  /** Load the part around an offset in bytes. Return the number of the line at this offset, or -1. */
   const loadAround = async (offset) => {
-    const start = Math.max(0, offset - PART / 2);
-    const chunk = await ask({ offset: start, limit: PART, whole_lines: 1 });
+    const start = Math.max(0, offset - PART_BYTES / 2);
+    const chunk = await requestJson({ offset: start, limit: PART_BYTES, whole_lines: 1 });
     if (!chunk) return -1;
     size = chunk.size ?? size;
     parts = [{ chunks: [chunk], start: chunk.offset, end: chunk.next_offset }];
@@ -261,7 +265,7 @@ const setUp = () => {
   };
   const encoder = new TextEncoder();
   const lineAt = (offset) => {
-    let at = first();
+    let at = firstByte();
     for (const [number, line] of lines.entries()) {
       at += encoder.encode(line.text).length + 1;
       if (at > offset) return number;
@@ -273,18 +277,18 @@ const setUp = () => {
 
   const receive = (chunk) => {
     ended ||= chunk.eof && !isAll();
-    if (isAll()) return receiveOf(chunk);
+    if (isAll()) return receiveFromRank(chunk);
     size = chunk.size ?? size;
-    if (chunk.next_offset > reached) {
-      const isNext = !parts.length || last() === chunk.offset;
-      reached = chunk.next_offset;
+    if (chunk.next_offset > streamOffset) {
+      const isNext = !parts.length || endByte() === chunk.offset;
+      streamOffset = chunk.next_offset;
       if (isNext) append(chunk);
     }
     show();
   };
-  const unfinished = new Map(); // by rank: the beginning of a line whose end has not come
-  const receiveOf = (chunk) => {
-    const rows = linesOf(chunk);
+  const unfinished = new Map(); // by rank: the beginning of a line whose line feed has not come
+  const receiveFromRank = (chunk) => {
+    const rows = splitLines(chunk);
     const begun = unfinished.get(chunk.rank);
     if (begun?.text) rows[0] = { ...begun, text: begun.text + rows[0].text };
     unfinished.set(chunk.rank, chunk.eof ? null : rows.pop());
@@ -295,7 +299,7 @@ const setUp = () => {
   };
   const poll = async () => {
     try {
-      const chunk = await ask({ offset: reached });
+      const chunk = await requestJson({ offset: streamOffset });
       if (!chunk) return;
       receive(chunk);
       if (chunk.eof) clearInterval(fallback);
@@ -313,9 +317,9 @@ const setUp = () => {
     generation += 1;
     parts = [];
     lines = [];
-    isOpen = false;
+    isLastLineOpen = false;
     size = null;
-    reached = 0;
+    streamOffset = 0;
     ended = false;
     loading = false;
     current = -1;
@@ -328,7 +332,7 @@ const setUp = () => {
     const stream = new EventSource(address({ tail: isAll() ? 16384 : 65536 }));
     source = stream;
     stream.addEventListener("open", () => {
-      if (!isAll()) return; // that of one rank continues where it was
+      if (!isAll()) return; // the stream of one rank continues after a break; that of all ranks starts again
       lines = [];
       unfinished.clear();
     });
@@ -343,25 +347,26 @@ const setUp = () => {
       if (stream.readyState !== EventSource.CLOSED || source !== stream || isAll()) return;
       clearInterval(fallback);
       poll();
-      fallback = setInterval(poll, POLL_EVERY);
+      fallback = setInterval(poll, POLL_MS);
     });
   };
 
   // The search: in the lines in memory first, then in the whole log
 
-  const matches = () => {
+  const matchingLines = () => {
     const wanted = search.value.toLowerCase();
     if (!wanted) return [];
     return lines.flatMap((line, number) => (plain(line.text).toLowerCase().includes(wanted) ? [number] : []));
   };
-  const tell = (list) => {
+  const showCount = (list) => {
     const at = list.indexOf(current);
     found.textContent = list.length ? `${at + 1}/${list.length}` : "0";
   };
-  const searchAll = async (query, offset) => {
+  /** Search the log on the server from an offset, and go to the match. An empty query searches for an error. */
+  const searchWholeLog = async (query, offset) => {
     let from = offset;
     for (;;) {
-      const match = await ask({ ...(query && { q: query }), offset: from }, "search/");
+      const match = await requestJson({ ...(query && { q: query }), offset: from }, "search/");
       if (!match) return false;
       if (match.offset !== null) {
         const line = await loadAround(match.offset);
@@ -372,14 +377,15 @@ const setUp = () => {
       from = match.next_offset;
     }
   };
-  const step = async (by) => {
-    const list = matches();
+  /** Go to the next match, or to the previous one if `by` is negative. */
+  const goToMatch = async (by) => {
+    const list = matchingLines();
     const next = by > 0 ? list.find((line) => line > current) : list.findLast((line) => line < current);
     if (next !== undefined) goTo(next);
-    else if (by > 0 && !isAll() && last() < (size ?? 0) && (await searchAll(search.value, last()))) return tell(matches());
-    else if (list.length && first() === 0 && last() >= (size ?? reached)) goTo(by > 0 ? list[0] : list.at(-1));
-    else if (!isAll() && search.value && !(await searchAll(search.value, 0))) toast(log.dataset.notFound, "status");
-    tell(matches());
+    else if (by > 0 && !isAll() && endByte() < (size ?? 0) && (await searchWholeLog(search.value, endByte()))) return showCount(matchingLines());
+    else if (list.length && firstByte() === 0 && endByte() >= (size ?? streamOffset)) goTo(by > 0 ? list[0] : list.at(-1));
+    else if (!isAll() && search.value && !(await searchWholeLog(search.value, 0))) toast(log.dataset.notFound, "status");
+    showCount(matchingLines());
   };
   let typing = 0;
   search.addEventListener("input", () => {
@@ -389,17 +395,17 @@ const setUp = () => {
       found.textContent = "";
       return draw();
     }
-    const list = matches();
+    const list = matchingLines();
     if (list.length) goTo(list[0]);
-    tell(list);
+    showCount(list);
     draw();
-    if (!list.length && !isAll()) typing = setTimeout(() => searchAll(search.value, 0).then((hit) => hit && tell(matches()), () => {}), 400);
+    if (!list.length && !isAll()) typing = setTimeout(() => searchWholeLog(search.value, 0).then((hit) => hit && showCount(matchingLines()), () => {}), 400);
   });
   search.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
     event.preventDefault();
     clearTimeout(typing);
-    step(event.shiftKey ? -1 : 1).catch(() => {});
+    goToMatch(event.shiftKey ? -1 : 1).catch(() => {});
   });
   document.getElementById("log-error").addEventListener("click", () => {
     const none = () => toast(log.dataset.noError, "status");
@@ -407,7 +413,7 @@ const setUp = () => {
       const line = lines.findIndex((each) => /Traceback \(most recent call last\)|(?:Error|Exception): |\b(?:FATAL|CRITICAL)\b/.test(each.text));
       return line >= 0 ? goTo(line) : none();
     }
-    searchAll("", 0).then((hit) => hit || none(), none);
+    searchWholeLog("", 0).then((hit) => hit || none(), none);
   });
   document.getElementById("log-start").addEventListener("click", () => {
     if (isAll()) return goTo(0);
@@ -421,20 +427,20 @@ const setUp = () => {
   log.addEventListener("scroll", () => {
     cancelAnimationFrame(drawing);
     drawing = requestAnimationFrame(draw);
-    if (log.scrollTop < 20 * ROW) loadEarlier();
-    if (log.scrollTop + log.clientHeight > log.scrollHeight - 20 * ROW) loadLater();
+    if (log.scrollTop < 20 * ROW_PX) loadEarlier();
+    if (log.scrollTop + log.clientHeight > log.scrollHeight - 20 * ROW_PX) loadLater();
   }, { passive: true });
   log.addEventListener("wheel", (event) => event.deltaY < 0 && (follow.checked = false), { passive: true });
   log.addEventListener("keydown", (event) => ["ArrowUp", "PageUp", "Home"].includes(event.key) && (follow.checked = false));
   follow.addEventListener("change", () => {
     if (!follow.checked) return;
-    if (last() < reached) open();
+    if (endByte() < streamOffset) open();
     else show();
   });
-  times.checked = localStorage.getItem(TIMES) !== null;
+  times.checked = localStorage.getItem(TIMES_KEY) !== null;
   times.addEventListener("change", () => {
-    if (times.checked) localStorage.setItem(TIMES, "");
-    else localStorage.removeItem(TIMES);
+    if (times.checked) localStorage.setItem(TIMES_KEY, "");
+    else localStorage.removeItem(TIMES_KEY);
     draw();
   });
   rank.addEventListener("change", open);

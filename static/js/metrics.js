@@ -1,11 +1,12 @@
 // Curves of one or several jobs: a chart for each curve, with a line for each attempt of each run.
 // The API has each point with its epoch, time and cost; this module draws them along the chosen axis.
-import { axisStyle, colour, seriesColour } from "./charts.js";
+import { axisStyle, colour, onResize, seriesColour } from "./charts.js";
 
 const REFRESH_MS = 2000; // the least time between two requests
 const HEIGHT = 240;
-const DASH = [6, 4];
-const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800]; // between ticks
+const DASH = [6, 4]; // of lines of earlier attempts
+const MAX_POINTS = 40; // a line with fewer points shows each as a dot
+const TICK_SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800]; // intervals between ticks of the time axis
 const language = document.documentElement.lang;
 const figures = new Intl.NumberFormat(language, { maximumSignificantDigits: 5 });
 const fill = (template, values) => template.replace(/\{(\w+)\}/g, (_all, name) => values[name] ?? "");
@@ -43,7 +44,7 @@ const smooth = (values, weight) => {
   });
 };
 
-/** Start the curves of a part of the page. Returns {redraw, schedule, reload}. */
+/** Load and draw the curves of an element of the page. Returns {redraw, schedule, reload}. */
 const start = (root) => {
   const texts = root.dataset;
   const part = (name) => root.querySelector(`.curves-${name}`);
@@ -145,7 +146,7 @@ const start = (root) => {
     const series = drawn.flatMap((line) => {
       const stroke = runs.length > 1 || line.isLatest ? seriesColour(line.run.index) : colour("--tblr-secondary");
       const common = { stroke, spanGaps: true, dash: line.isLatest ? undefined : DASH, value: (_chart, value) => (value === null ? "–" : figures.format(value)) };
-      const points = { show: line.rows.length < 40, size: 5 };
+      const points = { show: line.rows.length < MAX_POINTS, size: 5 };
       if (!smoothed) return [{ ...common, label: label(line, name), width: 2, points }];
       return [
         { ...common, label: label(line, name), width: 1, alpha: 0.35, points: { show: false }, class: "curves-raw" },
@@ -161,7 +162,7 @@ const start = (root) => {
         cursor: { points: { size: 7 }, drag: { x: true, y: false } },
         series: [{ label: texts[axis()], value: (_chart, value) => formatX(value) }, ...series],
         axes: [
-          { ...style, values: (_chart, marks) => marks.map(formatX), space: axis() === "money" ? 90 : 60, ...(axis() === "time" && { incrs: SECONDS }) },
+          { ...style, values: (_chart, marks) => marks.map(formatX), space: axis() === "money" ? 90 : 60, ...(axis() === "time" && { incrs: TICK_SECONDS }) },
           { ...style, size: 64, values: (_chart, marks) => marks.map((mark) => figures.format(mark)) },
         ],
         hooks: {
@@ -257,7 +258,7 @@ const start = (root) => {
       if (!drawn.length) continue;
       card.element.querySelector("p").textContent = drawn.every((line) => line.rows.length === 1) ? "" : summary(drawn, name);
       const isNumber = drawn.every((line) => line.rows.length === 1) && new Set(drawn.map((line) => line.run)).size === drawn.length;
-      const shape = [isNumber, ...drawn.map((line) => `${label(line, name)} ${line.rows.length < 40}`)].join("|");
+      const shape = [isNumber, ...drawn.map((line) => `${label(line, name)} ${line.rows.length < MAX_POINTS}`)].join("|");
       if (!all && card.chart && card.shape === shape) {
         card.chart.setData(table(drawn), card.zoom === null);
         continue;
@@ -333,8 +334,4 @@ document.addEventListener("htmx:load", startAll);
 document.addEventListener("trainyard:points", () => started.forEach((curves) => curves.schedule()));
 document.addEventListener("trainyard:ended", () => started.forEach((curves) => curves.reload()));
 document.addEventListener("trainyard:theme", () => started.forEach((curves) => curves.redraw()));
-let resizing = 0;
-addEventListener("resize", () => {
-  clearTimeout(resizing);
-  resizing = setTimeout(() => started.forEach((curves) => curves.redraw()), 150);
-});
+onResize(() => started.forEach((curves) => curves.redraw()));

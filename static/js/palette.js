@@ -3,7 +3,7 @@
 
 const palette = document.getElementById("palette");
 const shortcuts = document.getElementById("shortcuts");
-const OFF = "trainyard-single-keys-off";
+const OFF_KEY = "trainyard-single-keys-off"; // of localStorage: present if single keys are off
 const SEARCH_AFTER_MS = 150; // one request for a word, not one for each of its letters
 
 const modal = (element) => window.tabler.bootstrap.Modal.getOrCreateInstance(element);
@@ -95,10 +95,10 @@ if (palette) {
   });
 
   const singleKeys = shortcuts.querySelector("#single-keys");
-  singleKeys.checked = localStorage.getItem(OFF) === null;
+  singleKeys.checked = localStorage.getItem(OFF_KEY) === null;
   singleKeys.addEventListener("change", () => {
-    if (singleKeys.checked) localStorage.removeItem(OFF);
-    else localStorage.setItem(OFF, "");
+    if (singleKeys.checked) localStorage.removeItem(OFF_KEY);
+    else localStorage.setItem(OFF_KEY, "");
   });
 
   let afterG = false;

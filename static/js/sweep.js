@@ -1,5 +1,5 @@
 // The charts of a sweep: parallel coordinates, and the best value over trials and money. The API has the trials.
-import { axisStyle, colour } from "./charts.js";
+import { axisStyle, colour, onResize } from "./charts.js";
 import { watchQuote } from "./quote_card.js";
 
 const HEIGHT = 220;
@@ -134,10 +134,6 @@ const load = async () => {
 load();
 document.addEventListener("htmx:afterSettle", load);
 document.addEventListener("trainyard:theme", draw);
-let resizing = 0;
-addEventListener("resize", () => {
-  clearTimeout(resizing);
-  resizing = setTimeout(draw, 150);
-});
+onResize(draw);
 const extension = document.getElementById("extend");
 if (extension) watchQuote(extension);

@@ -1,6 +1,6 @@
 // The resource usage of a job: charts with a line for each node, and a table of ranks. They are loaded when the tab is
 // opened, and every POLL_MS while the job runs and the tab is active.
-import { axisStyle, inZone, seriesColour, zone } from "./charts.js";
+import { axisStyle, inZone, onResize, seriesColour, zone } from "./charts.js";
 
 const pane = document.getElementById("telemetry");
 const holder = document.getElementById("telemetry-charts");
@@ -9,6 +9,7 @@ const POLL_MS = 5000;
 const ORDER = ["cpu", "memory", "gpu", "gpu_memory", "net_rx", "net_tx", "disk_read", "disk_write"];
 const BYTES = new Set(ORDER.filter((name) => !["cpu", "gpu"].includes(name)));
 const RATES = new Set(["net_rx", "net_tx", "disk_read", "disk_write"]);
+/** Steps between the marks of an axis of bytes: powers of two, so that marks are round in KiB and MiB. */
 const POWERS = Array.from({ length: 50 }, (_each, power) => 2 ** power);
 const charts = [];
 let usage = null;
@@ -24,11 +25,11 @@ const size = (bytes) => {
 const orDash = (value, format) => (value === null || value === undefined ? "–" : format(value));
 const seconds = (value) => (value < 1 ? `${number(value * 1000, value < 0.01 ? 1 : 0)} ms` : `${number(value, 2)} s`);
 
-/** One table of times for all nodes: uPlot joins them. */
+/** Return the values of all nodes as one table. Nodes are measured at different times, which uPlot joins. */
 const table = (name) =>
   window.uPlot.join(usage.nodes.filter((node) => node.series[name]).map((node) => [node.at, node.series[name]]));
 
-/** A node's value at the cursor. Without a cursor, its CPU over the same minute as in the table of ranks. */
+/** Return a node's value at the cursor. Without a cursor, its CPU usage of the last minute, as in the table of ranks. */
 const legend = (name, node, value, index) => {
   if (typeof index !== "number" && name === "cpu" && node.recent_cpu !== null)
     return holder.dataset.recent.replace("{}", number(node.recent_cpu, 2));
@@ -142,9 +143,5 @@ const load = async () => {
 
 document.getElementById("telemetry-tab").addEventListener("shown.bs.tab", load);
 document.addEventListener("trainyard:theme", drawAll);
-let resizing = 0;
-addEventListener("resize", () => {
-  clearTimeout(resizing);
-  resizing = setTimeout(drawAll, 150);
-});
+onResize(drawAll);
 if (isActive()) load();

@@ -1,5 +1,6 @@
-// The form of a new training: touched fields, which alone show their errors, the order of datasets, images with the chosen
-// framework, the number of processes. htmx requests the quotes.
+// The form of a new training. The script notes which fields were touched, because only these show their errors. It keeps the
+// order of the chosen datasets, offers images with the chosen framework, and shows the number of processes. htmx requests
+// the quotes.
 import { watchQuote } from "./quote_card.js";
 
 const form = document.getElementById("training");
@@ -18,7 +19,7 @@ form.addEventListener("input", touch, true);
 const datasets = field("datasets");
 const boxes = [...form.querySelectorAll("[data-dataset]")];
 const versions = [...form.querySelectorAll("[data-version-of]")];
-// Each as "name", the latest version, or as "name@3".
+// The chosen datasets in order: "name" for the latest version, or "name@3".
 const chosen = () => datasets.value.split(",").map((each) => each.trim()).filter(Boolean);
 const nameOf = (each) => each.split("@")[0];
 const showDatasets = () => {

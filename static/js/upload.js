@@ -10,26 +10,27 @@ const ARCHIVE = /\.(tar|tar\.gz|tgz|zip)$/i;
 const BLOCK = 512;
 const encoder = new TextEncoder();
 
-const field = (block, text, offset, length) => block.set(encoder.encode(text).subarray(0, length), offset);
+const setField = (block, text, offset, length) => block.set(encoder.encode(text).subarray(0, length), offset);
 
+/** Return the ustar header of an entry. `modified` is in milliseconds. */
 const header = (name, size, type, modified) => {
   const block = new Uint8Array(BLOCK);
-  field(block, name, 0, 100);
-  field(block, "0000644\0", 100, 8);
-  field(block, "0000000\0", 108, 8);
-  field(block, "0000000\0", 116, 8);
-  field(block, size.toString(8).padStart(11, "0") + "\0", 124, 12);
-  field(block, Math.floor(modified / 1000).toString(8).padStart(11, "0") + "\0", 136, 12);
-  field(block, "        " + type + "", 148, 9);
-  field(block, "ustar\0" + "00", 257, 8);
+  setField(block, name, 0, 100);
+  setField(block, "0000644\0", 100, 8);
+  setField(block, "0000000\0", 108, 8);
+  setField(block, "0000000\0", 116, 8);
+  setField(block, size.toString(8).padStart(11, "0") + "\0", 124, 12);
+  setField(block, Math.floor(modified / 1000).toString(8).padStart(11, "0") + "\0", 136, 12);
+  setField(block, "        " + type + "", 148, 9);
+  setField(block, "ustar\0" + "00", 257, 8);
   const sum = block.reduce((total, byte) => total + byte, 0);
-  field(block, sum.toString(8).padStart(6, "0") + "\0 ", 148, 8);
+  setField(block, sum.toString(8).padStart(6, "0") + "\0 ", 148, 8);
   return block;
 };
 
 const padding = (size) => new Uint8Array((BLOCK - (size % BLOCK)) % BLOCK);
 
-/** A pax record. Its length includes the length itself: `<length> path=<name>\n`. */
+/** Return a pax record. Its length includes the length itself: `<length> path=<name>\n`. */
 const pax = (key, value) => {
   const rest = encoder.encode(` ${key}=${value}\n`).length;
   let length = rest + String(rest).length;
@@ -37,7 +38,7 @@ const pax = (key, value) => {
   return encoder.encode(`${length} ${key}=${value}\n`);
 };
 
-/** Files as one tar. Names of any length and sizes past 8 GiB go into pax headers. */
+/** Return the files as one tar. Names above 100 bytes and sizes from 8 GiB go into pax headers: ustar has no room. */
 const tar = (files) => {
   const parts = [];
   for (const { name, file } of files) {
@@ -84,7 +85,7 @@ const SILENT = { debug: () => {}, warn: () => {}, error: () => {} };
 /** The interval of polls while the server publishes an upload. */
 const POLL_MS = 1000;
 /** The weight of the newest measurement in the displayed speed, an exponential moving average. */
-const NEWEST = 0.2;
+const NEWEST_WEIGHT = 0.2;
 
 const language = document.documentElement.lang;
 const unit = (value, name) =>
@@ -106,7 +107,7 @@ const speedometer = () => {
       if (last && now - last.at < 250) return speed;
       if (last) {
         const current = ((bytes - last.bytes) * 1000) / (now - last.at);
-        speed = speed === null ? current : NEWEST * current + (1 - NEWEST) * speed;
+        speed = speed === null ? current : NEWEST_WEIGHT * current + (1 - NEWEST_WEIGHT) * speed;
       }
       last = { at: now, bytes };
       return speed;

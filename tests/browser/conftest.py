@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -12,11 +13,7 @@ from babel.messages.pofile import read_po
 from django.conf import settings
 from django.test import Client
 from django.utils import translation
-from playwright.sync_api import (
-    Page,
-    expect,
-    sync_playwright,
-)
+from playwright.sync_api import Page, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
 from tests.conftest import CHROMIUM
@@ -26,11 +23,18 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 PATIENCE_MS = 60_000
-"""How long a page may take to load or to show something: a limit for a busy machine, which nothing waits for."""
-
+"""How long a page may take to load or to show something. It takes a second, and longer on a busy machine."""
+_LATE = pytest.mark.late("it awaits a console and a browser, with limits of seconds")
+WITH_ROWS = [pytest.mark.browser, _LATE, pytest.mark.xdist_group("accessibility"), pytest.mark.slow]
+"""Marks of tests in which a thread serves the test's own rows."""
+WITH_WHOLE_CONSOLE = [
+    pytest.mark.browser, _LATE, pytest.mark.xdist_group("whole-console"), pytest.mark.torch, pytest.mark.flow,
+    pytest.mark.cores(2),
+]  # fmt: skip
+"""Marks of tests with all processes of a console, which runs real trainings."""
 
 LOCALES = {"en": "en", "zh-hans": "zh-CN"}
-"""What browsers send for the console's languages."""
+"""The browser's locale for each language of the console."""
 in_chinese = pytest.mark.parametrize("language", ["zh-hans"], indirect=True)
 """Marks a flow that runs in Chinese.
 
@@ -47,7 +51,7 @@ class Watched:
     language: str
     errors: list[str] = field(default_factory=list)
     refused_with: int | None = None
-    """A status that the page must meet."""
+    """A status of 400 or above that the test expects, and that is no error therefore."""
 
     def say(self, text, **values):
         """Return a text of the pages in the language of the browser."""
@@ -57,7 +61,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def chromium():
-    """A headless Chromium. It runs an event loop while it is open, which tests of other modules must not meet."""
+    """A headless Chromium. While it is open, an event loop runs, so it closes before tests of other modules start."""
     with sync_playwright() as playwright:
         path = next(filter(None, map(shutil.which, CHROMIUM)))
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
@@ -74,16 +78,23 @@ def _beside_an_event_loop():
         yield
 
 
-@pytest.fixture
-def console(settings, tmp_path):
-    """The URL of a console that a thread serves, on the test's own rows."""
+@contextmanager
+def served_console(settings, static_root, host="127.0.0.1"):
+    """Serve a console from a thread, on the test's own rows. Yields its URL."""
     settings.MIDDLEWARE = ["whitenoise.middleware.WhiteNoiseMiddleware", *settings.MIDDLEWARE]
     settings.WHITENOISE_USE_FINDERS = True
     settings.WHITENOISE_MAX_AGE = 3600
-    settings.STATIC_ROOT = tmp_path
-    server = LiveServer("127.0.0.1")
+    settings.STATIC_ROOT = static_root
+    server = LiveServer(host)
     yield server.url
     server.stop()
+
+
+@pytest.fixture
+def console(settings, tmp_path):
+    """The URL of a served console."""
+    with served_console(settings, tmp_path) as url:
+        yield url
 
 
 def open_context(browser, *, language="en", **options):
@@ -95,7 +106,7 @@ def open_context(browser, *, language="en", **options):
 
 @cache
 def english_texts():
-    """Return patterns of the texts that have a Chinese translation: whole lines, with any value in a placeholder."""
+    """Return a pattern that matches each text with a Chinese translation, with any value in place of a placeholder."""
     with (settings.BASE_DIR / "locale" / "zh_Hans" / "LC_MESSAGES" / "django.po").open("rb") as file:
         catalogue = read_po(file)
     patterns = []
@@ -112,7 +123,7 @@ def english_texts():
 
 
 def untranslated(page):
-    """Return the lines of a Chinese page that are texts of the catalogue in English."""
+    """Return the lines of a Chinese page that are English although the catalogue has a translation."""
     lines = {line.strip() for line in page.locator("body").inner_text().splitlines()}
     return sorted(line for line in lines if english_texts().fullmatch(line))
 
@@ -123,6 +134,13 @@ def session_cookie(url, user):
     client.force_login(user)
     name = settings.SESSION_COOKIE_NAME
     return {"name": name, "value": client.cookies[name].value, "url": url}
+
+
+def submit_log_in(page, email, password):
+    """Fill and submit the log-in form that the page shows."""
+    page.locator("[name=login]").fill(email)
+    page.locator("[name=password]").fill(password)
+    page.locator("[name=password]").press("Enter")
 
 
 def log_in(context, url, user):
@@ -178,3 +196,20 @@ def watched(chromium, language):
     yield watched
     context.close()
     assert watched.errors == []
+
+
+@pytest.fixture
+def url(transactional_db, console, customer, watched):
+    """The URL of a console to which the watched page is logged in as the customer."""
+    log_in(watched.page.context, console, customer.membership.user)
+    # The tests' server has no event streams; pages refresh without them.
+    watched.page.route("**/stream/", lambda route: route.fulfill(content_type="text/event-stream"))
+    return console
+
+
+@pytest.fixture
+def second(chromium, language):
+    """The page of another person's window."""
+    context = open_context(chromium, language=language)
+    yield context.new_page()
+    context.close()

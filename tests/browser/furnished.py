@@ -1,4 +1,4 @@
-"""An organization with one of everything that a page can show; its runs are of the fake cluster."""
+"""An organization with one of everything that a page can show. Its runs ran on the fake cluster."""
 
 import base64
 import json

@@ -20,7 +20,7 @@ from tests.console.processes import free_port
 PROGRAM = Path(__file__).resolve().parents[2] / "var" / "lighthouse" / "node_modules" / ".bin" / "lighthouse"
 NOT_INSTALLED = "There is no Lighthouse: it needs node and npm, and `make lighthouse`"
 PATIENCE_SECONDS = 300
-"""How long an audit may take: a limit for a busy machine; it takes 20 seconds."""
+"""How long an audit may take. It takes 20 seconds, and longer on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Audit:
         return {name: round(100 * category["score"]) for name, category in self.report["categories"].items()}
 
     def faults(self, category: str) -> list[str]:
-        """Return what costs points in a category, with the elements it is about."""
+        """Return the audits that cost points in a category, each with the elements concerned."""
         references = self.report["categories"][category]["auditRefs"]
         audits = [self.report["audits"][each["id"]] for each in references if each["weight"]]
         return [
@@ -46,7 +46,7 @@ class Audit:
 
 
 def is_installed() -> bool:
-    """Whether there are Lighthouse and node."""
+    """Return whether Lighthouse and node are installed."""
     return PROGRAM.exists() and shutil.which("node") is not None
 
 

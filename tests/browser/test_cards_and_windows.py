@@ -3,18 +3,10 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import in_chinese, open_context, untranslated
+from tests.browser.conftest import WITH_WHOLE_CONSOLE, in_chinese, open_context, submit_log_in, untranslated
 from tests.flows.console import PASSWORD, Buyer
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.torch,
-    pytest.mark.flow,
-    pytest.mark.xdist_group("whole-console"),
-    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.slow,
-]
+pytestmark = [*WITH_WHOLE_CONSOLE, pytest.mark.slow]
 DECLINED = "4000 0000 0000 0002"
 GOOD = "4242 4242 4242 4242"
 
@@ -31,9 +23,7 @@ def buyer(torch_console):
 def log_in(page, url, buyer):
     """Log in on the page that the URL redirects to."""
     page.goto(url)
-    page.locator("[name=login]").fill(buyer.email)
-    page.locator("[name=password]").fill(PASSWORD)
-    page.locator("[name=password]").press("Enter")
+    submit_log_in(page, buyer.email, PASSWORD)
     page.wait_for_url(url)
 
 

@@ -2,37 +2,28 @@
 
 import re
 
-import pytest
 from playwright.sync_api import expect
 
 from runtime.specs import Outcome
-from tests.browser.conftest import log_in
+from tests.browser.conftest import WITH_ROWS
 from tests.factories.jobs import start
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
-    pytest.mark.xdist_group("accessibility"),
-    pytest.mark.slow,
-]
+pytestmark = WITH_ROWS
 
 
-def test_an_edited_script_is_trained_and_the_earlier_one_exactly_again(transactional_db, console, customer, watched):
+def test_an_edited_script_is_trained_and_the_earlier_one_exactly_again(url, customer, watched):
     page = watched.page
-    # The tests' server has no event streams; the page refreshes without them.
-    page.route("**/stream/", lambda route: route.fulfill(content_type="text/event-stream"))
     customer.write("train.py", "print('first')\n")
     first = customer.started()
     customer.end(first, Outcome.CODE_FAILED)
-    log_in(page.context, console, customer.membership.user)
-    page.goto(f"{console}/workspaces/w/main/file/train.py")
+    page.goto(f"{url}/workspaces/w/main/file/train.py")
     page.locator(".CodeMirror").click()
     page.keyboard.press("Control+End")
     page.keyboard.type("print('second')")
     page.keyboard.press("Control+s")
     expect(page.locator("#save-state")).to_have_text("Saved.")
 
-    page.goto(f"{console}/jobs/{first.job_id}/#configuration")
+    page.goto(f"{url}/jobs/{first.job_id}/#configuration")
     expect(page.locator("#script-diff .diff-new")).to_contain_text("print('second')")
     page.get_by_role("link", name="Run again", exact=True).click()
     expect(page.get_by_text("The script train.py has changed.")).to_be_visible()
@@ -40,7 +31,7 @@ def test_an_edited_script_is_trained_and_the_earlier_one_exactly_again(transacti
     expect(page.locator("#changed-fields output")).to_have_text("Epochs")
     assert runs(customer, buy(page)) == "print('first')\nprint('second')"
 
-    page.goto(f"{console}/jobs/{first.job_id}/")
+    page.goto(f"{url}/jobs/{first.job_id}/")
     page.get_by_role("link", name="Run exactly").click()
     assert runs(customer, buy(page)) == "print('first')"
     page.reload()

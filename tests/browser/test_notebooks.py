@@ -6,18 +6,11 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.conftest import WITH_WHOLE_CONSOLE, submit_log_in
 from tests.console.processes import wait_for
 from tests.flows.console import PASSWORD, Buyer
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.browser,
-    pytest.mark.torch,
-    pytest.mark.flow,
-    pytest.mark.xdist_group("whole-console"),
-    pytest.mark.late("it awaits a console, JupyterLab and a browser, with limits of seconds"),
-    pytest.mark.cores(2),
-]
+pytestmark = [*WITH_WHOLE_CONSOLE, pytest.mark.slow]
 CELL = "import torch; print('sum', int(torch.ones(3).sum()))"
 
 
@@ -72,9 +65,7 @@ def test_a_cell_with_torch_runs_and_its_file_and_receipt_are_there(torch_console
 
 def _log_in(page, url, email):
     page.goto(f"{url}/accounts/login/")
-    page.locator("[name=login]").fill(email)
-    page.locator("[name=password]").fill(PASSWORD)
-    page.get_by_role("button", name="Log in", exact=True).click()
+    submit_log_in(page, email, PASSWORD)
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 

@@ -13,12 +13,10 @@ from playwright.sync_api import expect
 
 from console import sign_in
 from tests import saml_idp
+from tests.browser.conftest import WITH_ROWS
 
 pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
-    pytest.mark.xdist_group("accessibility"),
-    pytest.mark.slow,
+    *WITH_ROWS,
     pytest.mark.skipif(shutil.which("xmlsec1") is None, reason="No xmlsec1 to sign with: apt-get install xmlsec1."),
 ]
 EMAIL = "ada@example.com"

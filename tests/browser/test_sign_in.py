@@ -13,28 +13,19 @@ import oidc_provider_mock
 import pytest
 from allauth.mfa.totp.internal import auth as totp
 from playwright.sync_api import expect
-from pytest_django.live_server_helper import LiveServer
 
 from console import sign_in
+from tests.browser.conftest import WITH_ROWS, served_console, submit_log_in
 from tests.factories.accounts import PASSWORD, MembershipFactory
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
-    pytest.mark.xdist_group("accessibility"),
-    pytest.mark.slow,
-]
+pytestmark = WITH_ROWS
 
 
 @pytest.fixture
 def console(settings, tmp_path):
-    """The URL of a console that a thread serves. Browsers allow passkeys at `localhost`, not at 127.0.0.1."""
-    settings.MIDDLEWARE = ["whitenoise.middleware.WhiteNoiseMiddleware", *settings.MIDDLEWARE]
-    settings.WHITENOISE_USE_FINDERS = True
-    settings.STATIC_ROOT = tmp_path
-    server = LiveServer("localhost")
-    yield server.url
-    server.stop()
+    """The URL of a served console. Browsers allow passkeys at `localhost`, not at 127.0.0.1."""
+    with served_console(settings, tmp_path, host="localhost") as url:
+        yield url
 
 
 def add_authenticator(page):
@@ -50,9 +41,7 @@ def add_authenticator(page):
 
 def log_in_with_password(page, console, user):
     page.goto(f"{console}/accounts/login/")
-    page.locator("[name=login]").fill(user.email)
-    page.locator("[name=password]").fill(PASSWORD)
-    page.get_by_role("button", name="Log in", exact=True).click()
+    submit_log_in(page, user.email, PASSWORD)
 
 
 def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console, watched):

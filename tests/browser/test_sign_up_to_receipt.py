@@ -5,20 +5,12 @@ import subprocess
 import sys
 from uuid import uuid4
 
-import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ask_for_quote, in_chinese, untranslated
+from tests.browser.conftest import WITH_WHOLE_CONSOLE, ask_for_quote, in_chinese, untranslated
 from tests.flows.console import PASSWORD, ROOT
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.torch,
-    pytest.mark.flow,
-    pytest.mark.xdist_group("whole-console"),
-    pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
-    pytest.mark.cores(2),
-]
+pytestmark = WITH_WHOLE_CONSOLE
 
 RUN_SECONDS = 180
 NO_FILE = "This file does not exist in the workspace. Check the path and spelling."

@@ -4,7 +4,6 @@ import random
 
 import pytest
 from playwright.sync_api import expect
-from pytest_django.live_server_helper import LiveServer
 
 from storage import direct_uploads, selectors
 from storage.models import DatasetVersion, Upload
@@ -24,16 +23,11 @@ FAST = {**SLOW, "uploadThroughput": -1}
 
 
 @pytest.fixture
-def page(transactional_db, member, settings, tmp_path, watched):
+def page(transactional_db, member, console, watched):
     """The browser, logged in as a member."""
-    settings.MIDDLEWARE = ["whitenoise.middleware.WhiteNoiseMiddleware", *settings.MIDDLEWARE]
-    settings.WHITENOISE_USE_FINDERS = True
-    settings.STATIC_ROOT = tmp_path
-    server = LiveServer("127.0.0.1")
-    log_in(watched.page.context, server.url, member.user)
-    watched.page.url_of = lambda path: f"{server.url}{path}"
-    yield watched.page
-    server.stop()
+    log_in(watched.page.context, console, member.user)
+    watched.page.url_of = lambda path: f"{console}{path}"
+    return watched.page
 
 
 def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path):

@@ -1,3 +1,4 @@
+import io
 import re
 from datetime import timedelta
 
@@ -6,12 +7,13 @@ from django.core import mail
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 from django.utils import timezone
+from PIL import Image
 
 from console.accounts import invitations, services
 from console.accounts.models import AuditEvent, Membership
 from console.accounts.roles import Role
 from console.installation import selectors
-from console.installation.models import PNG_SIGNATURE, Brand, LegalText, Notice
+from console.installation.models import MAX_LOGO_BYTES, Brand, LegalText, Notice
 from tests.factories.accounts import MembershipFactory, UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -24,6 +26,12 @@ def forget():
     selectors.clear_cache()
 
 
+def picture(width, height, file_format="PNG"):
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, file_format)
+    return file.getvalue()
+
+
 @pytest.fixture
 def admin(client):
     client.force_login(UserFactory(is_staff=True, is_superuser=True))
@@ -32,7 +40,7 @@ def admin(client):
 
 def test_the_operator_sets_name_logo_colour_and_support(admin, client):
     form = {"name": "Rail <Lab>", "color": "#0b6e4f", "support": "help@rail.example"}
-    logo = PNG_SIGNATURE + b"pixels"
+    logo = picture(28, 28)
     page = reverse("admin:installation_brand_add")
     assert admin.post(page, form | {"logo_file": SimpleUploadedFile("l.png", logo)}).status_code == 302
     assert admin.get(page).status_code == 403  # there is one brand
@@ -60,11 +68,17 @@ def test_the_operator_sets_name_logo_colour_and_support(admin, client):
         ("color", "red;}", "Enter a colour"),
         ("color", "#ffee00", "cannot be read well"),
         ("support", "javascript:alert(1)", "Enter an e-mail address"),
-        ("logo_file", SimpleUploadedFile("l.png", b"<svg onload=alert(1)>"), "Choose a PNG picture"),
-        ("logo_file", SimpleUploadedFile("l.png", PNG_SIGNATURE + b"x" * 2**18), "Choose a PNG picture"),
+        ("logo_file", b"<svg onload=alert(1)>", "Choose a PNG picture"),
+        ("logo_file", picture(64, 64)[:-20], "Choose a PNG picture"),
+        ("logo_file", picture(64, 64) + bytes(MAX_LOGO_BYTES), "Choose a PNG picture"),
+        ("logo_file", picture(64, 64, "JPEG"), "Choose a PNG picture"),
+        ("logo_file", picture(27, 27), "27 × 27 pixels. Choose a square one"),
+        ("logo_file", picture(64, 63), "64 × 63 pixels. Choose a square one"),
+        ("logo_file", picture(1025, 1025), "1025 × 1025 pixels. Choose a square one"),
     ],
 )
 def test_what_is_no_brand_is_refused_at_its_field(admin, field, value, sentence):
+    value = SimpleUploadedFile("l.png", value) if isinstance(value, bytes) else value
     answer = admin.post(reverse("admin:installation_brand_add"), {"name": "Rail", field: value})
     assert sentence in str(answer.context["adminform"].form.errors[field])
     assert not Brand.objects.exists()

@@ -38,7 +38,7 @@ register.filter("p90_label", messages.p90_label)
 register.filter("basis_sentence", messages.basis_sentence)
 register.filter("audit_description", activity.describe)
 
-ICONS = settings.BASE_DIR / "static" / "vendor" / "tabler-icons"
+ICONS_FOLDER = settings.BASE_DIR / "static" / "vendor" / "tabler-icons"
 STATE_COLOURS = {
     JobState.QUEUED: "azure",
     JobState.STARTING: "cyan",
@@ -55,8 +55,9 @@ FRAMEWORK_TITLES = {
 }
 """Product names, which are not translated."""
 ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
+"""States whose badge has an animated dot."""
 MAX_CACHED_TIMES = 4096
-"""How many formatted times a process caches: repeated requests of a list show the same times."""
+"""How many formatted times a process caches, because pages that refresh show the same times again. About 1 MB."""
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -68,13 +69,13 @@ def _locale() -> Locale:
 @cache
 def icon(name: str, classes: str = "") -> SafeString:
     """Render an icon of Tabler's outline set inline, hidden from screen readers."""
-    text = (ICONS / f"{name}.svg").read_text()
-    drawing = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")].strip()
+    text = (ICONS_FOLDER / f"{name}.svg").read_text()
+    shapes = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")].strip()
     return format_html(
         '<svg class="icon {}" viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2"'
         ' stroke-linecap="round" stroke-linejoin="round" width="20" height="20" aria-hidden="true">{}</svg>',
         classes,
-        mark_safe(drawing),  # noqa: S308  # a file of ours, named by a template
+        mark_safe(shapes),  # noqa: S308  # a file of ours, named by a template
     )
 
 
@@ -133,7 +134,7 @@ def number(value: Decimal | float | str | None) -> str:
 
 @register.filter
 def significant(value: float | str) -> str:
-    """Format a value of a curve or a parameter: a fraction with at most six significant digits, others as they are."""
+    """Format a value of a curve or parameter. A float gets at most six significant digits; others stay unchanged."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -210,12 +211,12 @@ def as_datetime(value: datetime | str | None) -> datetime | None:
     return value
 
 
-def _full_text(value: datetime) -> str:
-    return _full_text_in(value.astimezone(UTC), timezone.get_current_timezone(), _locale())
+def _format_time(value: datetime) -> str:
+    return _format_time_in(value.astimezone(UTC), timezone.get_current_timezone(), _locale())
 
 
 @lru_cache(maxsize=MAX_CACHED_TIMES)
-def _full_text_in(value: datetime, zone: tzinfo, locale: Locale) -> str:
+def _format_time_in(value: datetime, zone: tzinfo, locale: Locale) -> str:
     at = timezone.localtime(value, zone)
     return f"{format_datetime(at, 'medium', locale=locale)} {zones.abbreviation(at)}"
 
@@ -227,13 +228,13 @@ def moment(value: datetime | str | None) -> str:
     if at is None:
         return "–"
     zone = timezone.get_current_timezone_name()
-    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), zone, _full_text(at))
+    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), zone, _format_time(at))
 
 
 @register.filter
 def moment_text(value: datetime) -> str:
     """Format a time as plain text, for mails."""
-    return _full_text(value)
+    return _format_time(value)
 
 
 @register.filter
@@ -257,10 +258,13 @@ def ago(value: datetime | str | None) -> str:
     at = as_datetime(value)
     if at is None:
         return "–"
-    text = format_timedelta(at - timezone.now(), add_direction=True, locale=_locale(), threshold=1.2)
-    if abs(at - timezone.now()) < timedelta(seconds=10):
+    distance = at - timezone.now()
+    if abs(distance) < timedelta(seconds=10):
         text = _("just now")
-    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), _full_text(at), text)
+    else:
+        # Babel uses a unit from 1.2 of it on: 71 minutes are "71 minutes ago", 72 are "1 hour ago".
+        text = format_timedelta(distance, add_direction=True, locale=_locale(), threshold=1.2)
+    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), _format_time(at), text)
 
 
 @register.simple_tag
@@ -271,12 +275,12 @@ def state_badge(state: str) -> SafeString:
 
 @cache
 def _state_badge(state: str, _language: str | None) -> SafeString:
-    dot = "status-dot-animated" if JobState(state) in ACTIVE_STATES else ""
+    dot_class = "status-dot-animated" if JobState(state) in ACTIVE_STATES else ""
     return format_html(
         '<span class="status text-nowrap status-{}" data-state="{}"><span class="status-dot {}"></span>{}</span>',
         STATE_COLOURS[JobState(state)],
         state,
-        dot,
+        dot_class,
         Job.States(state).label,
     )
 
@@ -360,7 +364,7 @@ def evidence_sentence(evidence: Mapping[str, Any]) -> str:
     return _("Attempt %(attempt)s: %(what)s (%(when)s)") % {
         "attempt": evidence.get("attempt", "1"),
         "what": fault.rstrip(".。"),
-        "when": _full_text(as_datetime(evidence["at"]) or timezone.now()),
+        "when": _format_time(as_datetime(evidence["at"]) or timezone.now()),
     }
 
 

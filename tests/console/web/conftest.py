@@ -3,9 +3,7 @@
 import pytest
 from django.test import Client
 
-from console.accounts.roles import Role
 from runtime.specs import Outcome
-from tests.factories.accounts import MembershipFactory
 
 
 @pytest.fixture
@@ -30,11 +28,3 @@ def browser():
 def owner_page(customer, browser):
     """The owner's browser."""
     return browser(customer.membership)
-
-
-@pytest.fixture(params=list(Role))
-def any_member(request, customer):
-    """A member of the customer's organization, of each role in turn."""
-    if request.param == Role.OWNER:
-        return customer.membership
-    return MembershipFactory(role=request.param, organization=customer.organization)

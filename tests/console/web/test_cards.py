@@ -44,19 +44,23 @@ def test_a_card_is_saved_at_the_provider_and_removed_with_its_automatic_top_ups(
     save_card(owner_page, provider)
     assert "Visa •••• 4242" in cards(owner_page)
     card = customers.saved_cards(customer.organization)[0].card
+    assert switch_on(owner_page, card, amount_minor="50,00").status_code == 302
+    setup = AutoTopUp.objects.get()
+    assert (setup.is_on, setup.threshold_minor, setup.amount_minor) == (True, 2000, 5000)
+    owner_page.post(reverse("card_automatic_off"))
+    assert not AutoTopUp.objects.get().is_on
     switch_on(owner_page, card)
     owner_page.post(reverse("card_remove"), {"method": card.method_id})
     assert "No saved cards" in cards(owner_page)
     assert not AutoTopUp.objects.get().is_on
 
 
-def test_another_organizations_card_cannot_be_removed(owner_page, saved, browser):
+def test_a_card_cannot_be_removed_by_another_organization_or_while_the_provider_is_away(
+    owner_page, saved, browser, provider
+):
     stranger = browser(MembershipFactory(role=Role.OWNER))
     assert stranger.post(reverse("card_remove"), {"method": saved.method_id}).status_code in {302, 403}
     assert "Visa •••• 4242" in cards(owner_page)
-
-
-def test_cards_while_the_provider_is_away(owner_page, saved, provider):
     provider.wire.before = lost
     assert "did not answer" in cards(owner_page)
     assert owner_page.post(reverse("card_add")).url == reverse("card_list")
@@ -82,32 +86,17 @@ def test_cards_that_were_deleted_at_the_provider_are_reported_once(owner_page, c
         assert "were deleted" not in cards(owner_page)
 
 
-def test_automatic_top_ups_are_switched_on_and_off(owner_page, saved):
-    assert switch_on(owner_page, saved, amount_minor="50,00").status_code == 302
-    setup = AutoTopUp.objects.get()
-    assert (setup.is_on, setup.threshold_minor, setup.amount_minor) == (True, 2000, 5000)
-    owner_page.post(reverse("card_automatic_off"))
-    assert not AutoTopUp.objects.get().is_on
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
+def test_automatic_top_ups_with_invalid_values(owner_page, saved):
+    for changes, sentence in (
         ({"amount_minor": "1"}, "A top-up must be between $5.00 and $10,000.00."),
         ({"threshold_minor": "0"}, "The threshold must be between"),
         ({"amount_minor": "a lot"}, "Enter an amount such as 50 or 19.90"),
         ({"threshold_minor": "1,000"}, "without thousands separators."),
         ({"method": "pm_another"}, "Add a card first."),
-    ],
-)
-def test_automatic_top_ups_with_invalid_values(owner_page, saved, changes, sentence):
-    answer = switch_on(owner_page, saved, **changes)
-    assert answer.status_code == 422
-    assert sentence in answer.content.decode()
+    ):
+        answer = switch_on(owner_page, saved, **changes)
+        assert (answer.status_code, sentence in answer.content.decode()) == (422, True), changes
     assert not AutoTopUp.objects.exists()
-
-
-def test_automatic_top_ups_say_why_they_failed(owner_page, saved):
     switch_on(owner_page, saved)
     AutoTopUp.objects.update(is_on=False, failures=3, last_failure="expired_card")
     assert "were switched off" in cards(owner_page)

@@ -1,6 +1,7 @@
 """The documentation: every guide and error code, for everyone, with links that lead somewhere."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from django.urls import reverse
@@ -24,6 +25,10 @@ def test_every_link_of_the_guides_leads_to_a_section(client):
         assert " style=" not in page(client, name)  # which the content policy refuses
         wanted |= {(name, anchor) for anchor in re.findall(r'href="#([^"]+)"', page(client, name))}
         wanted |= set(re.findall(r'href="/docs/([\w-]+)/#([^"]+)"', page(client, name)))
+        # For screen readers: no level of headings is left out, and no picture lacks a text.
+        levels = [1, *map(int, re.findall(r"<h(\d)", docs._guide(name).html))]
+        assert all(below - above <= 1 for above, below in pairwise(levels)), name
+        assert "<img" not in docs._guide(name).html, name
     assert len(wanted) > 50
     assert {(name, anchor) for name, anchor in wanted if anchor and anchor not in anchors[name]} == set()
     assert client.get(reverse("docs_page", args=["decisions"])).status_code == 404

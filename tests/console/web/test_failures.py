@@ -1,11 +1,10 @@
-"""Explanations of failed jobs, as their page and the API show them."""
+"""Explanations of failed jobs, by page and API. `tests/browser/test_diagnoses.py` has a job of each family."""
 
 import re
 
-import pytest
 from django.urls import reverse
 
-from jobs import dispatch, failures, selectors
+from jobs import failures, selectors
 from runtime.specs import Outcome
 from storage import selectors as storage
 from tests.factories.jobs import Customer
@@ -51,9 +50,16 @@ def test_a_failed_job_opens_on_its_diagnosis(customer, owner_page, api):
     assert failures.explain(succeeded) is None
 
 
-@pytest.mark.parametrize(
-    ("path", "folder", "similar"),
-    [
+def test_a_missing_file_shows_what_there_is(customer, owner_page):
+    version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
+    for name in ("train.csv", "test.csv"):
+        (storage.version_folder(version) / name).write_text("1")
+    model = ModelVersionFactory(model__organization=customer.organization, model__name="resnet")
+    (storage.model_folder(model) / "weights.pt").write_text("1")
+    customer.write("data/labels.csv", "1")
+    for name in ("a", "b", "c" * 120):
+        customer.write(f"many/{name}", "1")
+    for path, folder, similar in (
         ("/datasets/digits/trian.csv", "/datasets/digits", "train.csv"),
         ("/datasets/digits/no/such/train.csv", "/datasets/digits", "test.csv"),
         ("/datasets/digits/../../../../etc/passwd", "", None),
@@ -65,50 +71,12 @@ def test_a_failed_job_opens_on_its_diagnosis(customer, owner_page, api):
         ("/workspace/data/x.csv", "/workspace/data", "labels.csv"),
         ("../../../secret", "", None),
         ("/etc/shadow", "", None),
-    ],
-)
-def test_a_missing_file_shows_what_there_is(customer, owner_page, path, folder, similar):
-    version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
-    for name in ("train.csv", "test.csv"):
-        (storage.version_folder(version) / name).write_text("1")
-    model = ModelVersionFactory(model__organization=customer.organization, model__name="resnet")
-    (storage.model_folder(model) / "weights.pt").write_text("1")
-    customer.write("data/labels.csv", "1")
-    error = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
-    job = failed(customer, error, datasets="digits", models="resnet")
-    found = failures.explain(job)
-    assert (found.diagnosis.cause, found.folder) == ("missing_file", folder)
-    assert (similar in found.suggestions) if similar else found.suggestions == []
-    assert ("diagnosis-similar" in page_of(owner_page, job)) is bool(folder)
-
-
-def test_a_long_similar_name_is_suggested_once_and_in_full(customer):
-    for name in ("a", "b", "c" * 120):
-        customer.write(f"data/{name}", "1")
-    path = "data/" + "c" * 119
-    job = failed(customer, f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
-    assert failures.explain(job).suggestions == ["c" * 120, "a", "b"]
-
-
-def test_memory_and_batch_come_with_a_new_order_and_its_price(customer, owner_page):
-    job = failed(customer, "", outcome=Outcome.OUT_OF_MEMORY)
-    page = page_of(owner_page, job)
-    assert "The node ran out of memory." in page
-    assert re.search(rf'href="/training/new/\?rerun={job.pk}&amp;node_spec=\w+"', page)
-    assert re.search(r"Run again on \w+, \$\d+\.\d\d per node-hour", page)
-    job = failed(customer, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", batch_size=64)
-    assert f'href="/training/new/?rerun={job.pk}&amp;batch_size=32"' in page_of(owner_page, job)
-    form = owner_page.get(reverse("training_new"), {"rerun": job.pk, "batch_size": 32}).content.decode()
-    assert 'value="32"' in form
-
-
-def test_a_platform_fault_is_free_and_says_so(customer, owner_page):
-    job = failed(customer, "KeyError: 'x'", outcome=Outcome.NODE_LOST)
-    while not job.is_ended:  # it is retried for free, a few times
-        dispatch.dispatch_queue()
-        attempt = job.attempts.last()
-        customer.backend.start(attempt.run_name)
-        job = selectors.job_for(customer.organization, customer.end(attempt, Outcome.NODE_LOST).pk)
-    page = page_of(owner_page, job)
-    assert "The platform could not complete this run." in page
-    assert "this run is free" in page
+        ("many/" + "c" * 119, "/workspace/many", "c" * 120),
+    ):
+        error = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
+        job = failed(customer, error, datasets="digits", models="resnet")
+        found = failures.explain(job)
+        assert (found.diagnosis.cause, found.folder) == ("missing_file", folder), path
+        assert (similar in found.suggestions) if similar else found.suggestions == [], path
+        assert ("diagnosis-similar" in page_of(owner_page, job)) is bool(folder), path
+    assert found.suggestions == ["c" * 120, "a", "b"]  # the long name once and in full

@@ -2,13 +2,10 @@
 
 import base64
 import html
-import io
 import json
 import re
-import tarfile
 from collections.abc import Callable
 
-import pytest
 from django.conf import settings
 from django.test import Client
 from django.urls import reverse
@@ -153,7 +150,7 @@ def test_a_workspace_starts_with_an_example_or_a_copy(customer, owner_page):
         assert "Select a valid choice" in _text(create(name="three", **invalid))
 
 
-def test_files_and_folders_are_copied_and_downloaded(customer, owner_page):
+def test_files_and_folders_are_copied(customer, owner_page):
     customer.write("src/a.py", "1")
     copy = lambda source, target: owner_page.post(
         reverse("workspace_copy_entry", args=["main"]), {"source": source, "target": target}, follow=True
@@ -162,13 +159,6 @@ def test_files_and_folders_are_copied_and_downloaded(customer, owner_page):
     copy("src", "src/again")
     assert (customer.folder / "b/c.py").read_text() == (customer.folder / "src/again/a.py").read_text() == "1"
     assert "already exists" in _text(copy("src/a.py", "b/c.py"))
-    archive = owner_page.get(reverse("api_workspace_archive", args=["main"]), {"path": "src"})
-    with tarfile.open(fileobj=io.BytesIO(b"".join(archive.streaming_content))) as packed:
-        assert sorted(packed.getnames()) == ["src", "src/a.py", "src/again", "src/again/a.py"]
-    whole = owner_page.get(reverse("api_workspace_archive", args=["main"]))
-    assert 'filename="main.tar.gz"' in whole["Content-Disposition"]
-    assert b"".join(whole.streaming_content)
-    assert owner_page.get(reverse("api_workspace_archive", args=["main"]), {"path": "../x"}).status_code == 400
 
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
@@ -184,6 +174,9 @@ def test_pictures_are_shown_and_never_as_anything_else(customer, owner_page):
     assert b"".join(shown.streaming_content) == PNG
     headers = ("Content-Type", "X-Content-Type-Options", "Content-Security-Policy")
     assert [shown[name] for name in headers] == ["image/png", "nosniff", "default-src 'none'; sandbox"]
+    (customer.folder / "weights.bin").write_bytes(b"\0\1")
+    page = _text(owner_page.get(reverse("workspace_file", args=["main", "weights.bin"])))
+    assert ("This file is not text" in page, "editor.js" in page) == (True, False)
     customer.write("evil.svg", "<svg onload='alert(1)'/>")
     customer.write("evil.png", "<html>")
     assert [picture(path).status_code for path in ("evil.svg", "evil.png", "none.png", "../x")] == [404] * 4
@@ -212,18 +205,10 @@ def test_a_notebook_shows_its_cells_and_no_html(customer, owner_page):
         assert "editor.js" in _text(owner_page.get(here))
 
 
-def test_a_binary_file_cannot_be_edited(owner_page, customer):
-    (customer.folder / "weights.bin").write_bytes(b"\0\1")
-    page = _text(owner_page.get(reverse("workspace_file", args=["main", "weights.bin"])))
-    assert "This file is not text" in page
-    assert "editor.js" not in page
-
-
-@pytest.mark.parametrize("amount", ["", "abc", "1.999", "NaN", "0.01"])
-def test_a_top_up_needs_a_valid_amount(owner_page, amount):
-    answer = owner_page.post(reverse("top_up"), {"amount": amount})
-    assert answer.status_code == 422
-    assert "invalid-feedback" in _text(answer)
+def test_a_top_up_needs_a_valid_amount(owner_page):
+    for amount in ("", "abc", "1.999", "NaN", "0.01"):
+        answer = owner_page.post(reverse("top_up"), {"amount": amount})
+        assert (answer.status_code, "invalid-feedback" in _text(answer)) == (422, True), amount
     assert not TopUp.objects.exists()
 
 
@@ -276,21 +261,18 @@ def test_a_quote_is_compared_with_other_nodes(customer, stranger, owner_page, br
     assert _text(owner_page.get(address)) == ""
 
 
-@pytest.mark.parametrize("typed", ["1e999999", "1e900000", "-1e999999", "NaN", ENDLESS, "1,000"])
-def test_a_limit_must_be_a_number(customer, owner_page, typed):
-    form = customer.form(touched="max_seconds,ceiling_minor", max_time="" if "," in typed else typed, ceiling=typed)
-    assert "Enter a number or leave the field empty." in _text(owner_page.post(reverse("training_quote"), form))
-
-
-def test_an_id_of_five_thousand_digits_is_not_found(customer, owner_page):
+def test_a_limit_must_be_a_number_and_an_id_a_short_one(customer, owner_page):
+    for typed in ("1e999999", "-1e999999", "NaN", ENDLESS, "1,000"):
+        form = customer.form(touched="max_seconds,ceiling_minor", max_time="" if "," in typed else typed, ceiling=typed)
+        card = _text(owner_page.post(reverse("training_quote"), form))
+        assert "Enter a number or leave the field empty." in card, typed[:9]
     assert owner_page.post(reverse("training_quote"), customer.form(rerun_of=ENDLESS)).status_code == 200
     assert owner_page.get(reverse("training_new"), {"rerun": ENDLESS}).status_code == 200
     assert owner_page.post(reverse("organization_switch"), {"organization": ENDLESS}).status_code == 404
 
 
-@pytest.mark.parametrize("key", ["one-card", "\0", "k" * 5000])
-def test_a_quote_that_is_submitted_twice_is_bought_once(customer, owner_page, key):
-    sent = {"quote": str(customer.quote().pk), "idempotency_key": key}
+def test_a_quote_that_is_submitted_twice_is_bought_once(customer, owner_page):
+    sent = {"quote": str(customer.quote().pk), "idempotency_key": "\0" + "k" * 5000}
     redirects = {owner_page.post(reverse("training_order"), sent)["HX-Redirect"] for _ in range(2)}
     assert redirects == {reverse("job_detail", args=[Job.objects.get().pk])}
     assert Order.objects.count() == 1
@@ -310,13 +292,10 @@ def test_a_wallet_with_too_little_money_leads_to_a_top_up(db, backend, browser):
     assert 'value="71.70"' in _text(client.get(reverse("wallet"), {"amount": "7170"}))
 
 
-def test_a_rerun_fills_the_form(done, owner_page):
+def test_the_form_of_a_rerun_has_the_values_of_the_job_to_mark_changes(done, owner_page):
     answer = _text(owner_page.get(reverse("training_new"), {"rerun": done.pk}))
     assert 'name="epochs" inputmode="numeric" value="10"' in answer
     assert f'name="rerun_of" value="{done.pk}"' in answer
-
-
-def test_the_form_of_a_rerun_has_the_values_of_the_job_to_mark_changes(done, owner_page):
     answer = _text(owner_page.get(reverse("training_new"), {"rerun": done.pk, "epochs": "30"}))
     earlier = json.loads(html.unescape(re.search(r'data-earlier="([^"]*)"', answer)[1]))
     assert (earlier["epochs"], earlier["lr_scaling"], earlier["warmup_epochs"]) == (["10"], ["none"], [])

@@ -5,7 +5,6 @@ from django.urls import reverse
 
 from jobs import results
 from runtime.specs import Outcome
-from tests.factories.jobs import Customer
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 HTMX = {"HX-Request": "true"}
@@ -31,7 +30,7 @@ def get(client, name, *arguments, **options):
     return answer.content.decode()
 
 
-def test_folders_and_files_of_a_job(customer, owner_page, job):
+def test_folders_and_files_of_a_job(customer, owner_page, job, monkeypatch):
     assert f'hx-get="{reverse("job_files", args=[job.pk])}"' in get(owner_page, "job_detail", job.pk)
     top = get(owner_page, "job_files", job.pk, headers=HTMX)
     assert "<html" not in top
@@ -47,18 +46,12 @@ def test_folders_and_files_of_a_job(customer, owner_page, job):
     table = get(owner_page, "job_file", job.pk, "outputs/loss.csv")
     assert '<th scope="col">loss</th>' in table
     assert "<td>&lt;b&gt;</td>" in table
+    monkeypatch.setattr("console.web.job_files.PAGE_ROWS", 4)
+    first = owner_page.get(reverse("job_folder", args=[job.pk, "outputs"]))
+    assert [name in first.content.decode() for name in ("loss.csv", "page.html")] == [True, False]
+    assert ">page.html<" in owner_page.get(first.context["next_url"]).content.decode()
     customer.end(job.attempts.get(), Outcome.COMPLETED)
     assert "Kept until" in get(owner_page, "job_files", job.pk)
-
-
-def test_a_long_folder_has_pages(owner_page, job, monkeypatch):
-    monkeypatch.setattr("console.web.job_files.PAGE_ROWS", 4)
-    url = reverse("job_folder", args=[job.pk, "outputs"])
-    assert [name in get(owner_page, "job_folder", job.pk, "outputs") for name in ("loss.csv", "page.html")] == [
-        True, False,
-    ]  # fmt: skip
-    following = owner_page.get(url).context["next_url"]
-    assert ">page.html<" in owner_page.get(following).content.decode()
 
 
 def test_html_and_svg_are_shown_as_text_and_are_no_pictures(owner_page, job):
@@ -82,26 +75,19 @@ def test_html_and_svg_are_shown_as_text_and_are_no_pictures(owner_page, job):
         assert answer["Content-Security-Policy"] == "default-src 'none'; sandbox"
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "sentence"),
-    [
+def test_a_path_that_cannot_be_shown_says_why(owner_page, job):
+    for name, path, sentence in (
         ("job_folder", "outputs/../..", "leaves its folder"),
         ("job_folder", "outputs/none", "no file at this path"),
         ("job_file", "outputs/link.png", "leaves its folder"),
         ("job_file", "outputs/samples", "folder at this path"),
         ("job_file", "secret", "no file at this path"),
-    ],
-)
-def test_a_path_that_cannot_be_shown_says_why(owner_page, job, name, path, sentence):
-    assert sentence in get(owner_page, name, job.pk, path)
+    ):
+        assert sentence in get(owner_page, name, job.pk, path), path
 
 
-def test_another_organization_finds_no_files(browser, job, backend):
-    stranger = browser(Customer(backend).membership)
-    pk = job.pk
-    urls = [
-        reverse("job_files", args=[pk]),
-        *(reverse(name, args=[pk, "outputs"]) for name in ("job_folder", "job_file")),
-        reverse("job_image", args=[pk, "outputs/curve.png"]),
-    ]
-    assert {stranger.get(url).status_code for url in urls} == {404}
+def test_another_organization_finds_no_files(browser, job, stranger):
+    client = browser(stranger)
+    paths = {"job_files": (), "job_folder": ("outputs",), "job_file": ("outputs",), "job_image": ("outputs/curve.png",)}
+    for name, path in paths.items():
+        assert client.get(reverse(name, args=[job.pk, *path])).status_code == 404, name

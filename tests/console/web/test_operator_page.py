@@ -18,7 +18,7 @@ from tests.factories.accounts import MembershipFactory, UserFactory
 LOGIN, SECURITY = reverse("account_login"), reverse("security")
 ACTION = re.compile(r"<(form|button|input|select|textarea)\b|\b(hx|data-bs)-|method=|target=|download")
 CHART_CONTROLS = re.compile(r'<form class="curves-controls.*?</form>', re.DOTALL)
-"""They change how charts are drawn, in the browser alone."""
+"""Controls that change how the browser draws charts. They send nothing."""
 TRACEBACK = """Traceback (most recent call last):
   File "/workspace/train.py", line 1, in <module>
     print('hello')
@@ -44,51 +44,39 @@ def operator(*codenames, **options):
 
 
 def main_of(answer):
-    """What the page shows, without its frame."""
+    """Return the HTML of the page without its frame."""
     assert answer.status_code == 200
     return answer.content.decode().partition("<main")[2].partition("</main>")[0]
 
 
-@pytest.mark.parametrize(
-    ("make", "status"),
-    [
-        (lambda customer: operator("view_job"), 200),
-        (lambda customer: operator(is_superuser=True), 200),
-        (lambda customer: operator("view_order", "change_job"), 404),
-        (lambda customer: operator("view_job", is_active=False), 302),
-        (lambda customer: customer.membership.user, 404),
-        (lambda customer: MembershipFactory(role=Role.OWNER).user, 404),
-    ],
-    ids=["operator", "superuser", "staff without the permission", "deactivated", "owner", "stranger"],
-)
-def test_only_administrators_with_the_permission_open_it(customer, done, make, status):
-    client = logged_in(make(customer))
-    assert {client.get(url).status_code for url in urls(done)} == {status}
-    written = AuditEvent.objects.filter(action="job.page_opened_by_operator").count()
-    assert written == (len(urls(done)) if status == 200 else 0)
-
-
-def test_a_customer_who_has_the_permission_but_is_not_staff_gets_404(customer, done):
-    user = customer.membership.user
-    user.user_permissions.add(Permission.objects.get(codename="view_job"))
-    assert {logged_in(user).get(url).status_code for url in urls(done)} == {404}
-
-
-def test_a_visitor_logs_in_and_nobody_posts(client, done):
+def test_only_administrators_with_the_permission_open_it(client, customer, done, settings):
+    with_permission = MembershipFactory(role=Role.OWNER, organization=customer.organization).user
+    with_permission.user_permissions.add(Permission.objects.get(codename="view_job"))
+    opened = AuditEvent.objects.filter(action="job.page_opened_by_operator")
+    for who, user, status in (
+        ("staff without the permission", operator("view_order", "change_job"), 404),
+        ("deactivated", operator("view_job", is_active=False), 302),
+        ("owner", customer.membership.user, 404),
+        ("owner with the permission", with_permission, 404),
+        ("stranger", MembershipFactory(role=Role.OWNER).user, 404),
+    ):
+        page = logged_in(user)
+        assert {page.get(url).status_code for url in urls(done)} == {status}, who
     assert all(client.get(url).url.startswith(LOGIN) for url in urls(done))
+    settings.STAFF_SECOND_FACTOR = True
+    page = logged_in(operator("view_job"))
+    assert {page.get(url).url for url in urls(done)} == {SECURITY}
+    settings.STAFF_SECOND_FACTOR = False
+    assert not opened.exists()
+    for user in (operator("view_job"), operator(is_superuser=True)):
+        page = logged_in(user)
+        assert {page.get(url).status_code for url in urls(done)} == {200}
+    assert opened.count() == 2 * len(urls(done))
+
+
+def test_no_other_method_tab_or_job_is_there(done):
     client = logged_in(operator("view_job"))
     assert {client.post(url).status_code for url in urls(done)} == {405}
-
-
-def test_an_administrator_needs_a_second_factor_where_the_installation_says_so(settings, done):
-    settings.STAFF_SECOND_FACTOR = True
-    client = logged_in(operator("view_job"))
-    assert {client.get(url).url for url in urls(done)} == {SECURITY}
-    assert not AuditEvent.objects.filter(action="job.page_opened_by_operator")
-
-
-def test_no_other_tab_or_job_is_there(done):
-    client = logged_in(operator("view_job"))
     for tab in ("files", "telemetry", "shell"):
         assert client.get(reverse("operator_job", args=[done.pk, tab])).status_code == 404, tab
     assert client.get(reverse("operator_job", args=[done.pk + 1])).status_code == 404
@@ -145,8 +133,8 @@ def test_it_shows_what_the_customer_sees(customer, jobs):
         assert tab in job_page.TABS
     assert "Receipt R-" in main_of(client.get(reverse("operator_job", args=[failed.pk, "cost"])))
     assert "Read the whole log" in main_of(client.get(reverse("operator_job", args=[with_log.pk, "logs"])))
-    told = json.loads(client.get(reverse("operator_job_curves", args=[failed.pk])).content)
-    assert (told["job"], told["curves"]) == (failed.pk, [])
+    answer = json.loads(client.get(reverse("operator_job_curves", args=[failed.pk])).content)
+    assert (answer["job"], answer["curves"]) == (failed.pk, [])
 
 
 def test_the_configuration_lacks_the_script(customer):
@@ -159,24 +147,15 @@ def test_the_configuration_lacks_the_script(customer):
     assert "recipe" not in shown
 
 
-def test_the_frame_has_nothing_of_the_administrators_own_organization(done):
+def test_the_page_mixes_no_organizations_and_opens_no_other_page_of_the_customer(done):
     membership = MembershipFactory(user=operator("view_job"), role=Role.OWNER)
     client = logged_in(membership.user)
-    page = client.get(reverse("operator_job", args=[done.pk])).content.decode()
+    answer = client.get(reverse("operator_job", args=[done.pk]))
+    assert "unsafe" not in answer["Content-Security-Policy"]
+    page, own = answer.content.decode(), f'href="{reverse("job_list")}"'
     assert membership.organization.name not in page
-    own = f'href="{reverse("job_list")}"'
     assert own not in page
     assert own in client.get(reverse("overview")).content.decode()
-
-
-def test_the_page_has_the_content_policy_of_the_console(done):
-    answer = logged_in(operator("view_job")).get(reverse("operator_job", args=[done.pk]))
-    assert "unsafe" not in answer["Content-Security-Policy"]
-
-
-def test_the_customers_pages_stay_closed_to_the_administrator(done):
-    client = logged_in(MembershipFactory(user=operator("view_job"), role=Role.OWNER).user)
-    assert client.get(reverse("operator_job", args=[done.pk])).status_code == 200
     for name in ("job_detail", "job_files", "job_live", "job_metrics", "job_configuration", "job_cost"):
         assert client.get(reverse(name, args=[done.pk])).status_code == 404, name
     for name in ("job_cancel", "job_edit", "job_tensorboard"):

@@ -2,9 +2,8 @@
 
 import os
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingUnixStreamServer
@@ -12,6 +11,7 @@ from socketserver import ThreadingUnixStreamServer
 import httpx
 import pytest
 from django.conf import settings as django_settings
+from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 
@@ -191,18 +191,21 @@ def test_a_tool_that_has_ended_says_so(hostile_tool, root, customer):
     assert (answer.status_code, answer.json()["code"]) == (502, "tool_ended")
 
 
-def test_the_command_serves_until_sigterm(short_folders):
-    folder = short_folders()
-    command = [sys.executable, "manage.py", "run_tools"]
-    environment = os.environ | {"DJANGO_SETTINGS_MODULE": "console.settings", "TRAINYARD_VAR": str(folder)}
-    tools = subprocess.Popen(command, cwd=django_settings.BASE_DIR, env=environment)
+def test_the_command_serves_until_sigterm(root):
+    def terminate():
+        wait_for((root / control.CONTROL_SOCKET).exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    thread = threading.Thread(target=terminate)
+    thread.start()
     try:
-        wait_for((folder / "run" / control.CONTROL_SOCKET).exists)
+        call_command("run_tools")
     finally:
-        tools.terminate()
-        tools.wait(30)
-    assert tools.returncode == 0
-    assert not (folder / "run" / control.CONTROL_SOCKET).exists()
+        thread.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not (root / control.CONTROL_SOCKET).exists()
 
 
 def test_logs_that_do_not_exist_or_cannot_be_read(root, customer, monkeypatch, api):

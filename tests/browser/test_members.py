@@ -1,0 +1,43 @@
+"""An owner and an invited member in two windows."""
+
+from playwright.sync_api import expect
+
+from console.accounts import invitations
+from console.accounts.models import Invitation
+from tests.browser.conftest import WITH_ROWS, ask_for_quote, in_chinese, untranslated
+from tests.factories.accounts import PASSWORD
+
+pytestmark = WITH_ROWS
+
+
+@in_chinese
+def test_an_invited_member_joins_and_cannot_manage_or_pay(url, watched, second):
+    page, say = watched.page, watched.say
+    page.goto(f"{url}/organization/")
+    page.locator("[name=email]").fill("grace@example.com")
+    page.get_by_role("button", name=say("Send invitation")).click()
+    expect(page.get_by_role("row").filter(has_text="grace@example.com")).to_contain_text(say("Member"))
+
+    second.goto(f"{url}/invitations/{invitations.token_of(Invitation.objects.get())}/")
+    second.get_by_role("link", name=say("Create an account to accept")).click()
+    second.locator("[name=password1]").fill(PASSWORD)
+    second.locator("[name=password2]").fill(PASSWORD)
+    second.get_by_role("button", name=say("Create account and join")).click()
+    expect(second.get_by_role("heading", name=say("Overview"))).to_be_visible()
+    second.goto(f"{url}/organization/")
+    expect(second.get_by_role("row").filter(has_text="grace@example.com")).to_contain_text(say("you"))
+    expect(second.get_by_role("button", name=say("Send invitation"))).to_have_count(0)
+    second.goto(f"{url}/wallet/")
+    expect(second.locator("[data-available]")).to_be_visible()
+    expect(second.get_by_role("button", name=say("Go to payment"))).to_have_count(0)
+    assert second.goto(f"{url}/invoices/").status == 403
+    second.goto(f"{url}/training/new/")
+    ask_for_quote(second)
+    expect(second.locator("#buy")).to_be_enabled()
+    assert untranslated(second) == untranslated(page) == []
+
+    page.reload()
+    page.get_by_label(say("Role of %(email)s", email="grace@example.com")).select_option("viewer")
+    expect(page.get_by_label(say("Role of %(email)s", email="grace@example.com"))).to_have_value("viewer")
+    second.goto(f"{url}/training/new/")
+    expect(second.locator("#buy")).to_have_count(0)

@@ -1,0 +1,145 @@
+"""Scripts of the pages in a real browser: the palette, the editor, curves, and the forms of a job and of a training."""
+
+import re
+
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from jobs.models import MetricPoint
+from runtime.specs import Outcome
+from tests.browser.conftest import WITH_ROWS
+from tests.browser.test_accessibility import AXE, NARROW
+
+pytestmark = WITH_ROWS
+
+
+def end(customer, outcome):
+    return customer.end(customer.started(max_seconds=14_400), outcome).pk
+
+
+def violations(page, part):
+    page.evaluate(AXE)
+    return page.evaluate("(part) => axe.run(part).then((result) => result.violations)", part)
+
+
+def test_the_palette_is_opened_searched_and_followed_by_keyboard(url, customer, watched):
+    page, job = watched.page, end(customer, Outcome.CODE_FAILED)
+    page.goto(f"{url}/jobs/")
+    page.keyboard.press("Control+k")
+    expect(page.locator(".palette-input")).to_be_focused()
+    page.keyboard.type(f"#{job}")
+    expect(page.locator("[role=option][aria-selected=true]")).to_contain_text(f"#{job} ")
+    assert violations(page, "#palette") == []
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/jobs/{job}/**")
+    page.keyboard.press("g")
+    page.keyboard.press("d")
+    page.wait_for_url("**/datasets/")
+    page.keyboard.press("?")
+    expect(page.locator("#shortcuts")).to_be_visible()
+    page.locator("#single-keys").uncheck()
+    page.goto(f"{url}/datasets/")
+    page.keyboard.press("?")
+    page.keyboard.press("Control+k")
+    expect(page.locator(".palette-input")).to_be_focused()
+    expect(page.locator("#shortcuts")).to_be_hidden()
+
+
+def test_on_a_phone_the_price_stays_in_sight_and_nothing_is_cut_off(url, customer, watched):
+    page, job = watched.page, end(customer, Outcome.COMPLETED)
+    page.set_viewport_size({"width": NARROW, "height": 800})
+    page.goto(f"{url}/training/new/?rerun={job}")
+    expect(page.locator(".quote-bar")).to_contain_text("$")
+    expect(page.locator("#buy-bar")).to_be_in_viewport(ratio=1)
+    page.locator("#buy-bar").click()
+    page.wait_for_url(re.compile(r"/jobs/\d+/"))
+    page.goto(f"{url}/jobs/{job}/#configuration")
+    for tab in page.get_by_role("tab").all():
+        box = tab.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= NARROW
+    path = page.locator(".table-names td", has_text="/run/trainyard/metrics.jsonl")
+    assert path.evaluate("cell => cell.clientHeight") < 50
+    expect(page.locator("#job-header")).to_contain_text("Ended")
+    expect(page.locator("#job-header")).not_to_contain_text("Time left")
+    page.goto("about:blank")  # or the fragment alone would change
+    page.goto(f"{url}/jobs/{job}/#cost")
+    expect(page.locator("#cost")).to_be_visible()
+    expect(page.locator("#cost")).not_to_be_focused()
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
+
+
+def test_a_conflict_in_the_editor_loses_no_text(url, customer, watched):
+    page = watched.page
+    watched.refused_with = 409
+    customer.write("plan.md", "# Plan\n")
+    other = page.context.new_page()
+    for window, line in ((page, "mine"), (other, "theirs")):
+        window.goto(f"{url}/workspaces/w/main/file/plan.md")
+        window.locator(".CodeMirror").click()
+        window.keyboard.press("Control+End")
+        window.keyboard.type(line)
+    other.keyboard.press("Control+s")
+    expect(other.locator("#save-state")).to_have_text("Saved.")
+    page.keyboard.press("Control+s")
+    expect(page.locator("#conflict-title")).to_have_text("This file changed after you opened it. Nothing was saved.")
+    expect(page.locator(".diff-old")).to_have_text("− theirs")
+    expect(page.locator(".diff-new")).to_have_text("+ mine")
+    page.get_by_role("button", name="Load the saved version").click()
+    expect(page.locator(".CodeMirror-code")).to_contain_text("theirs")
+    page.keyboard.press("Control+z")
+    expect(page.locator(".CodeMirror-code")).to_contain_text("mine")
+    page.keyboard.press("Control+s")
+    expect(page.locator("#save-state")).to_have_text("Saved.")
+    other.keyboard.type(" again")
+    other.keyboard.press("Control+s")
+    other.get_by_role("button", name="Save my version over it").click()
+    expect(other.locator("#save-state")).to_have_text("Saved.")
+    expect(other.locator("#conflict")).to_be_hidden()
+    other.reload()
+    expect(other.locator(".CodeMirror-code")).to_contain_text("theirs again")
+
+
+def test_a_job_is_cancelled_while_its_page_refreshes(url, customer, watched):
+    page = watched.page
+    page.goto(f"{url}/jobs/{customer.started().job_id}/")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    with page.expect_response(re.compile(r"/live/\?tab=overview")):
+        page.locator("#job-header").evaluate("header => (header.dataset.stale = '', htmx.trigger(header, 'refresh'))")
+    expect(page.locator("#job-header")).not_to_have_attribute("data-stale", "")
+    page.get_by_role("button", name="Cancel job").click()
+    expect(page.get_by_text("Cancelling. Your code")).to_be_visible()
+
+
+def test_curves_are_zoomed_by_keyboard_smoothed_and_drawn_along_another_axis(url, customer, watched):
+    page, job, now = watched.page, end(customer, Outcome.COMPLETED), timezone.now()
+    MetricPoint.objects.bulk_create(
+        MetricPoint(job_id=job, attempt=1, name="loss", position=step, step=step, value=1 / (step + 1), at=now)
+        for step in range(50)
+    )
+    page.goto(f"{url}/jobs/{job}/?tab=metrics")
+    loss = page.get_by_role("group", name="Chart of loss.")
+    expect(loss.locator(".u-legend")).to_contain_text("loss")
+    expect(page.locator(".curves")).to_contain_text("Best 0.02 at step 49")
+    loss.press("+")
+    page.get_by_role("button", name="Reset zoom").click()
+    expect(page.get_by_role("button", name="Reset zoom")).to_be_disabled()
+    page.get_by_label("X-axis").select_option("Money spent")
+    expect(loss.locator(".u-legend")).to_contain_text("Money spent")
+    page.get_by_label("Smoothing").fill("0.5")
+    expect(loss.locator(".u-legend")).to_contain_text("loss, smoothed")
+
+
+def test_a_requirements_file_beside_the_script_is_offered_and_shown(url, customer, watched):
+    page, job = watched.page, end(customer, Outcome.CODE_FAILED)
+    customer.write("requirements.txt", "einops\n")
+    page.goto(f"{url}/training/new/?rerun={job}")
+    page.get_by_role("button", name="Install its packages").click()
+    expect(page.locator("#requirements")).to_have_value("requirements.txt")
+    expect(page.get_by_role("button", name="Install its packages")).not_to_be_attached()
+    page.locator("#buy").click()
+    page.wait_for_url(re.compile(r"/jobs/\d+/"))
+    expect(page.locator("#job-sentence")).to_contain_text("Installing the packages")
+    expect(page.locator("#job-packages")).to_contain_text("einops")
+    assert violations(page, "#main") == []
