@@ -90,6 +90,7 @@ lighthouse: var/lighthouse/.installed
 
 .PHONY: styles
 styles: var/styles/.installed ## Cut Tabler's style sheet down to what the pages use (needs npm); after a change of classes
+	@cp .ci/styles/purge.mjs var/styles
 	@node var/styles/purge.mjs static/vendor/tabler/tabler.min.css
 
 # The packages of .ci/<name>, and its script if it has one.

@@ -20,7 +20,6 @@ const [result] = await new PurgeCSS().purge({
   defaultExtractor: (text) => text.match(/[\w-]+/g) ?? [],
   safelist: [ELEMENTS, COMPOSED],
   keyframes: true,
-  variables: true,
 });
 const css = result.css.replace(/\n?\/\*# sourceMappingURL=.*?\*\//, "");
 writeFileSync(process.argv[2], css.endsWith("\n") ? css : `${css}\n`);

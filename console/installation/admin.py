@@ -58,7 +58,7 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
     def clean_logo_file(self) -> bytes:
         """Return the bytes of the chosen picture; empty without one. Raises ValidationError if it cannot be a logo."""
         file = self.cleaned_data["logo_file"]
-        if file is None:
+        if not file:
             return b""
         if file.image.format != "PNG" or file.size > MAX_LOGO_BYTES:
             raise ValidationError(NO_LOGO)
