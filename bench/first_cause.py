@@ -2,11 +2,11 @@
 
 make bench NAME=first_cause (QUICK=1 for fewer runs)
 
-One rank of each run fails: by an exception, a signal or an exit code. Its process ends at once, or slowly, or its
-connections close before the exception has left the script. The others see their connections close, and fail 0 to 500 ms
-later with a framework's error (an echo). A fifth of the runs is real PyTorch over gloo. Busy processes take CPU time
-from the ranks meanwhile. A run counts as right if its cause names that rank and its own failure, and every node's
-record has a cause.
+One rank of each run fails: by an exception, a signal or an exit code. Its process ends at once or slowly, or it closes
+its connections in a `finally`, before Python reports the exception. The others see their connections close, and fail 0
+to 500 ms later with a framework's error (an echo). A fifth of the runs is real PyTorch over gloo. Busy processes take
+CPU time from the ranks meanwhile. A run counts as right if its cause names that rank and its own failure, and every
+node's record has a cause.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ dist.init_process_group("gloo")
 rank, model = dist.get_rank(), torch.nn.Linear(8, 2)
 close_connections = dist.destroy_process_group
 def end_slowly():
-    time.sleep(1)  # cleanup that takes a while
+    time.sleep(1)  # gloo keeps the connections open meanwhile, until the process ends
 for step in range(1000):
     loss = model(torch.ones(4, 8)).sum()
     loss.backward()
@@ -117,7 +117,7 @@ def cases(count: int, *, with_torch: bool, seed: int = 11) -> Iterator[Case]:
         is_torch = with_torch and number % 5 == 0
         statement = FAILURES[failure].replace("DELAY", f"{chance.uniform(0, 0.5):.3f}")
         if is_torch:
-            statement = statement.replace("\n    ", "\n        ")  # it is indented one level deeper there
+            statement = statement.replace("\n    ", "\n        ")  # TORCH_SCRIPT has FAILURE one level deeper
         script = TORCH_SCRIPT if is_torch else SOCKET_SCRIPT
         script = script.replace("FAILING_RANK", str(failing_rank)).replace("FAILURE", statement)
         script = script.replace("SEED", str(number * 100)).replace("ECHO", chance.choice(ECHOES))
@@ -188,14 +188,14 @@ def main() -> None:
                 print(*[record["causes"] for record in records], sep="\n", flush=True)
             backend.delete(spec.name)
             print(f"{number}/{count} {ranks} {case.failure} {time.monotonic() - started_at:.1f} s", flush=True)
-        backend.stop_prepared()
+        backend.stop_prepared_processes()
     rows = [
         {"ranks": ranks, "how": failure, "right": right, "runs": runs}
         for (ranks, failure, right), runs in results.items()
     ]
     right_runs = sum(runs for (_ranks, _failure, right), runs in results.items() if right)
     figures = {"runs": count, "right": right_runs, "busy": BUSY_PROCESSES, "rows": rows, "load": os.getloadavg()[0]}
-    print_result("first_cause", figures, {})
+    print_result("first_cause", figures, ratios={})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ class InvariantBroken(Exception):
 class Customer:
     """An organization with a wallet, and its open holds.
 
-    `max_top_up_minor` is small for some customers. Their money is spent when a bank takes a payment back, so they owe.
+    `max_top_up_minor` is small for some customers. They have already spent their money when a bank takes a payment
+    back, and then owe it.
     """
 
     organization: Organization
@@ -40,7 +41,10 @@ class Customer:
 
 
 class SimulatedAdministrator:
-    """The administrator's actions; `SimulatedCustomers` has all others. Each returns whether it did anything."""
+    """The administrator's actions. Each returns whether it did anything.
+
+    The subclass `SimulatedCustomers` has all other actions, and defines how calls fail.
+    """
 
     seed: int
     chance: random.Random
@@ -48,9 +52,11 @@ class SimulatedAdministrator:
     customers: list[Customer]
 
     def _maybe_crash(self, call: Callable[[], Any]) -> bool:
+        """At random, make the call and crash in it, or do nothing. Return whether it crashed."""
         raise NotImplementedError
 
     def _call_with_faults(self, call: Callable[[], Any]) -> None:
+        """Make the call, which may crash or lose the network, and ignore a refusal. Do not repeat it after a crash."""
         raise NotImplementedError
 
     def grant_credit(self, customer: Customer) -> bool:
@@ -62,7 +68,7 @@ class SimulatedAdministrator:
             reason="A gift",
             expires_at=lifetime and timezone.now() + lifetime,
         )
-        credit.grant(lot=grant, user=self.administrator, account=customer.account)
+        credit.grant(credit_grant=grant, user=self.administrator, account=customer.account)
         return True
 
     def expire_credit(self, customer: Customer) -> bool:
@@ -70,7 +76,7 @@ class SimulatedAdministrator:
         grant = CreditGrant(
             organization=customer.organization, amount_minor=5, reason="Too late", expires_at=timezone.now()
         )
-        credit.grant(lot=grant, user=self.administrator, account=customer.account)
+        credit.grant(credit_grant=grant, user=self.administrator, account=customer.account)
         self._maybe_crash(lambda: credit.remove_expired(account=customer.account))
         credit.remove_expired(account=customer.account)
         grant.refresh_from_db()
@@ -90,7 +96,8 @@ class SimulatedAdministrator:
     def issue_credit_note(self, customer: Customer) -> bool:
         """Issue a credit note for a part of a run and its tax."""
         issued = Invoice.objects.filter(organization=customer.organization, kind=Invoice.Kinds.INVOICE)
-        invoice = issued.order_by("?").first()
+        invoices_by_age = list(issued.order_by("pk"))
+        invoice = self.chance.choice(invoices_by_age) if invoices_by_age else None
         lines = (
             [(line, open_minor) for line, open_minor in invoices.correctable_lines(invoice) if open_minor]
             if invoice
@@ -113,6 +120,7 @@ class SimulatedAdministrator:
         if debts:
             account, owed_minor = self.chance.choice(debts)
             amount_minor = self.chance.randint(1, owed_minor)
+            # Not repeated after a crash as the other actions are: each call writes off another amount.
             self._call_with_faults(
                 lambda: receivables.write_off(
                     account=account, amount_minor=amount_minor, reason="Gone", user=self.administrator

@@ -261,9 +261,10 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def forge_event(self, customer: Customer) -> bool:
         """Send an event that contradicts our rows, is too old or too new, or has a forged signature."""
-        top_up = TopUp.objects.filter(account=customer.account).exclude(session_id="").order_by("?").first()
-        if top_up is None:
+        top_ups = TopUp.objects.filter(account=customer.account).exclude(session_id="").order_by("created_at")
+        if not top_ups:
             return False
+        top_up = self.chance.choice(list(top_ups))
         wrong_fields = self.chance.choice([{"amount_total": 1}, {"currency": "eur"}, {"id": "cs_another"}, {}])
         session = self.stripe.provider.session(top_up.session_id) | {"payment_status": "paid"} | wrong_fields
         event = {"id": f"evt_{uuid.uuid4().hex}", "object": "event", "type": "checkout.session.completed"}
@@ -342,8 +343,9 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def _apply_waiting(self, newest: int = 400) -> int:
         """Apply this group's waiting events, in any order; return how many. The product's tasks would apply all."""
-        waiting = self._stored_events(newest).filter(state__in=events.OPEN_STATES).order_by("?")
+        waiting = self._stored_events(newest).filter(state__in=events.OPEN_STATES).order_by("pk")
         event_pks = list(waiting.values_list("pk", flat=True))
+        self.chance.shuffle(event_pks)
         for event_pk in event_pks:
             events.apply(event_pk=event_pk)
         return len(event_pks)

@@ -134,7 +134,7 @@ def simulate(seed: int) -> None:
     seconds = round(time.monotonic() - started_at, 1)
     counts = {**total, "looks_at_the_whole": checks, "seconds": seconds, "seed": seed} | count_rows()
     figures = {name: {"median": count, "min": count, "max": count} for name, count in counts.items()}
-    rounds.print_result("simulation", figures, {"provider_vs_clearing": 1.0, "broken_rules": 0.0})
+    rounds.print_result("simulation", figures, ratios={"provider_vs_clearing": 1.0, "broken_rules": 0.0})
 
 
 def count_rows() -> dict[str, int]:

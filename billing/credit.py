@@ -48,25 +48,25 @@ _SPENDING_ORDER = (F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
 
 @transaction.atomic
-def grant(*, lot: CreditGrant, user: User | None, account: Account) -> CreditGrant:
-    """Store an unsaved lot and post its amount to the wallet. Idempotent on the lot's id.
+def grant(*, credit_grant: CreditGrant, user: User | None, account: Account) -> CreditGrant:
+    """Store an unsaved grant and post its amount to the wallet. Idempotent on the grant's id.
 
     `user` is the administrator who grants it, None if the system does.
     """
-    # Locked first, so a concurrent call with the same lot waits and then finds it.
+    # Locked first, so a concurrent call with the same grant waits and then finds it.
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
-    if existing := CreditGrant.objects.filter(pk=lot.pk).first():
+    if existing := CreditGrant.objects.filter(pk=credit_grant.pk).first():
         return existing
-    lot.granted_by = user
-    lot.save(force_insert=True)
+    credit_grant.granted_by = user
+    credit_grant.save(force_insert=True)
     source = ledger.platform_account(Account.Kinds.CREDIT, account.currency)
     ledger.post(
-        reference=f"grant:{lot.pk}",
+        reference=f"grant:{credit_grant.pk}",
         kind="credit",
-        description=lot.reason,
-        entries=[(account, lot.amount_minor), (source, -lot.amount_minor)],
+        description=credit_grant.reason,
+        entries=[(account, credit_grant.amount_minor), (source, -credit_grant.amount_minor)],
     )
-    return lot
+    return credit_grant
 
 
 def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
@@ -87,7 +87,7 @@ def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
     )
     try:
         with transaction.atomic():  # a savepoint: a violated constraint must not abort the caller's transaction
-            return grant(lot=lot, user=None, account=account)
+            return grant(credit_grant=lot, user=None, account=account)
     except IntegrityError as error:
         # The names of both constraints, one trial for each organization and one for each user, begin with this.
         if "one_trial_for" not in str(error):
@@ -157,7 +157,7 @@ def _redeem(account: Account, code: str, user: User) -> CreditGrant:
         expires_at=now + timedelta(days=voucher.credit_days) if voucher.credit_days else None,
         received_by=user,
     )
-    return grant(lot=lot, user=None, account=account)
+    return grant(credit_grant=lot, user=None, account=account)
 
 
 def _refused(sentence: str) -> VoucherRefused:

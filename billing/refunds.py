@@ -104,6 +104,7 @@ def pay_back(*, account: Account, reason: str) -> list[Refund]:
     rows = []
     with transaction.atomic():
         paid = TopUp.objects.select_for_update(of=("self",)).filter(account=account, state=TopUp.States.PAID)
+        # Locked in the order of pk, so that two calls cannot deadlock.
         top_ups = list(paid.exclude(payment_intent="").select_related("account").order_by("pk"))
         left = credit.paid_minor(Account.objects.select_for_update(no_key=True).get(pk=account.pk))
         for top_up in sorted(top_ups, key=lambda row: row.paid_at or row.created_at, reverse=True):
@@ -145,8 +146,7 @@ def submit(*, refund: Refund, is_retry: bool = True) -> None:
         return
     with transaction.atomic():
         row = _locked_refund(refund.pk)
-        row.refund_id = row.refund_id or submitted.id
-        _set_state(row, STATE_BY_STATUS.get(submitted.status, Refund.States.PENDING))
+        _set_state(row, STATE_BY_STATUS.get(submitted.status, Refund.States.PENDING), refund_id=submitted.id)
 
 
 def submit_waiting() -> int:
@@ -175,7 +175,7 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
     if row is None:
         # The provider has made this refund, perhaps before the bank took the payment back, so disputes do not limit it.
         if refund_object["amount"] > _unrefunded_minor(top_up):
-            # The event of a failed refund, which we lack, may still free the amount.
+            # Another refund may have failed. Its event, which frees its amount, may still arrive.
             raise Parked(f"The refund of {refund_object['amount']} exceeds the known refundable rest of the top-up.")
         row = Refund.objects.create(
             top_up=top_up,
@@ -189,8 +189,8 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
         raise Quarantined(
             f"Refund {row.pk} of {row.amount_minor} differs from the provider's ({refund_object['amount']})."
         )
-    row.refund_id = row.refund_id or str(refund_object["id"])
-    _set_state(row, state, failure=str(refund_object.get("failure_reason") or ""))
+    failure = str(refund_object.get("failure_reason") or "")
+    _set_state(row, state, refund_id=str(refund_object["id"]), failure=failure)
 
 
 def _debit_wallet(row: Refund) -> None:
@@ -205,8 +205,11 @@ def _debit_wallet(row: Refund) -> None:
     )
 
 
-def _set_state(row: Refund, state: Refund.States, *, failure: str = "") -> None:
-    """Change the state of a refund. FAILED returns the money to the wallet and is final."""
+def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = None, failure: str = "") -> None:
+    """Change the state of a refund. FAILED returns the money to the wallet and is final.
+
+    `refund_id` is the provider's id, which is stored if the row has none; None if it is not known.
+    """
     if row.state == Refund.States.FAILED:
         return
     if state == Refund.States.FAILED:
@@ -218,6 +221,7 @@ def _set_state(row: Refund, state: Refund.States, *, failure: str = "") -> None:
             description=gettext_noop("Failed refund: returned to the wallet"),
             is_return=True,
         )
+    row.refund_id = row.refund_id or refund_id
     row.state = state
     row.failure = failure[:100]
     row.ended_at = timezone.now() if state in {Refund.States.SUCCEEDED, Refund.States.FAILED} else None

@@ -4,8 +4,9 @@ fsdp2.py, tensor_parallel.py and pipeline_parallel.py split this model over the 
 same batches of BATCH_SIZE x WORLD_SIZE sequences. Their loss curves are therefore those of one process that trains on
 the whole batch, up to rounding. Put this file beside them in the workspace.
 
-The checkpoint is sharded (torch.distributed.checkpoint): each rank writes its own part, and a later attempt may have
-another number of ranks. On SIGTERM the ranks write a checkpoint in the middle of the epoch and exit with code 143.
+The checkpoint is sharded (torch.distributed.checkpoint): each rank writes its own part. A later attempt may have
+another number of ranks, but needs the same BATCH_SIZE x WORLD_SIZE, because the checkpoint counts batches. On SIGTERM
+the ranks write a checkpoint in the middle of the epoch and exit with code 143.
 """
 
 import json
@@ -20,7 +21,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import state_dict as sharded
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.tensor import DTensor, Replicate
 
 EPOCHS = int(os.environ["EPOCHS"])
@@ -28,7 +34,7 @@ LEARNING_RATE = float(os.environ["LR"])
 TOTAL_BATCH_SIZE = int(os.environ["BATCH_SIZE"]) * int(os.environ["WORLD_SIZE"])
 CHECKPOINTS = Path(os.environ["CHECKPOINT_DIR"])
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", CHECKPOINTS)) / "model"
-"""The trained model, as `torch.distributed.checkpoint` writes it."""
+"""The trained model, as `torch.distributed.checkpoint` writes it. A stopped run has only its checkpoint."""
 CONTEXT, WIDTH, HEAD_WIDTH, BLOCKS = 64, 64, 16, 4
 """Bytes in a sequence, width of the model and of an attention head, and number of blocks: few, for CPU nodes."""
 HEADS = WIDTH // HEAD_WIDTH
@@ -139,8 +145,8 @@ def sum_over_ranks(device, *values):
 
 def save(model, optimizer, progress):
     """Write a checkpoint into a folder of this step. The last file, `.metadata`, marks it as complete."""
-    options = sharded.StateDictOptions(flatten_optimizer_state_dict=True)
-    weights, optimizer_state = sharded.get_state_dict(model, optimizer, options=options)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    weights, optimizer_state = get_state_dict(model, optimizer, options=options)
     folder = CHECKPOINTS / f"step-{progress['step']:08d}"
     dcp.save({"model": weights, "optimizer": optimizer_state, "progress": progress}, checkpoint_id=folder)
     if dist.get_rank() == 0:
@@ -153,13 +159,11 @@ def restore(model, optimizer):
     """Load the last complete checkpoint, if there is one; return its progress."""
     progress = {"epochs_done": 0, "batches_done": 0, "step": 0}
     if folders := sorted(file.parent for file in CHECKPOINTS.glob("step-*/.metadata")):
-        options = sharded.StateDictOptions(flatten_optimizer_state_dict=True)
-        weights, optimizer_state = sharded.get_state_dict(model, optimizer, options=options)
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        weights, optimizer_state = get_state_dict(model, optimizer, options=options)
         checkpoint = {"model": weights, "optimizer": optimizer_state, "progress": progress}
         dcp.load(checkpoint, checkpoint_id=folders[-1])
-        sharded.set_state_dict(
-            model, optimizer, model_state_dict=weights, optim_state_dict=optimizer_state, options=options
-        )
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=optimizer_state, options=options)
         progress = checkpoint["progress"]
         print_once(f"resumed {describe(progress)}; restart {os.environ['RESTART_COUNT']}")
     return progress
@@ -187,7 +191,9 @@ def compare_with_whole_model(model, step, sequences, share, device):
     whole_parameters = dict(whole_model.named_parameters())
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        if isinstance(gradient, DTensor):  # gather one dimension of the mesh after the other, as they were split
+        if isinstance(gradient, DTensor):
+            # Undo the splits in reverse order: FSDP's, over the first dimension of the mesh, came after the split over
+            # the second. `full_tensor` alone goes from the last dimension to the first.
             gradient = gradient.redistribute(placements=[Replicate(), *gradient.placements[1:]]).full_tensor()
         difference = torch.maximum(difference, (gradient - whole_parameters[name].grad).abs().max())
     model.zero_grad()  # `restore` needs an optimizer without gradients
@@ -207,6 +213,7 @@ def train(model, step, score, share, device):
     signal.signal(signal.SIGTERM, lambda *_: stop_signals.append(True))
     sequences, test = read_text()
     compare_with_whole_model(model, step, sequences, share, device)
+    # With tensor parallelism, parameters are on different meshes, which one foreach operation cannot combine.
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, foreach=False)
     progress = restore(model, optimizer)
     for epoch in range(progress["epochs_done"] + 1, EPOCHS + 1):
@@ -224,16 +231,20 @@ def train(model, step, score, share, device):
             if progress["step"] % STOP_CHECK_STEPS == 0 and sum_over_ranks(device, len(stop_signals))[0]:
                 is_stopping = True
                 break
-        if is_stopping:
+        # After its last batch, the epoch is finished before the ranks stop: no batch would be left for a resumed one.
+        if is_stopping and progress["batches_done"] < len(order) // TOTAL_BATCH_SIZE:
+            save(model, optimizer, progress)
             break
         progress.update(epochs_done=epoch, batches_done=0)
         save(model, optimizer, progress)
         loss_sum, steps = sum_over_ranks(device, float(loss_sum), steps)
         report_epoch(epoch, progress["step"], loss=loss_sum / steps, accuracy=accuracy(test, score, share, device))
+        if is_stopping:
+            break
+    if progress["epochs_done"] >= EPOCHS:
+        dcp.save(get_model_state_dict(model), checkpoint_id=OUTPUT)
     if is_stopping:
-        save(model, optimizer, progress)
         print_once(f"stopped by SIGTERM: saved {describe(progress)}")
-    dcp.save(sharded.get_model_state_dict(model), checkpoint_id=OUTPUT)
     dist.destroy_process_group()
     if is_stopping:
         sys.exit(128 + signal.SIGTERM)

@@ -44,6 +44,13 @@ def average_over_ranks(tensors, stop_signals):
     return len(values), is_stop_requested.item() > 0
 
 
+def print_traffic(numbers_sent, numbers_of_ddp):
+    """Print how many numbers the nodes have sent, compared with DDP; nothing if there is one node."""
+    if os.environ["WORLD_SIZE"] != os.environ["WORKER_PER_NODE"]:
+        share = numbers_sent / numbers_of_ddp
+        print(f"sent between nodes: {numbers_sent:,} numbers, {share:.0%} of the {numbers_of_ddp:,} of DDP")
+
+
 def main():
     """Train, evaluate after each epoch, and report progress and communication."""
     device, stop_signals = digits.start()
@@ -102,12 +109,11 @@ def main():
         accuracy, loss = digits.evaluate(model, test, device)
         (train_loss,) = digits.sum_over_ranks(device, torch.stack(losses).mean().item() / dist.get_world_size())
         digits.report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
-    digits.save(model.state_dict(), digits.OUTPUT)
+    if not is_stopping:
+        digits.save(model.state_dict(), digits.OUTPUT)
     if dist.get_rank() == 0:
         numbers_of_ddp = step * sum(parameter.numel() for parameter in parameters)
-        if os.environ["WORLD_SIZE"] != os.environ["WORKER_PER_NODE"]:
-            share = numbers_sent / numbers_of_ddp
-            print(f"sent between nodes: {numbers_sent:,} numbers, {share:.0%} of the {numbers_of_ddp:,} of DDP")
+        print_traffic(numbers_sent, numbers_of_ddp)
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
         if is_stopping:
             print(f"stopped by SIGTERM: saved after epoch {epochs_done}, image {images_done}", flush=True)

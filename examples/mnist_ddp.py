@@ -212,7 +212,8 @@ def main():
         accuracy, loss = evaluate(model, test, device)
         (train_loss,) = sum_over_ranks(device, torch.stack(losses).mean().item() / dist.get_world_size())
         report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
-    save(model.state_dict(), OUTPUT)
+    if not is_stopping:
+        save(model.state_dict(), OUTPUT)
     if dist.get_rank() == 0:
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
         if is_stopping:

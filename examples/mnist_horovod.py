@@ -196,7 +196,8 @@ def main():
         accuracy, loss = evaluate(model, test, device)
         (train_loss,) = sum_over_ranks("loss", sum(losses) / max(1, len(losses)) / hvd.size())
         report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
-    save(model.state_dict(), OUTPUT)
+    if not is_stopping:
+        save(model.state_dict(), OUTPUT)
     if hvd.rank() == 0:
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
         if is_stopping:

@@ -214,7 +214,8 @@ def main():
         accuracy, loss = training.evaluate(*test)
         report_epoch(epoch, step, loss=float(np.mean(losses)) if losses else 0.0, accuracy=accuracy)
     if RANK == 0:
-        training.model.save_weights(OUTPUT)
+        if not is_stopping:
+            training.model.save_weights(OUTPUT)
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
         if is_stopping:
             print(f"stopped by SIGTERM: saved after epoch {int(training.epochs_done)}, image {images_done}", flush=True)

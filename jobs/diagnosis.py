@@ -52,11 +52,11 @@ class Fix(enum.StrEnum):
     RERUN = "rerun"
     """Open the order form with the job's values, to change one of them."""
     LARGER_NODE = "larger_node"
-    """Order the job on the next larger node type."""
+    """Order the job on the cheapest node type with more memory."""
     SMALLER_BATCH = "smaller_batch"
     """Order the job with half of its batch size."""
     GPU_NODE = "gpu_node"
-    """Order the job on a node type with a GPU."""
+    """Order the job on the cheapest node type with a GPU."""
     LONGER = "longer"
     """Order the job with a higher time limit."""
     FILES = "files"
@@ -159,7 +159,8 @@ PACKAGE_BY_MODULE = {
 """The package that contains a module, by the name of the module, where the two names differ."""
 
 CAUSES: tuple[Cause, ...] = (
-    # These come first, because the way in which the run ended is more reliable than what it printed.
+    # Causes that the end of the run shows. `_match` compares all reasons and codes before any output, which is less
+    # reliable.
     Cause(
         "out_of_memory",
         gettext_lazy("The node ran out of memory."),
@@ -646,6 +647,7 @@ CAUSES: tuple[Cause, ...] = (
             r"Dataset not found",
         ),
     ),
+    # The same as the code sees it: its write failed. With `disk_full`, the platform ended the run.
     Cause(
         "full_disk_error",
         gettext_lazy("There is no space left to write to."),
@@ -774,7 +776,6 @@ CAUSES: tuple[Cause, ...] = (
         "exception",
         gettext_lazy("The code raised %(exception)s."),
         gettext_lazy("The line and the message show where and why. The log has the whole traceback."),
-        codes=frozenset({FailureCode.RANK_RAISED}),
     ),
     # Crashes without an exception.
     Cause(
@@ -852,8 +853,7 @@ def _match(evidence: Evidence, headline: str, block: str) -> tuple[Cause, dict[s
     `exception` or `exit`.
     """
     for cause in CAUSES:
-        # Not by the code of `exception`: every exception has it, so it would hide the causes that a pattern finds.
-        if evidence.reason in cause.reasons or (evidence.code in cause.codes and cause.name != "exception"):
+        if evidence.reason in cause.reasons or evidence.code in cause.codes:
             return cause, {}
     for text in (headline, block):
         for cause in CAUSES if text else ():
@@ -891,15 +891,13 @@ def _headline(evidence: Evidence, block: list[str]) -> str:
     """Return the exception and its message, as Python prints them; empty if the code raised none."""
     if evidence.exception == "SystemExit":
         return ""
-    printed_line = ""
-    if any(line.strip().endswith(TRACEBACK) or line.strip().startswith("File ") for line in block):
-        # The line that names the exception is not indented and follows a frame. Later lines continue its message.
-        after_frame = False
-        for line in block:
-            if FRAME.match(line):
-                after_frame = True
-            elif after_frame and EXCEPTION.match(line):
-                printed_line, after_frame = line, False
+    # The line that names the exception is not indented and follows a frame. Later lines continue its message.
+    printed_line, after_frame = "", False
+    for line in block:
+        if FRAME.match(line):
+            after_frame = True
+        elif after_frame and EXCEPTION.match(line):
+            printed_line, after_frame = line, False
     if evidence.exception:
         reported = f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception
         # If it is the same exception, prefer the printed line: it has the type's module and more of the message.

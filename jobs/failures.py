@@ -1,7 +1,7 @@
 """Explain a failed job: why it failed, who pays, and how to correct it.
 
-A correction is a change of the order. For a missing file, it is the names of files that exist in its folder. The
-diagnosis of an attempt never changes, so it is cached after the first reading of the log.
+A correction changes the order. For a missing file there are suggestions instead: names that exist in the nearest folder
+of its path. The diagnosis of an attempt never changes, so it is cached after the first reading of the log.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def _correction(job: Job, fix: Fix) -> _Correction:
             and (offer.spec.gpus > 0 if fix is Fix.GPU_NODE else offer.spec.memory_mib > job.node_spec.memory_mib)
         ]
         if offers:
-            # The smallest of the node specs that suffice, because larger ones cost more.
-            offer = min(offers, key=lambda each: (each.spec.memory_mib, each.spec.pk))
+            # The cheapest of the node specs that suffice; of equally cheap ones, the smallest.
+            offer = min(offers, key=lambda each: (each.hourly_minor, each.spec.memory_mib, each.spec.pk))
             return _Correction({"node_spec": offer.spec.name}, offer.spec.title, round(offer.hourly_minor or 0))
     if fix in {Fix.LARGER_NODE, Fix.SMALLER_BATCH} and job.batch_size > 1:
         return _Correction({"batch_size": job.batch_size // 2})

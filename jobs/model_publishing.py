@@ -86,6 +86,7 @@ def metric_summaries(job: Job) -> dict[str, MetricSummary]:
         .values("name")
         .annotate(lowest=Min("value"), highest=Max("value"))[:MAX_METRICS]
     }
+    # `position` orders the points of a curve over all epochs, also if the script starts its steps again in each.
     newest = points.filter(name__in=ranges).order_by("name", "-position", "-pk").distinct("name")
     return {
         name: {"last": last, "lowest": ranges[name]["lowest"], "highest": ranges[name]["highest"]}

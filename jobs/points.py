@@ -64,8 +64,8 @@ def next_position(curve: CurveState | None, step: int, epoch: float | None) -> t
     return curve["offset"] + step, {**curve, "last": last, "gap": gap, "epoch": latest_epoch}
 
 
-def report_epoch(state: EpochState | None, epoch: float) -> EpochState:
-    """Return the state after the script has reported an epoch."""
+def add_epoch(state: EpochState | None, epoch: float) -> EpochState:
+    """Return the state with one more reported epoch."""
     is_fraction = epoch != math.floor(epoch)
     if state is None:
         return {"first": epoch, "last": epoch, "is_fraction": is_fraction}
@@ -76,7 +76,7 @@ def report_epoch(state: EpochState | None, epoch: float) -> EpochState:
     }
 
 
-def finished_epochs(state: EpochState | None) -> int:
+def count_finished_epochs(state: EpochState | None) -> int:
     """Return how many epochs are certainly finished: those before the largest that was reported.
 
     A script that has not reported epoch 0 is assumed to count from 1.

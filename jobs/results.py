@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from celery import shared_task
-from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -89,7 +88,8 @@ def measure(job: Job) -> None:
     attempts = list(job.attempts.exclude(finished_at=None))
     for attempt in attempts:
         total += _run_usage(attempt)
-    # Without files of attempts or copied checkpoints there are no outputs: they were deleted, or no attempt ran.
+    # Checkpoints and outputs are deleted together with the files of all attempts. Without these files there can only be
+    # checkpoints that were copied for an attempt.
     if total.entry_count or (attempts and job.checkpoints_copied_at):
         total += _shared_usage(attempts[-1])
     job.refresh_from_db(fields=["finished_at", "keep_until"])  # they may have changed while the files were measured
@@ -155,8 +155,7 @@ def remove(*, job: Job, user: User | None) -> None:
             delete_run(attempt)
     except BackendUnavailable:
         raise ClusterUnavailable from None
-    with transaction.atomic():
-        record(organization=job.organization, actor=user, action="job.results_removed", target=f"job:{job.pk}")
+    record(organization=job.organization, actor=user, action="job.results_removed", target=f"job:{job.pk}")
 
 
 def _run_usage(attempt: Attempt) -> trees.Usage:

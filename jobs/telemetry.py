@@ -24,7 +24,7 @@ from django.utils import timezone
 from jobs.clusters import cluster
 from jobs.event_files import Scalar, open_regular, read_scalars
 from jobs.models import Attempt, Job, MetricPoint
-from jobs.points import finished_epochs, next_position, report_epoch
+from jobs.points import add_epoch, count_finished_epochs, next_position
 from jobs.pubsub import publish_state
 from runtime.errors import RuntimeFault
 
@@ -42,10 +42,12 @@ MAX_CURVES = 50
 MAX_STEP = 2**53
 """Largest step or epoch: the largest whole number that a float represents exactly."""
 MAX_POSITION = 2**62
-"""Largest position on a curve, within the column's 64 bits. Only code that restarts huge counts of steps reaches it."""
+"""Largest position on a curve, within the column's 64 bits. Only a script that reports huge steps and starts again at a
+low one, over and over, reaches it."""
 READ_DELAY_SECONDS = 2.0
 """Assumed maximum time between the writing of a line and its read. The lines of one read are given times that are
-spread evenly over this time, or over the time since the last read if that is shorter."""
+spread evenly over this time, or over the time since the last read if that is shorter. The exact times are in a second
+file (`runtime.launcher.log_times`). Curves and estimates do not need them, so it is not read."""
 MAX_LINE_LENGTH = 2000
 """Characters of an output line that are searched for metrics; lines with metrics are short."""
 MAX_FINAL_READS = 80
@@ -77,8 +79,8 @@ VALUE_LINE = re.compile(
 class Point:
     """One value read from a run.
 
-    `number` counts the points of its curve in the attempt, from 0. `step` is as reported; `position` is the place on
-    the curve (`points.next_position`).
+    `number` counts the points of its curve in the attempt, from 0. `step` is as reported. `position` is the step, but
+    continues to rise where a script starts again at 0 in each epoch (`points.next_position`).
     """
 
     name: str
@@ -145,14 +147,14 @@ class PointCollector:
         if not 0 <= epoch < MAX_STEP:
             return
         before = self._cursor.get("epochs")
-        after = self._cursor["epochs"] = report_epoch(before, epoch)
-        if finished_epochs(after) > finished_epochs(before):
+        after = self._cursor["epochs"] = add_epoch(before, epoch)
+        if count_finished_epochs(after) > count_finished_epochs(before):
             self._cursor["epoch_finished_at"] = at.timestamp()
 
     @property
     def finished_epochs(self) -> int:
         """Return how many epochs the attempt has finished."""
-        return finished_epochs(self._cursor.get("epochs"))
+        return count_finished_epochs(self._cursor.get("epochs"))
 
 
 def ingest(*, attempt: Attempt) -> bool:

@@ -111,7 +111,8 @@ def fetch(
 ) -> Usage:
     """Fetch one commit, and unpack its files into the empty folder `into`. `options` is configuration for git.
 
-    Raises GitFailed, TooLarge, BadArchive, UnsafePath, and what `report` raises.
+    `meter` counts the unpacked files against the quota. `report` is called as in `git_repository`. Raises GitFailed,
+    TooLarge, BadArchive, UnsafePath, and what `report` raises.
     """
     with catalog.scratch_folder() as scratch:
         repository, archive = scratch / "repository", scratch / "archive"
@@ -204,7 +205,7 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
     for number, (name, value) in enumerate(all_options):
         environment |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     # The shell's `ulimit`: no core dump (c), file size in blocks of 512 bytes (f), memory in KiB (v), CPU seconds (t).
-    limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": int(MAX_SECONDS) + 1}
+    limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": MAX_SECONDS + 1}
     script = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
     with subprocess.Popen(
         ["/bin/sh", "-c", script, "sh", path, *arguments],

@@ -141,6 +141,7 @@ def _text(value: Any) -> str:
 def _joined(value: Any) -> str:
     """Return the text of a multi-line string, which nbformat stores as a string or as a list of lines."""
     text = value if isinstance(value, str) else "".join(map(str, value))
+    # JSON can escape half of a surrogate pair, which UTF-8 cannot encode.
     return text.encode(errors="replace").decode()
 
 

@@ -212,7 +212,7 @@ class FakeBackend:
     def prepare(self, image: Image) -> None:
         """Do nothing."""
 
-    def stop_prepared(self) -> None:
+    def stop_prepared_processes(self) -> None:
         """Do nothing."""
 
     def image_identity(self, image: Image) -> str:

@@ -146,7 +146,7 @@ class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
 
     def grant(self, member: Membership, amount: int) -> None:
         given = CreditGrant(organization=member.organization, amount_minor=amount, reason="A test")
-        credit.grant(lot=given, user=member.user, account=wallet(member.organization))
+        credit.grant(credit_grant=given, user=member.user, account=wallet(member.organization))
 
     # What the cluster does
 

@@ -105,17 +105,18 @@ class ShowsAmounts:
 
     def get_list_display(self, request: HttpRequest) -> Sequence[Any]:
         """Return the columns, with amounts as money."""
-        return self._with_money(super().get_list_display(request))  # type: ignore[misc]  # of the admin it is mixed into
+        return self._with_formatted_amounts(super().get_list_display(request))  # type: ignore[misc]  # of the admin it is mixed into
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
         """Return the read-only fields, with amounts as money."""
-        return self._with_money(super().get_readonly_fields(request, obj))  # type: ignore[misc]
+        return self._with_formatted_amounts(super().get_readonly_fields(request, obj))  # type: ignore[misc]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
         """Return a page's fields, with amounts as money. An editable one is the field `amount` of an `AmountForm`."""
-        return self._with_money(super().get_fields(request, obj))  # type: ignore[misc]
+        return self._with_formatted_amounts(super().get_fields(request, obj))  # type: ignore[misc]
 
-    def _with_money(self, names: Sequence[Any]) -> Sequence[Any]:
+    def _with_formatted_amounts(self, names: Sequence[Any]) -> Sequence[Any]:
+        """Return the names of fields, with a column that shows money in place of each `_minor` field."""
         return [
             _column(self.model, name) if isinstance(name, str) and name.endswith(SUFFIX) else name  # type: ignore[attr-defined]
             for name in names

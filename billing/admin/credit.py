@@ -93,7 +93,11 @@ class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfol
 
     def get_fields(self, _request: HttpRequest, obj: models.CreditGrant | None = None) -> Sequence[Any]:
         """Show the form's idempotency key only before the grant."""
-        return self._with_money(self.page_fields) if obj else ("organization", "amount", "reason", "expires_at", "key")
+        return (
+            self._with_formatted_amounts(self.page_fields)
+            if obj
+            else ("organization", "amount", "reason", "expires_at", "key")
+        )
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
         """Never allowed, because the amount is posted in the ledger."""
@@ -107,7 +111,7 @@ class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfol
         """Grant the credit through the service."""
         obj.pk = form.cleaned_data["key"]
         account = wallet_account(organization_id=obj.organization_id, currency=default_currency())
-        credit.grant(lot=obj, user=cast("User", request.user), account=account)
+        credit.grant(credit_grant=obj, user=cast("User", request.user), account=account)
 
 
 class RedemptionInline(ShowsAmounts, ReadOnlyInline):
@@ -151,12 +155,14 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
     def get_readonly_fields(self, _request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:
         """Return the fields that are read-only once the voucher was redeemed."""
         fixed = ("code", "amount_minor", "currency", "credit_days", "uses")
-        return self._with_money(fixed) if obj and obj.uses else ("uses",)
+        return self._with_formatted_amounts(fixed) if obj and obj.uses else ("uses",)
 
     def get_fields(self, request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:
         """Show the amount as an input until the first redemption."""
         is_editable = obj is None or (not obj.uses and self.has_change_permission(request, obj))
-        return self._with_money(("code", "reason", "amount" if is_editable else "amount_minor", *self.other_fields))
+        return self._with_formatted_amounts(
+            ("code", "reason", "amount" if is_editable else "amount_minor", *self.other_fields)
+        )
 
     def has_delete_permission(self, request: HttpRequest, obj: models.Voucher | None = None) -> bool:
         """Allowed only before the first redemption."""

@@ -85,7 +85,7 @@ class WriteOffAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold p
 
     def get_fields(self, _request: HttpRequest, obj: models.WriteOff | None = None) -> Sequence[Any]:
         """Show the amount as an input only when adding."""
-        return self._with_money(self.list_display) if obj else ("account", "amount", "reason")
+        return self._with_formatted_amounts(self.list_display) if obj else ("account", "amount", "reason")
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
         """Never allowed."""

@@ -116,7 +116,7 @@ class RefundAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pub
 
     def get_fields(self, _request: HttpRequest, obj: models.Refund | None = None) -> Sequence[Any]:
         """Show the amount and the idempotency key only when adding."""
-        return self._with_money(self.list_display) if obj else ("top_up", "amount", "reason", "key")
+        return self._with_formatted_amounts(self.list_display) if obj else ("top_up", "amount", "reason", "key")
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
         """Never allowed."""
@@ -137,7 +137,9 @@ class RefundAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pub
                 key=form.cleaned_data["key"],
             )
         except RefundRefused as error:
-            obj.pk = None  # the refundable amount changed since the form was checked
+            # The refundable amount has changed since the form was checked. Without a pk, `log_addition` and
+            # `response_add` know that no refund was created.
+            obj.pk = None
             messages.error(request, str(error.message))
             return
         obj.pk = refund.pk
@@ -177,7 +179,7 @@ class AutoTopUpAdmin(ShowsAmounts, ReadOnlyAdmin):
 
 
 @admin.register(models.StripeEvent)
-class StripeEventAdmin(ShowsAmounts, ReadOnlyAdmin):
+class StripeEventAdmin(ReadOnlyAdmin):
     """Webhook events and their results."""
 
     list_display = ("type", "state", "reason", "tries", "retry_at", "received_at", "event_id")

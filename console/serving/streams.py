@@ -60,14 +60,16 @@ class Streams:
                         limits.enter_context(self._organization_download_limit.slot(organization_id))
                 await send_response(response, start, receive, send)
         finally:
-            async with self._threads.acquire():
+            # A download's own thread has ended and closed its connections. `close` runs on a shared thread, because it
+            # may block: it closes files and sends `request_finished`.
+            async with self._threads.assign():
                 await sync_to_async(response.close)()
 
     async def _send_events(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
         """Send an event stream, whose queries run on one of the shared threads."""
         self.open_event_streams += 1
         try:
-            async with self._threads.acquire():
+            async with self._threads.assign():
                 await send_until_disconnect(aiter(response), start, receive, send)
         finally:
             self.open_event_streams -= 1

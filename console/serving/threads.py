@@ -63,6 +63,6 @@ class SharedThreads:
     def __init__(self, count: int, name: str) -> None:
         self._next = cycle([ThreadPoolExecutor(1, thread_name_prefix=f"{name}-{number}") for number in range(count)])
 
-    def acquire(self) -> ThreadSensitiveContext:
-        """Return a context in which synchronous code runs on one of the threads. They are given out in turn."""
+    def assign(self) -> ThreadSensitiveContext:
+        """Return a context in which synchronous code runs on one of the threads, which are assigned in turn."""
         return ThreadSensitiveContext(executor=next(self._next))

@@ -35,8 +35,8 @@ TASK_PROCESSES = 2
 """How many processes run tasks if there is one cluster. Copying checkpoints may keep one of them busy for long, and the
 other then runs all other tasks. `programs` adds more."""
 DISPATCH_PROCESSES = 2
-"""How many dispatcher processes there are for each cluster. At most one dispatches to a cluster, and one more waits for
-it (`jobs.locks.dispatch_lock`), so that a slow cluster never keeps the processes that another needs."""
+"""How many dispatcher processes there are for each cluster. A cluster occupies at most two: one that dispatches, and
+one that waits for its lock (`jobs.locks.dispatch_lock`). So a slow cluster leaves the others' processes free."""
 READY_SECONDS = 60.0
 """How long the console may take to answer /readyz after its start. An idle machine needs a few seconds."""
 STOP_SECONDS = 45.0
@@ -73,8 +73,8 @@ class Program:
 def programs() -> list[Program]:
     """Return the programs, in start order."""
     celery = ("-m", "celery", "-A", "console.celery")
-    # A process more for each kind of task that may keep one busy for long: calls of a further cluster that is slow,
-    # copies of direct uploads, and imports of datasets.
+    # One more process for each thing that can keep one busy for long: each further cluster, copies of direct uploads,
+    # and imports of datasets.
     additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
     concurrency = (
         TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
@@ -96,6 +96,7 @@ def programs() -> list[Program]:
     if None in settings.TRAINYARD_CLUSTERS.values():  # this machine is a cluster, so it has sandboxes
         selected_programs.append(Program("tools", ("manage.py", "run_tools"), "TensorBoard", 35))
     if settings.EMBEDDED_DATABASE or settings.EMBEDDED_REDIS:
+        # Starts a server again after it has died. `manage.py up` stops the servers, after all programs.
         services = Program("services", ("manage.py", "hold_services"), "embedded PostgreSQL and Redis", 10)
         selected_programs.append(services)
     if settings.PAYMENTS_SANDBOX:

@@ -137,7 +137,7 @@ class Backend(Protocol):
     def prepare(self, image: Image) -> None:
         """Prepare for runs of this image, so that they start sooner. Returns at once; a backend may do nothing."""
 
-    def stop_prepared(self) -> None:
+    def stop_prepared_processes(self) -> None:
         """End the processes that `prepare` has started. Called when the console stops; runs continue."""
 
     def shell_socket(self, name: str, node: int) -> Path | None:

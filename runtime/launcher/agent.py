@@ -181,7 +181,7 @@ class Agent:
         if self._rounds.is_waiting and now >= self._give_up_at:
             missing_nodes = self._peers.missing if self._is_hub else [0]  # other nodes are connected to the hub only
             message = "Nodes {} did not connect in time.".format(node_list(missing_nodes))
-            self._fail(new_cause("platform_error", "nodes_not_met", self._plan.node, message=message))
+            self._fail(new_cause(kind="platform_error", code="nodes_not_met", node=self._plan.node, message=message))
         round_failure = self._rounds.handle_timers(now)
         if round_failure is not None:
             self._fail(round_failure)
@@ -279,7 +279,9 @@ class Agent:
         if reason is None:
             return
         message = "Node {} {}{}.".format(node, "stopped answering" if was_silent else "was lost", reason)
-        self._fail(new_cause("node_lost", "node_silent" if was_silent else "node_lost", node, message=message))
+        self._fail(
+            new_cause(kind="node_lost", code="node_silent" if was_silent else "node_lost", node=node, message=message)
+        )
 
     def _reset_failures(self) -> None:
         """Drop the failures of the previous round: they were effects of the lost node."""
@@ -314,7 +316,7 @@ class Agent:
         """Return a rank's failure as a cause. The rank's process may still run."""
         script_failure = rank.script_failure
         code = "rank_raised" if script_failure.exception else "rank_killed" if rank.failed_by_signal else "rank_exited"
-        failure = new_cause("code_failed", code, self._plan.node, at=rank.failed_at, rank=rank.rank_id)
+        failure = new_cause(kind="code_failed", code=code, node=self._plan.node, at=rank.failed_at, rank=rank.rank_id)
         # A rank that still runs, or was killed after its exception, has no exit code of its own. Then the code that it
         # reported counts.
         exit_code = script_failure.exit_code if rank.exit is None or script_failure.exception else rank.exit.exit_code

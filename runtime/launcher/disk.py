@@ -218,7 +218,7 @@ class DiskLimit:
         else:
             message = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(used_mib, limit_mib)
         data = {"used_mib": used_mib, "limit_mib": limit_mib, **({"by_quota": True} if self._by_quota else {})}
-        return Verdict("disk_full", "disk_full", message, data=data)
+        return Verdict(kind="disk_full", code="disk_full", message=message, data=data)
 
 
 class DeletedFileMeasurement(_Measurement):

@@ -123,7 +123,7 @@ class Mpi:
             text = "mpirun did not start the ranks of node {} within a minute.".format(self._node)
         else:
             return None
-        return new_cause("platform_error", "node_not_started", self._node, message=text)
+        return new_cause(kind="platform_error", code="node_not_started", node=self._node, message=text)
 
     def handle_message(self, message: Message) -> bool:
         """Handle another launcher's message; return whether it was about MPI.

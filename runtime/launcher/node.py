@@ -305,7 +305,7 @@ class Node:
         self._limits.kill_at = self._limits.term_at = None
         self._tree.kill()
 
-    def _finish_record(self) -> None:
+    def _add_final_data(self) -> None:
         """After the end of all processes, read the rest of the pipes and complete the record."""
         give_up_at = time.monotonic() + _DRAIN_SECONDS
         while self._link is not None and self._link in self._selector.get_map() and time.monotonic() < give_up_at:

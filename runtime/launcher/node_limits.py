@@ -144,7 +144,7 @@ class NodeLimits:
     def time_limit_verdict(self) -> Verdict:
         """Return the verdict for a run that has reached its deadline."""
         data = {"limit_seconds": self._plan["deadline_seconds"]}
-        return Verdict("time_limit", "time_limit", "The run reached its time limit.", data=data)
+        return Verdict(kind="time_limit", code="time_limit", message="The run reached its time limit.", data=data)
 
     # Verdicts
 
@@ -162,7 +162,7 @@ class NodeLimits:
         message = "The launcher of node {} {}: the run's own processes stopped it or kept it from its work.".format(
             node, event
         )
-        return Verdict("code_failed", "launcher_killed", message)
+        return Verdict(kind="code_failed", code="launcher_killed", message=message)
 
     @staticmethod
     def is_recent(counter: EventCounter, now: float) -> bool:
@@ -179,7 +179,7 @@ class NodeLimits:
             message = "Node {} used {} MiB of memory, more than the {} MiB it has.".format(
                 node, data["used_mib"], limit
             )
-        return Verdict("out_of_memory", "out_of_memory", message, rank=rank, data=data)
+        return Verdict(kind="out_of_memory", code="out_of_memory", message=message, rank=rank, data=data)
 
     def too_many_processes_verdict(self, rank: Optional[int], limit: Optional[int]) -> Verdict:
         """Return the verdict for a refused process or thread; `limit` where it is known."""
@@ -187,4 +187,4 @@ class NodeLimits:
         if limit:
             message = "Node {} ran more than {} processes at once.".format(self._record.node, limit)
         data = {"limit": limit} if limit else {}
-        return Verdict("code_failed", "too_many_processes", message, rank=rank, data=data)
+        return Verdict(kind="code_failed", code="too_many_processes", message=message, rank=rank, data=data)

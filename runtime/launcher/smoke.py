@@ -39,10 +39,10 @@ Result = TypeVar("Result")
 class Collectives(NamedTuple):
     """A framework's collectives.
 
-    `all_reduce` sums a list of numbers over all ranks and returns the first two sums; no check needs more.
+    `all_reduce` sums each number of a list over all ranks and returns the first sum; no check needs more.
     """
 
-    all_reduce: Callable[[List[float]], List[float]]
+    all_reduce: Callable[[List[float]], float]
     barrier: Callable[[], None]
 
 
@@ -186,11 +186,11 @@ def _load_pytorch() -> Framework:
             torch.cuda.set_device(gpu)
         dist.init_process_group(os.environ["BACKEND"])
 
-        def all_reduce(values: List[float]) -> List[float]:
+        def all_reduce(values: List[float]) -> float:
             tensor = torch.tensor(values, device=device)
             dist.all_reduce(tensor)
-            # `tolist` also waits for the GPU, so the caller times the whole collective.
-            return list(tensor[:2].tolist())
+            # `item` also waits for the GPU, so the caller times the whole collective.
+            return float(tensor[0].item())
 
         return Collectives(all_reduce, dist.barrier)
 
@@ -208,10 +208,10 @@ def _load_horovod() -> Framework:
     def connect() -> Collectives:
         hvd.init()
 
-        def all_reduce(values: List[float]) -> List[float]:
+        def all_reduce(values: List[float]) -> float:
             # Horovod matches the ranks' tensors by name, so each length gets a name of its own.
             sums = hvd.allreduce(tensor(values), op=hvd.Sum, name="check-{}".format(len(values)))
-            return [float(number) for number in sums[:2]]
+            return float(sums[0])
 
         return Collectives(all_reduce, functools.partial(_barrier_by_all_reduce, all_reduce))
 
@@ -231,8 +231,8 @@ def _load_tensorflow() -> Framework:
             per_rank = strategy.run(lambda tensor: tensor, (values,))
             return strategy.reduce(tf.distribute.ReduceOp.SUM, per_rank, axis=None)
 
-        def all_reduce(values: List[float]) -> List[float]:
-            return [float(number) for number in sum_over_ranks(tf.constant(values))[:2]]
+        def all_reduce(values: List[float]) -> float:
+            return float(sum_over_ranks(tf.constant(values))[0])
 
         return Collectives(all_reduce, functools.partial(_barrier_by_all_reduce, all_reduce))
 
@@ -241,23 +241,23 @@ def _load_tensorflow() -> Framework:
     return Framework({"framework": "tensorflow", "version": tf.__version__, "device": device_name}, connect)
 
 
-def _barrier_by_all_reduce(all_reduce: Callable[[List[float]], List[float]]) -> None:
+def _barrier_by_all_reduce(all_reduce: Callable[[List[float]], float]) -> None:
     """Wait for all ranks. A sum over all ranks serves as a barrier, since it is complete only once every rank joins."""
-    all_reduce([0.0, 0.0])
+    all_reduce([0.0])
 
 
 def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Dict[str, Any]:
     """Check that a sum over all ranks is right; report the shortest time for 4 MiB."""
     # Every rank adds its number plus one: 1 + 2 + ... + world_size.
     expected_sum = world_size * (world_size + 1) / 2
-    total = collectives.all_reduce([rank + 1.0, 0.0])[0]
+    total = collectives.all_reduce([rank + 1.0])
     if total != expected_sum:
         raise CheckFailed(f"the ranks' numbers add up to {total}, not to {expected_sum}")
     values = [1.0] * ALL_REDUCE_ELEMENTS
     shortest_seconds = float("inf")
     for _repetition in range(ALL_REDUCE_REPETITIONS):
         started_at = time.monotonic()
-        if collectives.all_reduce(values)[0] != world_size:
+        if collectives.all_reduce(values) != world_size:
             raise CheckFailed("a large sum came out wrong")
         shortest_seconds = min(shortest_seconds, time.monotonic() - started_at)
     return {"ranks": world_size, "milliseconds": round(shortest_seconds * 1000, 2)}
@@ -266,7 +266,7 @@ def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Di
 def check_broadcast(collectives: Collectives, rank: int) -> Dict[str, Any]:
     """Check that a value of rank 0 reaches every rank, by a sum to which the other ranks add 0."""
     # Any number except 0: without rank 0's value, the sum would be 0.
-    received_number = collectives.all_reduce([42.0 if rank == 0 else 0.0, 0.0])[0]
+    received_number = collectives.all_reduce([42.0 if rank == 0 else 0.0])
     if received_number != 42.0:
         raise CheckFailed(f"rank 0 sent 42, and {received_number} arrived")
     return {}
@@ -284,7 +284,8 @@ def main() -> int:
     """Run every check; return 1 if one failed on this rank."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = Report(os.path.join(os.environ["RUN_DIR"], "check"), rank, int(os.environ["NODE_RANK"]))
-    os.chdir(os.environ["WORKSPACE"])  # a script starts in its own folder, and this one is not in the workspace
+    # The checks run where a customer's script would. The launcher has started this script in its own folder instead.
+    os.chdir(os.environ["WORKSPACE"])
     report.run("environment", check_environment, dict)
     report.run("python", check_python, dict)
     report.run("names", check_host_names, dict)

@@ -48,7 +48,8 @@ class LaunchPlan(TypedDict, total=False):
     start_seconds: float
     """How long to wait for the launchers of the other nodes; if absent, `agent.START_SECONDS`."""
     owns_pid_namespace: bool
-    """Whether the supervisor and the processes that this launcher starts are the only ones in this pid namespace."""
+    """Whether the launcher's pid namespace has only the supervisor (pid 1) and processes of the run, as in a pod. The
+    launcher may then kill all others (`worker_group`)."""
     folder: str
     """The script's folder. The launcher sets this and the next two itself, from the script's source."""
     local_rank_flag: Optional[str]
@@ -65,7 +66,7 @@ class Plan(NamedTuple):
 
     run_id: str  # the run's name
     node: int  # this node's number, in the current round of an elastic run
-    nodes: int
+    nodes: int  # how many take part in the current round
     workers: int  # ranks per node
     framework: str
     backend: str  # the library for collectives, as `torch.distributed` names it

@@ -35,7 +35,7 @@ def give(account: Account, amount: int, *, days: float | None = None) -> CreditG
     """Grant promotional credit, which expires after `days`."""
     expires_at = timezone.now() + timedelta(days=days) if days is not None else None
     lot = CreditGrant(organization=account.organization, amount_minor=amount, reason="A test", expires_at=expires_at)
-    credit.grant(lot=lot, user=None, account=account)
+    credit.grant(credit_grant=lot, user=None, account=account)
     account.refresh_from_db()
     return lot
 

@@ -122,7 +122,7 @@ class Office(RuleBasedStateMachine):
         lot = CreditGrant(
             organization=self.members[customer].organization, amount_minor=amount, reason="x", expires_at=until
         )
-        credit.grant(lot=lot, user=None, account=self.account(customer))
+        credit.grant(credit_grant=lot, user=None, account=self.account(customer))
 
     @rule(number=st.integers(0, 1), threads=threads)
     def enter_a_voucher(self, number: int, threads: int) -> None:

@@ -141,7 +141,7 @@ class TestAtOnce:
     def test_grants_of_one_lot_are_one(self, account):
         key, clerk = uuid.uuid4(), UserFactory()
         lot = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")
-        outcomes = together(*[lambda: credit.grant(lot=lot(), user=clerk, account=account)] * 5)
+        outcomes = together(*[lambda: credit.grant(credit_grant=lot(), user=clerk, account=account)] * 5)
         assert {each.pk for each in outcomes} == {key}
         assert balances(account) == (1100, 100, 1000)
 

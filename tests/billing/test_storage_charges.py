@@ -62,7 +62,7 @@ class TestCharge:
         since = StorageBalance.objects.get().unpaid_since
         assert since is not None
         grant = CreditGrant(organization=account.organization, amount_minor=70, reason="x")
-        credit.grant(lot=grant, user=None, account=account)
+        credit.grant(credit_grant=grant, user=None, account=account)
         assert [collect(account=account), collect(account=account)] == [50, 0]
         assert credit.credit_minor(account) == 20
         assert (unpaid_minor(account), StorageBalance.objects.get().unpaid_since) == (0, None)

@@ -293,7 +293,7 @@ class World:
             activation.activate(membership=membership, accept_terms=True)
             wallet = wallet_account(organization_id=membership.organization_id, currency="USD")
             credit = CreditGrant(organization=membership.organization, amount_minor=10_000, reason="test")
-            grant(lot=credit, user=membership.user, account=wallet)
+            grant(credit_grant=credit, user=membership.user, account=wallet)
         self.clients = {role: api(self.member_of(role)) for role in Role}
         self.clients["stranger"], self.clients["nobody"] = api(stranger), api(None)
         self.other = MembershipFactory(organization=owner.organization, role=Role.VIEWER)

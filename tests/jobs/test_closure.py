@@ -50,7 +50,7 @@ def pay(provider, member, amount_minor=5000, *, card=GOOD):
 
 def grant(member, amount_minor=700):
     lot = CreditGrant(organization=member.organization, amount_minor=amount_minor, reason="test")
-    credit.grant(lot=lot, user=None, account=wallet(member.organization))
+    credit.grant(credit_grant=lot, user=None, account=wallet(member.organization))
 
 
 def request(member):

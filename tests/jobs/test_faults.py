@@ -49,7 +49,7 @@ def backend(monkeypatch, tmp_path, bare_images):
     cluster.cache_clear()
     for name in local.names():
         local.delete(name)
-    local.stop_prepared()
+    local.stop_prepared_processes()
     assert local.names() == []
     assert processes_below(tmp_path / "runs") == []
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jobs import selectors, telemetry
 from jobs.models import Job, MetricPoint
-from jobs.points import finished_epochs, next_position, report_epoch
+from jobs.points import add_epoch, count_finished_epochs, next_position
 from runtime.specs import Outcome
 from tests.jobs import event_files
 
@@ -292,5 +292,5 @@ def test_every_point_of_epochs_that_count_alike_has_a_place_of_its_own_in_order(
 def test_an_epoch_is_finished_once_a_later_one_is_reported(reports, finished):
     state = None
     for epoch in reports:
-        state = report_epoch(state, epoch)
-    assert finished_epochs(state) == finished
+        state = add_epoch(state, epoch)
+    assert count_finished_epochs(state) == finished

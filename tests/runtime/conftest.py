@@ -124,7 +124,7 @@ def harness(tmp_path, bare_images):
     ]
     for name in created.backend.names():
         created.backend.delete(name)
-    created.backend.stop_prepared()
+    created.backend.stop_prepared_processes()
     assert created.backend.names() == []
     assert left_behind(runs, mounts, nonces, supervisors) == {}
 

@@ -70,7 +70,7 @@ class Command(BaseCommand):
             supervisord.stop()
             for name, config in settings.TRAINYARD_CLUSTERS.items():
                 if config is None:  # this machine: only its backend has a warm pool, whose processes would stay
-                    cluster(name).stop_prepared()
+                    cluster(name).stop_prepared_processes()
             settings.EMBEDDED.stop()
         self.screen.print("Stopped.")
 

@@ -273,7 +273,7 @@ class KubernetesBackend:
     def prepare(self, image: Image) -> None:
         """Do nothing: machines keep the images that they pulled."""
 
-    def stop_prepared(self) -> None:
+    def stop_prepared_processes(self) -> None:
         """Do nothing: `prepare` starts nothing."""
 
     def isolation_gaps(self) -> list[str]:

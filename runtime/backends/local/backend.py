@@ -187,8 +187,8 @@ class LocalBackend(FolderBackend):
         """See `Backend.notebook_socket`."""
         return self._find(name).folder / "run" / SOCKET
 
-    def stop_prepared(self) -> None:
-        """See `Backend.stop_prepared`."""
+    def stop_prepared_processes(self) -> None:
+        """See `Backend.stop_prepared_processes`."""
         self._pool.stop()
 
     # Capacity

@@ -167,7 +167,7 @@ class SlurmBackend(FolderBackend):
     def prepare(self, image: Image) -> None:
         """Do nothing: starts are always cold."""
 
-    def stop_prepared(self) -> None:
+    def stop_prepared_processes(self) -> None:
         """Do nothing: `prepare` starts nothing."""
 
     def isolation_gaps(self) -> list[str]:

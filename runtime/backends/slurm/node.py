@@ -185,7 +185,9 @@ class SlurmSupervisor(Supervisor):
         # and an administrator's scancel. `evidence` finds the reason in Slurm's report.
         if signal.SIGTERM not in numbers:
             return
-        verdict = Verdict("node_lost", "evicted", f"Slurm ended node {self._node}.", data={ENDED_BY_SLURM: True})
+        verdict = Verdict(
+            kind="node_lost", code="evicted", message=f"Slurm ended node {self._node}.", data={ENDED_BY_SLURM: True}
+        )
         if self._may_be_ended_by_slurm():
             self._record.add_cause(verdict)  # directly, since `_end` ignores verdicts once the ranks have ended
         elif self._record.phase != "stopping":
@@ -201,13 +203,13 @@ class SlurmSupervisor(Supervisor):
         is_known = any((cause.get("data") or {}).get(ENDED_BY_SLURM) for cause in causes)
         return not is_known and any(cause.get("signal") == "SIGTERM" for cause in causes)
 
-    def _finish_record(self) -> None:
+    def _add_final_data(self) -> None:
         # The record must have Slurm's SIGTERM as a cause, and not only the ranks that it ended.
         give_up_at = time.monotonic() + _SIGTERM_SECONDS
         while self._may_be_ended_by_slurm() and (seconds := give_up_at - time.monotonic()) > 0:
             if select.select([self._caught_signals], [], [], seconds)[0]:
                 self._read_signals()
-        super()._finish_record()
+        super()._add_final_data()
 
 
 def main(folder: Path, nonce: str) -> int:

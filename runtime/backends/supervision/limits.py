@@ -37,7 +37,7 @@ launcher hardly waits."""
 
 
 class Limits(NodeLimits):
-    """The limits of one node. `is_working`: whether its processes used the CPU between the last two measurements."""
+    """The limits of one node. `is_using_cpu`: whether its processes used the CPU between the last two measurements."""
 
     _plan: SupervisorPlan
 
@@ -66,8 +66,8 @@ class Limits(NodeLimits):
         self._launcher_measured_at = self._created_at
         self._cpu_seconds: float | None = None
         self._cpu_measured_at = self._created_at
-        self._used_seconds: float | None = None  # see `take_used_seconds`
-        self.is_working = False
+        self._unreported_cpu_seconds: float | None = None  # see `take_cpu_seconds`
+        self.is_using_cpu = False
         self._starved_checks = 0  # checks in a row that found the launcher starved
         self._starved_at: float | None = None  # the last check that found the launcher starved
 
@@ -89,7 +89,7 @@ class Limits(NodeLimits):
             self._peers.kill_silent_peers(now)
         node = self._record.node
         if not self._record.has_started and now - self._created_at > START_SECONDS:
-            return Verdict("platform_error", "node_not_started", "The node did not start in time.")
+            return Verdict(kind="platform_error", code="node_not_started", message="The node did not start in time.")
         self._check_launcher_starved(now)
         self._measure_cpu_use(now)
         if self.is_silent(now):
@@ -97,13 +97,13 @@ class Limits(NodeLimits):
                 return self._starved_verdict()
             if self.code_has_started:
                 return self.launcher_killed_verdict("stopped answering")
-            return Verdict("node_lost", "node_silent", f"Node {node} stopped answering.")
+            return Verdict(kind="node_lost", code="node_silent", message=f"Node {node} stopped answering.")
         # Before the run starts, a lost node ends a run that is not elastic. Afterwards, the launchers detect lost
         # nodes.
         if self._peers is not None and not self._record.has_started and not self._plan["elastic"]:
             peer = self._peers.lost_peer()
             if peer is not None:
-                return Verdict("node_lost", "node_lost", f"Node {peer} was lost.", node=peer)
+                return Verdict(kind="node_lost", code="node_lost", message=f"Node {peer} was lost.", node=peer)
         verdict = self._check_usage(now)
         return self._disk.check(now, self._record) if verdict is None else verdict
 
@@ -118,9 +118,9 @@ class Limits(NodeLimits):
         if self._free_bytes_at_start > 0 and self._disk.has_filled_the_disk():
             return None
         return Verdict(
-            "platform_error",
-            "disk_full",
-            f"The disk of the machine is full: {free_bytes >> 20} MiB are free. This run did not fill it.",
+            kind="platform_error",
+            code="disk_full",
+            message=f"The disk of the machine is full: {free_bytes >> 20} MiB are free. This run did not fill it.",
             data={"free_mib": free_bytes >> 20},
         )
 
@@ -150,7 +150,7 @@ class Limits(NodeLimits):
         if self._tree.group is None or self._tree.group.has_reached_memory_limit():
             return self.out_of_memory_verdict(rank)
         message = f"The machine ran out of memory, and node {self._record.node} was below its limit."
-        return Verdict("platform_error", "platform_error", message)
+        return Verdict(kind="platform_error", code="platform_error", message=message)
 
     def _count_kernel_events(self, now: float) -> None:
         group = self._tree.group
@@ -218,16 +218,16 @@ class Limits(NodeLimits):
         current = self._tree.group.cpu_seconds()
         self._cpu_seconds, self._cpu_measured_at = current, now
         if previous is not None and current is not None:
-            self._used_seconds = current - previous
-            self.is_working = self._used_seconds / (now - previous_at) >= NODE_BUSY_SHARE
+            self._unreported_cpu_seconds = current - previous
+            self.is_using_cpu = self._unreported_cpu_seconds / (now - previous_at) >= NODE_BUSY_SHARE
 
-    def take_used_seconds(self) -> float | None:
+    def take_cpu_seconds(self) -> float | None:
         """Return the CPU seconds that the node used between the last two measurements.
 
         None if an earlier call has returned them, or nothing was measured.
         """
-        used_seconds, self._used_seconds = self._used_seconds, None
-        return used_seconds
+        cpu_seconds, self._unreported_cpu_seconds = self._unreported_cpu_seconds, None
+        return cpu_seconds
 
     def _is_starved(self, now: float) -> bool:
         """Return whether the launcher was starved recently. Its silence is then an effect of that."""
@@ -236,7 +236,7 @@ class Limits(NodeLimits):
     def _starved_verdict(self) -> Verdict:
         node, tasks = self._record.node, self._tasks
         message = f"Node {node} ran {tasks} processes at once, and its launcher got no CPU time."
-        return Verdict("code_failed", "too_many_processes", message, data={"tasks": tasks})
+        return Verdict(kind="code_failed", code="too_many_processes", message=message, data={"tasks": tasks})
 
     def _too_many_processes_verdict(self, rank: int | None) -> Verdict:
         return self.too_many_processes_verdict(rank, int(self._plan["process_limit"]))

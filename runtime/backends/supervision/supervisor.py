@@ -88,9 +88,10 @@ class Supervisor(Node):
         self._run_loop()
         if self._shell_socket is not None:
             self._shell_socket.remove()
-        self._finish_record()
+        self._add_final_data()
         self._tree.remove_cgroups()
         launcher_exit = self._tree.exit
+        # Last, because readers take this write as the node's end.
         self._record.finish(
             finished_at=time.time(), exit_code=None if launcher_exit is None else launcher_exit.exit_code
         )
@@ -107,11 +108,15 @@ class Supervisor(Node):
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # A handler that does nothing: with SIG_IGN, the signal would not wake the selector.
             signal.signal(number, lambda _number, _frame: None)
+        # The data keeps `writer` open, of which `set_wakeup_fd` knows only the number.
         self._selector.register(reader, selectors.EVENT_READ, (reader, writer))
         self._caught_signals = reader
 
     def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
-        """Start the launcher; return its descriptors: `warm` of the socket to forked ranks, `shells` of a listener."""
+        """Start the launcher; return the numbers that two descriptors have in it.
+
+        `warm` is the socket to forked ranks, and `shells` the listening socket for shells.
+        """
         listener = None if self._shell_socket is None else self._shell_socket.listen()
         if listener is None:
             return {"warm": self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=inherit_fds)}
@@ -143,9 +148,9 @@ class Supervisor(Node):
         self._check_for_stop()
         self._check_for_extension()
         super()._check(now)
-        used_seconds = self._limits.take_used_seconds()
-        if used_seconds is not None and time.time() - (self._record.data["progress_at"] or 0.0) > _REPORT_SECONDS:
-            self._send({"type": "cpu_use", "is_working": self._limits.is_working, "seconds": used_seconds})
+        cpu_seconds = self._limits.take_cpu_seconds()
+        if cpu_seconds is not None and time.time() - (self._record.data["progress_at"] or 0.0) > _REPORT_SECONDS:
+            self._send({"type": "cpu_use", "is_working": self._limits.is_using_cpu, "seconds": cpu_seconds})
 
     def _check_for_stop(self) -> None:
         """End the ranks if `stop.json` has a request to end the run."""
@@ -157,7 +162,7 @@ class Supervisor(Node):
             return
         # The request has Unix times, the limits monotonic ones.
         self._limits.kill_by(time.monotonic() + stop["at"] + stop["grace_seconds"] - time.time())
-        self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
+        self._end(Verdict(kind="stopped", code="stopped", message="The run was stopped on request."))
 
     def _check_for_extension(self) -> None:
         """Move the deadline if `deadline.json` has a later one."""
@@ -182,17 +187,22 @@ class Supervisor(Node):
         node = self._node
         if bubblewrap_signal:
             # The sandbox cannot signal bubblewrap, so a process of the host ended it.
-            return Verdict("node_lost", "node_lost", f"The sandbox of node {node} was ended ({bubblewrap_signal}).")
+            return Verdict(
+                kind="node_lost",
+                code="node_lost",
+                message=f"The sandbox of node {node} was ended ({bubblewrap_signal}).",
+            )
         exit_reason = signal_name(code - _SIGNAL_EXIT_BASE) if code > _SIGNAL_EXIT_BASE else f"code {code}"
         if self._limits.code_has_started:
             return self._limits.launcher_killed_verdict(f"was ended ({exit_reason})")
         message = f"Node {node} could not be started, or failed while it started ({exit_reason})."
-        return Verdict("platform_error", "platform_error", message)
+        return Verdict(kind="platform_error", code="platform_error", message=message)
 
     def _check_after_end(self) -> None:
         """If other runs have filled the disk, record that as the first cause in place of the code's failure."""
         verdict = self._limits.check_after_end()
         causes = self._record.data["causes"]
+        # `heard` marks a cause that another node reported.
         if verdict is None or not any(cause["kind"] == "code_failed" and not cause.get("heard") for cause in causes):
             return
         self._record.add_cause(verdict)

@@ -77,11 +77,13 @@ class PodLimits(NodeLimits):
         node, seconds = self._record.node, float(self._plan["start_seconds"])
         if not self._has_launcher and now - self._created_at > seconds:
             message = "The names of the run's nodes were not known within {:.0f} seconds.".format(seconds)
-            return Verdict("platform_error", "nodes_not_met", message)
+            return Verdict(kind="platform_error", code="nodes_not_met", message=message)
         if self._has_launcher and is_silent:
-            return Verdict("platform_error", "node_silent", "Node {} stopped answering.".format(node))
+            return Verdict(kind="platform_error", code="node_silent", message="Node {} stopped answering.".format(node))
         if now - self._created_at > seconds + START_MARGIN_SECONDS:
-            return Verdict("platform_error", "node_not_started", "Node {} did not start in time.".format(node))
+            return Verdict(
+                kind="platform_error", code="node_not_started", message="Node {} did not start in time.".format(node)
+            )
         return None
 
     def explain_failure(self, failure: Mapping[str, Any], now: float) -> Optional[Verdict]:
@@ -105,7 +107,7 @@ class PodLimits(NodeLimits):
                 "was ended ({})".format(launcher_exit.signal or "code {}".format(launcher_exit.exit_code))
             )
         message = "Node {} could not be started, or failed while it started.".format(self._record.node)
-        return Verdict("platform_error", "node_not_started", message)
+        return Verdict(kind="platform_error", code="node_not_started", message=message)
 
     def check_after_end(self) -> None:
         """After the end of all processes, record the newest checkpoint and note a full disk."""

@@ -119,7 +119,7 @@ class PodNode(Node):
             self._start_with_hub(hub)
         except OSError as error:
             message = "Node {} could not be started: {}.".format(self._node, error)
-            self._fail(Verdict("platform_error", "node_not_started", message))
+            self._fail(Verdict(kind="platform_error", code="node_not_started", message=message))
 
     def _start_with_hub(self, hub: str) -> None:
         """Start the launcher with `hub` as the address of node 0. Raises OSError."""
@@ -183,7 +183,7 @@ class PodNode(Node):
                 for received_signal in signals
             ):
                 self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
-                self._end(Verdict("stopped", "stopped", "The run was stopped on request."))
+                self._end(Verdict(kind="stopped", code="stopped", message="The run was stopped on request."))
 
     def _read_hub_address(self, lookup: NameLookup) -> None:
         """Start the launcher with the hub's address, or send it the new address if it runs already."""
@@ -193,7 +193,7 @@ class PodNode(Node):
             self._stop_lookup()
             if not self._tree.has_launcher:
                 message = "Node {} could not be started: {}.".format(self._node, error)
-                self._fail(Verdict("platform_error", "node_not_started", message))
+                self._fail(Verdict(kind="platform_error", code="node_not_started", message=message))
             return
         if address is None:
             return
@@ -257,7 +257,7 @@ class PodNode(Node):
         self._stop_lookup()
         self._tree.end_all()
         finished_at = time.time()
-        self._finish_record()
+        self._add_final_data()
         self._exit_code = self._write_last_record(finished_at)
         self._output.log_mux.finish(_FLUSH_SECONDS)
         self._record.finish(_RECORD_TRIES)

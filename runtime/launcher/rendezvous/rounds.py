@@ -161,7 +161,7 @@ class Rounds:
             return None
         slow_nodes = sorted(set(self.members) - self._ended_members)
         text = "The ranks of nodes {} did not end for the next round.".format(node_list(slow_nodes))
-        return new_cause("platform_error", "nodes_not_met", slow_nodes[0], message=text)
+        return new_cause(kind="platform_error", code="nodes_not_met", node=slow_nodes[0], message=text)
 
     # From one round to the next
 

@@ -109,7 +109,7 @@ class Activity(NamedTuple):
     """The highest load of a GPU."""
     gpu_memory_percent: float
     """The highest load of a GPU's memory. A GPU that waits is busy, but its memory is not."""
-    is_working: bool = False
+    is_using_cpu: bool = False
     """The supervisor has measured that the node uses CPU time. Unlike `cpu_shares`, it counts ended processes too."""
     counted_cpu_seconds: float = 0.0
     """The CPU time that the supervisor has measured; 0 if it cannot measure it."""
@@ -170,7 +170,7 @@ class ProgressTracker:
         if activity.has_milestone or moves_data or waits_for_disk or is_late:
             self._progressed_at = now
         # Many idle processes together count as work, because their CPU time is billed.
-        is_busy = activity.is_working or sum(shares.values()) >= NODE_BUSY_SHARE
+        is_busy = activity.is_using_cpu or sum(shares.values()) >= NODE_BUSY_SHARE
         is_busy |= any(share >= self.busy_share(pid) for pid, share in shares.items())
         if is_busy or activity.max_runnable_share >= _STARVED_SHARE or activity.gpu_percent >= _GPU_PERCENT:
             self._computed_at = now

@@ -105,9 +105,9 @@ class NodeWatch:
         self._detector = HangDetector(self._plan.hang_seconds, set(members) - self._finished_nodes)
         self._last_reading: Optional[Reading] = None
         self._interval = 0.0  # planned seconds from the last reading to the next
-        # Signs of progress since the last reading. `hang_detector.Activity` documents `is_working` and
+        # Signs of progress since the last reading. `hang_detector.Activity` documents `is_using_cpu` and
         # `counted_cpu_seconds`.
-        self._has_printed = self._is_working = False
+        self._has_printed = self._is_using_cpu = False
         self._counted_cpu_seconds = 0.0
         self._counts: Dict[int, Counts] = {}  # by rank_id, at the last reading
         self._metrics_state: Optional[Tuple[int, int]] = None  # modification time (ns) and size of the metrics file
@@ -130,7 +130,7 @@ class NodeWatch:
 
     def note_cpu_work(self) -> None:
         """Note that this node used CPU time, even if the processes that used it have ended."""
-        self._is_working = True
+        self._is_using_cpu = True
 
     def add_cpu_seconds(self, core_seconds: float) -> None:
         """Add CPU time of this node since the last call, as the kernel counts it."""
@@ -260,10 +260,10 @@ class NodeWatch:
             is_blocked=any(process.state == "D" for process in after.processes.values()),
             gpu_percent=max((gpu.utilization or 0 for gpu in gpus), default=0),
             gpu_memory_percent=max((gpu.memory_utilization or 0 for gpu in gpus), default=0),
-            is_working=self._is_working,
+            is_using_cpu=self._is_using_cpu,
             counted_cpu_seconds=self._counted_cpu_seconds,
         )
-        self._has_printed = self._is_working = False
+        self._has_printed = self._is_using_cpu = False
         self._counted_cpu_seconds = 0.0
         return activity
 
@@ -379,7 +379,7 @@ class NodeWatch:
             "progress_at": round(self._progress_at, 3),
             "used_seconds": round(self._used_seconds, 3),
         }
-        failure = new_cause("hung", "hung", self._plan.node, message=describe_hang(hang), data=data)
+        failure = new_cause(kind="hung", code="hung", node=self._plan.node, message=describe_hang(hang), data=data)
         if 0 < len(ranks_not_waiting) < len(hang.states):
             # Report the first rank that does not wait: the others wait for it.
             rank_id = ranks_not_waiting[0]

@@ -60,7 +60,7 @@ def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
     finally:
         for each in harnesses.values():
             each.backend.delete("job-1-1")
-            each.backend.stop_prepared()
+            each.backend.stop_prepared_processes()
 
 
 def test_a_warm_rank_was_warm(harness):

@@ -65,7 +65,7 @@ NEVER = float("inf")
         (IDLE._replace(cpu_shares=dict.fromkeys(range(20), 0.03)), False),
         (IDLE._replace(max_runnable_share=0.9), False),
         (IDLE._replace(gpu_percent=100.0), False),
-        (IDLE._replace(is_working=True), False),
+        (IDLE._replace(is_using_cpu=True), False),
     ],
 )
 def test_signs_of_progress(activity, is_more_than_computing):

@@ -21,7 +21,7 @@ def written(record):
 
 def test_saved_events_are_on_disk_and_notified(record):
     record.save()
-    record.add_cause(Verdict("disk_full", "disk_full", "Too much.", data={"limit_mib": 3}))
+    record.add_cause(Verdict(kind="disk_full", code="disk_full", message="Too much.", data={"limit_mib": 3}))
     record.save()
     assert (record.phase, record.has_started) == ("starting", False)
     (cause,) = record.causes
