@@ -111,7 +111,8 @@ def read_manifest(source: Path) -> dict[str, Any]:
     if backup_format > FORMAT:
         raise NewerBackup(f"This backup was made by Trainyard {manifest.get('version')}. Upgrade this console first.")
     # sandbox.tar may be missing: the backup may be of a console with Stripe, and this console uses the sandbox.
-    if not {DATABASE_FILE, *(f"{name}.tar" for name in roots())} <= set(parts) | {"sandbox.tar"}:
+    required_parts = {DATABASE_FILE, *(f"{name}.tar" for name in roots())} - {"sandbox.tar"}
+    if not required_parts <= set(parts):
         raise DamagedBackup(f"{source}: the manifest lacks {DATABASE_FILE} or another part.")
     return dict(manifest)
 
@@ -138,6 +139,7 @@ def restore(source: Path, *, force: bool = False, report: ReportProgress = lambd
     source = source.absolute()
     report("Reading the backup ...")
     manifest = verify(source)
+    # `fresh_connection`: a connection from before may be broken, and none may remain when the database is stopped.
     with _stopped_console(), database.fresh_connection():
         # Check everything before the first change.
         database.check_readable(source / DATABASE_FILE)
@@ -281,13 +283,14 @@ def _replace_data(source: Path, manifest: dict[str, Any], report: ReportProgress
     Raises BackupRefused if the database could not be replaced and nothing was changed, or RestoreBroken.
     """
     markers = [root / UNFINISHED_MARKER for root in roots().values()]
-    # If this restore fails without a change, it removes its own markers, but not those of an interrupted one before.
+    # If this restore fails without a change, it removes only the markers that it made. Those of an earlier, interrupted
+    # restore stay.
     own_markers = [marker for marker in markers if not marker.exists()]
     for marker in markers:
         marker.touch()
         _sync_folder(marker.parent)  # the marker must be on the disk before the database changes
     report("The database ...")
-    connection.close()
+    connection.close()  # our own session must hold no lock on the tables, and know nothing of the old ones
     try:
         try:
             database.replace(source / DATABASE_FILE)
@@ -304,7 +307,7 @@ def _replace_data(source: Path, manifest: dict[str, Any], report: ReportProgress
             raise RestoreBroken("The books of this backup do not balance: " + ", ".join(findings))
         for marker in markers:
             marker.unlink()
-    except (database.DatabaseUnknown, DatabaseError, OSError) as error:
+    except (database.DatabaseStateUnknown, DatabaseError, OSError) as error:
         raise RestoreBroken(
             f"{error}\nThe restore is incomplete. Fix this problem and run the restore again."
         ) from error
@@ -312,7 +315,8 @@ def _replace_data(source: Path, manifest: dict[str, Any], report: ReportProgress
         for name in (REPLACED, TRASH):
             try:
                 _remove_hidden(root, name)
-            except (OSError, CustomerError) as error:  # runs continue, and may still write into the replaced folder
+            except (OSError, CustomerError) as error:
+                # Runs continue, and may still write into the replaced folder. `remove_tree` then raises one of these.
                 report(f"{root / name} could not be removed: {error}. The next restore removes it.")
 
 
@@ -364,7 +368,7 @@ def _replace_key(path: Path) -> None:
 @contextmanager
 def _running_database() -> Iterator[None]:
     """Start the embedded database for the block if it is stopped. Any other database is the operator's matter."""
-    if not settings.EMBEDDED_DATABASE or settings.EMBEDDED.processes():
+    if not settings.EMBEDDED_DATABASE or settings.EMBEDDED.processes():  # not ours, or its servers run already
         yield
         return
     with _stopped_console():
@@ -373,10 +377,10 @@ def _running_database() -> Iterator[None]:
 
 @contextmanager
 def _stopped_console() -> Iterator[None]:
-    """Keep `up` from starting during the block, in which the embedded database runs. Raises BackupRefused if `up` runs.
+    """Hold the lock of `up`, so that no console starts during the block. Raises BackupRefused if `up` runs.
 
-    An embedded database that was stopped is stopped again. Without an embedded database this does nothing: the operator
-    must stop the console.
+    The embedded database is started for the block. It is stopped afterwards, unless it ran before. Without an embedded
+    database this does nothing: the operator must stop the console.
     """
     if not settings.EMBEDDED_DATABASE:
         yield

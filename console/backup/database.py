@@ -39,7 +39,7 @@ class DatabaseToolFailed(Exception):
     """pg_dump, pg_restore or psql failed, with their message; the database is unchanged."""
 
 
-class DatabaseUnknown(Exception):
+class DatabaseStateUnknown(Exception):
     """The connection broke during COMMIT, so it is unknown whether the database is unchanged or restored."""
 
 
@@ -59,7 +59,7 @@ def replace(archive: Path) -> None:
     """Replace everything in the database's schema by the contents of `archive`.
 
     psql drops the schema and runs the SQL that pg_restore writes, in one transaction. Raises DatabaseToolFailed,
-    DatabaseUnknown.
+    DatabaseStateUnknown.
     """
     options = ["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--output=/dev/null"]
     restore_command = [str(_find_tool("pg_restore")), "--no-owner", "--no-privileges", "--file=-", str(archive)]
@@ -90,7 +90,7 @@ def replace(archive: Path) -> None:
             # A failed statement, also a failed COMMIT, rolls everything back. But if the connection broke after COMMIT
             # was sent, the server may have committed.
             is_unknown = was_commit_sent and psql.returncode != STATEMENT_FAILED
-            raise (DatabaseUnknown if is_unknown else DatabaseToolFailed)(_last_lines("psql", psql_errors))
+            raise (DatabaseStateUnknown if is_unknown else DatabaseToolFailed)(_last_lines("psql", psql_errors))
         if pg_restore.wait():
             raise DatabaseToolFailed(_last_lines("pg_restore", restore_errors))
 
