@@ -19,7 +19,10 @@ class Notification(models.Model):
     data = models.JSONField(_("details"), default=dict)
     """The values that webhooks send. Pages and mails build their sentences from them, in the reader's language."""
     user = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
-    """The only user who is notified, such as the one who ordered the job; None: every member who may see the kind."""
+    """Who gets the mail of `jobs.run_mails`: the user who ordered the run or sweep. None: nobody gets it.
+
+    Pages and webhooks ignore this field, so a deleted user's notifications become visible to nobody else.
+    """
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
     mailed_at = models.DateTimeField(null=True, blank=True)
     queued_at = models.DateTimeField(null=True, blank=True)

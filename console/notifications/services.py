@@ -33,7 +33,7 @@ def publish(
 ) -> None:
     """Write a notification in the caller's transaction. Mails and webhooks are sent within seconds after its commit.
 
-    `user` is the only user to notify; None: every member who may see the kind.
+    Pages show it to every member who may see the kind. `user` is who gets a mail about the end of a run or sweep.
     """
     Notification.objects.create(
         organization_id=getattr(organization, "pk", organization),
