@@ -24,29 +24,29 @@ from django.views.decorators.http import require_GET
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from console.core.error_codes import reference
+from console.core.error_codes import reference as error_reference
 
 
-class PageTitle(NamedTuple):
+class PageEntry(NamedTuple):
     """How a page is listed."""
 
     title: str | Promise
-    contents: str | Promise
+    summary: str | Promise
     """One sentence about what the page contains."""
 
 
 GUIDES = {
-    "user-guide": PageTitle(_("User guide"), _("From the first run to models, storage and the API, by task.")),
-    "command-line": PageTitle(_("Command line"), _("Train from your own machine with the trainyard command.")),
-    "environment": PageTitle(_("Environment contract"), _("Variables, folders, signals and arguments of your code.")),
-    "pricing": PageTitle(_("Pricing"), _("Every price and figure, with worked examples.")),
-    "compatibility": PageTitle(_("Compatibility"), _("Frameworks, versions, third-party scripts, known obstacles.")),
-    "faults": PageTitle(_("Faults"), _("What happens in a fault, who pays, and how a run recovers.")),
+    "user-guide": PageEntry(_("User guide"), _("From the first run to models, storage and the API, by task.")),
+    "command-line": PageEntry(_("Command line"), _("Train from your own machine with the trainyard command.")),
+    "environment": PageEntry(_("Environment contract"), _("Variables, folders, signals and arguments of your code.")),
+    "pricing": PageEntry(_("Pricing"), _("Every price and figure, with worked examples.")),
+    "compatibility": PageEntry(_("Compatibility"), _("Frameworks, versions, third-party scripts, known obstacles.")),
+    "faults": PageEntry(_("Faults"), _("What happens in a fault, who pays, and how a run recovers.")),
 }
 """The guides that are shown, by file name in `docs/`."""
 ERRORS = "errors"
 """The name of the page of error codes in URLs."""
-ERRORS_TITLE = PageTitle(_("Error codes"), _("Every error of the API: its status and what to do."))
+ERRORS_TITLE = PageEntry(_("Error codes"), _("Every error of the API: its status and what to do."))
 MAX_RESULTS = 30
 """How many sections a search shows."""
 MAX_QUERY_LENGTH = 100
@@ -89,7 +89,7 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
     """Show a guide, or the error codes."""
     context: dict[str, Any] = {"page": page, "pages": _pages()}
     if page == ERRORS:
-        context |= {"title": ERRORS_TITLE.title, "codes": reference()}
+        context |= {"title": ERRORS_TITLE.title, "codes": error_reference()}
     elif page in GUIDES:
         guide = _guide(page)
         contents = [section for section in guide.sections if section.level == 2]
@@ -99,7 +99,7 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
     return render(request, "docs/page.html", context)
 
 
-def _pages() -> dict[str, PageTitle]:
+def _pages() -> dict[str, PageEntry]:
     """Return all pages by their names in URLs."""
     return GUIDES | {ERRORS: ERRORS_TITLE}
 
@@ -130,7 +130,7 @@ def _excerpt(text: str, word: str) -> str:
 def _all_sections() -> list[Section]:
     """Return the sections of all guides and the error codes."""
     sections = [section for page in GUIDES for section in _guide(page).sections]
-    for error in reference():
+    for error in error_reference():
         text = " ".join([*error.meanings, *map(str, error.messages)])
         sections.append(Section(ERRORS, error.code, error.code, 2, text))
     return sections
@@ -155,6 +155,7 @@ def _guide(page: str) -> Guide:
     html = html.replace("<table", '<div class="table-responsive" tabindex="0"><table').replace(
         "</table>", "</table></div>"
     )
+    # An empty header cell is an error of accessibility: screen readers announce a header without a name.
     html = html.replace("<th></th>", "<td></td>").replace("<pre>", '<pre class="code-block" tabindex="0">')
     return Guide(mark_safe(html), tuple(_sections(page, tokens)))  # noqa: S308  # from files of this release, with raw HTML escaped
 
@@ -190,8 +191,8 @@ def _sections(page: str, tokens: list[Token]) -> list[Section]:
     sections: list[Section] = []
     for start, end in pairwise([*headings, len(tokens)]):
         heading, title = tokens[start], _plain(tokens[start + 1])
-        # The title itself is searched as part of the text, too.
-        texts = [_plain(token) for token in tokens[start:end] if token.type in {"inline", "fence"}]
+        # The text begins after the three tokens of the heading.
+        texts = [_plain(token) for token in tokens[start + 3 : end] if token.type in {"inline", "fence"}]
         sections.append(Section(page, str(heading.attrGet("id")), title, int(heading.tag[1:]), " ".join(texts)))
     return sections
 
@@ -211,7 +212,7 @@ def _anchor(title: str, used: dict[str, int]) -> str:
 
 
 def _link_url(href: str, page: str) -> str:
-    """Return the URL for a link in the guide `page`. A link to a file that is not shown leads to the guide itself."""
+    """Return the URL for a link in the guide `page`. A link to a file that is not shown leads to `page`."""
     if href.startswith(("#", "https://", "http://")):
         return href
     name, _hash, fragment = href.partition("#")
