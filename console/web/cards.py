@@ -138,6 +138,7 @@ def _render_cards(
         cards = customers.saved_cards(request.membership.organization)
     except BillingError as error:
         problem = str(error.message)
+    # The page then explains why the cards are gone: the provider deleted them with the customer.
     has_deleted_customer = not cards and not problem and customers.has_deleted_customer(request.membership.organization)
     context = {
         "account": account,

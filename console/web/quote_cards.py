@@ -34,8 +34,9 @@ def quote_card(
     stale: bool = False,
     **context: Any,
 ) -> HttpResponse:
-    """Render the card of a quote, and clear the errors of `fields`.
+    """Render the card of a quote.
 
+    The response also has an empty error for each form control in `fields`, which replaces that of an earlier refusal.
     `template` extends `jobs/_plain_quote.html` and gets `context` too. The form of the card posts to `order_url`. For a
     `stale` quote, which cannot be bought, the card offers a new quote.
     """
@@ -43,7 +44,7 @@ def quote_card(
     available = account.available_minor if account else 0
     refusal = orders.refusal(quote, request.membership.user)
     held_minor = orders.held_minor(quote)
-    added_minor = quote.ceiling_minor - held_minor
+    added_minor = quote.ceiling_minor - held_minor  # the extension of a notebook adds to the amount that it holds
     context |= {
         "quote": quote,
         "order_url": order_url,
@@ -51,6 +52,7 @@ def quote_card(
         "added_minor": added_minor,
         "remaining_minor": available - added_minor,
         "missing_minor": max(0, added_minor - available),
+        # The smallest payment that covers the missing amount. Without a wallet nobody can pay, and the card says so.
         "to_pay_minor": payments.shortfall_minor(quote, account=account, held_minor=held_minor) if account else 0,
         "idempotency_key": uuid4(),
         "problem": problem or refusal,
@@ -83,7 +85,7 @@ def currency_of(organization: Organization) -> str:
 
 
 def posted_ceiling(posted: QueryDict, currency: str) -> dict[str, Any]:
-    """Return the field `ceiling_minor` of a form; empty without one. Raises InvalidInput."""
+    """Return `{"ceiling_minor": amount}` for a form's field `ceiling`, or {} if it is empty. Raises InvalidInput."""
     text = posted.get("ceiling", "").strip()
     if not text:
         return {}
