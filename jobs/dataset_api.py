@@ -26,7 +26,10 @@ class SourceSerializer(serializers.Serializer[Any]):
         default="",
         allow_blank=True,
         trim_whitespace=False,
-        help_text="In the workspace, by default all of it; of a job, it begins with `outputs/` or `checkpoints/`.",
+        help_text=(
+            "A path in the workspace (default: all files), or a job's path, which begins with `outputs/` or "
+            "`checkpoints/`."
+        ),
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from console.accounts.roles import Capability
 from console.core.errors import NotFound
 from console.core.pagination import NewestFirst
 from jobs import images, job_files, results, selectors
+from jobs.api_input import json_object
 from jobs.models import Job
 from runtime.images.contents import Contents
 from storage import folder_archives, registries
@@ -93,7 +94,9 @@ class ImageChangeSerializer(serializers.Serializer[Any]):
     frameworks = serializers.ListField(child=serializers.CharField())
     description = serializers.CharField(default="", allow_blank=True)
     username = serializers.CharField(
-        default="", allow_blank=True, help_text="User name for the registry; stored for all of its images."
+        default="",
+        allow_blank=True,
+        help_text="User name for the registry. It applies to all images from that registry.",
     )
     password = serializers.CharField(default="", allow_blank=True, trim_whitespace=False, write_only=True)
 
@@ -143,7 +146,7 @@ class ImageView(TenantView):
         """Change an image of your own. Fields that are not in the body keep their values."""
         image = self._own_image(name)
         current = {field: getattr(image, field) for field in ("title", "reference", "frameworks", "description")}
-        form = ImageChangeSerializer(data={**current, **(request.data if isinstance(request.data, dict) else {})})
+        form = ImageChangeSerializer(data={**current, **json_object(request)})
         form.is_valid(raise_exception=True)
         warning = _check_registry(self, form.validated_data)
         with transaction.atomic():
@@ -168,7 +171,7 @@ class ImageView(TenantView):
 class StorageSerializer(UsageSerializer):
     """Storage usage, and what it costs. Amounts are in minor units of the wallet's currency."""
 
-    currency = serializers.CharField(allow_blank=True, help_text="Empty before the service is activated.")
+    currency = serializers.CharField(allow_blank=True, help_text="Empty while the organization has no wallet.")
     price_minor_per_gb_month = serializers.DecimalField(
         max_digits=20, decimal_places=6, allow_null=True, help_text="1 GB is 10^9 bytes. Null: storage is free."
     )
@@ -307,7 +310,8 @@ class JobArchiveView(TenantView):
 def archive_of(request: HttpRequest | Request, job: Job, path: str) -> HttpResponseBase:
     """Return a file or folder of a job as a .tar.gz that is built while it is sent. Raises as `job_files.read` does."""
     sources = job_files.archive_sources(job, path)
-    name = "-".join(["job", str(job.pk), *path.strip("/").split("/")[-1:]]).rstrip("-")
+    folder = path.strip("/").rpartition("/")[2]
+    name = f"job-{job.pk}-{folder}" if folder else f"job-{job.pk}"
     return download_archive(request, folder_archives.pack(sources), name=f"{name}.tar.gz")
 
 

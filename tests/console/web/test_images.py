@@ -73,6 +73,8 @@ def test_the_reference_of_an_image_that_an_open_job_needs_stays(customer, owner_
     for refused in (patch(reference=CHANGED["reference"]), owner_page.delete(path)):
         assert (refused.status_code, f"#{job.pk} " in refused.json()["message"]) == (409, True)
     assert patch(title="Ours").json()["title"] == "Ours"
+    no_object = owner_page.patch(path, ["title"], content_type="application/json")
+    assert (no_object.status_code, no_object.json()["message"]) == (400, "Send a JSON object.")
     assert owner_page.get(path).json()["reference"] == MINE["reference"]
 
 
