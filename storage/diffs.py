@@ -35,10 +35,20 @@ def line_diff(*, old: str, new: str) -> list[DiffLine]:
     skipped_at_end = max(0, _common_count(old_lines[::-1], new_lines[::-1]) - CONTEXT_LINES)
     old_lines, new_lines = old_lines[: len(old_lines) - skipped_at_end], new_lines[: len(new_lines) - skipped_at_end]
     if max(len(old_lines), len(new_lines)) > MATCH_LIMIT:
-        changed = [*_lines("-", old_lines), *_lines("+", new_lines)]
-        return [*_gap(skipped_at_start), *changed, *_gap(skipped_at_end)]
+        before = _common_count(old_lines, new_lines)
+        removed, added = old_lines[before:], new_lines[before:]
+        after = _common_count(removed[::-1], added[::-1])
+        return [
+            *_gap(skipped_at_start),
+            *_lines(" ", old_lines[:before]),
+            *_lines("-", removed[: len(removed) - after]),
+            *_lines("+", added[: len(added) - after]),
+            *_lines(" ", removed[len(removed) - after :]),
+            *_gap(skipped_at_end),
+        ]
     lines: list[DiffLine] = []
     for group in SequenceMatcher(None, old_lines, new_lines).get_grouped_opcodes(CONTEXT_LINES):
+        # A group begins at line `group[0][1]`. Only the first one may begin with the text, where nothing is skipped.
         lines += _gap(skipped_at_start + group[0][1])
         for tag, old_start, old_end, new_start, new_end in group:
             if tag == "equal":

@@ -37,5 +37,5 @@ def test_a_long_difference_is_one_change():
     old, new = [f"a{number % 7}" for number in range(count)], [f"b{number % 5}" for number in range(count)]
     lines = shown(["same"] * 9 + old + ["same"] * 9, ["same"] * 9 + new + ["same"] * 9)
     assert [(sign, len(list(group))) for sign, group in groupby(line[0] for line in lines)] == [
-        ("@", 1), ("-", count + 6), ("+", count + 6), ("@", 1),
+        ("@", 1), (" ", 3), ("-", count), ("+", count), (" ", 3), ("@", 1),
     ]  # fmt: skip
