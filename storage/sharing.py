@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.models import Organization, Quota, User
 from console.accounts.services import record
 from console.core.errors import InvalidInput, NotFound
-from storage import catalog, selectors
+from storage import catalog, quota, selectors
 from storage.errors import NameTaken
 from storage.files import Readable
 from storage.models import NAME_PATTERN, Dataset, DatasetShare, DatasetVersion
@@ -33,7 +33,8 @@ MAX_SHARES = 100
 LABEL_LIMIT = 100
 """The length of a label's database column, in characters."""
 OWN_RANK, SHARED_RANK, PUBLIC_RANK = 0, 1, 2
-"""The `rank` of a dataset for an organization that may read it. Of several with the same name it uses the lowest."""
+"""The `rank` of a dataset for an organization that may read it. Of several datasets with the same name, it uses the
+one with the lowest rank."""
 PUBLIC_OWNER_SLUG = "public.datasets"
 """The slug of the organization that owns the installation's own public datasets. It has no members. No customer's
 organization can have this slug, because slugs that are made from names have no dots."""
@@ -124,8 +125,10 @@ def create_share(*, dataset: Dataset, user: User | None, label: str) -> tuple[Da
 
 
 def accept_share(*, organization: Organization, user: User | None, code: str) -> Dataset:
-    """Give the organization that enters a code read access to its dataset. Raises InvalidInput, NameTaken."""
+    """Accept a share: the organization may then read the dataset of this code. Raises InvalidInput, NameTaken."""
     with transaction.atomic():
+        # So that two codes for datasets of the same name cannot be accepted at once.
+        quota.lock(organization)
         now = timezone.now()
         share = (
             DatasetShare.objects.select_for_update(of=("self",))

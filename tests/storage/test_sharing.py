@@ -17,6 +17,7 @@ from storage import sharing
 from storage.errors import NameTaken
 from storage.models import Dataset, DatasetShare
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+from tests.racing import together
 from tests.storage.archives import tar_of
 
 pytestmark = pytest.mark.django_db
@@ -180,6 +181,16 @@ def test_a_code_entered_twice_at_once_works_once(dataset, code, stranger):
     for thread in threads:
         thread.join()
     assert sorted(result is None for result in results) == [False, True]
+    assert DatasetShare.objects.exclude(recipient=None).count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_codes_for_datasets_of_the_same_name_entered_at_once_one_works(dataset, code, stranger):
+    third = create_organization(user=stranger.user, name="Third")
+    twin = DatasetFactory(organization=third.organization, name=dataset.name)
+    twin_code = sharing.create_share(dataset=twin, user=None, label="Acme")[1]
+    results = together(lambda: accept(stranger, code), lambda: accept(stranger, twin_code))
+    assert sorted(type(result).__name__ for result in results) == ["Dataset", "NameTaken"]
     assert DatasetShare.objects.exclude(recipient=None).count() == 1
 
 
