@@ -53,6 +53,7 @@ def start_import(
     `git_secret` is the name of the secret with an access token, or empty.
     """
     catalog.validate_texts(name, description)
+    # Called only for its checks: the worker calls it again for the function that it returns.
     git_repository(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
     with transaction.atomic():
         Organization.objects.select_for_update().get(pk=organization.pk)
@@ -96,6 +97,7 @@ def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
 def shown_imports(organization: Organization) -> list[WorkspaceImport]:
     """Return the imports that the list of workspaces shows, newest first: open ones, and those that failed in a day."""
     yesterday = timezone.now() - timedelta(days=1)
+    # An ended import without a workspace has failed, or its workspace was deleted later: then it has no error.
     rows = imports_for(organization).filter(workspace=None).order_by("-pk")
     return [row for row in rows[:20] if row.ended_at is None or (row.error and row.ended_at > yesterday)]
 
@@ -116,10 +118,10 @@ def import_workspace(pk: int) -> None:
 def run(row: WorkspaceImport) -> bool:
     """Run an import, unless it has ended. Return False if another process is importing."""
     with imports.import_lock(imports.GIT_LOCK_FILE) as is_locked:
-        if is_locked and _begin_attempt(row):
-            # An error is stored as a sentence, in the language of the person who reads it.
-            language = row.created_by.language if row.created_by else ""
-            with translation.override(language or settings.LANGUAGE_CODE):
+        # An error is stored as a sentence, in the language of the person who started the import.
+        language = row.created_by.language if row.created_by else ""
+        with translation.override(language or settings.LANGUAGE_CODE):
+            if is_locked and _begin_attempt(row):
                 _create_workspace(row)
     return is_locked
 
