@@ -149,7 +149,7 @@ class _Copier:
                     else:
                         self._skipped += 1
                 except OSError as error:
-                    if error.errno in SWAPPED_ERRNOS:
+                    if error.errno in SWAPPED_ERRNOS:  # the entry was removed or replaced since it was listed
                         raise SourceChanged from error
                     raise
         return subfolders

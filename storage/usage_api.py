@@ -1,4 +1,7 @@
-"""API of storage usage, and of deleted items, which can be restored or removed early."""
+"""API of storage usage, of the deletion of dataset versions, and of deleted items.
+
+A deleted dataset version, model version or workspace can be restored for some days, or removed early.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ def _deleted_data(item: Item) -> dict[str, Any]:
     return {
         "kind": item.kind,
         "id": item.pk,
-        "name": str(item),
+        "name": str(item),  # a version has no name of its own: the text is its dataset's or model's, and the number
         "size_bytes": item.size_bytes,
         "entry_count": item.entry_count,
         "deleted_at": item.deleted_at,
