@@ -9,7 +9,8 @@ On STACK_SIGNAL from the launcher, the stacks of all threads are written to the 
 framework, `step_timer` begins to count its steps.
 
 A script cannot distinguish this from a plain interpreter (`__main__`, `sys.argv`, `sys.path`, tracebacks), and nothing
-here can make it fail. Few modules are imported, since the script would find them in `sys.modules`.
+here can make it fail. Few modules are imported, since the script would find them in `sys.modules`. Annotations are
+quoted, because `compile` would apply a `from __future__ import annotations` of this file to the script too.
 """
 
 import os
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from typing import Any, List, Tuple
 
 PLATFORM_FILE_NAME = "<trainyard>"
-"""The file name of the platform's code in customers' tracebacks, where its frames cannot be removed."""
+"""The file name under which `step_timer` is compiled. Customers see it in tracebacks from which the platform's frames
+cannot be removed."""
 IMAGE_LINKS = "/opt/trainyard/images"
 """The folder of links to the image and its interpreter, in a sandbox of the local backend."""
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -99,8 +101,8 @@ def _describe_exception(error: BaseException) -> str:
     """Return the fields of the report `raised` about an exception, each after a tab.
 
     The fields are its type, the most informative line of its text, and the file, line and function of the customer's
-    innermost frame. The type and text of each exception in its chain follow. For a SystemExit the text is the exit
-    code.
+    innermost frame. Then follow the type and text of each exception in its chain, beginning with this exception. For a
+    SystemExit the text is the exit code.
     """
     try:
         text = _text(error)
@@ -191,7 +193,7 @@ def _is_platform_file(file: str) -> bool:
 
 
 class _Excepthook:
-    """Shows an exception through `hook`, without the platform's frames, and with the image's paths as in the run."""
+    """Shows an exception through `hook`, without the platform's frames. The host's paths are replaced by the run's."""
 
     def __init__(self, hook: "Any") -> None:
         self._hook = hook
@@ -244,22 +246,25 @@ def _remove_platform_lines(text: str) -> str:
     if not any(frame in text for frame in platform_frames):
         return text
     remaining = []
-    lines = iter(text.splitlines(True))
-    for line in lines:
-        if line.lstrip().startswith(tuple(platform_frames)):
-            source_line = next(lines, "")
-            if source_line.strip() and not source_line.startswith("    "):
-                remaining.append(source_line)
-        else:
+    frame_indent = -1  # of the platform's frame whose source lines are left out; -1: none
+    for line in text.splitlines(True):
+        content = line.lstrip()
+        indent = len(line) - len(content)
+        if content.startswith(tuple(platform_frames)):
+            frame_indent = indent
+        # Source lines are indented more than their frame. A frame of PLATFORM_FILE_NAME has none.
+        elif frame_indent < 0 or not content or indent <= frame_indent:
+            frame_indent = -1
             remaining.append(line)
     return "".join(remaining)
 
 
 def find_displayed_paths() -> "List[Tuple[str, str]]":
-    """Return the host's paths of the image, each with the name that it has in a run: a link in IMAGE_LINKS."""
+    """Return pairs (path on the host, link in IMAGE_LINKS): customers are shown the link instead of the path."""
     try:
         with os.scandir(IMAGE_LINKS) as entries:
             links = [entry.path for entry in entries if entry.is_symlink()]
+        # A path comes after those below it, because `replace_paths` replaces them in this order.
         return sorted(((os.readlink(link), link) for link in links), reverse=True)
     except OSError:
         return []
