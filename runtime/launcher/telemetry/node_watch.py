@@ -1,8 +1,9 @@
 """Watch the ranks of one node: take samples for the console, and detect hangs together with the other nodes.
 
-Every node reads its processes and sends its progress to the hub. If the hub's `hang_detector.HangDetector` asks for an
-inspection, all nodes inspect their ranks. When the run hangs, all nodes capture stacks before the run ends. The agent's
-loop calls this module, which never waits, and which reports a hang to the agent. The agent then ends the run.
+Every node reads its processes and sends its progress to the hub, which is node 0. If the hub's
+`hang_detector.HangDetector` asks for an inspection, all nodes inspect their ranks. When the run hangs, all nodes
+capture stacks before the run ends. The launcher's loop (`agent`) calls this module, which never waits. It reports a
+hang to the agent, which then ends the run.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _SLOW_SAMPLE_SECONDS = 10.0
 _FAST_PERIOD_SECONDS = 60.0
 """How long a run is sampled at the shorter interval."""
 _CHECKS_PER_HANG = 20
-"""How many checks for progress to make within `hang_seconds`, if the following limits of the interval allow it. So many
-find a hang at most 5 % late."""
+"""How many checks for progress to make within `hang_seconds`, if the following limits of the interval allow it. With
+20 checks, a hang is found at most 5 % late."""
 _MIN_CHECK_SECONDS = 1.0
 """Minimum interval of checks for progress, so that they use little CPU time."""
 _MAX_CHECK_SECONDS = 5.0
@@ -46,7 +47,8 @@ _STACKS_SECONDS = ANSWER_SECONDS + 2.0
 """How long the hub waits for the other nodes' stacks: the time that their ranks have, and 2 s for messages. A node of a
 run that hangs may not answer at all."""
 _MIN_BUSY_SHARE = 0.01
-"""Lower limit of the share of a core that makes a process busy. It applies to nodes with a small fraction of a core."""
+"""Minimum of the share of a core from which on a process counts as busy. It matters on nodes with a small fraction of a
+core."""
 _NO_COUNTS = Counts(0, 0, 0.0, None)
 
 
@@ -129,11 +131,11 @@ class NodeWatch:
         self._has_printed = True
 
     def note_cpu_work(self) -> None:
-        """Note that this node used CPU time, even if the processes that used it have ended."""
+        """Note that this node is working, which is a sign of progress, even if the processes that worked have ended."""
         self._is_using_cpu = True
 
     def add_cpu_seconds(self, core_seconds: float) -> None:
-        """Add CPU time of this node since the last call, as the kernel counts it."""
+        """Add CPU time of this node since the last call, as the kernel counts it. A hang's bill is based on it."""
         self._counted_cpu_seconds += core_seconds
 
     def note_finished(self, node: int) -> None:
@@ -207,6 +209,7 @@ class NodeWatch:
             progress = self._tracker.add_activity(now, activity, self._interval)
             self._report_progress(progress)
             # An inspection compares threads with an earlier reading, which must be ready before the first inspection.
+            # `HangDetector.should_inspect` begins after half of `hang_seconds`.
             if progress.stalled_seconds < self._plan.hang_seconds / 4:
                 self._rank_cpu = {}
             elif not self._rank_cpu:
@@ -220,6 +223,7 @@ class NodeWatch:
         self._interval = self._next_reading_at - now
 
     def _read_counts(self) -> Dict[int, Counts]:
+        """Return the counts of training steps, by rank_id."""
         return {rank.rank_id: read_counts(rank.counts_fd) for rank in self._ranks if rank.counts_fd >= 0}
 
     @property
@@ -248,10 +252,11 @@ class NodeWatch:
         has_stepped = any(
             rank_counts.calls != self._counts.get(rank_id, _NO_COUNTS).calls for rank_id, rank_counts in counts.items()
         )
+        has_new_metrics = self._metrics_changed()  # called each time, since it stores what it has seen
         gpus = self._sampler.gpus
         activity = Activity(
             seconds=seconds,
-            has_milestone=self._has_printed | has_stepped | self._metrics_changed(),
+            has_milestone=self._has_printed or has_stepped or has_new_metrics,
             cpu_shares=cpu_shares,
             max_runnable_share=max_runnable_share,
             disk_rate=(after.read_bytes + after.written_bytes - before.read_bytes - before.written_bytes) / seconds,
@@ -276,7 +281,7 @@ class NodeWatch:
         return last_state != self._metrics_state
 
     def _report_progress(self, progress: NodeProgress) -> None:
-        at = time.time() - progress.idle_seconds
+        at = time.time() - progress.idle_seconds  # computing counts as progress here, unlike in `stalled_seconds`
         if at >= self._reported_progress_at + _MIN_CHECK_SECONDS:
             self._reported_progress_at = at
             self._report({"type": "progress", "at": round(at, 3)})
@@ -295,10 +300,10 @@ class NodeWatch:
         self._hang = self._detector.find_hang(now)
         if self._hang is not None:
             other_nodes = self._detector.other_nodes(self._plan.node)
-            # For billing, computing counts as progress: only stacks show that a run was spinning, and the code could
-            # fake them to get the time for free.
+            # Time in which the code computed is paid, even if it only spun: that is known only from stacks, which the
+            # code could fake.
             self._progress_at = time.time() - self._detector.idle_seconds
-            # CPU time of the idle period, divided by the run's cores: the bill counts seconds of the whole run.
+            # The bill counts seconds of the whole run, so the idle period's CPU seconds are divided by the run's cores.
             cores = (self._plan.cpus or 1.0) * (1 + len(other_nodes))
             self._used_seconds = min(self._detector.idle_seconds, self._detector.cpu_seconds / cores)
             self._should_report_stacks = True
@@ -379,10 +384,11 @@ class NodeWatch:
             "progress_at": round(self._progress_at, 3),
             "used_seconds": round(self._used_seconds, 3),
         }
-        failure = new_cause(kind="hung", code="hung", node=self._plan.node, message=describe_hang(hang), data=data)
+        node: int = self._plan.node
+        rank: Dict[str, int] = {}
         if 0 < len(ranks_not_waiting) < len(hang.states):
             # Report the first rank that does not wait: the others wait for it.
             rank_id = ranks_not_waiting[0]
-            failure.update(rank=rank_id, node=rank_id // self._plan.workers)
+            node, rank = rank_id // self._plan.workers, {"rank": rank_id}
             data.update(rank=rank_id, where=hang.states[rank_id].place)
-        return failure
+        return new_cause(kind="hung", code="hung", node=node, message=describe_hang(hang), data=data, **rank)
