@@ -22,9 +22,10 @@ ACTIVE_STATES = frozenset(
 """States of a job that has or may still get processes."""
 WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 """States of a job without machines."""
-_FAILED_STATES = ("DOWN", "FAIL", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "NOT_RESPONDING")
-"""Substrings of the states of a machine that does not work."""
-_CLOSED_STATES = (*_FAILED_STATES, "DRAIN", "MAINT", "REBOOT", "FUTURE", "PLANNED_DOWN")
+_FAILED_STATES = ("DOWN", "FAIL", "UNKNOWN", "NOT_RESPONDING")
+"""Substrings of the states of a machine that does not work. "DOWN" is also part of POWERED_DOWN and POWERING_DOWN: what
+ran on such a machine has ended."""
+_CLOSED_STATES = (*_FAILED_STATES, "DRAIN", "MAINT", "REBOOT", "FUTURE")
 """Substrings of the states of a machine that takes no new jobs."""
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 """`name=value`"""
@@ -102,9 +103,7 @@ def parse_machines(text: str) -> tuple[Machine, ...]:
     """Return the machines, from the output of `scontrol show node --oneliner`."""
     machines = []
     for line in text.splitlines():
-        values: dict[str, str] = {}
-        for name, value in _FIELD.findall(line):
-            values.setdefault(name, value)  # a second value of this name may be part of a comment or reason
+        values = _fields(line)
         if values.get("NodeName"):
             machines.append(_machine(values))
     return tuple(machines)
@@ -112,8 +111,15 @@ def parse_machines(text: str) -> tuple[Machine, ...]:
 
 def has_preemption_time(text: str) -> bool:
     """Return whether the output of `scontrol show job` has a time at which Slurm began to preempt the job."""
-    values = dict(_FIELD.findall(text))
-    return values.get("PreemptTime", "None") not in {"None", "N/A", "Unknown", ""}
+    return _fields(text).get("PreemptTime", "None") not in {"None", "N/A", "Unknown", ""}
+
+
+def _fields(text: str) -> dict[str, str]:
+    """Return the first value of each name. A second one may be part of a comment or reason."""
+    values: dict[str, str] = {}
+    for name, value in _FIELD.findall(text):
+        values.setdefault(name, value)
+    return values
 
 
 def _machine(values: Mapping[str, str]) -> Machine:

@@ -11,7 +11,7 @@ from runtime.backends.slurm.commands import CommandFailed
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import EndRequest, Observation
 from runtime.backends.slurm.pending import explain_waiting
-from runtime.backends.slurm.states import SlurmJob, parse_jobs, parse_machines
+from runtime.backends.slurm.states import SlurmJob, has_preemption_time, parse_jobs, parse_machines
 from runtime.backends.supervision.outcome import merge
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
 from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, WaitingCode
@@ -57,6 +57,12 @@ def spec(**changes):
 def test_a_wrong_setting_is_refused_by_its_name(setting, value):
     with pytest.raises(ValueError, match=f"'hpc'.*'{setting}'"):
         config(**{setting: value})
+
+
+def test_a_comment_of_a_job_is_no_preemption():
+    job = "JobId=7 JobName=job-1-1 PreemptTime={} Comment=a PreemptTime={}"
+    assert has_preemption_time(job.format("2026-01-01T00:00:00", "None"))
+    assert not has_preemption_time(job.format("None", "2026-01-01T00:00:00"))
 
 
 def test_capacity_counts_the_machines_that_a_node_type_may_use():
