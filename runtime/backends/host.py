@@ -14,8 +14,8 @@ from runtime.launcher import disk
 _NVIDIA_SMI_SECONDS = 10
 """How long nvidia-smi may take; it answers within a second unless the driver hangs."""
 _MIN_FREE_MIB = 1024
-"""Free space that a run needs to start, in addition to the disk's reserve: enough for logs and a small model. For runs
-with a lower disk limit, that limit is enough."""
+"""Free space that a run needs to start, in addition to the disk's reserve: enough for logs and a small model. A run
+with a lower disk limit needs only that limit."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Disk:
 
     def __init__(self, folder: Path, limit_mib: int) -> None:
         self._folder = folder
-        # A disk on which only the reserve is free counts as full, and running runs that write to it end.
+        # When only the reserve is free, the disk counts as full, and the runs that write to it are ended.
         self._min_free_bytes = (min(limit_mib, _MIN_FREE_MIB) << 20) + disk.RESERVE_BYTES
         self._was_full = False
 

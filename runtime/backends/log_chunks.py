@@ -78,15 +78,16 @@ def _read_pair(file_fd: int, index: int) -> tuple[int, int]:
 def text_chunk(raw_chunk: RawChunk, *, is_final: bool, at_line: bool = False, times: Times | None = None) -> LogChunk:
     """Decode the bytes of a log. Unless `is_final`, an incomplete character at their end is left to the next chunk.
 
-    `at_line`: leave out an incomplete line at the beginning. If the bytes have no other line, leave out only an
-    incomplete character. `times` are those of this chunk.
+    `at_line`: unless the chunk begins with the file, leave out its first line, which may be incomplete. If the bytes
+    have no other line, leave out only an incomplete character. `times` are those of this chunk.
     """
     data, offset = raw_chunk.data, raw_chunk.offset
     if offset and at_line:
         # The last byte is not searched: no line of this chunk begins after it.
         start = data.find(b"\n", 0, len(data) - 1) + 1
         if not start:
-            # A character of UTF-8 has at most three continuation bytes (10xxxxxx), so one of four bytes begins one.
+            # A character of UTF-8 has at most three continuation bytes (10xxxxxx), so a character begins
+            # within the first four bytes.
             start = next((index for index, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
         data, offset = data[start:], offset + start
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -124,4 +125,4 @@ def lines_chunk(data: bytes, offset: int, *, is_final: bool) -> LogChunk:
     Leave an incomplete last line to the next chunk.
     """
     data = data[: data.rfind(b"\n") + 1]
-    return LogChunk(data.decode("utf-8", "replace"), max(0, offset) + len(data), eof=is_final)
+    return LogChunk(data.decode("utf-8", "replace"), offset + len(data), eof=is_final)

@@ -127,7 +127,7 @@ class KubernetesBackend:
         raw_chunk = self._folders.read(name, "nodes", file, offset, limit)
         if b"\n" not in raw_chunk.data and not raw_chunk.at_end:  # one line is longer than `limit`
             raw_chunk = self._folders.read(name, "nodes", file, offset, log_chunks.MAX_LINE_BYTES)
-        return log_chunks.lines_chunk(raw_chunk.data, offset, is_final=has_ended and raw_chunk.at_end)
+        return log_chunks.lines_chunk(raw_chunk.data, raw_chunk.offset, is_final=has_ended and raw_chunk.at_end)
 
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`. Empty if storage is not shared."""

@@ -161,6 +161,7 @@ def create(
             folder.mkdir()
         group.set_limits(memory_bytes=memory_bytes, processes=processes, cpus=cpus)
     except OSError:
+        # Callers choose unique names, so no folder of another group is removed.
         remove(group.folders)
         return None
     return group
@@ -187,8 +188,9 @@ def find_parents(proc: Path = PROC) -> Parents:
             continue
         # "<id> <parent> <device> <root> <mount point> <options> ... - <type> <source> <type's options>", proc(5).
         mount_fields, _, type_fields = line.partition(" - ")
+        fields = mount_fields.split()
         # Padded with empty strings, since a line may lack the last fields.
-        fields, (kind, _source, options, *_rest) = mount_fields.split(), [*type_fields.split(), "", "", ""]
+        kind, _source, options, *_rest = [*type_fields.split(), "", "", ""]
         root, mount = fields[3], Path(fields[4])
         if kind == "cgroup2" and "" in groups:
             unified_folder = _folder_of(mount, root, groups[""])
@@ -305,7 +307,10 @@ def _memberships(proc: Path) -> dict[str, str]:
 
 
 def _folder_of(mount: Path, root: str, path: str) -> Path:
-    """Return the folder of the group `path`. The file system at `mount` shows only groups at or below `root`."""
+    """Return the folder of the group `path`. The file system at `mount` shows only groups at or below `root`.
+
+    A `path` that is not below `root` is taken as relative to `mount`.
+    """
     return mount / os.path.relpath(path, root) if path.startswith(root) else mount / path.lstrip("/")
 
 
