@@ -33,9 +33,10 @@ def can_install(config: ClusterConfig) -> bool:
 
 def layer_key(config: ClusterConfig, image: Image, requirements: Sequence[str]) -> str:
     """Return the key of the layer with these requirements on an image of this cluster."""
+    builtin_reference = config.images.get(image.builtin, image.builtin)
     return layers.cluster_layer_key(
         cluster_name=config.name,
-        image_reference=image.reference + image.digest or config.images.get(image.builtin, image.builtin),
+        image_reference=(image.reference + image.digest) if image.reference else builtin_reference,
         python=config.pythons.get(image.builtin or image.reference, ""),
         requirements=requirements,
     )
@@ -56,7 +57,7 @@ def start(
     pull_secret: PullSecret | None,
     organization_slug: str,
 ) -> None:
-    """Start the installation. Does nothing if the layer is complete.
+    """Start the installation, if `can_install`. Does nothing if the layer is complete.
 
     Raises InvalidSpec, NoCapacity, BackendUnavailable, OSError.
     """
@@ -67,7 +68,7 @@ def start(
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o711)  # kubelets may enter these folders to mount others, and other users cannot list them
     allowed_indexes = Indexes(addresses=(index.url,), find_links=(), hosts={}, certificate=index.certificate)
-    mounts = builder.prepare_inputs(layer, request.requirements, allowed_indexes, {})
+    mounts = builder.prepare_inputs(layer, request.requirements, allowed_indexes, settings={})
     # Each run needs a workspace, even this one, which does not use it.
     workspace = Mount(str(layer.folder / "inputs"), "/workspace")
     spec = builder.install_spec(_run_name(layer), image, request, (workspace, *mounts))
@@ -109,6 +110,7 @@ def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] 
         except OSError as error:
             result = InstallResult(f"The packages could not be moved to their place: {error}", is_fault=True)
         else:
+            # None: a package has replaced the folder of packages.
             result = InstallResult(builder.REPLACED_FOLDER) if size is None else InstallResult(size_bytes=size)
     elif status.outcome is Outcome.CODE_FAILED:
         failure_message = status.failure.message if status.failure else ""
@@ -121,7 +123,7 @@ def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] 
 
 def log_of(layer: Layer) -> str:
     """Return the end of the installation's output so far. Reads the shared storage without asking the cluster."""
-    folders = RunFolders(_runs_root(layer), uid=0)
+    folders = RunFolders(_runs_root(layer), uid=0)  # only new folders get this owner, and none is created here
     raw_chunk = folders.read(_run_name(layer), "logs", "rank-0.log", -MAX_LOG_BYTES, MAX_LOG_BYTES)
     return raw_chunk.data.decode("utf-8", "replace").replace("\0", "")
 
