@@ -246,15 +246,14 @@ def _remove_platform_lines(text: str) -> str:
     if not any(frame in text for frame in platform_frames):
         return text
     remaining = []
-    frame_indent = -1  # of the platform's frame whose source lines are left out; -1: none
-    for line in text.splitlines(True):
-        content = line.lstrip()
-        indent = len(line) - len(content)
-        if content.startswith(tuple(platform_frames)):
-            frame_indent = indent
-        # Source lines are indented more than their frame. A frame of PLATFORM_FILE_NAME has none.
-        elif frame_indent < 0 or not content or indent <= frame_indent:
-            frame_indent = -1
+    lines = iter(text.splitlines(True))
+    for line in lines:
+        if line.lstrip().startswith(tuple(platform_frames)):
+            # The frame's source line follows, indented by four blanks. A frame of PLATFORM_FILE_NAME has none.
+            source_line = next(lines, "")
+            if source_line.strip() and not source_line.startswith("    "):
+                remaining.append(source_line)
+        else:
             remaining.append(line)
     return "".join(remaining)
 

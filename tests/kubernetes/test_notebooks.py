@@ -247,6 +247,7 @@ EXECUTE = {
 }
 
 
+@pytest.mark.late("a handshake has 10 seconds, through the API server to a JupyterLab that has just started")
 @pytest.mark.torch
 @pytest.mark.cores(2)
 @pytest.mark.django_db(transaction=True)

@@ -1,7 +1,7 @@
 """A network of its own, for root and for an ordinary user. Each try is a process that ends with it."""
 
 import ctypes
-import json
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -14,21 +14,24 @@ NOBODY = 65534
 PR_SET_DUMPABLE = 4
 
 
-def in_a_fork(action):
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            result = action()
-        except BaseException as error:  # whatever it is, it is the test's answer
-            result = repr(error)
-        os.write(writing, json.dumps(result).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as answer:
-        result = json.loads(answer.read())
-    os.waitpid(child, 0)
+def in_a_new_process(action):
+    """Return what the function returns in a process of its own.
+
+    A fork of the test process would not do: a library may start a thread in each fork, and the kernel gives a process
+    with threads no user namespace.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    answer, writer = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_send_result, args=(action, writer))
+    process.start()
+    writer.close()
+    result = answer.recv()
+    process.join()
     return result
+
+
+def _send_result(action, writer):
+    writer.send(action())
 
 
 def enter_and_look():
@@ -50,23 +53,23 @@ def as_nobody():
     return enter_and_look()
 
 
+def refused():
+    os.setresuid(NOBODY, NOBODY, NOBODY)  # and cannot reach his own /proc: the attempt fails half-way
+    return [network.enter(), os.getuid()]
+
+
 @pytest.mark.parametrize(("enter", "user"), [(enter_and_look, 0), (as_nobody, NOBODY)], ids=["root", "another user"])
 def test_a_process_gets_a_network_of_its_own_and_keeps_its_user_id(enter, user):
     if os.geteuid():
         pytest.skip("only root can become somebody else")
-    assert in_a_fork(enter) == ["", True, ["lo"], 2, user, user]
+    assert in_a_new_process(enter) == ["", True, ["lo"], 2, user, user]
 
 
 def test_a_refused_namespace_changes_nothing():
     if os.geteuid():
         pytest.skip("only root can become somebody else")
-
-    def refused():
-        os.setresuid(NOBODY, NOBODY, NOBODY)  # and cannot reach his own /proc: the attempt fails half-way
-        return [network.enter(), os.getuid()]
-
     # In a user namespace without a map he would be 65534 as well, and could write to nothing.
-    assert in_a_fork(refused) == ["The kernel refuses a network namespace: Permission denied.", NOBODY]
+    assert in_a_new_process(refused) == ["The kernel refuses a network namespace: Permission denied.", NOBODY]
 
 
 def test_the_check_for_networks_does_not_move_the_console():
