@@ -246,15 +246,20 @@ def _remove_platform_lines(text: str) -> str:
     if not any(frame in text for frame in platform_frames):
         return text
     remaining = []
-    lines = iter(text.splitlines(True))
-    for line in lines:
-        if line.lstrip().startswith(tuple(platform_frames)):
-            # The frame's source line follows, indented by four blanks. A frame of PLATFORM_FILE_NAME has none.
-            source_line = next(lines, "")
-            if source_line.strip() and not source_line.startswith("    "):
-                remaining.append(source_line)
-        else:
+    frame_indent = -1  # of the platform's frame whose source lines follow; -1: none
+    is_after_frame = False
+    for line in text.splitlines(True):
+        content = line.lstrip()
+        indent = len(line) - len(content)
+        is_frame = content.startswith(tuple(platform_frames))
+        # Source lines are indented more than their frame. TensorFlow prints an empty line for one that it cannot read.
+        is_source = indent > frame_indent >= 0 if content else is_after_frame
+        if is_frame:
+            frame_indent = indent
+        elif not is_source:
+            frame_indent = -1
             remaining.append(line)
+        is_after_frame = is_frame
     return "".join(remaining)
 
 
