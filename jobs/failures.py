@@ -20,6 +20,7 @@ from console.core.errors import CustomerError
 from jobs import run_specs, selectors
 from jobs.diagnosis import CAUSES_BY_NAME, Diagnosis, Fix, diagnose, evidence_of
 from jobs.models import Attempt, Job
+from jobs.purchase import max_workers_per_node
 from jobs.states import BILLED, EndReason, JobState
 from storage import files
 from storage import selectors as storage
@@ -193,6 +194,7 @@ def _correction(job: Job, fix: Fix) -> _Correction:
             for offer in billing.offered_specs(job.order.quote.currency)
             if offer.hourly_minor is not None
             and offer.spec.gpus >= job.node_spec.gpus
+            and max_workers_per_node(offer.spec) >= job.workers_per_node
             and (offer.spec.gpus > 0 if fix is Fix.GPU_NODE else offer.spec.memory_mib > job.node_spec.memory_mib)
         ]
         if offers:

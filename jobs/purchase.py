@@ -256,12 +256,17 @@ def parse_notebook(*, organization: Organization, data: Mapping[str, Any], is_pi
     return NotebookPurchase(**values)
 
 
+def max_workers_per_node(spec: NodeSpec) -> int:
+    """Return the maximum number of processes on a node: one for each GPU, or a few per CPU."""
+    return spec.gpus or max(2, math.floor(spec.cpus * PROCESSES_PER_CPU))
+
+
 def _max_workers(values: ValidValues) -> int:
-    """Return the maximum number of processes per node: one for each GPU, or a few per CPU."""
+    """Return the maximum number of processes per node for the chosen node spec."""
     spec: NodeSpec | None = values.get("node_spec")
     if spec is None:
         return 1000  # a loose limit, because the invalid node spec already has an error
-    return spec.gpus or max(2, math.floor(spec.cpus * PROCESSES_PER_CPU))
+    return max_workers_per_node(spec)
 
 
 class ArgumentsField(FormField, serializers.ListField):

@@ -1,12 +1,17 @@
 """Explanations of failed jobs, by page and API. `tests/browser/test_diagnoses.py` has a job of each family."""
 
 import re
+from decimal import Decimal
 
 from django.urls import reverse
 
+from billing import pricebooks
+from billing.models import PriceBook
+from billing.pricing import PriceKind
 from jobs import failures, selectors
 from runtime.specs import Outcome
 from storage import selectors as storage
+from tests.factories.billing import NodeSpecFactory, PriceFactory
 from tests.factories.jobs import Customer
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory
 
@@ -80,3 +85,17 @@ def test_a_missing_file_shows_what_there_is(customer, owner_page):
         assert (similar in found.suggestions) if similar else found.suggestions == [], path
         assert ("diagnosis-similar" in page_of(owner_page, job)) is bool(folder), path
     assert found.suggestions == ["c" * 120, "a", "b"]  # the long name once and in full
+
+
+def test_the_cheapest_larger_node_that_takes_the_processes_is_offered(customer):
+    draft = pricebooks.copy(book=PriceBook.objects.get())
+    slow = NodeSpecFactory(name="slow", cpus=Decimal("0.5"), memory_mib=65_536)
+    dear = NodeSpecFactory(name="dear", cpus=64, memory_mib=131_072)
+    for spec, amount in ((slow, 1), (dear, 99_999)):
+        PriceFactory(book=draft, node_spec=spec, amount=amount)
+        PriceFactory(book=draft, node_spec=spec, amount=amount, kind=PriceKind.FIXED_EPOCH, product="fixed")
+    pricebooks.publish(book=draft)
+    job = failed(customer, "", outcome=Outcome.OUT_OF_MEMORY, node_spec="medium", workers_per_node=1)
+    assert failures.explain(job).changes == {"node_spec": "slow"}
+    job = failed(customer, "", outcome=Outcome.OUT_OF_MEMORY, node_spec="medium", workers_per_node=4)
+    assert failures.explain(job).changes == {"node_spec": "dear"}
