@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 
@@ -414,7 +414,7 @@ def _accuracy_report(outcomes: list[estimates.EstimateOutcome]) -> Report:
                     _("p50 (s)"),
                     _("p90 (s)"),
                     _("Actual (s)"),
-                    _("Error"),
+                    pgettext("of an estimate", "Error"),
                 ),
                 newest,
             ),

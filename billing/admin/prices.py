@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminSelectWidget
@@ -262,7 +262,14 @@ def _preview_report(simulation: price_simulation.Preview) -> Report:
         notes.append(
             _("%(runs)d runs predate usage records; their original cost is used.") % {"runs": simulation.without_usage}
         )
-    headers = [_("Customer"), _("Runs"), _("Charged"), _("With this price book"), _("Change"), "%"]
+    headers = [
+        _("Customer"),
+        _("Runs"),
+        _("Charged"),
+        _("With this price book"),
+        pgettext("of an amount", "Change"),
+        "%",
+    ]
     rows = [
         [
             row.organization.name,
@@ -280,7 +287,10 @@ def _preview_report(simulation: price_simulation.Preview) -> Report:
             (_("Runs"), str(simulation.runs)),
             (_("Charged"), money(simulation.charged_minor, currency)),
             (_("With this price book"), money(simulation.simulated_minor, currency)),
-            (_("Change"), f"{money(simulation.change_minor, currency)} ({_percent(simulation.change)})"),
+            (
+                pgettext("of an amount", "Change"),
+                f"{money(simulation.change_minor, currency)} ({_percent(simulation.change)})",
+            ),
         ),
         notes=notes,
         tables=(Table("", headers, rows),),

@@ -8,7 +8,6 @@ const ranks = document.getElementById("telemetry-ranks");
 const POLL_MS = 5000;
 const ORDER = ["cpu", "memory", "gpu", "gpu_memory", "net_rx", "net_tx", "disk_read", "disk_write"];
 const BYTES = new Set(ORDER.filter((name) => !["cpu", "gpu"].includes(name)));
-const RATES = new Set(["net_rx", "net_tx", "disk_read", "disk_write"]);
 /** Steps between the marks of an axis of bytes: powers of two, so that marks are round in KiB and MiB. */
 const POWERS = Array.from({ length: 50 }, (_each, power) => 2 ** power);
 const charts = [];
@@ -42,7 +41,7 @@ const draw = (name) => {
   const container = document.createElement("div");
   container.className = "col-md-6";
   container.innerHTML = '<div class="chart"><h2 class="card-title mb-1"></h2><div></div></div>';
-  container.querySelector("h2").textContent = holder.dataset[name] + (RATES.has(name) ? ` ${holder.dataset.rates}` : "");
+  container.querySelector("h2").textContent = holder.dataset[name];
   holder.append(container);
   const format = BYTES.has(name) ? size : number;
   const axis = axisStyle();
