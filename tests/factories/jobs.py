@@ -111,7 +111,7 @@ class Customer:
 
 
 def start(job: Job) -> bool:
-    """Claim and submit one job, whatever waits before it. Return whether the cluster has it."""
+    """Claim and submit one job, also if others are ahead of it in the queue. Return whether the cluster has it."""
     attempt = dispatch.claim(job)
     return attempt is not None and dispatch.submit(attempt)
 
