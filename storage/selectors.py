@@ -59,12 +59,6 @@ def datasets_for(organization: Organization) -> QuerySet[Dataset]:
     return Dataset.objects.filter(organization=organization, deleted_at=None).select_related("latest")
 
 
-def with_published(datasets: QuerySet[Dataset]) -> QuerySet[Dataset]:
-    """Add to each dataset the list `published`: its versions that are not deleted, newest first."""
-    versions = DatasetVersion.objects.filter(deleted_at=None).order_by("-number")
-    return datasets.prefetch_related(Prefetch("versions", versions, to_attr="published"))
-
-
 def dataset_named(organization: Organization, name: str) -> Dataset:
     """Return a dataset with its `latest` version. Raises NotFound."""
     return _named(datasets_for(organization), name)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from django.db import transaction
-from django.db.models import Case, Exists, OuterRef, Q, QuerySet, Value, When
+from django.db.models import Case, Exists, OuterRef, Prefetch, Q, QuerySet, Value, When
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -79,6 +79,17 @@ def by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
     for dataset in datasets:
         first_by_name.setdefault(dataset.name, dataset)
     return list(first_by_name.values())
+
+
+def datasets_to_choose(organization: Organization) -> list[Dataset]:
+    """Return the datasets that an organization may read, for a form.
+
+    Each has its name, the number and size of its latest version, and the list `published`: its versions that are not
+    deleted, newest first, with number and time.
+    """
+    datasets = usable_datasets(organization).only("organization_id", "name", "latest__number", "latest__size_bytes")
+    versions = DatasetVersion.objects.filter(deleted_at=None).only("dataset_id", "number", "published_at")
+    return by_name(datasets.prefetch_related(Prefetch("versions", versions.order_by("-number"), to_attr="published")))
 
 
 def borrowed_datasets(organization: Organization) -> list[Dataset]:

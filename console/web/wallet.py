@@ -21,7 +21,7 @@ from django_htmx.http import HttpResponseClientRedirect
 from billing import budgets, credit, currencies, payments, receivables, selectors, storage_charges
 from billing.amounts import to_major
 from billing.errors import BillingError
-from billing.models import Account, AutoTopUp, Receipt, TopUp
+from billing.models import Account, AutoTopUp, Hold, Receipt, TopUp
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
@@ -36,6 +36,14 @@ MAX_MATCHES = 1000
 """Largest number of receipts that a search shows, the newest first: nobody reads more than 40 pages."""
 MAX_LATEST_RECEIPTS = 6
 """How many receipts the wallet shows beside its transactions; a link leads to the others."""
+HOLD_FIELDS = ("amount_minor", "metered_minor", "order__job__name", "order__job__state", "sweep__name", "sweep__state")
+"""The columns that the wallet shows of an open hold."""
+RECEIPT_FIELDS = (
+    "title", "currency", "total_minor", "ceiling_minor", "created_at", "hold__quote__purchase",
+    "hold__order__quote__purchase", "hold__order__job__name", "hold__order__job__code_path",
+    "hold__order__job__builtin_script", "hold__order__job__image__name",
+)  # fmt: skip
+"""The columns that lists show of a receipt; those of the quotes and the job make its title."""
 MAX_AMOUNT_DIGITS = 11
 """Longer amounts in the URL are ignored. Payments have at most eight digits in minor units (`LARGEST_PAYMENT`), so each
 longer amount fails in the form; the limit only keeps a hostile URL from making `int` parse a very long number."""
@@ -141,11 +149,16 @@ def receipt_detail(request: MemberRequest, pk: int) -> HttpResponse:
     )
 
 
+def _titled_holds(organization: Organization) -> QuerySet[Hold]:
+    """Return an organization's open holds, newest first, with what the wallet shows of their jobs and sweeps."""
+    holds = selectors.open_holds(organization).select_related(None)
+    return holds.select_related("order__job", "sweep").only(*HOLD_FIELDS)
+
+
 def _titled_receipts(organization: Organization) -> QuerySet[Receipt]:
-    """Return an organization's receipts, newest first, with the related rows that their titles need."""
-    return selectors.receipts_for(organization).select_related(
-        "hold__quote", "hold__order__quote", "hold__order__job__image"
-    )
+    """Return an organization's receipts, newest first, with what lists show of them and what their titles need."""
+    related = ("hold__quote", "hold__order__quote", "hold__order__job__image")
+    return selectors.receipts_for(organization).select_related(*related).only(*RECEIPT_FIELDS)
 
 
 def _matching(receipts: QuerySet[Receipt], query: str) -> QuerySet[Receipt]:
@@ -182,7 +195,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
             "form": form,
             "suggested_amounts": suggested_amounts(account.currency),
             "page": entries_page,
-            "holds": selectors.open_holds(organization).select_related("order__job", "sweep"),
+            "holds": _titled_holds(organization),
             "receipts": _titled_receipts(organization)[:MAX_LATEST_RECEIPTS],
             "credit_minor": credit.credit_minor(account),
             "owed_minor": receivables.owed_minor(account),
