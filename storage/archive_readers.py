@@ -225,7 +225,7 @@ def _zip_directory_bytes(stream: BinaryIO) -> int:
     """Return the size that a zip declares for its central directory, which `zipfile` reads into memory as a whole.
 
     The size is in the end record, and in a large zip also in the zip64 end record before it. If both have a size, the
-    larger one counts.
+    larger one counts, because a crafted zip decides which of them `zipfile` uses.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - ZIP_END_BYTES - ZIP_COMMENT_LIMIT - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES))

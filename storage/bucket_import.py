@@ -209,6 +209,7 @@ def _require_temporary(error: s3.S3Error) -> None:
         return
     if error.code == "NoSuchBucket":
         raise ImportFailed(NO_OBJECTS)
+    # 412 and 404: since it was listed, the object has been changed or deleted.
     if error.status in {http.client.PRECONDITION_FAILED, http.client.NOT_FOUND}:
         raise ImportFailed(OBJECT_CHANGED)
     log.info("A bucket refused an import: %s", error)

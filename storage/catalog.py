@@ -199,6 +199,7 @@ def _publish(
             current = Dataset.objects.select_for_update().filter(pk=dataset.pk, deleted_at=None).first()
             if current is None:
                 raise NotFound
+            # Deleted versions count too, so that no number is used twice.
             last_number = current.versions.aggregate(last=Max("number"))["last"] or 0
             version = DatasetVersion.objects.create(
                 dataset=dataset,
@@ -224,15 +225,15 @@ def _publish(
             reservation.release()
     except CustomerError:
         # After a CustomerError the row was surely not written. After any other error, such as a lost connection, it may
-        # have been: then the files stay, and garbage collection removes them if they have no row.
+        # have been. Then the files stay, and garbage collection removes them if they have no row.
         trees.remove_tree(folder=version_folder, scratch=scratch())
         manifest.unlink(missing_ok=True)
         raise
     return version
 
 
-def _deduplicate(blobs_folder: Path, folder: int, name: bytes, sha256: str) -> None:
-    blobs.deduplicate(blobs=blobs_folder, folder=folder, name=name, sha256=sha256)
+def _deduplicate(blobs_folder: Path, folder_fd: int, name: bytes, sha256: str) -> None:
+    blobs.deduplicate(blobs=blobs_folder, folder_fd=folder_fd, name=name, sha256=sha256)
 
 
 # --- Workspaces -------------------------------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ def create_workspace(
                 if on_created:
                     on_created(workspace)
                 reservation.release()
-        except CustomerError:
+        except CustomerError:  # as in `_publish`: after any other error the files stay
             trees.remove_tree(folder=folder, scratch=scratch())
             raise
     return workspace

@@ -1,9 +1,9 @@
 """Direct uploads: a client sends the parts of a large upload to the operator's S3 bucket, and a worker fetches them.
 
 The server creates a multipart upload in the bucket, signs a URL for each part, and checks and joins the parts. Then a
-worker fetches the joined object. From there on it is like an upload by tus, with the same rows, quota and results
-(`uploads`). A client can only use the signed URLs of its parts. It cannot choose the object's key, which contains the
-upload's random key.
+worker fetches the joined object. From there on it is like an upload by tus, the protocol for resumable uploads, with
+the same rows, quota and results (`uploads`). A client can only use the signed URLs of its parts. It cannot choose the
+object's key, which contains the upload's random key.
 
 Only this installation may write below the prefix in the bucket, because `collect` removes every object there that no
 unfinished upload needs.
@@ -252,7 +252,7 @@ def fetch(upload: Upload) -> None:
     offset = uploads.offset_of(upload)
     if offset < upload.size_bytes:
         item = s3.find_object(bucket, key)
-        if item is None or item.size != upload.size_bytes:
+        if item is None or item.size != upload.size_bytes:  # deleted or replaced since `complete`, not by this console
             uploads.fail(upload, UploadEnded())
             return
         with s3.open_object(bucket, item, offset=offset) as response:

@@ -151,6 +151,7 @@ def _check_host(url: str) -> tuple[str, str]:
         host, port = (parts.hostname or "").lower(), parts.port
     except ValueError:
         host, port, parts = "", None, urlsplit("")
+    # 500 characters are the length of the database column.
     is_plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= 500
     if not is_plain or parts.scheme != "https" or port or parts.username is not None or parts.query or parts.fragment:
         sentence = _("Enter an address such as https://github.com/name/repository.git, without a user name.")
@@ -205,6 +206,7 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
     for number, (name, value) in enumerate(all_options):
         environment |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     # The shell's `ulimit`: no core dump (c), file size in blocks of 512 bytes (f), memory in KiB (v), CPU seconds (t).
+    # The CPU limit is only a second line of defence: `_wait_for` ends git after MAX_SECONDS.
     limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": MAX_SECONDS + 1}
     script = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
     with subprocess.Popen(
@@ -243,7 +245,6 @@ def _wait_for(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> 
 def _reason(errors: bytes) -> str:
     """Return the line of git's error output that tells why it failed, without control characters."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    fatal = next(
-        (line for line in lines if line.startswith(("fatal:", "remote:"))), lines[-1] if lines else "git failed"
-    )
-    return "".join(character for character in fatal if character.isprintable())[:MAX_REASON_LENGTH]
+    last_line = lines[-1] if lines else "git failed"
+    reason = next((line for line in lines if line.startswith(("fatal:", "remote:"))), last_line)
+    return "".join(character for character in reason if character.isprintable())[:MAX_REASON_LENGTH]

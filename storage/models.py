@@ -390,6 +390,7 @@ class DeletedFile(models.Model):
     path = models.CharField(_("path"), max_length=4000)
     """Its former path below the workspace's folder."""
     folder = models.CharField(max_length=200, unique=True)
+    """The name of the deleted file or folder in the recycle bins' folder (`recycle_bin.folder_of`)."""
     is_folder = models.BooleanField(_("folder"))
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
     entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))
@@ -477,7 +478,7 @@ class Upload(models.Model):
     position = models.PositiveIntegerField(default=0)
     """If this is a part: its place in the final upload, from 0."""
     multipart_id = models.TextField(blank=True, default="", db_default="")
-    """If this is a direct upload: the ID of the bucket's multipart upload. Else empty."""
+    """If this is a direct upload (`direct_uploads`): the ID of the multipart upload in the bucket. Else empty."""
     is_in_bucket = models.BooleanField(default=False, db_default=False)
     """If this is a direct upload: whether all its bytes are in the bucket, so that a worker can fetch them."""
     state = models.CharField(_("state"), max_length=9, choices=States.choices, default=States.RECEIVING)

@@ -22,7 +22,7 @@ IMAGE_BYTES = 20 * 1024**2
 MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 200, 50, 500
 """How much of a table is shown. Browsers are slow with larger tables."""
 COUNTED_BYTES = 256 * 1024**2
-"""The lines of larger files are not counted, because reading so much takes about a second."""
+"""The lines of larger files are not counted, because reading this much takes about a second."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _IMAGE_TYPES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
@@ -36,8 +36,8 @@ _IMAGE_TYPES = {
 class Preview:
     """The part of a file that a page shows. Only one of the first three attributes is set; none for a binary file.
 
-    `image_type` is the media type of a picture, which the page loads by itself. `is_complete` is False if the file has
-    more than is shown.
+    `image_type` is the media type of a picture, which the page loads by another request. `is_complete` is False if the
+    file has more than is shown.
     """
 
     text: str | None = None

@@ -262,8 +262,9 @@ def limits(organization: Organization, used: Usage) -> list[QuotaLimit]:
 
 
 def root() -> Path:
-    """Return the storage root. It has `datasets/`, `models/`, `workspaces/`, and `scratch/` for unfinished writes.
+    """Return the storage root. It has a folder for each kind of files, and `scratch/` for unfinished writes.
 
+    The kinds are `datasets/`, `models/`, `workspaces/`, `uploads/`, `imports/`, `bin/` (recycle bins) and `.blobs/`.
     All must be on one disk, because a finished write is renamed out of `scratch/`.
     """
     return Path(settings.TRAINYARD_STORAGE_ROOT).absolute()

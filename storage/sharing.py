@@ -183,11 +183,8 @@ def set_public(*, dataset: Dataset, is_public: bool, actor: User | None) -> None
     Only administrators may do this. Safe to repeat.
     """
     with transaction.atomic():
-        if (
-            Dataset.objects.filter(pk=dataset.pk, deleted_at=None)
-            .exclude(is_public=is_public)
-            .update(is_public=is_public)
-        ):
+        rows = Dataset.objects.filter(pk=dataset.pk, deleted_at=None).exclude(is_public=is_public)
+        if rows.update(is_public=is_public):
             action = "dataset.made_public" if is_public else "dataset.withdrawn"
             record(organization=dataset.organization, actor=actor, action=action, target=dataset.name)
 

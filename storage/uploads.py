@@ -147,6 +147,7 @@ def create_final(
         quota.lock(organization)
         by_key = {part.key: part for part in rows.select_for_update()}
         parts = [by_key[key] for key in part_keys if key in by_key]
+        # A key is unknown, or is named twice.
         if not parts or len(parts) != len(part_keys) or len(by_key) != len(part_keys):
             raise parts_invalid
         final = parts[0].final
@@ -401,7 +402,8 @@ _digests_lock = Lock()
 def _digest_of(upload: Upload, offset: int) -> Iterator[_Digest | None]:
     """Yield the hash state of the first `offset` bytes; None if this process does not have it.
 
-    Without it the new bytes are not hashed now: the process that finishes the upload hashes all bytes that it has not.
+    Without it the new bytes are not hashed now. The process that finishes the upload hashes what it has not hashed yet.
+    Parts are not hashed, because only the joined file has a hash.
     """
     digest = _pop_digest(upload)
     try:

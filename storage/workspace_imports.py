@@ -30,7 +30,7 @@ from storage.models import Workspace, WorkspaceImport
 MAX_OPEN = 3
 """How many imports of one organization may wait or run. Only one runs at a time, so others would wait long."""
 MAX_ATTEMPTS = 3
-"""After so many attempts during which the worker died, the import fails: the repository may be the cause."""
+"""After this many attempts during which the worker died, the import fails: the repository may be the cause."""
 STALE_AFTER = timedelta(minutes=3)
 """An open import that has not been updated for this long may have lost its process. Its task is then sent again, which
 does no harm if the process still works."""
