@@ -275,6 +275,7 @@ def _content(
         header, padding = _tar_frame(tar_name, item.size)
         end = position + len(header) + item.size + len(padding)
         if end > offset:
+            # An earlier attempt may have received the first bytes of this header, object and padding.
             skipped_bytes = max(0, offset - position)
             yield header[skipped_bytes:]
             yield from _bytes_of(bucket, connection, item, max(0, skipped_bytes - len(header)))

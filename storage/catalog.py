@@ -12,7 +12,6 @@ import io
 import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -187,7 +186,11 @@ def _publish(
     if not totals.file_count:
         raise BadArchive(_("There are no files to publish. Add at least one."))
     new_manifest = manifests.path_of(new_folder)
-    deduplicate = partial(_deduplicate, blobs.folder_of(root(), dataset.organization_id))
+    blobs_folder = blobs.folder_of(selectors.root(), dataset.organization_id)
+
+    def deduplicate(folder_fd: int, name: bytes, file_sha256: str) -> None:
+        blobs.deduplicate(blobs=blobs_folder, folder_fd=folder_fd, name=name, sha256=file_sha256)
+
     with translate_os_errors(), new_manifest.open("xb") as target:
         manifests.write(folder=new_folder, target=target, on_file=deduplicate)
     new_manifest.chmod(0o444)
@@ -230,10 +233,6 @@ def _publish(
         manifest.unlink(missing_ok=True)
         raise
     return version
-
-
-def _deduplicate(blobs_folder: Path, folder_fd: int, name: bytes, sha256: str) -> None:
-    blobs.deduplicate(blobs=blobs_folder, folder_fd=folder_fd, name=name, sha256=sha256)
 
 
 # --- Workspaces -------------------------------------------------------------------------------------------------------
@@ -429,11 +428,6 @@ def add_usage(
 # --- Folders ----------------------------------------------------------------------------------------------------------
 
 
-def root() -> Path:
-    """Return the storage root."""
-    return selectors.root()
-
-
 def scratch() -> Path:
     """Return the folder for unfinished writes. It is in the storage root, so that one rename finishes a write."""
     return top_folder("scratch")
@@ -441,7 +435,7 @@ def scratch() -> Path:
 
 def top_folder(name: str) -> Path:
     """Return the folder `name` in the storage root; create it if it is missing."""
-    folder = root() / name
+    folder = selectors.root() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 

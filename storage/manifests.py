@@ -137,8 +137,8 @@ class Manifest:
         searched_path = os.fsencode(path)
         low, high = 0, len(self._data)  # the searched line begins at `low` or later, and before `high`
         while low < high:
-            # The line around the middle begins after the last NUL before it. Without one, `rfind` returns -1, and the line
-            # begins at `low`.
+            # The line around the middle begins after the last NUL before it. If there is none, `rfind` returns -1, and
+            # the line begins at `low`.
             middle = self._data.rfind(b"\0", low, (low + high) // 2) + 1 or low
             end = self._data.find(b"\0", middle)
             middle_path = self._data[middle + _PATH_START : end]

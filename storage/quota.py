@@ -137,6 +137,7 @@ class Reservation:
                 raise TooLarge
             if self._counted_entries - self._reserved_entries > remaining.entry_count:
                 raise TooLarge(_("Your organization has as many files as its quota allows. Delete some first."))
+            # Double the reservation, as MAX_STEP_BYTES explains. Near the end of the quota, take only what is missing.
             step = max(missing_bytes, min(self._reserved_bytes, MAX_STEP_BYTES)) if missing_bytes else 0
             reserved_bytes = self._reserved_bytes + (step if step <= remaining.size_bytes else missing_bytes)
             # Entries are held in advance only as far as the reserved bytes suffice: each entry counts ENTRY_BYTES.

@@ -73,8 +73,8 @@ def dataset_named(organization: Organization, name: str) -> Dataset:
     return dataset
 
 
-def by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
-    """Return one of `usable_datasets` for each name: the one with the lowest rank, which hides the others."""
+def one_per_name(datasets: Iterable[Dataset]) -> list[Dataset]:
+    """Return one of `usable_datasets` for each name: the first, which has the lowest rank and hides the others."""
     first_by_name: dict[str, Dataset] = {}
     for dataset in datasets:
         first_by_name.setdefault(dataset.name, dataset)
@@ -83,7 +83,8 @@ def by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
 
 def borrowed_datasets(organization: Organization) -> list[Dataset]:
     """Return the datasets of other organizations that an organization may read: shared and public ones."""
-    return [dataset for dataset in by_name(usable_datasets(organization)) if dataset.organization_id != organization.pk]
+    datasets = one_per_name(usable_datasets(organization))
+    return [dataset for dataset in datasets if dataset.organization_id != organization.pk]
 
 
 def open_shares(dataset: Dataset) -> QuerySet[DatasetShare]:

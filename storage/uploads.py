@@ -242,7 +242,7 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
             raise OffsetConflict
         if upload.state != Upload.States.RECEIVING:
             return offset
-        stream = _YieldingBody(upload, stream)
+        stream = _InterruptibleBody(upload, stream)
         try:
             if checksum is None:
                 return append_unchecked(upload, offset, stream)
@@ -255,7 +255,7 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
             Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES).update(expires_at=expires_at)
 
 
-class _YieldingBody:
+class _InterruptibleBody:
     """The body of a request that appends. It ends if nothing arrives while another request waits for the lock.
 
     The server raises TimeoutError from `read` after QUIET_SECONDS without a byte.
