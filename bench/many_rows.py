@@ -79,7 +79,7 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
         held = {"quote_id": new_quote, "account_id": account, "reference": "'copy:' || n"}
         holds = copy(Hold, hold.pk, jobs, created_at=at, ended_at=ended_at, **held)
         ordered = {"quote_id": new_quote, "hold_id": f"{holds} + n", "idempotency_key": "'copy:' || n"}
-        # A member with a thousandth of the customer's jobs: to search by the one who ordered them all takes no search.
+        # Another member has ordered a thousandth of the customer's jobs, so that a search by member has to search.
         ordered["placed_by_id"] = f"(CASE WHEN n % {1000 * own_every} = 0 THEN {users + 1} ELSE t.placed_by_id END)"
         copy(Order, order.pk, jobs, id=new_order, **ordered, **changed)
         state = "CASE WHEN n % 7 = 0 THEN 'failed' ELSE t.state END"

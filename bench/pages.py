@@ -3,8 +3,8 @@
 make bench NAME=pages (QUICK=1 for fewer rounds and a shorter load)
 
 A page's CPU time is that of this process for one request through all middleware, without PostgreSQL's. For the load,
-the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn: either at once
-after each response, or every three seconds, as the pages do. Clients, console, PostgreSQL and the run share
+the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn. It does
+so at once after each response, or every three seconds, as the pages do. Clients, console, PostgreSQL and the run share
 the machine's cores. The figures `cores_…` show how many of them each used.
 """
 

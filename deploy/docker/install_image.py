@@ -1,8 +1,7 @@
 """`python install_image.py NAME FOLDER FLAVOUR`: install a recipe of deploy/images into FOLDER, for a container image.
 
-FLAVOUR is cpu or cuda. The code that builds the local backend's images does the work, except for the last test: a run
-of two sandboxed processes, which is not possible in a container build. Start a free check of the image in the console
-instead.
+FLAVOUR is cpu or cuda. The code that builds the local backend's images does the work, without its last test: two
+sandboxed processes cannot run in a container build. Start a free check of the image in the console instead.
 """
 
 import sys
