@@ -174,6 +174,7 @@ class _ForwardReader:
 def _tar_entries(stream: BinaryIO, kind: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
     """Yield the entries of a tar. Their content must be read in order, because the reader only moves forward."""
     content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is ArchiveFormat.TAR_GZ else stream
+    # READ_LIMIT more, so that an archive with few entries may have long names too.
     reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADER_BYTES_PER_ENTRY + READ_LIMIT)
     archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
     declared_bytes = 0

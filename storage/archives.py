@@ -42,8 +42,8 @@ each of 50,000 links could make it visit 80,000 components (40 targets with 2,00
 
 
 @dataclass(frozen=True)
-class UnpackResult:
-    """The totals of an unpacked archive. Files include links; entries include folders, also the target folder."""
+class FolderTotals:
+    """What a new folder contains in all. Files include links; entries include folders, also the new folder itself."""
 
     size_bytes: int
     file_count: int
@@ -57,7 +57,7 @@ def unpack_archive(
     limits: ArchiveLimits,
     meter: Meter | None = None,
     kind: ArchiveFormat | None = None,
-) -> UnpackResult:
+) -> FolderTotals:
     """Unpack `stream`, a seekable file, into `target`, an empty folder.
 
     Keep names, content, whether a file is executable, and links that stay inside the folder. Drop owners, times and
@@ -69,7 +69,7 @@ def unpack_archive(
         for entry in read_entries(stream=stream, kind=kind, limits=limits):
             writer.add(entry)
         writer.create_links()
-        return UnpackResult(writer.size, writer.files, writer.entries + 1)  # one more for the target folder
+        return FolderTotals(writer.size, writer.files, writer.entries + 1)  # one more for the target folder
 
 
 @contextmanager

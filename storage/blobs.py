@@ -69,7 +69,8 @@ def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> Non
 def unused(root: Path) -> Iterator[Path]:
     """Yield the paths of the blobs that no version contains.
 
-    If a version links one before it is removed, the version keeps the file, because only the blob's name is removed.
+    If a new version links to such a blob just before it is removed, the version keeps the file: only the blob's name is
+    removed.
     """
     top = root / FOLDER
     if not top.exists():

@@ -27,7 +27,7 @@ from console.accounts.services import record
 from console.core.errors import CustomerError, InvalidInput, NotFound, Text
 from storage import blobs, files, manifests, quota, selectors, trees
 from storage.archive_readers import ArchiveLimits
-from storage.archives import UnpackResult, unpack_archive
+from storage.archives import FolderTotals, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
 from storage.files import Meter, MeteredStream, Readable, WriteResult
 from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Workspace
@@ -140,7 +140,7 @@ def publish_file(
             dataset,
             user=user,
             new_folder=copy_path,
-            totals=UnpackResult(size, file_count=1, entry_count=2),
+            totals=FolderTotals(size, file_count=1, entry_count=2),
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -162,7 +162,7 @@ def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) 
             dataset,
             user=user,
             new_folder=copy_path,
-            totals=UnpackResult(copy_result.usage.size_bytes, copy_result.file_count, copy_result.usage.entry_count),
+            totals=FolderTotals(copy_result.usage.size_bytes, copy_result.file_count, copy_result.usage.entry_count),
             sha256=copy_result.sha256,
             reservation=reservation,
         )
@@ -173,7 +173,7 @@ def _publish(
     *,
     user: User | None,
     new_folder: Path,
-    totals: UnpackResult,
+    totals: FolderTotals,
     sha256: str,
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,

@@ -67,7 +67,7 @@ _GIT_CONFIG = {
 """Git's configuration for every command: no programs of the repository or machine, no redirects and proxies, limits."""
 
 
-def git_repository(
+def git_fill(
     *,
     organization: Organization,
     url: str,
@@ -111,7 +111,7 @@ def fetch(
 ) -> Usage:
     """Fetch one commit, and unpack its files into the empty folder `into`. `options` is configuration for git.
 
-    `meter` counts the unpacked files against the quota. `report` is called as in `git_repository`. Raises GitFailed,
+    `meter` counts the unpacked files against the quota. `report` is called as in `git_fill`. Raises GitFailed,
     TooLarge, BadArchive, UnsafePath, and what `report` raises.
     """
     with catalog.scratch_folder() as scratch:

@@ -193,7 +193,7 @@ class DatasetVersion(models.Model):
     """One immutable version of a dataset, in a read-only folder of its own."""
 
     kind = "versions"
-    """The name of this kind of deleted items in URLs."""
+    """How URLs of deleted items name this kind (`usage_api`)."""
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
@@ -257,7 +257,7 @@ class ModelVersion(models.Model):
     """One immutable version of a model, in a read-only folder of its own."""
 
     kind = "models"
-    """The name of this kind of deleted items in URLs."""
+    """How URLs of deleted items name this kind (`usage_api`)."""
     model = models.ForeignKey(Model, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
@@ -298,7 +298,7 @@ class Workspace(models.Model):
     """A folder of a customer, to which both runs and the console write."""
 
     kind = "workspaces"
-    """The name of this kind of deleted items in URLs."""
+    """How URLs of deleted items name this kind (`usage_api`)."""
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspaces")
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)

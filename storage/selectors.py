@@ -59,8 +59,8 @@ def datasets_for(organization: Organization) -> QuerySet[Dataset]:
     return Dataset.objects.filter(organization=organization, deleted_at=None).select_related("latest")
 
 
-def with_published(datasets: QuerySet[Dataset]) -> QuerySet[Dataset]:
-    """Add to each dataset the list `published`: its versions that are not deleted, newest first."""
+def with_dataset_versions(datasets: QuerySet[Dataset]) -> QuerySet[Dataset]:
+    """Add to each dataset the attribute `published`: the list of its versions that are not deleted, newest first."""
     versions = DatasetVersion.objects.filter(deleted_at=None).order_by("-number")
     return datasets.prefetch_related(Prefetch("versions", versions, to_attr="published"))
 
@@ -102,7 +102,7 @@ def model_versions_of_job(organization: Organization, job_pk: int) -> QuerySet[M
 
 
 def with_model_versions(models: QuerySet[Model]) -> QuerySet[Model]:
-    """Add to each model the list `published`: its versions that are not deleted, newest first."""
+    """Add to each model the attribute `published`: the list of its versions that are not deleted, newest first."""
     rows = ModelVersion.objects.filter(deleted_at=None).order_by("-number")
     return models.prefetch_related(Prefetch("versions", rows, to_attr="published"))
 

@@ -24,7 +24,7 @@ from console.core.enqueue import send, send_on_commit
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from storage import catalog, imports, selectors
 from storage.errors import NameTaken
-from storage.git_import import git_repository
+from storage.git_import import git_fill
 from storage.models import Workspace, WorkspaceImport
 
 MAX_OPEN = 3
@@ -54,7 +54,7 @@ def start_import(
     """
     catalog.validate_texts(name, description)
     # Called only for its checks: the worker calls it again for the function that it returns.
-    git_repository(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
+    git_fill(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
     with transaction.atomic():
         Organization.objects.select_for_update().get(pk=organization.pk)
         others = open_imports().filter(organization=organization)
@@ -142,7 +142,7 @@ def _begin_attempt(row: WorkspaceImport) -> bool:
 def _create_workspace(row: WorkspaceImport) -> None:
     """Create the workspace with the repository's files, or store why that failed."""
     try:
-        fill = git_repository(
+        fill = git_fill(
             organization=row.organization, url=row.git_url, branch=row.git_branch, secret=row.git_secret,
             report=lambda received: _update(row, received_bytes=received),
         )  # fmt: skip

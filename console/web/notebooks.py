@@ -108,7 +108,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
         "not_ready": not_ready,
         "workspaces": workspaces,
         "specs": specs,
-        "datasets": sharing.one_per_name(storage.with_published(sharing.usable_datasets(organization))),
+        "datasets": sharing.one_per_name(storage.with_dataset_versions(sharing.usable_datasets(organization))),
         "currency": account.currency,
         "is_offered": notebooks.is_offered(),
     }

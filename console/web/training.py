@@ -185,7 +185,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "workspaces": workspaces,
             "scripts": scripts,
             "script_tree": _script_tree(scripts),
-            "datasets": sharing.one_per_name(storage.with_published(sharing.usable_datasets(organization))),
+            "datasets": sharing.one_per_name(storage.with_dataset_versions(sharing.usable_datasets(organization))),
             "models": storage.with_model_versions(storage.models_for(organization)),
             "checkpoint_jobs": checkpoint_jobs,
             "checkpoint_job_ids": [job.pk for job in checkpoint_jobs],
