@@ -206,7 +206,7 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
     for number, (name, value) in enumerate(all_options):
         environment |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     # The shell's `ulimit`: no core dump (c), file size in blocks of 512 bytes (f), memory in KiB (v), CPU seconds (t).
-    # The CPU limit is only a second line of defence: `_wait_for` ends git after MAX_SECONDS.
+    # `_wait_for` ends git after MAX_SECONDS. The CPU limit holds even if this process dies.
     limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": MAX_SECONDS + 1}
     script = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
     with subprocess.Popen(

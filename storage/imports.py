@@ -281,7 +281,7 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
 
 
 def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation, offset: int) -> None:
-    """Receive the bytes from `offset` on, in as many attempts as needed.
+    """Receive the bytes from `offset` on, in several attempts if the transfer breaks.
 
     The caller has reserved quota for the bytes before. Raises ImportFailed after MAX_FAILURES, TooLarge, OSError for a
     full disk.
@@ -316,7 +316,8 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()
-        failures = 0 if offset > start else failures + 1
+        # Without a validator each attempt begins again, so the bytes of this one do not count as progress.
+        failures = 0 if offset > start and row.validator else failures + 1
         if failures >= MAX_FAILURES:
             raise ImportFailed(UNREACHABLE)
         if not row.validator:

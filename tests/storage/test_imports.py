@@ -131,6 +131,16 @@ def test_a_cut_transfer_continues(server, dataset):
     ]  # fmt: skip
 
 
+def test_a_server_that_never_sends_a_file_without_a_validator_in_one_piece_ends_the_import(server, dataset):
+    server.files, server.etag = {"/f": CONTENT}, 'W/"1"'
+    server.cuts = imports.MAX_FAILURES - 1
+    assert content_of(imported(dataset, f"https://{server.host}/f").version, "f") == CONTENT
+    server.requests.clear()
+    server.cuts = 100
+    assert imported(dataset, f"https://{server.host}/f").error == imports.UNREACHABLE
+    assert len(server.requests) == imports.MAX_FAILURES
+
+
 def test_a_changed_file_is_received_from_its_start(server, dataset):
     server.files, server.cuts, server.change = {"/f": CONTENT}, 1, {"/f": b"new" * 10}
     row = imported(dataset, f"https://{server.host}/f")
