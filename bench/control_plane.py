@@ -45,6 +45,7 @@ class Worker:
         )
         process.start()
         remote.close()
+        # Callbacks run in reverse order: first `_stop`, then `join`.
         resources.callback(process.join, STOP_SECONDS)
         resources.callback(self._stop)
 

@@ -194,7 +194,7 @@ class QueueWorker:
             except queue.Empty:
                 raise SystemExit(f"Nothing was started in {START_SECONDS:.0f} s after {name} had ended.") from None
             milliseconds.append((submitted_at - ended_at) * 1000)
-            self._cluster.wait_for_watcher()  # each measurement is of one end, not of a backlog
+            self._cluster.wait_for_watcher()  # so that the next measurement begins without a backlog
             self._read_submissions()
         return statistics.median(milliseconds)
 

@@ -344,7 +344,10 @@ class SimulatedCustomers(SimulatedAdministrator):
             refunds.submit(refund=refund)
 
     def _apply_waiting(self, newest: int = 400) -> int:
-        """Apply this group's waiting events, in any order; return how many. The product's tasks would apply all."""
+        """Apply this group's waiting events, in any order; return how many. The product's tasks would apply all.
+
+        Only the provider's `newest` events are considered, because looking up all would slow each step.
+        """
         waiting = self._stored_events(newest).filter(state__in=events.OPEN_STATES).order_by("pk")
         event_pks = list(waiting.values_list("pk", flat=True))
         self.chance.shuffle(event_pks)

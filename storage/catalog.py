@@ -40,8 +40,10 @@ FIRST_WORKSPACE = "main"
 """The name of the workspace that every organization gets."""
 README = """# Your workspace
 
-Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put the script to train with here, name
-it when you start a training, and it runs in its own folder. Datasets are at `$DATASETS_PATH/<name>`, read-only.
+Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put your training script here, and name
+it when you start a training. It runs in the folder that contains it.
+
+Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
 Fill = Callable[[Path, Meter], Usage]
 """A function that writes the first files of a workspace into an empty folder. It counts each byte and entry with the
