@@ -77,7 +77,8 @@ FINISH_LOCK = 7_415
 """The first key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but must not
 change, as APPEND_LOCK."""
 FETCH_LOCK_FILE = "fetch-slot"
-"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`)."""
+"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is here,
+because garbage collection must keep the file."""
 OPEN_STATES = (Upload.States.RECEIVING, Upload.States.FINISHING)
 """The states of uploads that have neither a result nor an error yet."""
 
@@ -240,7 +241,7 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
         _refresh(upload)
         if not is_locked or offset != offset_of(upload):
             raise OffsetConflict
-        if upload.state != Upload.States.RECEIVING:
+        if upload.state != Upload.States.RECEIVING:  # all bytes have arrived before
             return offset
         stream = _InterruptibleBody(upload, stream)
         try:
@@ -330,7 +331,7 @@ def append_unchecked(upload: Upload, offset: int, stream: Readable) -> int:
             if offset == upload.size_bytes:
                 raise TooLarge(_("More bytes arrived than the upload's size."))
             if hashing:
-                hashing.result()
+                hashing.result()  # chunks must be hashed in order, and at most two be in memory
             _write(file_fd, chunk, offset)
             offset += len(chunk)
             if digest:
@@ -478,10 +479,15 @@ def _finish_lock(upload: Upload) -> Iterator[bool]:
 
 
 def _publish_or_store(upload: Upload) -> None:
-    """Use the upload's file as its purpose says, and end the upload. Raises NotFound if it was terminated."""
+    """Use the upload's file as its purpose says, and end the upload.
+
+    Raises NotFound if the upload was terminated, UploadEnded if its file is lost.
+    """
     try:
         file = _file(upload).open("rb")
     except FileNotFoundError:
+        if upload.purpose == Upload.Purposes.DATASET or upload.is_unpacked:
+            raise UploadEnded from None  # an archive is never moved, so it is lost, as after the restore of a backup
         # An earlier call moved the file into the workspace, and was interrupted before it counted the file there.
         catalog.measure_workspace(workspace=selectors.workspace_named(upload.organization, upload.name))
         with transaction.atomic():
