@@ -42,6 +42,7 @@ PAGES = (
     "overview", "job_list", "job_detail", "dataset_list", "workspace_list", "receipt_list", "wallet", "training_new",
 )  # fmt: skip
 SCRIPT = "bench_busy.py"
+# The run outlives the three loads and their preparation.
 TRAINING = f"""import time
 ends_at = time.monotonic() + {3 * LOAD_SECONDS + 60}
 while time.monotonic() < ends_at:

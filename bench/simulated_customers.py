@@ -103,7 +103,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         for event in self.undelivered:
             self._receive(event)
         self.undelivered = []
-        for _ in range(10):
+        for _ in range(10):  # submitted charges and refunds cause new events; a few rounds apply all
             self._submit_waiting()
             events.fetch_undelivered()
             if not self._apply_waiting(newest=ALL_EVENTS):
