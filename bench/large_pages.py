@@ -23,6 +23,7 @@ from bench.many_rows import fill
 from bench.pages import create_customer, serve_console
 
 REDUCTION = 10 if rounds.is_quick() else 1
+"""The divisor of all numbers of rows."""
 JOBS, ORGANIZATIONS, ENTRIES = 1_000_000 // REDUCTION, 10_000 // REDUCTION, 5_000_000 // REDUCTION
 USERS = 8
 """How many users open a page at once."""

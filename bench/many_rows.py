@@ -8,6 +8,7 @@ from typing import Any
 TIME_BETWEEN_JOBS = "interval '20 seconds'"
 """One million jobs then span seven months."""
 EVENTS_PER_JOB = 2
+"""How many of the original job's events each copy gets."""
 
 
 def copy_row(cursor: Any, model: Any, pk: Any, count: int, **changed: str) -> int:

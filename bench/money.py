@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CLIENTS = 8
 ORGANIZATIONS = 100
 WEBHOOKS, POSTINGS_PER_CLIENT = (400, 100) if rounds.is_quick() else (2000, 400)
+"""How many webhooks, or transactions of each client, one measurement counts."""
 ROUNDS = 3 if rounds.is_quick() else 9
 LARGE_BALANCE_MINOR = 10**12
 """A balance that no measurement can spend."""

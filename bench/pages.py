@@ -28,12 +28,14 @@ from bench import cpu_use, http_load, rounds
 from bench.environment import ROOT, embedded_console, free_port_pair, images_root
 
 ROWS = 25
+"""Rows of each list, as many as a page shows."""
 REQUESTS = 5 if rounds.is_quick() else 20
 """Requests of each page whose CPU time is measured."""
 WARM_UP_REQUESTS = 2
 """Requests of each page before the measured ones; they load templates and fill caches."""
 CLIENTS = 200
 LOAD_SECONDS = 15.0 if rounds.is_quick() else 60.0
+"""How long each of the three loads lasts."""
 REFRESH_SECONDS = 3.0
 """The interval at which the pages refresh themselves."""
 START_SECONDS = 120.0

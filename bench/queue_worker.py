@@ -35,6 +35,7 @@ from runtime.specs import (
 )
 
 ORGANIZATIONS = 50
+"""Organizations whose jobs wait in the queue."""
 SHAPES = (("nano", 1), ("nano", 2), ("small", 1), ("small", 4))
 """The purchases (node spec, nodes), in turn."""
 START_SECONDS = 60.0

@@ -43,6 +43,7 @@ from tests.crashes import crash_at
 from tests.provider import ASKS, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_FAILS, Stripe, lost
 
 CUSTOMERS = 12
+"""How many customers a group has at a time."""
 PURCHASES_PER_CUSTOMER = 150
 """A customer is replaced after this number of purchases, so that the check of one account stays cheap."""
 MAX_TOP_UPS_MINOR = (20_000, 4000, 1000)

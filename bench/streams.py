@@ -31,6 +31,7 @@ STREAMS = 500
 FOLLOWERS = 10
 """Streams of the measured run, half of its output and half of its state. The others are of jobs that wait."""
 WAITING_JOBS = 25
+"""Jobs that wait. Each has several of the streams."""
 SECONDS = 15.0 if rounds.is_quick() else 60.0
 """How long each part is measured."""
 SETTLE_SECONDS = 20.0

@@ -23,6 +23,7 @@ from sklearn.datasets import load_digits
 SIDE, MARGIN = 28, 4
 """MNIST's size of an image and of the empty margin around a digit, in pixels."""
 TRAINING_IMAGES = 1437
+"""The first images, of which no writer is in the test set."""
 FOLDER = "MNIST/raw"
 """Where torchvision's class looks for the files."""
 _UNSIGNED_BYTE = 0x08

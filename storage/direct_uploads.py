@@ -40,8 +40,8 @@ MAX_URLS = 100
 """How many URLs one request can ask for. Signing takes CPU time, and clients need a few at a time."""
 URL_SECONDS = 900
 """How long a signed URL is valid: time enough to begin to send a few parts over a slow connection."""
-PAGE_FROM_BYTES = 64 * 1024**2
-"""The size from which the console's pages use direct uploads. For smaller files tus needs fewer requests."""
+MIN_BYTES_IN_PAGES = 64 * 1024**2
+"""The smallest file for which the console's pages use a direct upload. For smaller files tus needs fewer requests."""
 FOLDER = "trainyard-uploads"
 """The first folder in all keys. Because of it `collect` removes nothing else from a bucket with other contents."""
 BUCKET_ERRORS = (s3.S3Error, connections.ForbiddenAddress, OSError, http.client.HTTPException)
@@ -66,9 +66,9 @@ def is_offered() -> bool:
     return bool(settings.UPLOAD_BUCKET)
 
 
-def page_from_bytes() -> int | None:
-    """Return the size in bytes from which the pages use direct uploads; None if they never do."""
-    return PAGE_FROM_BYTES if is_offered() else None
+def min_bytes_in_pages() -> int | None:
+    """Return the size of the smallest file for which the pages use a direct upload; None if they never do."""
+    return MIN_BYTES_IN_PAGES if is_offered() else None
 
 
 def _bucket() -> s3.Bucket:
