@@ -56,7 +56,7 @@ def unpack_archive(
     target: Path,
     limits: ArchiveLimits,
     meter: Meter | None = None,
-    kind: ArchiveFormat | None = None,
+    archive_format: ArchiveFormat | None = None,
 ) -> FolderTotals:
     """Unpack `stream`, a seekable file, into `target`, an empty folder.
 
@@ -64,9 +64,9 @@ def unpack_archive(
     setuid bits. `meter` counts each entry and each chunk of content before it is written. Raises BadArchive, TooLarge,
     UnsafePath, StorageFull; the caller must then remove `target`.
     """
-    kind = kind or detect_format(stream=stream)
+    archive_format = archive_format or detect_format(stream=stream)
     with _translate_malformed(), translate_os_errors(), _Writer(target, limits, meter) as writer:
-        for entry in read_entries(stream=stream, kind=kind, limits=limits):
+        for entry in read_entries(stream=stream, archive_format=archive_format, limits=limits):
             writer.add(entry)
         writer.create_links()
         return FolderTotals(writer.size, writer.files, writer.entries + 1)  # one more for the target folder

@@ -50,6 +50,9 @@ CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 """Flags to create a file. With O_EXCL, an existing file is never overwritten."""
 FILE_MODE = 0o644
 """The mode of a new file. A file that is replaced keeps its mode."""
+_NAME_TAKEN = _("A file or folder with this name already exists. Choose another name or delete it first.")
+_WHOLE_WORKSPACE = _("This is the whole workspace. Delete the workspace itself instead.")
+_FOLDER_HERE = _("There is a folder at this path, not a file.")
 
 
 class Readable(Protocol):
@@ -480,11 +483,6 @@ def delete(*, root: Path, path: str, scratch: Path) -> Usage:
             os.unlink(parts[-1], dir_fd=folder_fd)
             return Usage(size_of(status), 1)
         return remove_folder(parent_fd=folder_fd, name=parts[-1], scratch=scratch)
-
-
-_NAME_TAKEN = _("A file or folder with this name already exists. Choose another name or delete it first.")
-_WHOLE_WORKSPACE = _("This is the whole workspace. Delete the workspace itself instead.")
-_FOLDER_HERE = _("There is a folder at this path, not a file.")
 
 
 def display_name(name: str) -> str:

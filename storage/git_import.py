@@ -130,7 +130,7 @@ def fetch(
         with archive.open("rb") as stream:
             unpack_result = unpack_archive(
                 stream=stream, target=into, limits=ArchiveLimits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
-                kind=ArchiveFormat.TAR,
+                archive_format=ArchiveFormat.TAR,
             )  # fmt: skip
     return Usage(unpack_result.size_bytes, unpack_result.entry_count)
 

@@ -28,6 +28,12 @@ MAX_STEP_ENTRIES = 1000
 """The most entries that a reservation holds in advance, for the same reasons."""
 LABEL_LENGTH = 200
 """The length of an allocation's label in the database; longer ones are cut."""
+_TOO_MANY = {
+    "datasets": _("Your organization may have at most %(most)d datasets. Delete one first."),
+    "models": _("Your organization may have at most %(most)d models. Delete one first."),
+    "workspaces": _("Your organization may have at most %(most)d workspaces. Delete one first."),
+}
+"""The message of TooMany, by the kind of object."""
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +56,6 @@ def require_room_for(organization: Organization, kind: str) -> None:
     most: int = getattr(Quota.objects.get(organization=organization), f"max_{kind}")
     if selectors.counts(organization)[kind] >= most:
         raise TooMany(_TOO_MANY[kind] % {"most": most})
-
-
-_TOO_MANY = {
-    "datasets": _("Your organization may have at most %(most)d datasets. Delete one first."),
-    "models": _("Your organization may have at most %(most)d models. Delete one first."),
-    "workspaces": _("Your organization may have at most %(most)d workspaces. Delete one first."),
-}
 
 
 def count_results(
