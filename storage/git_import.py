@@ -42,7 +42,8 @@ MAX_SECONDS = 300
 REPORT_SECONDS = 2.0
 """How often the progress is reported."""
 MAX_BYTES = 1024**3
-"""The largest file that git may write. It writes two: the packed commit, and the tar file made from it."""
+"""The largest file that git may write. It writes two: the packed commit, and the tar file made from it. Repositories of
+code are far smaller, and data belongs in datasets."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 """The largest address space of a git process. To unpack deltas it needs as much memory as the largest file."""
 MAX_REASON_LENGTH = 300

@@ -159,11 +159,14 @@ def shown_imports(dataset: Dataset) -> list[DatasetImport]:
 def import_dataset(pk: int) -> None:
     """Run an import, or continue it; then send the task of the import that has waited longest."""
     row = DatasetImport.objects.select_related("dataset__organization", "created_by").filter(pk=pk).first()
-    if row and run(row) and (next_id := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
+    if row is None or not run_import(row):
+        return
+    next_id = open_imports().order_by("updated_at").values_list("pk", flat=True).first()
+    if next_id:
         send(import_dataset, next_id)
 
 
-def run(row: DatasetImport) -> bool:
+def run_import(row: DatasetImport) -> bool:
     """Run an import, or continue it, unless it has ended. Return False if another process is importing."""
     with import_lock(LOCK_FILE) as is_locked:
         if not is_locked:

@@ -111,11 +111,14 @@ def stale_imports() -> list[int]:
 def import_workspace(pk: int) -> None:
     """Run an import, or repeat it after its worker died; then send the task of the one that has waited longest."""
     row = open_imports().select_related("organization", "created_by").filter(pk=pk).first()
-    if row and run(row) and (next_id := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
+    if row is None or not run_import(row):
+        return
+    next_id = open_imports().order_by("updated_at").values_list("pk", flat=True).first()
+    if next_id:
         send(import_workspace, next_id)
 
 
-def run(row: WorkspaceImport) -> bool:
+def run_import(row: WorkspaceImport) -> bool:
     """Run an import, unless it has ended. Return False if another process is importing."""
     with imports.import_lock(imports.GIT_LOCK_FILE) as is_locked:
         # An error is stored as a sentence, in the language of the person who started the import.
