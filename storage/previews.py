@@ -103,9 +103,13 @@ def _table(text: str, delimiter: str, *, is_complete: bool) -> Preview | None:
         return None
     if not rows or len(rows[0]) < 2:
         return None
-    shown = tuple(tuple(cell[:MAX_CELL_CHARACTERS] for cell in row[:MAX_COLUMNS]) for row in rows[:MAX_ROWS])
+    shown = tuple(_shown_cells(row) for row in rows[:MAX_ROWS])
     is_cut = len(rows) > MAX_ROWS or any(len(row) > MAX_COLUMNS for row in rows)
     return Preview(rows=shown, is_complete=is_complete and not is_cut)
+
+
+def _shown_cells(row: list[str]) -> tuple[str, ...]:
+    return tuple(cell[:MAX_CELL_CHARACTERS] for cell in row[:MAX_COLUMNS])
 
 
 def _indented(text: str) -> tuple[str, bool]:
