@@ -1,4 +1,4 @@
-"""Runs that a customer orders from a console: the time of a launch and of trivial runs, including the console's part.
+"""Order runs from a console as a customer does, and measure them: the time of a launch, and of many trivial runs.
 
 Starts `manage.py demo` in its own folder, on free ports, and stops it by its pid.
 """
@@ -28,6 +28,7 @@ from jobs.demo import SETTINGS, Customer  # its texts are translatable, which ne
 _READY_LINE = "The console goes on"
 """The line that the demo prints once it serves."""
 _CHOICES = SETTINGS | {"datasets": [], "epochs": 1, "max_seconds": 60}
+"""What all quotes have in common."""
 
 
 class ConsoleRuns:

@@ -30,6 +30,7 @@ ROUNDS = 2 if rounds.is_quick() else 5
 CLAIMS, RUN_ENDS, PASSES = (40, 10, 10) if rounds.is_quick() else (200, 50, 100)
 """How many of each a round measures."""
 STOP_SECONDS = 30
+"""How long to wait for the end of a worker process."""
 
 
 class Worker:
@@ -44,6 +45,7 @@ class Worker:
         )
         process.start()
         remote.close()
+        # Callbacks run in reverse order: first `_stop`, then `join`.
         resources.callback(process.join, STOP_SECONDS)
         resources.callback(self._stop)
 

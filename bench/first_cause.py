@@ -31,6 +31,7 @@ from runtime.images.venvs import is_ready
 from runtime.specs import Failure, Framework, Image, Mount, Resources, RunSpec
 
 BUSY_PROCESSES = 3
+"""How many processes compete with the ranks for CPU time, as on a busy machine."""
 TIMEOUT_SECONDS = 180
 """How long one run may take."""
 ECHOES = (

@@ -22,10 +22,13 @@ from bench.environment import embedded_console, free_port_pair, images_root
 from bench.pages import create_customer, serve_console
 
 FILES = 100_000
+"""Files in the listed folder."""
 DOWNLOAD_MIB = 256 if rounds.is_quick() else 1024
+"""Size of the downloaded file."""
 ROUNDS = 3 if rounds.is_quick() else 7
 STATIC_NAME = "bench-download.bin"
 BUFFER_BYTES = 1 << 20
+"""How much the client reads from the socket at once."""
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ make bench NAME=large_pages (QUICK=1 for a tenth of the rows)
 
 The measured organization has a tenth of all jobs. For each page in turn, eight users open it every second; pages of the
 administration are opened by an administrator. A figure is the 95th percentile of the time from request to response, on
-this machine. About a millisecond of it is the client's. `cpu_ms` is the
-CPU time of web server and database for a response, which other load on the machine changes little.
+this machine. About a millisecond of it is the client's. `cpu_ms` is the CPU time of web server and database for a
+response, which other load on the machine changes little.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from bench.many_rows import fill
 from bench.pages import create_customer, serve_console
 
 REDUCTION = 10 if rounds.is_quick() else 1
+"""The divisor of all numbers of rows."""
 JOBS, ORGANIZATIONS, ENTRIES = 1_000_000 // REDUCTION, 10_000 // REDUCTION, 5_000_000 // REDUCTION
 USERS = 8
+"""How many users open a page at once."""
 WARM_UP_CLIENTS, WARM_UP_SECONDS = 32, 5.0
+"""The load before the measurements. More clients than the server has threads."""
 SECONDS = 8.0 if rounds.is_quick() else 15.0
 """How long each page is requested."""
 LISTS = (
@@ -46,6 +49,7 @@ ADMIN = (
     "accounts_organization_changelist", "accounts_user_changelist", "accounts_auditevent_changelist",
 )  # fmt: skip
 GOAL_MS = 150
+"""Longest 95th percentile that a page should have."""
 
 
 def main() -> None:
@@ -73,11 +77,11 @@ def measure(settings: Any, url: str, customer: Any) -> dict[str, rounds.Figure]:
     administrator = UserFactory(is_staff=True, is_superuser=True)
     member, operator = _cookie(settings, url, customer.membership.user), _cookie(settings, url, administrator)
     figures = {}
-    # Without the other processes, which would issue the invoices of seven months for all organizations at once.
+    # Only the web server: the other processes would issue the invoices of seven months for all organizations at once.
     with serve_console(url, "serve", "web") as server:
         pages = [
-            *((page, member) for page in member_pages(customer).items()),
-            *((page, operator) for page in admin_pages(customer).items()),
+            *((name, path, member) for name, path in member_pages(customer).items()),
+            *((name, path, operator) for name, path in admin_pages(customer).items()),
         ]
 
         def load(path: str, cookie: str, clients: int, seconds: float, interval_seconds: float) -> http_load.Responses:
@@ -94,8 +98,9 @@ def measure(settings: Any, url: str, customer: Any) -> dict[str, rounds.Figure]:
             return responses
 
         # The server starts its threads and their connections with the first requests that come together.
-        load(pages[0][0][1], member, clients=WARM_UP_CLIENTS, seconds=WARM_UP_SECONDS, interval_seconds=0.0)
-        for (name, path), cookie in pages:
+        _name, first_path, _cookie_of_member = pages[0]
+        load(first_path, member, clients=WARM_UP_CLIENTS, seconds=WARM_UP_SECONDS, interval_seconds=0.0)
+        for name, path, cookie in pages:
             cpu_before = _cpu_seconds(server, settings)
             responses = load(path, cookie, clients=USERS, seconds=SECONDS, interval_seconds=1.0)
             milliseconds = [seconds * 1000 for seconds in responses.seconds[USERS:]]  # the first of each fill caches

@@ -2,8 +2,8 @@
 
 make bench NAME=launch (QUICK=1 for fewer rounds)
 
-The first part measures from the request (for the console: from sending the order) to the end of rank 0's first
-all-reduce, whose result is checked. It measures cold and warm starts on 1, 2 and 4 nodes. In a warm start, ranks are
+The first part measures from the request to the end of rank 0's first all-reduce, whose result is checked. For the
+console, the request is the order. It measures cold and warm starts on 1, 2 and 4 nodes. In a warm start, ranks are
 forked from an interpreter that has imported the framework. The second part counts the trivial runs that end in a
 minute. They are ordered through the whole console (quote, hold, sandbox, receipt), and compared with Ray Jobs.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.baselines import FIRST_ALL_REDUCE_FILE, PlainLaunches, RayJobs
@@ -50,6 +51,7 @@ TRIVIAL = "print(1)\n"
 CLIENTS = 8
 """Clients that order at once where throughput is measured; it is also measured with one client."""
 GOALS = {"cold_vs_torchrun": 0.55, "warm_vs_torchrun": 0.1, "runs_per_minute_vs_ray": 5.0}
+"""Goals of ratios. Times should be at most this share of the baseline's, and throughput at least this multiple."""
 
 
 class Launches:
@@ -97,6 +99,11 @@ class Launches:
         return self._baselines.horovodrun(self._cold.workspace / "reduce_horovod.py", 2) - started_at
 
 
+def runs_per_minute(run_all: Callable[[int, int], float], runs: int, clients: int) -> float:
+    """Return how many trivial runs end in a minute. `run_all(runs, clients)` returns the seconds that they take."""
+    return 60 * runs / run_all(runs, clients)
+
+
 def main() -> None:
     """Measure, then print the tables and the JSON object."""
     images = images_root()
@@ -112,9 +119,9 @@ def main() -> None:
             platforms = {"console": functools.partial(console.trivial_runs, "trivial.py"), "ray": ray.trivial_runs}
             per_minute = measure(
                 [
-                    Variant(f"{name}_{clients}_at_once", lambda c=clients, run=run: 60 * runs / run(runs, c))  # type: ignore[misc] # mypy can't infer a lambda's defaults
+                    Variant(f"{name}_{clients}_at_once", functools.partial(runs_per_minute, run_all, runs, clients))
                     for clients in (1, CLIENTS)
-                    for name, run in platforms.items()
+                    for name, run_all in platforms.items()
                 ],
                 1 if is_quick() else 3,
                 "runs/min",

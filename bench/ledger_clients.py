@@ -56,6 +56,7 @@ def run_client(*, number: int, clients: int, address: dict[str, Any], commands: 
     while (command := commands.get()) is not None:
         start.wait()
         for posting in range(command.count):
+            # All clients together use the pairs in turn, so that they meet on one pair as seldom as possible.
             source, target = command.pairs[(number + posting * clients) % len(command.pairs)]
             reference = f"{command.label}:{number}:{posting}"
             if command.method == "ours":

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 BROKEN_ACCOUNTS = """
+-- A balance is the sum of its entries, and held money the sum of open holds. A wallet covers its holds. Receivables
+-- and write-offs are never positive.
 SELECT a.id FROM billing_account a
 WHERE a.organization_id = %(organization)s AND (
     a.posted_minor <> (SELECT coalesce(sum(amount_minor), 0) FROM billing_entry e WHERE e.account_id = a.id)
@@ -14,16 +16,19 @@ WHERE a.organization_id = %(organization)s AND (
     OR a.kind = 'wallet' AND NOT (a.posted_minor >= a.held_minor AND a.held_minor >= 0)
     OR a.kind IN ('receivable', 'written_off') AND a.posted_minor > 0)
 UNION ALL
+-- Neither the charge nor the metered cost exceeds the ceiling.
 SELECT h.id FROM billing_hold h JOIN billing_account a ON a.id = h.account_id
 WHERE a.organization_id = %(organization)s
     AND (h.charged_minor > h.amount_minor OR h.metered_minor > h.amount_minor)
 UNION ALL
+-- Nobody owes money while the wallet has free money other than credit.
 SELECT d.id FROM billing_account d JOIN billing_account w ON w.organization_id = d.organization_id AND w.kind = 'wallet'
 WHERE d.organization_id = %(organization)s AND d.kind = 'receivable' AND d.posted_minor < 0
     AND w.posted_minor - w.held_minor > (
         SELECT coalesce(sum(g.amount_minor - g.used_minor - g.expired_minor - g.reserved_minor), 0)
         FROM billing_creditgrant g WHERE g.organization_id = %(organization)s)
 UNION ALL
+-- The entries of each transaction add up to zero. Older transactions were checked after earlier steps.
 SELECT e.transaction_id FROM billing_entry e WHERE e.transaction_id IN (
     SELECT e.transaction_id FROM billing_entry e JOIN billing_account a ON a.id = e.account_id
     WHERE a.organization_id = %(organization)s ORDER BY e.id DESC LIMIT 10)

@@ -8,30 +8,31 @@ from typing import Any
 TIME_BETWEEN_JOBS = "interval '20 seconds'"
 """One million jobs then span seven months."""
 EVENTS_PER_JOB = 2
+"""How many of the original job's events each copy gets."""
 
 
 def copy_row(cursor: Any, model: Any, pk: Any, count: int, **changed: str) -> int:
-    """Insert `count` copies of a row, numbered `n` from 1. Return the last id before them: copy `n` has that id plus n.
+    """Insert `count` copies of a row, numbered `n` from 1. Return their base: the id of copy `n` is the base plus `n`.
 
     `changed` has the SQL of columns that differ, in which `n` is the number and `t` the original row. A model whose ids
     are not numbers needs `id` there; the function then returns 0.
     """
     meta = model._meta  # noqa: SLF001 - Django's documented API of models
     columns = [field.column for field in meta.concrete_fields]
-    last_id = 0
+    base = 0
     if "id" not in changed:
-        last_id = model.objects.latest("pk").pk
-        changed["id"] = f"{last_id} + n"
+        base = model.objects.latest("pk").pk
+        changed["id"] = f"{base} + n"
     names = ", ".join(f'"{column}"' for column in columns)
     values = ", ".join(changed.get(column, f't."{column}"') for column in columns)
     table = meta.db_table
     started_at = time.monotonic()
     rows = f"{table} t, generate_series(1, {count}) n"
     cursor.execute(f"INSERT INTO {table} ({names}) SELECT {values} FROM {rows} WHERE t.id = %s", [pk])  # noqa: S608 - our own names
-    if last_id:
-        cursor.execute("SELECT setval(pg_get_serial_sequence(%s, 'id'), %s)", [table, last_id + count])
+    if base:
+        cursor.execute("SELECT setval(pg_get_serial_sequence(%s, 'id'), %s)", [table, base + count])
     print(f"{count:>9,} rows of {table} in {time.monotonic() - started_at:.1f} s", flush=True)
-    return last_id
+    return base
 
 
 def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries: int) -> None:
@@ -52,13 +53,13 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
     hold, quote, order = job.order.hold, job.order.quote, job.order
     charge = Entry.objects.filter(account=wallet).latest("pk")
     opposite = Entry.objects.filter(transaction=charge.transaction_id).exclude(pk=charge.pk).earliest("pk")
-    others, own_every = organizations - 1, jobs // own_jobs
+    other_count, own_every = organizations - 1, jobs // own_jobs
     at = f"now() - ({jobs} - n) * {TIME_BETWEEN_JOBS}"
     ended_at = f"{at} + interval '5 minutes'"
 
-    def own_or_other(own: int, before_others: int) -> str:
+    def own_or_other(own: int, other_base: int) -> str:
         """Return the SQL of a key: for every `own_every`th copy the customer's, else another organization's in turn."""
-        return f"(CASE WHEN n % {own_every} = 0 THEN {own} ELSE {before_others + 1} + n % {others} END)"
+        return f"(CASE WHEN n % {own_every} = 0 THEN {own} ELSE {other_base + 1} + n % {other_count} END)"
 
     with connection.cursor() as cursor:
         # Without checks of foreign keys and triggers, to save time: the copies are consistent.
@@ -67,32 +68,36 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
         def copy(model: Any, pk: Any, count: int, **changed: str) -> int:
             return copy_row(cursor, model, pk, count, **{name: sql.replace("%", "%%") for name, sql in changed.items()})
 
-        users = copy(User, customer.membership.user_id, others, email="'copy-' || n || '@example.com'")
-        before = copy(Organization, organization.pk, others, name="t.name || ' ' || n", slug="t.slug || '-' || n")
-        member = {"user_id": f"{users} + n", "organization_id": f"{before} + n"}
-        copy(Membership, customer.membership.pk, others, **member)
-        wallets = copy(Account, wallet.pk, others, organization_id=f"{before} + n")
-        owner, account = own_or_other(organization.pk, before), own_or_other(wallet.pk, wallets)
+        user_base = copy(User, customer.membership.user_id, other_count, email="'copy-' || n || '@example.com'")
+        organization_base = copy(
+            Organization, organization.pk, other_count, name="t.name || ' ' || n", slug="t.slug || '-' || n"
+        )
+        member = {"user_id": f"{user_base} + n", "organization_id": f"{organization_base} + n"}
+        copy(Membership, customer.membership.pk, other_count, **member)
+        wallet_base = copy(Account, wallet.pk, other_count, organization_id=f"{organization_base} + n")
+        owner, account = own_or_other(organization.pk, organization_base), own_or_other(wallet.pk, wallet_base)
         new_quote, new_order = "md5('quote' || n)::uuid", "md5('order' || n)::uuid"
         changed = {"organization_id": owner, "created_at": at}
         copy(Quote, quote.pk, jobs, id=new_quote, expires_at=ended_at, **changed)
         held = {"quote_id": new_quote, "account_id": account, "reference": "'copy:' || n"}
-        holds = copy(Hold, hold.pk, jobs, created_at=at, ended_at=ended_at, **held)
-        ordered = {"quote_id": new_quote, "hold_id": f"{holds} + n", "idempotency_key": "'copy:' || n"}
-        # A member with a thousandth of the customer's jobs: to search by the one who ordered them all takes no search.
-        ordered["placed_by_id"] = f"(CASE WHEN n % {1000 * own_every} = 0 THEN {users + 1} ELSE t.placed_by_id END)"
+        hold_base = copy(Hold, hold.pk, jobs, created_at=at, ended_at=ended_at, **held)
+        ordered = {"quote_id": new_quote, "hold_id": f"{hold_base} + n", "idempotency_key": "'copy:' || n"}
+        # Another member has ordered a thousandth of the customer's jobs, so that a search by member finds few rows.
+        ordered["placed_by_id"] = f"(CASE WHEN n % {1000 * own_every} = 0 THEN {user_base + 1} ELSE t.placed_by_id END)"
         copy(Order, order.pk, jobs, id=new_order, **ordered, **changed)
         state = "CASE WHEN n % 7 = 0 THEN 'failed' ELSE t.state END"
         name = "'training ' || n % 1000"
         times = {"queued_at": at, "started_at": at, "finished_at": ended_at}
-        copies = copy(Job, job.pk, jobs, organization_id=owner, order_id=new_order, name=name, state=state, **times)
-        copy(Receipt, hold.receipt.pk, jobs, hold_id=f"{holds} + n", title=name, **changed)
-        copy(Attempt, job.attempts.get().pk, jobs, job_id=f"{copies} + n")
+        job_base = copy(Job, job.pk, jobs, organization_id=owner, order_id=new_order, name=name, state=state, **times)
+        copy(Receipt, hold.receipt.pk, jobs, hold_id=f"{hold_base} + n", title=name, **changed)
+        copy(Attempt, job.attempts.get().pk, jobs, job_id=f"{job_base} + n")
         for event in JobEvent.objects.filter(job=job).order_by("pk")[:EVENTS_PER_JOB]:
-            copy(JobEvent, event.pk, jobs, job_id=f"{copies} + n", created_at=at)
-        transactions = copy(Transaction, charge.transaction_id, entries // 2, reference="'copy:' || n", created_at=at)
+            copy(JobEvent, event.pk, jobs, job_id=f"{job_base} + n", created_at=at)
+        transaction_base = copy(
+            Transaction, charge.transaction_id, entries // 2, reference="'copy:' || n", created_at=at
+        )
         for entry, entry_account in ((charge, account), (opposite, "t.account_id")):
-            copy(Entry, entry.pk, entries // 2, transaction_id=f"{transactions} + n", account_id=entry_account)
+            copy(Entry, entry.pk, entries // 2, transaction_id=f"{transaction_base} + n", account_id=entry_account)
         audited = AuditEvent.objects.filter(organization=organization).latest("pk")
         copy(AuditEvent, audited.pk, jobs, **changed)
         cursor.execute("SET session_replication_role = DEFAULT")

@@ -2,10 +2,10 @@
 
 make bench NAME=money (QUICK=1 for fewer rounds)
 
-The database is a durable PostgreSQL (embedded, with fsync), and there are 8 clients. The console's complete webhook
-(middleware, signature, stored event, message to a worker) is compared with a bare Django view with the same check and
-one SQL insert. `ledger.post` is compared with one SQL statement that writes the same rows and changes the same
-balances, on one hot account and on 100. The rows are counted after each measurement.
+The database is a durable PostgreSQL (embedded, with fsync), and there are 8 clients. The console's complete webhook has
+middleware, a check of the signature, a stored event, and a message to a worker. It is compared with a bare Django view
+with the same check and one SQL insert. `ledger.post` is compared with one SQL statement that writes the same rows and
+changes the same balances, on one hot account and on 100. The rows are counted after each measurement.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CLIENTS = 8
 ORGANIZATIONS = 100
 WEBHOOKS, POSTINGS_PER_CLIENT = (400, 100) if rounds.is_quick() else (2000, 400)
+"""How many webhooks, or transactions of each client, one measurement counts."""
 ROUNDS = 3 if rounds.is_quick() else 9
 LARGE_BALANCE_MINOR = 10**12
 """A balance that no measurement can spend."""

@@ -3,8 +3,8 @@
 make bench NAME=pages (QUICK=1 for fewer rounds and a shorter load)
 
 A page's CPU time is that of this process for one request through all middleware, without PostgreSQL's. For the load,
-the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn: either at once
-after each response, or every three seconds, as the pages do. Clients, console, PostgreSQL and the run share
+the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn. It does
+so at once after each response, or every three seconds, as the pages do. Clients, console, PostgreSQL and the run share
 the machine's cores. The figures `cores_…` show how many of them each used.
 """
 
@@ -28,12 +28,14 @@ from bench import cpu_use, http_load, rounds
 from bench.environment import ROOT, embedded_console, free_port_pair, images_root
 
 ROWS = 25
+"""Rows of each list, as many as a page shows."""
 REQUESTS = 5 if rounds.is_quick() else 20
 """Requests of each page whose CPU time is measured."""
 WARM_UP_REQUESTS = 2
 """Requests of each page before the measured ones; they load templates and fill caches."""
 CLIENTS = 200
 LOAD_SECONDS = 15.0 if rounds.is_quick() else 60.0
+"""How long each of the three loads lasts."""
 REFRESH_SECONDS = 3.0
 """The interval at which the pages refresh themselves."""
 START_SECONDS = 120.0
@@ -42,6 +44,7 @@ PAGES = (
     "overview", "job_list", "job_detail", "dataset_list", "workspace_list", "receipt_list", "wallet", "training_new",
 )  # fmt: skip
 SCRIPT = "bench_busy.py"
+# The run outlives the three loads and their preparation.
 TRAINING = f"""import time
 ends_at = time.monotonic() + {3 * LOAD_SECONDS + 60}
 while time.monotonic() < ends_at:

@@ -35,14 +35,15 @@ from runtime.specs import (
 )
 
 ORGANIZATIONS = 50
+"""Organizations whose jobs wait in the queue."""
 SHAPES = (("nano", 1), ("nano", 2), ("small", 1), ("small", 4))
 """The purchases (node spec, nodes), in turn."""
 START_SECONDS = 60.0
 """How long the start of a run may take after another has ended."""
 QUIET_SECONDS = 0.5
 """If there are no free cores and no run has started for this time, none will. A scheduling pass is much shorter."""
-NODES = 64
-NODE_CORES = 64.0
+NODES, NODE_CORES = 64, 64.0
+"""The machines of the simulated cluster, and the cores of each: in all 4,096, the most that `PurchaseCopies` needs."""
 
 
 class MemoryCluster:
@@ -194,7 +195,7 @@ class QueueWorker:
             except queue.Empty:
                 raise SystemExit(f"Nothing was started in {START_SECONDS:.0f} s after {name} had ended.") from None
             milliseconds.append((submitted_at - ended_at) * 1000)
-            self._cluster.wait_for_watcher()  # each measurement is of one end, not of a backlog
+            self._cluster.wait_for_watcher()  # so that the next measurement begins without a backlog
             self._read_submissions()
         return statistics.median(milliseconds)
 

@@ -1,7 +1,7 @@
 """Trivial runs through Ray Jobs. Ray's own interpreter runs this script, which imports nothing of the platform.
 
-python ray_jobs.py RUNS CLIENTS: starts a head node on free loopback ports and CLIENTS threads, each of which submits a
-run and waits for its end before the next. Prints the seconds.
+python ray_jobs.py RUNS CLIENTS: starts a head node on free loopback ports, and CLIENTS threads. Each thread submits a
+run and waits for its end before the next. Prints the seconds that all runs took.
 """
 
 import socket

@@ -43,6 +43,7 @@ from tests.crashes import crash_at
 from tests.provider import ASKS, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_FAILS, Stripe, lost
 
 CUSTOMERS = 12
+"""How many customers a group has at a time."""
 PURCHASES_PER_CUSTOMER = 150
 """A customer is replaced after this number of purchases, so that the check of one account stays cheap."""
 MAX_TOP_UPS_MINOR = (20_000, 4000, 1000)
@@ -103,7 +104,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         for event in self.undelivered:
             self._receive(event)
         self.undelivered = []
-        for _ in range(10):
+        for _ in range(10):  # submitted charges and refunds cause new events; a few rounds apply all
             self._submit_waiting()
             events.fetch_undelivered()
             if not self._apply_waiting(newest=ALL_EVENTS):
@@ -268,12 +269,14 @@ class SimulatedCustomers(SimulatedAdministrator):
         wrong_fields = self.chance.choice([{"amount_total": 1}, {"currency": "eur"}, {"id": "cs_another"}, {}])
         session = self.stripe.provider.session(top_up.session_id) | {"payment_status": "paid"} | wrong_fields
         event = {"id": f"evt_{uuid.uuid4().hex}", "object": "event", "type": "checkout.session.completed"}
+        # If no field is wrong, the event claims to be a live one, which the sandbox never sends.
         event |= {"created": 1, "livemode": not wrong_fields, "data": {"object": session}}
         time_offset, secret = self.chance.choice([(0, ""), (900, ""), (-900, ""), (0, "whsec_forged")])
         is_accepted = self._receive(event, time_offset=time_offset, secret=secret)
         row = StripeEvent.objects.filter(event_id=event["id"]).first()
         is_applied = row is not None and row.state != StripeEvent.States.QUARANTINED
-        if is_accepted == bool(time_offset or secret) or is_applied:
+        has_valid_signature = not time_offset and not secret
+        if is_accepted != has_valid_signature or is_applied:
             raise InvariantBroken(f"a forged event was accepted: {event} (seed {self.seed})")
         return True
 
@@ -342,7 +345,10 @@ class SimulatedCustomers(SimulatedAdministrator):
             refunds.submit(refund=refund)
 
     def _apply_waiting(self, newest: int = 400) -> int:
-        """Apply this group's waiting events, in any order; return how many. The product's tasks would apply all."""
+        """Apply this group's waiting events, in any order; return how many. The product's tasks would apply all.
+
+        Only the provider's `newest` events are considered, because looking up all would slow each step.
+        """
         waiting = self._stored_events(newest).filter(state__in=events.OPEN_STATES).order_by("pk")
         event_pks = list(waiting.values_list("pk", flat=True))
         self.chance.shuffle(event_pks)

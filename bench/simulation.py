@@ -30,6 +30,7 @@ from bench.environment import embedded_console
 PURCHASES = int(os.environ.get("PURCHASES") or (2_000 if rounds.is_quick() else 100_000))
 PURCHASES_PER_GROUP = min(PURCHASES, 500 if rounds.is_quick() else 2_000)
 PROCESSES = max(2, os.cpu_count() or 2)
+"""At least two, so that transactions of different processes meet."""
 LEDGER_CHECK_SECONDS = 60.0
 """Interval between two checks of the whole ledger, which take seconds."""
 MIN_PURCHASES_FOR_ALL_ACTIONS = 300

@@ -31,6 +31,7 @@ STREAMS = 500
 FOLLOWERS = 10
 """Streams of the measured run, half of its output and half of its state. The others are of jobs that wait."""
 WAITING_JOBS = 25
+"""Jobs that wait. Each has several of the streams."""
 SECONDS = 15.0 if rounds.is_quick() else 60.0
 """How long each part is measured."""
 SETTLE_SECONDS = 20.0
@@ -39,6 +40,7 @@ LINES_PER_SECOND = 5
 OPENING_AT_ONCE = 20
 """Streams that are being opened at the same time."""
 GOAL_MS = 300
+"""Longest median from printing to arrival."""
 SCRIPT = "bench_lines.py"
 STOP_FILE = "stop"
 """A file in the workspace that ends the run. Runs outlive their console."""
@@ -126,7 +128,7 @@ async def measure(
     services = settings.EMBEDDED.processes()
     figures: dict[str, rounds.Figure] = {"web_mib_alone": rounds.summary([cpu_use.web_memory_mib(server)])}
 
-    async def part(name: str) -> None:
+    async def measure_part(name: str) -> None:
         for arrivals in (ours, tail):
             arrivals.seconds, arrivals.is_measured = [], True
         cpu_before, started_at = cpu_use.cpu_seconds_by_part(server, services, SCRIPT), time.monotonic()
@@ -149,7 +151,7 @@ async def measure(
         events = await connections.enter_async_context(open_stream(port, output, cookie))
         reading = asyncio.create_task(follow(events, ours))
         await asyncio.sleep(SETTLE_SECONDS)
-        await part("alone")
+        await measure_part("alone")
         state = "/api/v1/jobs/{}/stream/"
         paths = [output, state.format(job.pk)] * (FOLLOWERS // 2)
         paths += [state.format(waiting[number % WAITING_JOBS].pk) for number in range(STREAMS - len(paths))]
@@ -162,7 +164,7 @@ async def measure(
 
         readers = await asyncio.gather(*(open_one(path) for path in paths))
         await asyncio.sleep(SETTLE_SECONDS)
-        await part(f"{STREAMS}_streams")
+        await measure_part(f"{STREAMS}_streams")
         figures[f"web_mib_{STREAMS}_streams"] = rounds.summary([cpu_use.web_memory_mib(server)])
         if reading.done() or any(reader.done() for reader in readers):
             raise SystemExit("A stream ended early.")

@@ -3,9 +3,10 @@
 make bench NAME=upload (QUICK=1 for a file of 128 MiB and fewer rounds)
 
 A resumable upload is sent as a client sends it, POST and then PATCH. It is hashed and stored in a workspace. The bare
-server writes the same bytes to a file. The client sends with `sendfile`, so that it uses little CPU time. 10,000 files
-are sent as the console's page sends a folder: as one tar that is unpacked into a workspace. This is compared with the
-same archive as a version of a dataset.
+server writes the same bytes to a file. The client sends with `sendfile`, so that it uses little CPU time.
+
+A folder of 10,000 files is sent as the console's page sends it: as one tar that is unpacked into a workspace. This is
+compared with the same archive as a version of a dataset.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from bench import rounds
 from bench.environment import ROOT, embedded_console, free_port
 
 MIB = 1024**2
-SIZE = (128 if rounds.is_quick() else 1024) * MIB
+SIZE_BYTES = (128 if rounds.is_quick() else 1024) * MIB
 ROUNDS = 3 if rounds.is_quick() else 5
-SMALL_FILES = 10_000
-SMALL_BYTES = 4096
+SMALL_FILES, SMALL_FILE_BYTES = 10_000, 4096
 """Number and size of the files in the archive."""
 START_SECONDS = 60.0
+"""How long a server may take to start."""
 ARCHIVE_ROUNDS = 2 if rounds.is_quick() else 3
 
 
@@ -80,7 +81,7 @@ def main() -> None:
     """Measure, then print the table and the JSON object."""
     with embedded_console(WEB_PROCESSES="1", TRAINYARD_URL="http://127.0.0.1:8000") as settings:
         figures, ratios = measure(Path(settings.VAR_DIR))
-    rounds.print_table(f"{SIZE // MIB} MiB, seconds", figures)
+    rounds.print_table(f"{SIZE_BYTES // MIB} MiB, seconds", figures)
     rounds.print_result("upload", figures, ratios)
 
 
@@ -100,9 +101,9 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     bare_folder.mkdir()
     source, archive = folder / "source.bin", folder / "archive.tar"
     with source.open("wb") as file:
-        for _ in range(SIZE // MIB):
+        for _ in range(SIZE_BYTES // MIB):
             file.write(os.urandom(MIB))
-    write_tar(archive, SMALL_FILES, SMALL_BYTES)
+    write_tar(archive, SMALL_FILES, SMALL_FILE_BYTES)
     with (
         serving("console.asgi:application") as ours,
         serving("bench.bare_upload:application", BENCH_FOLDER=str(bare_folder)) as bare,

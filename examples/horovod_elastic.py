@@ -1,10 +1,10 @@
 """Train on MNIST-layout digits with Horovod's elastic mode: when a node is lost, the others continue in memory.
 
-With `@hvd.elastic.run` the remaining processes return to the last `state.commit()`, reconnect with new ranks and a new
-size, divide the rest of the epoch's images among themselves, and continue. No process restarts, and nothing is read
-from disk. The script
+With `@hvd.elastic.run` the remaining processes return to the last `state.commit()`, and reconnect with new ranks and a
+new size. They divide the rest of the epoch's images among themselves, and continue. No process restarts, and nothing is
+read from disk. The script
 
-- commits every few steps, so that a lost node costs at most so many steps;
+- commits every few steps, so that a lost node costs at most that many steps;
 - scales the learning rate with the number of processes whenever that changes;
 - evaluates on all ranks and reduces the result, so that every test image counts once;
 - also writes a checkpoint after each epoch on rank 0, for an attempt after too many nodes were lost.
@@ -124,7 +124,7 @@ def evaluate(model, images, labels):
     share = slice(hvd.rank(), None, hvd.size())
     with torch.no_grad():
         correct = (model(images[share]).argmax(1) == labels[share]).sum()
-    return hvd.allreduce(correct, op=hvd.Sum, name="right").item() / len(labels)
+    return hvd.allreduce(correct, op=hvd.Sum, name="correct").item() / len(labels)
 
 
 def main():

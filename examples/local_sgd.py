@@ -2,12 +2,12 @@
 
 Inside a node, whose links are fast, DDP averages the gradients of every step. Between nodes, all parameters are
 averaged every AVERAGE_STEPS steps, and nothing is sent in between. A slow network or node therefore delays the others
-only that often, and the result is still repeatable, unlike that of asynchronous training. This is *post-local* SGD (Lin
-et al., 2020): in the first epoch, while the weights change fast, nodes average after every step, which equals DDP over
-all of them. The last line of output shows how much communication was saved. Put mnist_ddp.py, which has the network,
+only at these steps. Unlike in asynchronous training, the result is repeatable. This is *post-local* SGD (Lin et al.,
+2020): in the first epoch, while the weights change fast, nodes average after every step. That equals DDP over all of
+them. The last line of output shows how much communication was saved. Put mnist_ddp.py, which has the network,
 the data, evaluation and saving, beside this file.
 
-Checkpoints, resuming and SIGTERM (exit code 143) work as there. The checkpoint has the nodes' average.
+Checkpoints, resuming and SIGTERM (exit code 143) work as in mnist_ddp.py. The checkpoint has the nodes' average.
 
 Order: a dataset from make_digits.py, learning rate 0.02, batch size 32, 2 nodes or more, 1 process or more.
 """

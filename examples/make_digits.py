@@ -2,8 +2,8 @@
 
     python examples/make_digits.py digits.tar.gz
 
-The 1,797 images of 8x8 pixels are enlarged to 28x28 and written in MNIST's idx format with its file names, so code for
-torchvision's MNIST class reads them unchanged. The first 1,437 are for training and 360 for the test, in the published
+The 1,797 images of 8x8 pixels are enlarged to 28x28, and written in MNIST's idx format under its file names. So
+torchvision's MNIST class can read them. The first 1,437 are for training and 360 for the test, in the published
 order of writers: no writer is in both. Needs scikit-learn, numpy and pillow.
 """
 
@@ -23,6 +23,7 @@ from sklearn.datasets import load_digits
 SIDE, MARGIN = 28, 4
 """MNIST's size of an image and of the empty margin around a digit, in pixels."""
 TRAINING_IMAGES = 1437
+"""The first images, of which no writer is in the test set."""
 FOLDER = "MNIST/raw"
 """Where torchvision's class looks for the files."""
 _UNSIGNED_BYTE = 0x08

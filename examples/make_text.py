@@ -14,7 +14,7 @@ from pydoc_data.topics import topics
 
 
 def write_text(path: Path, kilobytes: int | None = None) -> None:
-    """Write the text in UTF-8, at most so many times 1,000 bytes of it."""
+    """Write the text in UTF-8: all of it, or the first `kilobytes` times 1,000 bytes."""
     text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     path.write_bytes(text if kilobytes is None else text[: kilobytes * 1000])
 

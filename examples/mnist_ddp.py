@@ -1,13 +1,13 @@
 """Train a small convolutional network on MNIST-layout digits with PyTorch DDP, on any number of nodes.
 
-The script reads everything from Trainyard's environment contract and nothing from the command line: the data from
-DATASETS_PATH and DATASETS, the settings from EPOCHS, LR and BATCH_SIZE, the collectives from BACKEND and `env://`. It
+The script reads everything from Trainyard's environment contract, and nothing from the command line. DATASETS_PATH and
+DATASETS name the data. EPOCHS, LR and BATCH_SIZE are the settings. BACKEND and `env://` set up the collectives. It
 
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
 - reads only this rank's share of the images, in a worker process that prefetches the next batches;
 - evaluates on all ranks and reduces the result, so that every test image counts once;
-- writes a checkpoint after each epoch, and resumes from it in a later attempt; on SIGTERM it writes one in the middle
-  of the epoch and exits with code 143.
+- writes a checkpoint after each epoch, and resumes from it in a later attempt;
+- on SIGTERM writes one in the middle of the epoch, and exits with code 143.
 
 Order: a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more, 1 process or more.
 """

@@ -6,8 +6,8 @@ MPI, and nothing comes from the command line. It
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
 - reads only this rank's share of the images, in a worker process that prefetches the next batches;
 - evaluates on all ranks and reduces the result, so that every test image counts once;
-- writes a checkpoint after each epoch on rank 0; in a later attempt rank 0 reads it and broadcasts model, optimizer and
-  progress; on SIGTERM it writes one in the middle of the epoch and exits with code 143.
+- writes a checkpoint after each epoch on rank 0, which broadcasts model, optimizer and progress in a later attempt;
+- on SIGTERM writes one in the middle of the epoch, and exits with code 143.
 
 Order: the image `horovod`, a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """

@@ -1,8 +1,8 @@
 """Train on MNIST-layout digits with `model.fit` over several nodes: legacy Keras and MultiWorkerMirroredStrategy.
 
-Keras 3 cannot `fit` under this strategy. TF_USE_LEGACY_KERAS, set before TensorFlow is imported, selects Keras 2. All
-else is as usual in Keras: the learning rate grows with the number of processes and is warmed up, the data is sharded
-and prefetched, `fit` evaluates on all ranks, and `BackupAndRestore` resumes after the last complete epoch.
+Keras 3 cannot `fit` under this strategy. TF_USE_LEGACY_KERAS, set before TensorFlow is imported, selects Keras 2. The
+learning rate grows with the number of processes, and is warmed up. The data is sharded and prefetched. `fit` evaluates
+on all ranks, and `BackupAndRestore` resumes after the last complete epoch.
 
 Order: the image `tensorflow`, a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """

@@ -5,8 +5,8 @@ A custom training loop (for `model.fit`, see mnist_keras.py), on any number of n
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
 - reads only this rank's share of the images, and prefetches a few batches;
 - evaluates on all ranks and reduces the result, so that every test image counts once;
-- writes a checkpoint after each epoch on rank 0, and resumes from it in a later attempt; on SIGTERM it writes one in
-  the middle of the epoch and exits with code 143.
+- writes a checkpoint after each epoch on rank 0, and resumes from it in a later attempt;
+- on SIGTERM writes one in the middle of the epoch, and exits with code 143.
 
 Order: the image `tensorflow`, a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """

@@ -52,7 +52,8 @@ def main():
     # Every rank calls `step` and `score` with the whole batch. The first stage uses the inputs, the last the targets.
 
     def select(inputs, targets):
-        return [inputs] if stage.is_first else [], targets if stage.is_last else None
+        arguments = [inputs] if stage.is_first else []
+        return arguments, targets if stage.is_last else None
 
     def step(inputs, targets):
         arguments, target = select(inputs, targets)

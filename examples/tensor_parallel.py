@@ -2,8 +2,9 @@
 
 The matrices of each block are split: queries, keys, values and the perceptron's first layer by columns, the layers
 after them by rows. Ranks then work on the same sequences and exchange data twice per block. This needs the fast links
-inside a node. Between nodes, FSDP2 shards the result. The mesh has two dimensions, (data, tensor): 2 nodes with 2
-processes each give 2 x 2, 1 node with 4 processes 1 x 4, and 2 nodes with 1 process each 1 x 2.
+inside a node. Between nodes, FSDP2 shards the result. The mesh has two dimensions, (data, tensor). For example,
+2 nodes with 2 processes each give 2 x 2, and 1 node with 4 processes gives 1 x 4. If each node has only
+1 process, the nodes share the blocks: 2 nodes give 1 x 2.
 
 At the start, loss and gradients of one batch are compared with those of the whole model. The model, the training loop
 and the checkpoints are in charlm.py.
@@ -35,7 +36,7 @@ def main():
     """Split the blocks inside nodes, shard them over nodes, and train."""
     device = charlm.start()
     world_size, processes_per_node = dist.get_world_size(), int(os.environ["WORKER_PER_NODE"])
-    # Heads cannot be split, so the ranks that share a block must divide their number.
+    # Heads cannot be split, so the number of ranks that share a block must divide the number of heads.
     ranks_per_block = math.gcd(charlm.HEADS, processes_per_node if processes_per_node > 1 else world_size)
     mesh_shape = (world_size // ranks_per_block, ranks_per_block)
     mesh = init_device_mesh(device.type, mesh_shape, mesh_dim_names=("data", "tensor"))

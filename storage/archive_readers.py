@@ -106,12 +106,14 @@ def detect_format(*, stream: BinaryIO) -> ArchiveFormat:
     return ArchiveFormat.TAR
 
 
-def read_entries(*, stream: BinaryIO, kind: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
+def read_entries(*, stream: BinaryIO, archive_format: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
     """Yield the archive's entries in order. The caller must read the content of each before it requests the next.
 
     Raises BadArchive, TooLarge, UnsafePath, and any of MALFORMED_ERRORS.
     """
-    return _zip_entries(stream, limits) if kind is ArchiveFormat.ZIP else _tar_entries(stream, kind, limits)
+    if archive_format is ArchiveFormat.ZIP:
+        return _zip_entries(stream, limits)
+    return _tar_entries(stream, limits, is_compressed=archive_format is ArchiveFormat.TAR_GZ)
 
 
 def split_entry_name(name: str) -> tuple[str, ...]:
@@ -171,9 +173,10 @@ class _ForwardReader:
             pass
 
 
-def _tar_entries(stream: BinaryIO, kind: ArchiveFormat, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
+def _tar_entries(stream: BinaryIO, limits: ArchiveLimits, *, is_compressed: bool) -> Iterator[ArchiveEntry]:
     """Yield the entries of a tar. Their content must be read in order, because the reader only moves forward."""
-    content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if kind is ArchiveFormat.TAR_GZ else stream
+    content: Readable = gzip.GzipFile(fileobj=stream, mode="rb") if is_compressed else stream
+    # READ_LIMIT more, so that an archive with few entries may have long names too.
     reader = _ForwardReader(content, limits.max_bytes + limits.max_entries * HEADER_BYTES_PER_ENTRY + READ_LIMIT)
     archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # reads, seeks, tells
     declared_bytes = 0
@@ -225,7 +228,7 @@ def _zip_directory_bytes(stream: BinaryIO) -> int:
     """Return the size that a zip declares for its central directory, which `zipfile` reads into memory as a whole.
 
     The size is in the end record, and in a large zip also in the zip64 end record before it. If both have a size, the
-    larger one counts.
+    larger one counts, because a crafted zip decides which of them `zipfile` uses.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - ZIP_END_BYTES - ZIP_COMMENT_LIMIT - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES))

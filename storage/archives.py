@@ -42,8 +42,8 @@ each of 50,000 links could make it visit 80,000 components (40 targets with 2,00
 
 
 @dataclass(frozen=True)
-class UnpackResult:
-    """The totals of an unpacked archive. Files include links; entries include folders, also the target folder."""
+class FolderTotals:
+    """What a new folder contains in all. Files include links; entries include folders, also the new folder itself."""
 
     size_bytes: int
     file_count: int
@@ -56,20 +56,20 @@ def unpack_archive(
     target: Path,
     limits: ArchiveLimits,
     meter: Meter | None = None,
-    kind: ArchiveFormat | None = None,
-) -> UnpackResult:
+    archive_format: ArchiveFormat | None = None,
+) -> FolderTotals:
     """Unpack `stream`, a seekable file, into `target`, an empty folder.
 
     Keep names, content, whether a file is executable, and links that stay inside the folder. Drop owners, times and
     setuid bits. `meter` counts each entry and each chunk of content before it is written. Raises BadArchive, TooLarge,
     UnsafePath, StorageFull; the caller must then remove `target`.
     """
-    kind = kind or detect_format(stream=stream)
+    archive_format = archive_format or detect_format(stream=stream)
     with _translate_malformed(), translate_os_errors(), _Writer(target, limits, meter) as writer:
-        for entry in read_entries(stream=stream, kind=kind, limits=limits):
+        for entry in read_entries(stream=stream, archive_format=archive_format, limits=limits):
             writer.add(entry)
         writer.create_links()
-        return UnpackResult(writer.size, writer.files, writer.entries + 1)  # one more for the target folder
+        return FolderTotals(writer.size, writer.files, writer.entries + 1)  # one more for the target folder
 
 
 @contextmanager
@@ -139,10 +139,10 @@ class _Writer:
 
     def _write(self, entry: ArchiveEntry) -> None:
         """Write a regular file."""
-        parent = self._enter(entry.parts[:-1])
+        parent_fd = self._enter(entry.parts[:-1])
         mode = FILE_MODE | 0o111 if entry.is_executable else FILE_MODE
         try:
-            file_fd = os.open(entry.parts[-1], CREATE_FILE, mode, dir_fd=parent)
+            file_fd = os.open(entry.parts[-1], CREATE_FILE, mode, dir_fd=parent_fd)
         except FileExistsError:
             raise _duplicate_error(entry.parts) from None
         with os.fdopen(file_fd, "wb") as file:
@@ -161,13 +161,13 @@ class _Writer:
     def _add_hard_link(self, parts: tuple[str, ...], hardlink_to: tuple[str, ...]) -> None:
         """Create a hard link to a regular file that an earlier entry has written."""
         # Not `_enter`, because it would create a missing folder.
-        with open_folder(root=self._folder, parts=hardlink_to[:-1]) as source:
-            status = lstat_or_none(source, hardlink_to[-1]) if hardlink_to else None
+        with open_folder(root=self._folder, parts=hardlink_to[:-1]) as source_fd:
+            status = lstat_or_none(source_fd, hardlink_to[-1]) if hardlink_to else None
             if status is None or not modes.S_ISREG(status.st_mode):
                 raise BadArchive
-            parent = self._enter(parts[:-1])
+            parent_fd = self._enter(parts[:-1])
             try:
-                os.link(hardlink_to[-1], parts[-1], src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+                os.link(hardlink_to[-1], parts[-1], src_dir_fd=source_fd, dst_dir_fd=parent_fd, follow_symlinks=False)
             except FileExistsError:
                 raise _duplicate_error(parts) from None
 

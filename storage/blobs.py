@@ -8,8 +8,8 @@ because then one could find out what another stores.
 A file counts against the quota in each version, so deleting one version does not change the usage of another.
 
 A blob with only one link belongs to no version any more, and garbage collection removes it. Blobs only save space: if
-one is missing, the next publication stores the file again. So it is after a restore, since backups leave out hidden
-folders.
+one is missing, the next publication stores the file again. After a restore all are missing, because backups leave out
+hidden folders.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ def folder_of(root: Path, organization_id: int) -> Path:
     return root / FOLDER / str(organization_id)
 
 
-def deduplicate(*, blobs: Path, folder: int, name: bytes, sha256: str) -> None:
+def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> None:
     """Replace the regular file `name` in the open folder by a link to the blob with its content.
 
     If there is no such blob, the file becomes it. The folder must be on the disk of the blobs, and no other process may
     change it. The link replaces the file by a rename, so that a crash cannot lose the file.
     """
-    status = os.lstat(name, dir_fd=folder)
+    status = os.lstat(name, dir_fd=folder_fd)
     if not status.st_size:  # an empty file needs no space, and there may be more of them than a file can have links
         return
     blob = blobs / sha256[:2] / (sha256 + ("x" if status.st_mode & 0o100 else ""))
     with suppress(FileNotFoundError):
         existing = blob.lstat()
         if (existing.st_dev, existing.st_ino) == (status.st_dev, status.st_ino) or existing.st_size != status.st_size:
-            return  # the file is this blob already, or the blob is damaged
+            return  # the file is this blob already, or the blob is damaged: then keep the file
         temporary = secrets.token_hex(16).encode()
         try:
-            os.link(blob, temporary, dst_dir_fd=folder, follow_symlinks=False)
+            os.link(blob, temporary, dst_dir_fd=folder_fd, follow_symlinks=False)
         except OSError as error:
             if error.errno in _CANNOT_LINK_ERRNOS:
                 return
             raise
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
         return
     blob.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        os.link(name, blob, src_dir_fd=folder, follow_symlinks=False)
+        os.link(name, blob, src_dir_fd=folder_fd, follow_symlinks=False)
     except OSError as error:
         # EEXIST means that another publication made the same blob just before. Then the file is stored twice.
         if error.errno not in _CANNOT_LINK_ERRNOS | {errno.EEXIST}:
@@ -69,7 +69,8 @@ def deduplicate(*, blobs: Path, folder: int, name: bytes, sha256: str) -> None:
 def unused(root: Path) -> Iterator[Path]:
     """Yield the paths of the blobs that no version contains.
 
-    If a version links one before it is removed, the version keeps the file, because only the blob's name is removed.
+    If a new version links to such a blob just before it is removed, the version keeps the file: only the blob's name is
+    removed.
     """
     top = root / FOLDER
     if not top.exists():

@@ -209,6 +209,7 @@ def _require_temporary(error: s3.S3Error) -> None:
         return
     if error.code == "NoSuchBucket":
         raise ImportFailed(NO_OBJECTS)
+    # 412 and 404: since it was listed, the object has been changed or deleted.
     if error.status in {http.client.PRECONDITION_FAILED, http.client.NOT_FOUND}:
         raise ImportFailed(OBJECT_CHANGED)
     log.info("A bucket refused an import: %s", error)
@@ -274,6 +275,7 @@ def _content(
         header, padding = _tar_frame(tar_name, item.size)
         end = position + len(header) + item.size + len(padding)
         if end > offset:
+            # An earlier attempt may have received the first bytes of this header, object and padding.
             skipped_bytes = max(0, offset - position)
             yield header[skipped_bytes:]
             yield from _bytes_of(bucket, connection, item, max(0, skipped_bytes - len(header)))

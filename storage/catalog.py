@@ -12,7 +12,6 @@ import io
 import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +27,7 @@ from console.accounts.services import record
 from console.core.errors import CustomerError, InvalidInput, NotFound, Text
 from storage import blobs, files, manifests, quota, selectors, trees
 from storage.archive_readers import ArchiveLimits
-from storage.archives import UnpackResult, unpack_archive
+from storage.archives import FolderTotals, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
 from storage.files import Meter, MeteredStream, Readable, WriteResult
 from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Workspace
@@ -41,8 +40,10 @@ FIRST_WORKSPACE = "main"
 """The name of the workspace that every organization gets."""
 README = """# Your workspace
 
-Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put the script to train with here, name
-it when you start a training, and it runs in its own folder. Datasets are at `$DATASETS_PATH/<name>`, read-only.
+Runs see this folder as `$WORKSPACE` and may write in it; what they write stays. Put your training script here, and name
+it when you start a training. It runs in the folder that contains it.
+
+Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
 Fill = Callable[[Path, Meter], Usage]
 """A function that writes the first files of a workspace into an empty folder. It counts each byte and entry with the
@@ -141,7 +142,7 @@ def publish_file(
             dataset,
             user=user,
             new_folder=copy_path,
-            totals=UnpackResult(size, file_count=1, entry_count=2),
+            totals=FolderTotals(size, file_count=1, entry_count=2),
             sha256=sha256,
             reservation=reservation,
             on_published=on_published,
@@ -163,7 +164,7 @@ def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) 
             dataset,
             user=user,
             new_folder=copy_path,
-            totals=UnpackResult(copy_result.usage.size_bytes, copy_result.file_count, copy_result.usage.entry_count),
+            totals=FolderTotals(copy_result.usage.size_bytes, copy_result.file_count, copy_result.usage.entry_count),
             sha256=copy_result.sha256,
             reservation=reservation,
         )
@@ -174,7 +175,7 @@ def _publish(
     *,
     user: User | None,
     new_folder: Path,
-    totals: UnpackResult,
+    totals: FolderTotals,
     sha256: str,
     reservation: Reservation,
     on_published: Callable[[DatasetVersion], None] | None = None,
@@ -187,7 +188,11 @@ def _publish(
     if not totals.file_count:
         raise BadArchive(_("There are no files to publish. Add at least one."))
     new_manifest = manifests.path_of(new_folder)
-    deduplicate = partial(_deduplicate, blobs.folder_of(root(), dataset.organization_id))
+    blobs_folder = blobs.folder_of(selectors.root(), dataset.organization_id)
+
+    def deduplicate(folder_fd: int, name: bytes, file_sha256: str) -> None:
+        blobs.deduplicate(blobs=blobs_folder, folder_fd=folder_fd, name=name, sha256=file_sha256)
+
     with translate_os_errors(), new_manifest.open("xb") as target:
         manifests.write(folder=new_folder, target=target, on_file=deduplicate)
     new_manifest.chmod(0o444)
@@ -199,6 +204,7 @@ def _publish(
             current = Dataset.objects.select_for_update().filter(pk=dataset.pk, deleted_at=None).first()
             if current is None:
                 raise NotFound
+            # Deleted versions count too, so that no number is used twice.
             last_number = current.versions.aggregate(last=Max("number"))["last"] or 0
             version = DatasetVersion.objects.create(
                 dataset=dataset,
@@ -224,15 +230,11 @@ def _publish(
             reservation.release()
     except CustomerError:
         # After a CustomerError the row was surely not written. After any other error, such as a lost connection, it may
-        # have been: then the files stay, and garbage collection removes them if they have no row.
+        # have been. Then the files stay, and garbage collection removes them if they have no row.
         trees.remove_tree(folder=version_folder, scratch=scratch())
         manifest.unlink(missing_ok=True)
         raise
     return version
-
-
-def _deduplicate(blobs_folder: Path, folder: int, name: bytes, sha256: str) -> None:
-    blobs.deduplicate(blobs=blobs_folder, folder=folder, name=name, sha256=sha256)
 
 
 # --- Workspaces -------------------------------------------------------------------------------------------------------
@@ -277,7 +279,7 @@ def create_workspace(
                 if on_created:
                     on_created(workspace)
                 reservation.release()
-        except CustomerError:
+        except CustomerError:  # as in `_publish`: after any other error the files stay
             trees.remove_tree(folder=folder, scratch=scratch())
             raise
     return workspace
@@ -428,11 +430,6 @@ def add_usage(
 # --- Folders ----------------------------------------------------------------------------------------------------------
 
 
-def root() -> Path:
-    """Return the storage root."""
-    return selectors.root()
-
-
 def scratch() -> Path:
     """Return the folder for unfinished writes. It is in the storage root, so that one rename finishes a write."""
     return top_folder("scratch")
@@ -440,7 +437,7 @@ def scratch() -> Path:
 
 def top_folder(name: str) -> Path:
     """Return the folder `name` in the storage root; create it if it is missing."""
-    folder = root() / name
+    folder = selectors.root() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 

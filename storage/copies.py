@@ -46,13 +46,14 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
     if not split_path(source):
         raise WrongKind(_("This is the whole workspace. Create a new workspace as a copy of it instead."))
     is_file = files.stat(root=root, path=source).kind is Kind.FILE
-    new_entries = files.missing_entries(root=root, path=target)
-    if not new_entries:
+    missing_entries = files.missing_entries(root=root, path=target)
+    if not missing_entries:
         raise NameTaken(_("A file or folder with this name already exists. Choose another name or delete it first."))
     with Reservation(workspace.organization, label=workspace.name) as reservation, catalog.scratch_folder() as scratch:
         unfinished = scratch / "files"
         unfinished.mkdir(mode=0o755)
-        reservation.count(entries=new_entries - 1)
+        new_parents = missing_entries - 1
+        reservation.count(entries=new_parents)
         copy_result = copy_tree(
             root=root,
             path=source,
@@ -65,8 +66,9 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
             raise SourceChanged
         finished = next(unfinished.iterdir()) if is_file else unfinished
         files.move_in(source=finished, root=root, path=target)
-        # `copy_result.usage` includes the folder `unfinished`. It was moved if a folder was copied, but not for a file.
-        added = Usage(0, new_entries - 1) + copy_result.usage + Usage(0, -1 if is_file else 0)
+        # `copy_result.usage` includes the folder `unfinished`, which was moved only if a folder was copied.
+        copied_entries = copy_result.usage.entry_count - (1 if is_file else 0)
+        added = Usage(copy_result.usage.size_bytes, new_parents + copied_entries)
         catalog.add_usage(workspace, added, reservation)
     return copy_result.skipped_count
 

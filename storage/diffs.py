@@ -29,23 +29,13 @@ def line_diff(*, old: str, new: str) -> list[DiffLine]:
     if old == new:
         return []
     old_lines, new_lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    # Leave out the equal lines at the beginning and at the end, which are usually most, before `difflib` compares.
+    # `difflib` compares only the part that differs: most lines are usually equal at the beginning or at the end.
     skipped_at_start = max(0, _common_count(old_lines, new_lines) - CONTEXT_LINES)
     old_lines, new_lines = old_lines[skipped_at_start:], new_lines[skipped_at_start:]
     skipped_at_end = max(0, _common_count(old_lines[::-1], new_lines[::-1]) - CONTEXT_LINES)
     old_lines, new_lines = old_lines[: len(old_lines) - skipped_at_end], new_lines[: len(new_lines) - skipped_at_end]
     if max(len(old_lines), len(new_lines)) > MATCH_LIMIT:
-        before = _common_count(old_lines, new_lines)
-        removed, added = old_lines[before:], new_lines[before:]
-        after = _common_count(removed[::-1], added[::-1])
-        return [
-            *_gap(skipped_at_start),
-            *_lines(" ", old_lines[:before]),
-            *_lines("-", removed[: len(removed) - after]),
-            *_lines("+", added[: len(added) - after]),
-            *_lines(" ", removed[len(removed) - after :]),
-            *_gap(skipped_at_end),
-        ]
+        return [*_gap(skipped_at_start), *_one_change(old_lines, new_lines), *_gap(skipped_at_end)]
     lines: list[DiffLine] = []
     for group in SequenceMatcher(None, old_lines, new_lines).get_grouped_opcodes(CONTEXT_LINES):
         # A group begins at line `group[0][1]`. Only the first one may begin with the text, where nothing is skipped.
@@ -56,6 +46,19 @@ def line_diff(*, old: str, new: str) -> list[DiffLine]:
             else:
                 lines += _lines("-", old_lines[old_start:old_end]) + _lines("+", new_lines[new_start:new_end])
     return [*lines, *_gap(skipped_at_end)]
+
+
+def _one_change(old_lines: list[str], new_lines: list[str]) -> list[DiffLine]:
+    """Return all lines from the first that differs to the last as one change, with the equal lines around it."""
+    equal_at_start = _common_count(old_lines, new_lines)
+    removed, added = old_lines[equal_at_start:], new_lines[equal_at_start:]
+    equal_at_end = _common_count(removed[::-1], added[::-1])
+    return [
+        *_lines(" ", old_lines[:equal_at_start]),
+        *_lines("-", removed[: len(removed) - equal_at_end]),
+        *_lines("+", added[: len(added) - equal_at_end]),
+        *_lines(" ", removed[len(removed) - equal_at_end :]),
+    ]
 
 
 def _common_count(first: list[str], second: list[str]) -> int:

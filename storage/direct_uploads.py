@@ -1,9 +1,9 @@
 """Direct uploads: a client sends the parts of a large upload to the operator's S3 bucket, and a worker fetches them.
 
 The server creates a multipart upload in the bucket, signs a URL for each part, and checks and joins the parts. Then a
-worker fetches the joined object. From there on it is like an upload by tus, with the same rows, quota and results
-(`uploads`). A client can only use the signed URLs of its parts. It cannot choose the object's key, which contains the
-upload's random key.
+worker fetches the joined object. From there on it is like an upload by tus, the protocol for resumable uploads, with
+the same rows, quota and results (`uploads`). A client can only use the signed URLs of its parts. It cannot choose the
+object's key, which contains the upload's random key.
 
 Only this installation may write below the prefix in the bucket, because `collect` removes every object there that no
 unfinished upload needs.
@@ -40,8 +40,8 @@ MAX_URLS = 100
 """How many URLs one request can ask for. Signing takes CPU time, and clients need a few at a time."""
 URL_SECONDS = 900
 """How long a signed URL is valid: time enough to begin to send a few parts over a slow connection."""
-PAGE_FROM_BYTES = 64 * 1024**2
-"""The size from which the console's pages use direct uploads. For smaller files tus needs fewer requests."""
+MIN_BYTES_IN_PAGES = 64 * 1024**2
+"""The smallest file for which the console's pages use a direct upload. For smaller files tus needs fewer requests."""
 FOLDER = "trainyard-uploads"
 """The first folder in all keys. Because of it `collect` removes nothing else from a bucket with other contents."""
 BUCKET_ERRORS = (s3.S3Error, connections.ForbiddenAddress, OSError, http.client.HTTPException)
@@ -66,9 +66,9 @@ def is_offered() -> bool:
     return bool(settings.UPLOAD_BUCKET)
 
 
-def page_from_bytes() -> int | None:
-    """Return the size in bytes from which the pages use direct uploads; None if they never do."""
-    return PAGE_FROM_BYTES if is_offered() else None
+def min_bytes_in_pages() -> int | None:
+    """Return the size of the smallest file for which the pages use a direct upload; None if they never do."""
+    return MIN_BYTES_IN_PAGES if is_offered() else None
 
 
 def _bucket() -> s3.Bucket:
@@ -252,7 +252,7 @@ def fetch(upload: Upload) -> None:
     offset = uploads.offset_of(upload)
     if offset < upload.size_bytes:
         item = s3.find_object(bucket, key)
-        if item is None or item.size != upload.size_bytes:
+        if item is None or item.size != upload.size_bytes:  # deleted or replaced since `complete`, not by this console
             uploads.fail(upload, UploadEnded())
             return
         with s3.open_object(bucket, item, offset=offset) as response:

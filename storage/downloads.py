@@ -109,7 +109,8 @@ def _requested_section(request: HttpRequest | Request, file: OpenFile, etag: str
     if match is None or request.headers.get("If-Range", etag) != etag:
         return None
     first, last = match.groups()
-    if not first:
+    # An invalid range, such as `bytes=-` or `bytes=5-2`, is ignored.
+    if not first:  # `bytes=-5` requests the last 5 bytes
         if not last:
             return None
         size = min(int(last), file.size)

@@ -3,8 +3,8 @@
 Customers' code can put anything into a workspace: links, pipes, devices, names that are not UTF-8, files that change
 while they are read. Therefore every path is opened by `storage.paths`. A write replaces the whole file or nothing.
 
-In this package, `root` is the folder of a workspace or version, and `path` is relative to it. A parameter `folder` that
-is an int is the descriptor of an open folder.
+In this package, `root` is the folder of a workspace or version, and `path` is relative to it. The descriptor of an open
+folder is named `folder_fd`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 """Flags to create a file. With O_EXCL, an existing file is never overwritten."""
 FILE_MODE = 0o644
 """The mode of a new file. A file that is replaced keeps its mode."""
+_NAME_TAKEN = _("A file or folder with this name already exists. Choose another name or delete it first.")
+_WHOLE_WORKSPACE = _("This is the whole workspace. Delete the workspace itself instead.")
+_FOLDER_HERE = _("There is a folder at this path, not a file.")
 
 
 class Readable(Protocol):
@@ -176,10 +179,10 @@ def stat(*, root: Path, path: str) -> Entry:
     """
     parts = split_path(path)
     if not parts:
-        with open_folder(root=root, parts=()) as folder:
-            return entry_of("", os.fstat(folder))
-    with open_folder(root=root, parts=parts[:-1]) as folder:
-        return entry_of(parts[-1], os.lstat(parts[-1], dir_fd=folder))
+        with open_folder(root=root, parts=()) as folder_fd:
+            return entry_of("", os.fstat(folder_fd))
+    with open_folder(root=root, parts=parts[:-1]) as folder_fd:
+        return entry_of(parts[-1], os.lstat(parts[-1], dir_fd=folder_fd))
 
 
 def list_folder(
@@ -198,13 +201,13 @@ def list_folder(
     WrongKind, InvalidInput.
     """
     start = _parse_cursor(after) if after else None
-    with open_folder(root=root, parts=split_path(path)) as folder, os.scandir(folder) as all_entries:
+    with open_folder(root=root, parts=split_path(path)) as folder_fd, os.scandir(folder_fd) as all_entries:
         listed_entries = all_entries if is_listed is None else filter(is_listed, all_entries)
         keys = (_SortKey(int(folders_first and not _is_folder(entry)), entry.name) for entry in listed_entries)
         # `nsmallest` keeps only this many keys in memory. One more than `limit` shows that there is another page.
         page_keys = heapq.nsmallest(limit + 1, (key for key in keys if start is None or key > start))
         names = [key.name for key in page_keys[:limit]]
-        entries = [entry_of(name, status) for name in names if (status := lstat_or_none(folder, name))]
+        entries = [entry_of(name, status) for name in names if (status := lstat_or_none(folder_fd, name))]
     return Listing(tuple(entries), _cursor(page_keys[limit - 1]) if len(page_keys) > limit else None)
 
 
@@ -234,16 +237,16 @@ def read(*, root: Path, path: str) -> OpenFile:
     parts = split_path(path)
     if not parts:
         raise WrongKind(_FOLDER_HERE)
-    with open_folder(root=root, parts=parts[:-1]) as folder:
-        return read_entry(folder=folder, name=parts[-1])
+    with open_folder(root=root, parts=parts[:-1]) as folder_fd:
+        return read_entry(folder_fd=folder_fd, name=parts[-1])
 
 
-def read_entry(*, folder: int, name: str) -> OpenFile:
+def read_entry(*, folder_fd: int, name: str) -> OpenFile:
     """Open a regular file in an open folder. Raises as `read`, if called in the block of `open_folder`."""
     # Check before opening, because opening a device can have side effects. Check again after opening, because a run may
     # have replaced the file in between.
-    _require_file(os.lstat(name, dir_fd=folder))
-    file_fd = os.open(name, OPEN_FILE, dir_fd=folder)
+    _require_file(os.lstat(name, dir_fd=folder_fd))
+    file_fd = os.open(name, OPEN_FILE, dir_fd=folder_fd)
     try:
         status = os.fstat(file_fd)
         _require_file(status)
@@ -329,17 +332,22 @@ def place(
     parts = split_path(path)
     if not parts:
         raise WrongKind(_FOLDER_HERE)
-    with open_folder(root=root, parts=parts[:-1], create=True) as folder, lock or nullcontext():
-        replaced = lstat_or_none(folder, parts[-1])
+    with open_folder(root=root, parts=parts[:-1], create=True) as folder_fd, lock or nullcontext():
+        replaced = lstat_or_none(folder_fd, parts[-1])
         _require_expected_version(expected_versions, _version(replaced) if replaced else None)
         was_file = bool(replaced and modes.S_ISREG(replaced.st_mode))
         # 0o777, because the bits setuid, setgid and sticky are not kept.
         source.chmod(replaced.st_mode & 0o777 if replaced and was_file else FILE_MODE)
         size = source.stat().st_size
-        os.rename(source, parts[-1], dst_dir_fd=folder)
-        version = _version(os.lstat(parts[-1], dir_fd=folder))
-        os.fsync(folder)  # so that the rename survives a crash of the machine
-    return WriteResult(replaced is None, size, replaced.st_size if replaced and was_file else 0, version)
+        os.rename(source, parts[-1], dst_dir_fd=folder_fd)
+        version = _version(os.lstat(parts[-1], dir_fd=folder_fd))
+        os.fsync(folder_fd)  # so that the rename survives a crash of the machine
+    return WriteResult(
+        created=replaced is None,
+        size=size,
+        replaced_bytes=replaced.st_size if replaced and was_file else 0,
+        version=version,
+    )
 
 
 def merge(*, root: Path, path: str, source: Path) -> Usage:
@@ -351,17 +359,17 @@ def merge(*, root: Path, path: str, source: Path) -> Usage:
     """
     top = split_path(path)
     for parts, names, _source_fd in _walk(source):
-        with suppress(FileMissing), open_folder(root=root, parts=(*top, *parts)) as folder:
+        with suppress(FileMissing), open_folder(root=root, parts=(*top, *parts)) as folder_fd:
             for name in names:
-                if status := lstat_or_none(folder, name):
+                if status := lstat_or_none(folder_fd, name):
                     _require_not_folder(kind_of(status.st_mode))
     replaced = Usage()
     for parts, names, source_fd in _walk(source):
-        with open_folder(root=root, parts=(*top, *parts), create=True) as folder:
+        with open_folder(root=root, parts=(*top, *parts), create=True) as folder_fd:
             for name in names:
-                if status := lstat_or_none(folder, name):
+                if status := lstat_or_none(folder_fd, name):
                     replaced += Usage(size_of(status), 1)
-                os.rename(name, name, src_dir_fd=source_fd, dst_dir_fd=folder)
+                os.rename(name, name, src_dir_fd=source_fd, dst_dir_fd=folder_fd)
     return replaced
 
 
@@ -391,9 +399,9 @@ def make_folder(*, root: Path, path: str) -> bool:
     parts = split_path(path)
     if not parts:
         return False
-    with open_folder(root=root, parts=parts[:-1], create=True) as folder:
-        created = lstat_or_none(folder, parts[-1]) is None
-        os.close(open_subfolder(folder, parts[-1], create=True))
+    with open_folder(root=root, parts=parts[:-1], create=True) as folder_fd:
+        created = lstat_or_none(folder_fd, parts[-1]) is None
+        os.close(open_subfolder(folder_fd, parts[-1], create=True))
     return created
 
 
@@ -402,13 +410,13 @@ def move(*, root: Path, source: str, target: str) -> None:
     old, new = split_path(source), split_path(target)
     if not old or not new or new[: len(old)] == old:
         raise UnsafePath(_("A folder can't be moved into itself. Choose another place."))
-    with open_folder(root=root, parts=old[:-1]) as old_folder:
-        os.lstat(old[-1], dir_fd=old_folder)  # raises if the source is missing, before folders are created for it
-        with open_folder(root=root, parts=new[:-1], create=True) as new_folder:
-            if lstat_or_none(new_folder, new[-1]) is not None:
+    with open_folder(root=root, parts=old[:-1]) as old_folder_fd:
+        os.lstat(old[-1], dir_fd=old_folder_fd)  # raises if the source is missing, before folders are created for it
+        with open_folder(root=root, parts=new[:-1], create=True) as new_folder_fd:
+            if lstat_or_none(new_folder_fd, new[-1]) is not None:
                 raise NameTaken(_NAME_TAKEN)
             # If a run creates a file after this check, it is replaced: Python does not offer RENAME_NOREPLACE.
-            os.rename(old[-1], new[-1], src_dir_fd=old_folder, dst_dir_fd=new_folder)
+            os.rename(old[-1], new[-1], src_dir_fd=old_folder_fd, dst_dir_fd=new_folder_fd)
 
 
 def move_out(*, root: Path, path: str, target: Path) -> None:
@@ -419,10 +427,10 @@ def move_out(*, root: Path, path: str, target: Path) -> None:
     parts = split_path(path)
     if not parts:
         raise WrongKind(_WHOLE_WORKSPACE)
-    with open_folder(root=root, parts=parts[:-1]) as folder:
-        if modes.S_ISDIR(os.lstat(parts[-1], dir_fd=folder).st_mode):
-            trash.grant_owner_access(parts[-1], folder)  # a folder can be renamed only if it is writable
-        os.rename(parts[-1], target, src_dir_fd=folder)
+    with open_folder(root=root, parts=parts[:-1]) as folder_fd:
+        if modes.S_ISDIR(os.lstat(parts[-1], dir_fd=folder_fd).st_mode):
+            trash.grant_owner_access(parts[-1], folder_fd)  # a folder can be renamed only if it is writable
+        os.rename(parts[-1], target, src_dir_fd=folder_fd)
 
 
 def move_in(*, source: Path, root: Path, path: str) -> None:
@@ -433,10 +441,10 @@ def move_in(*, source: Path, root: Path, path: str) -> None:
     parts = split_path(path)
     if not parts:
         raise WrongKind(_FOLDER_HERE)
-    with open_folder(root=root, parts=parts[:-1], create=True) as folder:
-        if lstat_or_none(folder, parts[-1]) is not None:
+    with open_folder(root=root, parts=parts[:-1], create=True) as folder_fd:
+        if lstat_or_none(folder_fd, parts[-1]) is not None:
             raise NameTaken(_NAME_TAKEN)
-        os.rename(source, parts[-1], dst_dir_fd=folder)
+        os.rename(source, parts[-1], dst_dir_fd=folder_fd)
 
 
 def missing_entries(*, root: Path, path: str) -> int:
@@ -447,17 +455,17 @@ def missing_entries(*, root: Path, path: str) -> int:
     """
     parts = split_path(path)
     with translate_os_errors():
-        folder = os.open(root, OPEN_FOLDER)
+        folder_fd = os.open(root, OPEN_FOLDER)
         try:
             for number, part in enumerate(parts):
-                if lstat_or_none(folder, part) is None:
+                if lstat_or_none(folder_fd, part) is None:
                     return len(parts) - number
                 if number < len(parts) - 1:  # the last component may be a file
-                    child = open_subfolder(folder, part, create=False)
-                    os.close(folder)
-                    folder = child
+                    child_fd = open_subfolder(folder_fd, part, create=False)
+                    os.close(folder_fd)
+                    folder_fd = child_fd
         finally:
-            os.close(folder)
+            os.close(folder_fd)
     return 0
 
 
@@ -469,17 +477,12 @@ def delete(*, root: Path, path: str, scratch: Path) -> Usage:
     parts = split_path(path)
     if not parts:
         raise WrongKind(_WHOLE_WORKSPACE)
-    with open_folder(root=root, parts=parts[:-1]) as folder:
-        status = os.lstat(parts[-1], dir_fd=folder)
+    with open_folder(root=root, parts=parts[:-1]) as folder_fd:
+        status = os.lstat(parts[-1], dir_fd=folder_fd)
         if not modes.S_ISDIR(status.st_mode):
-            os.unlink(parts[-1], dir_fd=folder)
+            os.unlink(parts[-1], dir_fd=folder_fd)
             return Usage(size_of(status), 1)
-        return remove_folder(parent=folder, name=parts[-1], scratch=scratch)
-
-
-_NAME_TAKEN = _("A file or folder with this name already exists. Choose another name or delete it first.")
-_WHOLE_WORKSPACE = _("This is the whole workspace. Delete the workspace itself instead.")
-_FOLDER_HERE = _("There is a folder at this path, not a file.")
+        return remove_folder(parent_fd=folder_fd, name=parts[-1], scratch=scratch)
 
 
 def display_name(name: str) -> str:
@@ -505,8 +508,10 @@ def _require_expected_version(expected_versions: Collection[str] | None, version
     """Raise FileChanged unless `write` may replace a file of this version; None means that there is no file."""
     if expected_versions is None:
         return
-    is_expected = not expected_versions if version is None else version in expected_versions or "*" in expected_versions
-    if not is_expected:
+    if version is None:
+        if expected_versions:
+            raise FileChanged
+    elif version not in expected_versions and "*" not in expected_versions:
         raise FileChanged
 
 

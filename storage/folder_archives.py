@@ -31,7 +31,8 @@ packing them costs CPU time."""
 _COMPRESSION_LEVEL = 1
 """The fastest level. Logs and tables become a fifth of their size, and higher levels save little more."""
 _SAMPLE_BYTES = 16 * 1024
-"""How much of a chunk is compressed as a sample, to decide whether the chunk is compressed or stored."""
+"""How much of a chunk is compressed as a sample, to decide whether the chunk is compressed or stored. Chunks have up to
+1 MiB, so the sample costs little."""
 _MAX_COMPRESSED_SHARE = 0.8
 """A chunk is stored if its sample has more than this share of its size after compression. Weights of models hardly
 shrink, and storing them is ten times as fast."""
@@ -124,9 +125,9 @@ def _tar(sources: Sequence[Source]) -> Iterator[bytes]:
 def _entry(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOut) -> Iterator[bytes]:
     """Yield the tar members of the file or folder at `parts` below the source's root, with all that is in a folder."""
     try:
-        with open_folder(root=source.root, parts=parts[:-1]) as parent:
-            mode = (os.lstat(parts[-1], dir_fd=parent) if parts else os.fstat(parent)).st_mode
-            file = files.read_entry(folder=parent, name=parts[-1]) if kind_of(mode) is Kind.FILE else None
+        with open_folder(root=source.root, parts=parts[:-1]) as parent_fd:
+            mode = (os.lstat(parts[-1], dir_fd=parent_fd) if parts else os.fstat(parent_fd)).st_mode
+            file = files.read_entry(folder_fd=parent_fd, name=parts[-1]) if kind_of(mode) is Kind.FILE else None
         if file is not None:
             yield from _file(file, name, left_out)
         elif kind_of(mode) is Kind.FOLDER:
@@ -142,10 +143,10 @@ def _folder(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOu
     if len(os.fsencode(name)) > PATH_LIMIT or len(parts) > MAX_DEPTH:
         left_out.add(name, "nested too deep")
         return
-    with open_folder(root=source.root, parts=parts) as folder:
+    with open_folder(root=source.root, parts=parts) as folder_fd:
         info = tarfile.TarInfo(name)
-        info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, int(max(0, os.fstat(folder).st_mtime))
-        scanned = os.scandir(folder)
+        info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, int(max(0, os.fstat(folder_fd).st_mtime))
+        scanned = os.scandir(folder_fd)
     with scanned:
         yield _header(info)
         is_top = parts == split_path(source.path)

@@ -41,7 +41,7 @@ from storage.models import (
 from storage.selectors import Item
 
 ABANDONED_AFTER = timedelta(days=1)
-"""After this age, files in the scratch folder count as left by a crash, because no request lasts as long."""
+"""After this age, files in the scratch folder count as left by a crash, because no request lasts that long."""
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def areas() -> list[Area]:
 
 
 def _complete_rows_of_older_version() -> None:
-    """Fill in columns that an older version of Trainyard does not know: during an upgrade both may write rows."""
+    """Fill in columns that an older version of Trainyard left empty. During an upgrade both versions may write rows."""
     for dataset in Dataset.objects.filter(deleted_at__isnull=False, versions__deleted_at=None).distinct():
         end = dataset.deleted_at + KEPT_AFTER_DELETION  # type: ignore[operator]  # filtered
         dataset.versions.filter(deleted_at=None).update(deleted_at=dataset.deleted_at, kept_until=end)

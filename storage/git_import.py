@@ -42,7 +42,8 @@ MAX_SECONDS = 300
 REPORT_SECONDS = 2.0
 """How often the progress is reported."""
 MAX_BYTES = 1024**3
-"""The largest file that git may write. It writes two: the packed commit, and the tar file made from it."""
+"""The largest file that git may write. It writes two: the packed commit, and the tar file made from it. Repositories of
+code are far smaller, and data belongs in datasets."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 """The largest address space of a git process. To unpack deltas it needs as much memory as the largest file."""
 MAX_REASON_LENGTH = 300
@@ -67,7 +68,7 @@ _GIT_CONFIG = {
 """Git's configuration for every command: no programs of the repository or machine, no redirects and proxies, limits."""
 
 
-def git_repository(
+def git_fill(
     *,
     organization: Organization,
     url: str,
@@ -111,7 +112,7 @@ def fetch(
 ) -> Usage:
     """Fetch one commit, and unpack its files into the empty folder `into`. `options` is configuration for git.
 
-    `meter` counts the unpacked files against the quota. `report` is called as in `git_repository`. Raises GitFailed,
+    `meter` counts the unpacked files against the quota. `report` is called as in `git_fill`. Raises GitFailed,
     TooLarge, BadArchive, UnsafePath, and what `report` raises.
     """
     with catalog.scratch_folder() as scratch:
@@ -130,7 +131,7 @@ def fetch(
         with archive.open("rb") as stream:
             unpack_result = unpack_archive(
                 stream=stream, target=into, limits=ArchiveLimits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
-                kind=ArchiveFormat.TAR,
+                archive_format=ArchiveFormat.TAR,
             )  # fmt: skip
     return Usage(unpack_result.size_bytes, unpack_result.entry_count)
 
@@ -151,6 +152,7 @@ def _check_host(url: str) -> tuple[str, str]:
         host, port = (parts.hostname or "").lower(), parts.port
     except ValueError:
         host, port, parts = "", None, urlsplit("")
+    # 500 characters are the length of the database column.
     is_plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= 500
     if not is_plain or parts.scheme != "https" or port or parts.username is not None or parts.query or parts.fragment:
         sentence = _("Enter an address such as https://github.com/name/repository.git, without a user name.")
@@ -205,6 +207,7 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
     for number, (name, value) in enumerate(all_options):
         environment |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     # The shell's `ulimit`: no core dump (c), file size in blocks of 512 bytes (f), memory in KiB (v), CPU seconds (t).
+    # `_wait_for` ends git after MAX_SECONDS. The CPU limit holds even if this process dies.
     limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": MAX_SECONDS + 1}
     script = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
     with subprocess.Popen(
@@ -243,7 +246,6 @@ def _wait_for(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> 
 def _reason(errors: bytes) -> str:
     """Return the line of git's error output that tells why it failed, without control characters."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    fatal = next(
-        (line for line in lines if line.startswith(("fatal:", "remote:"))), lines[-1] if lines else "git failed"
-    )
-    return "".join(character for character in fatal if character.isprintable())[:MAX_REASON_LENGTH]
+    last_line = lines[-1] if lines else "git failed"
+    reason = next((line for line in lines if line.startswith(("fatal:", "remote:"))), last_line)
+    return "".join(character for character in reason if character.isprintable())[:MAX_REASON_LENGTH]

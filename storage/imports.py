@@ -159,11 +159,14 @@ def shown_imports(dataset: Dataset) -> list[DatasetImport]:
 def import_dataset(pk: int) -> None:
     """Run an import, or continue it; then send the task of the import that has waited longest."""
     row = DatasetImport.objects.select_related("dataset__organization", "created_by").filter(pk=pk).first()
-    if row and run(row) and (next_id := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
+    if row is None or not run_import(row):
+        return
+    next_id = open_imports().order_by("updated_at").values_list("pk", flat=True).first()
+    if next_id:
         send(import_dataset, next_id)
 
 
-def run(row: DatasetImport) -> bool:
+def run_import(row: DatasetImport) -> bool:
     """Run an import, or continue it, unless it has ended. Return False if another process is importing."""
     with import_lock(LOCK_FILE) as is_locked:
         if not is_locked:
@@ -281,7 +284,7 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
 
 
 def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation, offset: int) -> None:
-    """Receive the bytes from `offset` on, in as many attempts as needed.
+    """Receive the bytes from `offset` on, in several attempts if the transfer breaks.
 
     The caller has reserved quota for the bytes before. Raises ImportFailed after MAX_FAILURES, TooLarge, OSError for a
     full disk.
@@ -316,7 +319,8 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()
-        failures = 0 if offset > start else failures + 1
+        # Without a validator each attempt begins again, so the bytes of this one do not count as progress.
+        failures = 0 if offset > start and row.validator else failures + 1
         if failures >= MAX_FAILURES:
             raise ImportFailed(UNREACHABLE)
         if not row.validator:

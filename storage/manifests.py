@@ -55,7 +55,10 @@ def path_of(version_folder: Path) -> Path:
 
 
 def write(
-    *, folder: Path, target: BinaryIO, on_file: Callable[[int, bytes, str], None] = lambda _folder, _name, _sha256: None
+    *,
+    folder: Path,
+    target: BinaryIO,
+    on_file: Callable[[int, bytes, str], None] = lambda _folder_fd, _name, _sha256: None,
 ) -> None:
     """Hash all files below `folder`, and write the manifest to `target`. No other process may change the folder.
 
@@ -134,6 +137,8 @@ class Manifest:
         searched_path = os.fsencode(path)
         low, high = 0, len(self._data)  # the searched line begins at `low` or later, and before `high`
         while low < high:
+            # The line around the middle begins after the last NUL before it. If there is none, `rfind` returns -1, and
+            # the line begins at `low`.
             middle = self._data.rfind(b"\0", low, (low + high) // 2) + 1 or low
             end = self._data.find(b"\0", middle)
             middle_path = self._data[middle + _PATH_START : end]

@@ -121,7 +121,8 @@ def _create_version(
     model: Model, user: User | None, folder: Path, copy_result: CopyResult, lineage: Lineage
 ) -> ModelVersion:
     """Write the row of a model's next version, and make it the latest. The caller must have locked the quota."""
-    last: dict[str, Any] = model.versions.aggregate(last=Max("number"))  # also of deleted versions, as in `lineage`
+    # Deleted versions count too, because lineages may still name them.
+    last: dict[str, Any] = model.versions.aggregate(last=Max("number"))
     version = ModelVersion.objects.create(
         model=model,
         number=(last["last"] or 0) + 1,

@@ -193,7 +193,7 @@ class DatasetVersion(models.Model):
     """One immutable version of a dataset, in a read-only folder of its own."""
 
     kind = "versions"
-    """The name of this kind of deleted items in URLs."""
+    """How URLs of deleted items name this kind (`usage_api`)."""
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
@@ -257,7 +257,7 @@ class ModelVersion(models.Model):
     """One immutable version of a model, in a read-only folder of its own."""
 
     kind = "models"
-    """The name of this kind of deleted items in URLs."""
+    """How URLs of deleted items name this kind (`usage_api`)."""
     model = models.ForeignKey(Model, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(max_length=200, unique=True)
@@ -298,7 +298,7 @@ class Workspace(models.Model):
     """A folder of a customer, to which both runs and the console write."""
 
     kind = "workspaces"
-    """The name of this kind of deleted items in URLs."""
+    """How URLs of deleted items name this kind (`usage_api`)."""
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspaces")
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
@@ -390,6 +390,7 @@ class DeletedFile(models.Model):
     path = models.CharField(_("path"), max_length=4000)
     """Its former path below the workspace's folder."""
     folder = models.CharField(max_length=200, unique=True)
+    """The name of the deleted file or folder in the recycle bins' folder (`recycle_bin.folder_of`)."""
     is_folder = models.BooleanField(_("folder"))
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
     entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))
@@ -477,7 +478,7 @@ class Upload(models.Model):
     position = models.PositiveIntegerField(default=0)
     """If this is a part: its place in the final upload, from 0."""
     multipart_id = models.TextField(blank=True, default="", db_default="")
-    """If this is a direct upload: the ID of the bucket's multipart upload. Else empty."""
+    """If this is a direct upload (`direct_uploads`): the ID of the multipart upload in the bucket. Else empty."""
     is_in_bucket = models.BooleanField(default=False, db_default=False)
     """If this is a direct upload: whether all its bytes are in the bucket, so that a worker can fetch them."""
     state = models.CharField(_("state"), max_length=9, choices=States.choices, default=States.RECEIVING)

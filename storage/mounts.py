@@ -1,7 +1,7 @@
 """Compute which folders a run mounts, and check the path of its script.
 
-A run mounts its workspace, to which it can write, and read-only the chosen versions of datasets and models, each in a
-folder with its name.
+A run mounts its workspace, to which it can write. It mounts the chosen versions of datasets and models read-only, each
+in a folder with its name.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _FILE_IN_THE_WAY = _("This path needs a folder where a file exists. Choose anoth
 _ERRORS_BY_ERRNO: dict[int, type[CustomerError]] = {
     errno.ENOENT: FileMissing,
     errno.ELOOP: UnsafePath,
-    errno.EINVAL: UnsafePath,
+    errno.EINVAL: UnsafePath,  # such as for a folder that is moved into itself
     errno.ENAMETOOLONG: UnsafePath,
     errno.EACCES: Unreadable,
     errno.EPERM: Unreadable,
@@ -83,15 +83,15 @@ def open_folder(*, root: Path, parts: Sequence[str], create: bool = False) -> It
     An OSError in the block is translated too. Raises FileMissing, UnsafePath, WrongKind, Unreadable.
     """
     with translate_os_errors():
-        folder = os.open(root, OPEN_FOLDER)
+        folder_fd = os.open(root, OPEN_FOLDER)
         try:
             for part in parts:
-                child = open_subfolder(folder, part, create=create)
-                os.close(folder)
-                folder = child
-            yield folder
+                child_fd = open_subfolder(folder_fd, part, create=create)
+                os.close(folder_fd)
+                folder_fd = child_fd
+            yield folder_fd
         finally:
-            os.close(folder)
+            os.close(folder_fd)
 
 
 @contextmanager
@@ -106,30 +106,30 @@ def translate_os_errors() -> Iterator[None]:
         raise error_class() from error
 
 
-def open_subfolder(folder: int, name: str, *, create: bool) -> int:
-    """Return the descriptor of the folder `name` in the open folder `folder`; `create` it if it is missing.
+def open_subfolder(folder_fd: int, name: str, *, create: bool) -> int:
+    """Return the descriptor of the folder `name` in an open folder; `create` it if it is missing.
 
     Raises UnsafePath for a link, WrongKind for a file, OSError.
     """
     try:
-        return os.open(name, OPEN_FOLDER, dir_fd=folder)
+        return os.open(name, OPEN_FOLDER, dir_fd=folder_fd)
     except FileNotFoundError:
         if not create:
             raise
     except NotADirectoryError:
-        status = lstat_or_none(folder, name)
+        status = lstat_or_none(folder_fd, name)
         if status and modes.S_ISLNK(status.st_mode):
             raise UnsafePath from None
         raise WrongKind(_FILE_IN_THE_WAY) from None
     with suppress(FileExistsError):  # another process has just created it, or a link, which the last line refuses
-        os.mkdir(name, FOLDER_MODE, dir_fd=folder)
-    return os.open(name, OPEN_FOLDER, dir_fd=folder)
+        os.mkdir(name, FOLDER_MODE, dir_fd=folder_fd)
+    return os.open(name, OPEN_FOLDER, dir_fd=folder_fd)
 
 
-def lstat_or_none(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of `name` in `folder`, without following a link; None if it does not exist."""
+def lstat_or_none(folder_fd: int, name: str) -> os.stat_result | None:
+    """Return the status of `name` in an open folder, without following a link; None if it does not exist."""
     try:
-        return os.lstat(name, dir_fd=folder)
+        return os.lstat(name, dir_fd=folder_fd)
     except FileNotFoundError:
         return None
 

@@ -22,7 +22,7 @@ IMAGE_BYTES = 20 * 1024**2
 MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 200, 50, 500
 """How much of a table is shown. Browsers are slow with larger tables."""
 COUNTED_BYTES = 256 * 1024**2
-"""The lines of larger files are not counted, because reading so much takes about a second."""
+"""The lines of larger files are not counted, because reading this much takes about a second."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _IMAGE_TYPES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
@@ -36,8 +36,8 @@ _IMAGE_TYPES = {
 class Preview:
     """The part of a file that a page shows. Only one of the first three attributes is set; none for a binary file.
 
-    `image_type` is the media type of a picture, which the page loads by itself. `is_complete` is False if the file has
-    more than is shown.
+    `image_type` is the media type of a picture, which the page loads by another request. `is_complete` is False if the
+    file has more than is shown.
     """
 
     text: str | None = None
@@ -103,9 +103,13 @@ def _table(text: str, delimiter: str, *, is_complete: bool) -> Preview | None:
         return None
     if not rows or len(rows[0]) < 2:
         return None
-    shown = tuple(tuple(cell[:MAX_CELL_CHARACTERS] for cell in row[:MAX_COLUMNS]) for row in rows[:MAX_ROWS])
+    shown = tuple(_shown_cells(row) for row in rows[:MAX_ROWS])
     is_cut = len(rows) > MAX_ROWS or any(len(row) > MAX_COLUMNS for row in rows)
     return Preview(rows=shown, is_complete=is_complete and not is_cut)
+
+
+def _shown_cells(row: list[str]) -> tuple[str, ...]:
+    return tuple(cell[:MAX_CELL_CHARACTERS] for cell in row[:MAX_COLUMNS])
 
 
 def _indented(text: str) -> tuple[str, bool]:

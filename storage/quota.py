@@ -28,6 +28,12 @@ MAX_STEP_ENTRIES = 1000
 """The most entries that a reservation holds in advance, for the same reasons."""
 LABEL_LENGTH = 200
 """The length of an allocation's label in the database; longer ones are cut."""
+_TOO_MANY = {
+    "datasets": _("Your organization may have at most %(most)d datasets. Delete one first."),
+    "models": _("Your organization may have at most %(most)d models. Delete one first."),
+    "workspaces": _("Your organization may have at most %(most)d workspaces. Delete one first."),
+}
+"""The message of TooMany, by the kind of object."""
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +56,6 @@ def require_room_for(organization: Organization, kind: str) -> None:
     most: int = getattr(Quota.objects.get(organization=organization), f"max_{kind}")
     if selectors.counts(organization)[kind] >= most:
         raise TooMany(_TOO_MANY[kind] % {"most": most})
-
-
-_TOO_MANY = {
-    "datasets": _("Your organization may have at most %(most)d datasets. Delete one first."),
-    "models": _("Your organization may have at most %(most)d models. Delete one first."),
-    "workspaces": _("Your organization may have at most %(most)d workspaces. Delete one first."),
-}
 
 
 def count_results(
@@ -137,6 +136,7 @@ class Reservation:
                 raise TooLarge
             if self._counted_entries - self._reserved_entries > remaining.entry_count:
                 raise TooLarge(_("Your organization has as many files as its quota allows. Delete some first."))
+            # Double the reservation, as MAX_STEP_BYTES explains. Near the end of the quota, take only what is missing.
             step = max(missing_bytes, min(self._reserved_bytes, MAX_STEP_BYTES)) if missing_bytes else 0
             reserved_bytes = self._reserved_bytes + (step if step <= remaining.size_bytes else missing_bytes)
             # Entries are held in advance only as far as the reserved bytes suffice: each entry counts ENTRY_BYTES.

@@ -129,8 +129,10 @@ def registry_for(*, organization: Organization, reference: str) -> Registry | No
 
 
 def password_of(registry: Registry) -> str:
-    """Return the decrypted password, for the backend that pulls images; empty if it can no longer be decrypted."""
-    return (encryption.decrypt(registry.secret, purpose=ENCRYPTION_PURPOSE) or "") if registry.secret else ""
+    """Return the decrypted password; empty if there is none, or if it can no longer be decrypted."""
+    if not registry.secret:
+        return ""
+    return encryption.decrypt(registry.secret, purpose=ENCRYPTION_PURPOSE) or ""
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ def check_registry(*, organization: Organization, host: str, username: str, pass
     """
     host = host.strip().lower()
     if not (settings.REGISTRY_CHECKS and username and HOST.fullmatch(host)):
-        return CheckResult()
+        return CheckResult()  # an invalid host is refused when the registry is saved
     if password is None:
         stored = registries_for(organization).filter(host=host).first()
         password = password_of(stored) if stored else ""

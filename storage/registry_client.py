@@ -218,6 +218,7 @@ class _Client:
             token = data.get("token") or data.get("access_token")
         except (ValueError, AttributeError, RecursionError):
             token = None
+        # A header can contain only printable ASCII, and a token no spaces.
         if response.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
             raise RegistryError(Problem.INVALID_ANSWER, "no token")
         return token

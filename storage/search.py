@@ -92,7 +92,7 @@ class _Search:
     ) -> Iterator[Match]:
         """Yield one folder's matches and add its subfolders to `pending`."""
         try:
-            with open_folder(root=self._root, parts=parts) as folder, os.scandir(folder) as scanned:
+            with open_folder(root=self._root, parts=parts) as folder_fd, os.scandir(folder_fd) as scanned:
                 for scanned_entry in scanned:
                     if time.monotonic() > self._deadline:
                         self.stopped = StopReason.SECONDS
@@ -107,7 +107,7 @@ class _Search:
                             pending.append((*parts, name))
                         else:
                             self.stopped = StopReason.DEPTH
-                    if self._text in name.casefold() and (status := lstat_or_none(folder, name)):
+                    if self._text in name.casefold() and (status := lstat_or_none(folder_fd, name)):
                         entry = files.entry_of(name, status)
                         yield Match("/".join((*map(files.display_name, parts), entry.name)), entry)
         except (StorageError, OSError):

@@ -53,7 +53,7 @@ def save_secret(*, organization: Organization, name: str, value: str, user: User
         raise InvalidInput(fields={"name": sentence})
     if environment.is_reserved(name):
         raise InvalidInput(fields={"name": _("The platform sets this variable itself. Choose another name.")})
-    size = len(value.encode("utf-8", "surrogatepass"))
+    size = len(value.encode("utf-8", "surrogatepass"))  # `_is_utf8` refuses lone surrogates, which would raise here
     if not value or "\0" in value or size > environment.MAX_SECRET_BYTES or not _is_utf8(value):
         sentence = _("The value must have 1 to %(most)d bytes of text without NUL characters.")
         raise InvalidInput(fields={"value": sentence % {"most": environment.MAX_SECRET_BYTES}})

@@ -96,7 +96,7 @@ def model_versions_of_job(organization: Organization, job_pk: int) -> QuerySet[M
 
 
 def with_model_versions(models: QuerySet[Model]) -> QuerySet[Model]:
-    """Add to each model the list `published`: its versions that are not deleted, newest first."""
+    """Add to each model the attribute `published`: the list of its versions that are not deleted, newest first."""
     rows = ModelVersion.objects.filter(deleted_at=None).order_by("-number")
     return models.prefetch_related(Prefetch("versions", rows, to_attr="published"))
 
@@ -256,8 +256,9 @@ def limits(organization: Organization, used: Usage) -> list[QuotaLimit]:
 
 
 def root() -> Path:
-    """Return the storage root. It has `datasets/`, `models/`, `workspaces/`, and `scratch/` for unfinished writes.
+    """Return the storage root. It has a folder for each kind of files, and `scratch/` for unfinished writes.
 
+    The kinds are `datasets/`, `models/`, `workspaces/`, `uploads/`, `imports/`, `bin/` (recycle bins) and `.blobs/`.
     All must be on one disk, because a finished write is renamed out of `scratch/`.
     """
     return Path(settings.TRAINYARD_STORAGE_ROOT).absolute()

@@ -73,8 +73,8 @@ def dataset_named(organization: Organization, name: str) -> Dataset:
     return dataset
 
 
-def by_name(datasets: Iterable[Dataset]) -> list[Dataset]:
-    """Return one of `usable_datasets` for each name: the one with the lowest rank, which hides the others."""
+def one_per_name(datasets: Iterable[Dataset]) -> list[Dataset]:
+    """Return one of `usable_datasets` for each name: the first, which has the lowest rank and hides the others."""
     first_by_name: dict[str, Dataset] = {}
     for dataset in datasets:
         first_by_name.setdefault(dataset.name, dataset)
@@ -89,12 +89,15 @@ def datasets_to_choose(organization: Organization) -> list[Dataset]:
     """
     datasets = usable_datasets(organization).only("organization_id", "name", "latest__number", "latest__size_bytes")
     versions = DatasetVersion.objects.filter(deleted_at=None).only("dataset_id", "number", "published_at")
-    return by_name(datasets.prefetch_related(Prefetch("versions", versions.order_by("-number"), to_attr="published")))
+    return one_per_name(
+        datasets.prefetch_related(Prefetch("versions", versions.order_by("-number"), to_attr="published"))
+    )
 
 
 def borrowed_datasets(organization: Organization) -> list[Dataset]:
     """Return the datasets of other organizations that an organization may read: shared and public ones."""
-    return [dataset for dataset in by_name(usable_datasets(organization)) if dataset.organization_id != organization.pk]
+    datasets = one_per_name(usable_datasets(organization))
+    return [dataset for dataset in datasets if dataset.organization_id != organization.pk]
 
 
 def open_shares(dataset: Dataset) -> QuerySet[DatasetShare]:
@@ -194,11 +197,8 @@ def set_public(*, dataset: Dataset, is_public: bool, actor: User | None) -> None
     Only administrators may do this. Safe to repeat.
     """
     with transaction.atomic():
-        if (
-            Dataset.objects.filter(pk=dataset.pk, deleted_at=None)
-            .exclude(is_public=is_public)
-            .update(is_public=is_public)
-        ):
+        rows = Dataset.objects.filter(pk=dataset.pk, deleted_at=None).exclude(is_public=is_public)
+        if rows.update(is_public=is_public):
             action = "dataset.made_public" if is_public else "dataset.withdrawn"
             record(organization=dataset.organization, actor=actor, action=action, target=dataset.name)
 

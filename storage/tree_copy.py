@@ -24,6 +24,7 @@ from storage.paths import FOLDER_MODE, SWAPPED_ERRNOS, open_folder, split_path, 
 from storage.trees import Usage
 
 Parts = tuple[str, ...]
+"""The components of a path below the source's root, or below the folder that is copied."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class _Copier:
 
     def is_folder(self, parts: Parts) -> bool:
         """Return True for a folder, False for a file. Raises UnsafePath for a link, WrongKind for anything else."""
-        with open_folder(root=self._root, parts=parts[:-1]) as folder:
-            mode = os.lstat(parts[-1], dir_fd=folder).st_mode
+        with open_folder(root=self._root, parts=parts[:-1]) as folder_fd:
+            mode = os.lstat(parts[-1], dir_fd=folder_fd).st_mode
         if modes.S_ISLNK(mode):
             raise UnsafePath
         if not modes.S_ISDIR(mode) and not modes.S_ISREG(mode):
@@ -101,11 +102,11 @@ class _Copier:
     def copy_file(self, parts: Parts) -> None:
         """Copy one file to the top of the target."""
         with (
-            open_folder(root=self._root, parts=parts[:-1]) as source,
-            open_folder(root=self._target, parts=()) as target,
+            open_folder(root=self._root, parts=parts[:-1]) as source_fd,
+            open_folder(root=self._target, parts=()) as target_fd,
         ):
             self._count()
-            self._copy_file(source, target, parts[-1:])
+            self._copy_file(source_fd, target_fd, parts[-1:])
 
     def copy_folders(self, base: Parts) -> None:
         """Copy the folder `base` with everything below it."""
@@ -114,10 +115,10 @@ class _Copier:
             relative = pending.pop()
             try:
                 with (
-                    open_folder(root=self._root, parts=(*base, *relative)) as source,
-                    open_folder(root=self._target, parts=relative) as target,
+                    open_folder(root=self._root, parts=(*base, *relative)) as source_fd,
+                    open_folder(root=self._target, parts=relative) as target_fd,
                 ):
-                    pending += self._copy_folder(source, target, relative)
+                    pending += self._copy_folder(source_fd, target_fd, relative)
             except (FileMissing, UnsafePath, WrongKind) as error:
                 if relative:  # it existed when its parent was listed
                     raise SourceChanged from error
@@ -128,24 +129,24 @@ class _Copier:
         usage = Usage(self._size, self._entries)
         return CopyResult(usage, len(self._digests), self._skipped, listing_sha256(self._digests))
 
-    def _copy_folder(self, source: int, target: int, relative: Parts) -> list[Parts]:
-        """Copy the entries of one folder; create its subfolders and return their paths."""
+    def _copy_folder(self, source_fd: int, target_fd: int, relative: Parts) -> list[Parts]:
+        """Copy the entries of one open folder to another; create its subfolders and return their paths."""
         subfolders: list[Parts] = []
-        with os.scandir(source) as entries:
+        with os.scandir(source_fd) as entries:
             for entry in entries:
                 parts = (*relative, entry.name)
                 try:
-                    mode = os.lstat(entry.name, dir_fd=source).st_mode
+                    mode = os.lstat(entry.name, dir_fd=source_fd).st_mode
                     if modes.S_ISDIR(mode):
                         self._count(depth=len(parts))
-                        os.mkdir(entry.name, FOLDER_MODE, dir_fd=target)
+                        os.mkdir(entry.name, FOLDER_MODE, dir_fd=target_fd)
                         subfolders.append(parts)
                     elif modes.S_ISREG(mode):
                         self._count()
-                        self._copy_file(source, target, parts)
+                        self._copy_file(source_fd, target_fd, parts)
                     elif modes.S_ISLNK(mode) and self._keep_links:
                         self._count()
-                        os.symlink(os.readlink(entry.name, dir_fd=source), entry.name, dir_fd=target)
+                        os.symlink(os.readlink(entry.name, dir_fd=source_fd), entry.name, dir_fd=target_fd)
                     else:
                         self._skipped += 1
                 except OSError as error:
@@ -154,17 +155,17 @@ class _Copier:
                     raise
         return subfolders
 
-    def _copy_file(self, source: int, target: int, parts: Parts) -> None:
+    def _copy_file(self, source_fd: int, target_fd: int, parts: Parts) -> None:
         """Copy the regular file `parts[-1]` of one open folder to another."""
         name = parts[-1]
-        source_fd = os.open(name, OPEN_FILE, dir_fd=source)
-        with os.fdopen(source_fd, "rb") as stream:
-            before = os.fstat(source_fd)
+        file_fd = os.open(name, OPEN_FILE, dir_fd=source_fd)
+        with os.fdopen(file_fd, "rb") as stream:
+            before = os.fstat(file_fd)
             if not modes.S_ISREG(before.st_mode):  # it was replaced since it was listed
                 raise SourceChanged
             digest = hashlib.sha256()
             mode = FILE_MODE | (0o111 if before.st_mode & 0o100 else 0)
-            with os.fdopen(os.open(name, CREATE_FILE, mode, dir_fd=target), "wb") as copy:
+            with os.fdopen(os.open(name, CREATE_FILE, mode, dir_fd=target_fd), "wb") as copy:
                 remaining = before.st_size  # else a file that grows as fast as it is read would never end
                 while remaining and (chunk := stream.read(min(remaining, CHUNK_BYTES))):
                     remaining -= len(chunk)
@@ -174,7 +175,7 @@ class _Copier:
                 copy.flush()
                 with suppress(OverflowError):  # customers' code can set times that cannot be stored here
                     os.utime(copy.fileno(), ns=(before.st_mtime_ns, before.st_mtime_ns))
-            after = os.fstat(source_fd)
+            after = os.fstat(file_fd)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
                 raise SourceChanged
         self._size += before.st_size

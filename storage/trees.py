@@ -22,7 +22,7 @@ ENTRY_BYTES = 4096
 """How many bytes of the quota each file, link and folder uses besides its content. Each needs an inode, of which a disk
 has a limited number. 4,096 bytes is the usual block size."""
 PREALLOCATED_BYTES = 1024**2
-"""If the blocks of a file have so many more bytes than its length, it was preallocated (`fallocate`), and the blocks
+"""If a file's blocks have this many more bytes than its length, it was preallocated (`fallocate`). Then its blocks
 count. A smaller difference comes from rounding to blocks."""
 
 
@@ -65,31 +65,31 @@ def measure(*, root: Path) -> Measurement:
     descriptors nor the stack. If a folder is moved meanwhile, its `..` leads to another folder; the measurement then
     stops and is incomplete.
     """
-    with open_folder(root=root, parts=()) as top:
-        folder = os.dup(top)  # a copy, because `_enter` closes the folder that it leaves
+    with open_folder(root=root, parts=()) as top_fd:
+        folder_fd = os.dup(top_fd)  # a copy, because `_enter` closes the folder that it leaves
         try:
-            usage, subfolders = _measure(folder)
+            usage, subfolders = _measure(folder_fd)
             total = Usage(entry_count=1) + usage  # one entry for `root` itself
-            levels = [_Level(_identity(folder), subfolders)]
+            levels = [_Level(_identity(folder_fd), subfolders)]
             while levels:
                 if levels[-1].unvisited:
-                    child = _enter(folder, levels[-1].unvisited.pop())
-                    if child is None:  # it was removed, replaced or made unreadable meanwhile
+                    child_fd = _enter(folder_fd, levels[-1].unvisited.pop())
+                    if child_fd is None:  # it was removed, replaced or made unreadable meanwhile
                         continue
-                    folder = child
-                    usage, subfolders = _measure(folder)
+                    folder_fd = child_fd
+                    usage, subfolders = _measure(folder_fd)
                     total += usage
-                    levels.append(_Level(_identity(folder), subfolders))
+                    levels.append(_Level(_identity(folder_fd), subfolders))
                     continue
                 levels.pop()
                 if levels:
-                    parent = _enter(folder, "..")
-                    if parent is not None:
-                        folder = parent
-                    if parent is None or _identity(folder) != levels[-1].identity:
+                    parent_fd = _enter(folder_fd, "..")
+                    if parent_fd is not None:
+                        folder_fd = parent_fd
+                    if parent_fd is None or _identity(folder_fd) != levels[-1].identity:
                         return Measurement(total, is_complete=False)
         finally:
-            os.close(folder)
+            os.close(folder_fd)
         return Measurement(total)
 
 
@@ -105,8 +105,8 @@ def make_read_only(*, folder: Path) -> None:
 
 def remove_tree(*, folder: Path, scratch: Path) -> None:
     """Remove a folder of the storage root, as `remove_folder` does. Do nothing if it is missing."""
-    with suppress(FileMissing), open_folder(root=folder.parent, parts=()) as parent:
-        remove_folder(parent=parent, name=folder.name, scratch=scratch)
+    with suppress(FileMissing), open_folder(root=folder.parent, parts=()) as parent_fd:
+        remove_folder(parent_fd=parent_fd, name=folder.name, scratch=scratch)
 
 
 def size_of(status: os.stat_result) -> int:
@@ -120,41 +120,44 @@ def size_of(status: os.stat_result) -> int:
     return blocks if blocks > status.st_size + PREALLOCATED_BYTES else min(status.st_size, blocks)
 
 
-def remove_folder(*, parent: int, name: str, scratch: Path) -> Usage:
-    """Remove the folder `name` in the open folder `parent`; return its usage.
+def remove_folder(*, parent_fd: int, name: str, scratch: Path) -> Usage:
+    """Remove the folder `name` in an open folder; return its usage.
 
     It is renamed into `scratch` first, so it disappears at once. If a process still writes to it, parts cannot be
     removed, and stay in `scratch` until garbage collection.
     """
     scratch_path = scratch / secrets.token_hex(16)
-    trash.grant_owner_access(name, parent)
-    os.rename(name, scratch_path, src_dir_fd=parent)
+    trash.grant_owner_access(name, parent_fd)
+    os.rename(name, scratch_path, src_dir_fd=parent_fd)
     usage = measure(root=scratch_path).usage
     trash.remove_tree(scratch_path)
     return usage
 
 
-def _enter(folder: int, name: str) -> int | None:
-    """Open the folder `name` in `folder`, close `folder`, and return the new one. On failure, only return None."""
+def _enter(folder_fd: int, name: str) -> int | None:
+    """Open the folder `name` in an open folder, close that one, and return the new descriptor.
+
+    If the new folder cannot be opened, return None, and leave the other open.
+    """
     try:
-        child = os.open(name, OPEN_FOLDER, dir_fd=folder)
+        child_fd = os.open(name, OPEN_FOLDER, dir_fd=folder_fd)
     except OSError:
         return None
-    os.close(folder)
-    return child
+    os.close(folder_fd)
+    return child_fd
 
 
-def _identity(folder: int) -> tuple[int, int]:
-    """Return device and inode of a folder. They do not change when it is renamed."""
-    status = os.fstat(folder)
+def _identity(folder_fd: int) -> tuple[int, int]:
+    """Return device and inode of an open folder. They do not change when it is renamed."""
+    status = os.fstat(folder_fd)
     return status.st_dev, status.st_ino
 
 
-def _measure(folder: int) -> tuple[Usage, list[str]]:
-    """Return the usage of one folder's entries, and the names of its subfolders."""
+def _measure(folder_fd: int) -> tuple[Usage, list[str]]:
+    """Return the usage of an open folder's entries, and the names of its subfolders."""
     size, count, subfolders = 0, 0, []
     # Entries that cannot be read, or that are removed meanwhile, do not stop the measurement.
-    with suppress(OSError), os.scandir(folder) as entries:
+    with suppress(OSError), os.scandir(folder_fd) as entries:
         for entry in entries:
             count += 1
             with suppress(OSError):

@@ -76,7 +76,8 @@ FINISH_LOCK = 7_415
 """The first key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but must not
 change, as APPEND_LOCK."""
 FETCH_LOCK_FILE = "fetch-slot"
-"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`)."""
+"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is here,
+because garbage collection must keep the file."""
 OPEN_STATES = (Upload.States.RECEIVING, Upload.States.FINISHING)
 """The states of uploads that have neither a result nor an error yet."""
 
@@ -146,6 +147,7 @@ def create_final(
         quota.lock(organization)
         by_key = {part.key: part for part in rows.select_for_update()}
         parts = [by_key[key] for key in part_keys if key in by_key]
+        # A key is unknown, or is named twice.
         if not parts or len(parts) != len(part_keys) or len(by_key) != len(part_keys):
             raise parts_invalid
         final = parts[0].final
@@ -238,9 +240,9 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
         _refresh(upload)
         if not is_locked or offset != offset_of(upload):
             raise OffsetConflict
-        if upload.state != Upload.States.RECEIVING:
+        if upload.state != Upload.States.RECEIVING:  # all bytes have arrived before
             return offset
-        stream = _YieldingBody(upload, stream)
+        stream = _InterruptibleBody(upload, stream)
         try:
             if checksum is None:
                 return append_unchecked(upload, offset, stream)
@@ -253,7 +255,7 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
             Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES).update(expires_at=expires_at)
 
 
-class _YieldingBody:
+class _InterruptibleBody:
     """The body of a request that appends. It ends if nothing arrives while another request waits for the lock.
 
     The server raises TimeoutError from `read` after QUIET_SECONDS without a byte.
@@ -391,7 +393,8 @@ _digests_lock = Lock()
 def _digest_of(upload: Upload, offset: int) -> Iterator[_Digest | None]:
     """Yield the hash state of the first `offset` bytes; None if this process does not have it.
 
-    Without it the new bytes are not hashed now: the process that finishes the upload hashes all bytes that it has not.
+    Without it the new bytes are not hashed now. The process that finishes the upload hashes what it has not hashed yet.
+    Parts are not hashed, because only the joined file has a hash.
     """
     digest = _pop_digest(upload)
     try:
@@ -466,10 +469,15 @@ def _finish_lock(upload: Upload) -> Iterator[bool]:
 
 
 def _publish_or_store(upload: Upload) -> None:
-    """Use the upload's file as its purpose says, and end the upload. Raises NotFound if it was terminated."""
+    """Use the upload's file as its purpose says, and end the upload.
+
+    Raises NotFound if the upload was terminated, UploadEnded if its file is lost.
+    """
     try:
         file = _file(upload).open("rb")
     except FileNotFoundError:
+        if upload.purpose == Upload.Purposes.DATASET or upload.is_unpacked:
+            raise UploadEnded from None  # an archive is never moved, so it is lost, as after the restore of a backup
         # An earlier call moved the file into the workspace, and was interrupted before it counted the file there.
         catalog.measure_workspace(workspace=selectors.workspace_named(upload.organization, upload.name))
         with transaction.atomic():

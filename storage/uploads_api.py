@@ -283,6 +283,7 @@ class DirectUploadSerializer(serializers.Serializer[Upload]):
     """A direct upload. Every part but the last has `part_size_bytes`; parts are numbered from 1 to `part_count`."""
 
     id = serializers.UUIDField(source="key")
+    # Declared for the API schema: `to_representation` replaces their values.
     part_size_bytes = serializers.IntegerField(source="size_bytes")
     part_count = serializers.IntegerField(source="size_bytes")
     expires_at = serializers.DateTimeField()

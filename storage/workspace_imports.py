@@ -24,13 +24,13 @@ from console.core.enqueue import send, send_on_commit
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from storage import catalog, imports, selectors
 from storage.errors import NameTaken
-from storage.git_import import git_repository
+from storage.git_import import git_fill
 from storage.models import Workspace, WorkspaceImport
 
 MAX_OPEN = 3
 """How many imports of one organization may wait or run. Only one runs at a time, so others would wait long."""
 MAX_ATTEMPTS = 3
-"""After so many attempts during which the worker died, the import fails: the repository may be the cause."""
+"""After this many attempts during which the worker died, the import fails: the repository may be the cause."""
 STALE_AFTER = timedelta(minutes=3)
 """An open import that has not been updated for this long may have lost its process. Its task is then sent again, which
 does no harm if the process still works."""
@@ -54,7 +54,7 @@ def start_import(
     """
     catalog.validate_texts(name, description)
     # Called only for its checks: the worker calls it again for the function that it returns.
-    git_repository(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
+    git_fill(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
     with transaction.atomic():
         Organization.objects.select_for_update().get(pk=organization.pk)
         others = open_imports().filter(organization=organization)
@@ -88,7 +88,7 @@ def imports_for(organization: Organization) -> QuerySet[WorkspaceImport]:
 
 def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
     """Return the organization's import with this id. Raises NotFound."""
-    row = imports_for(organization).filter(pk=pk).first()
+    row = imports_for(organization).filter(pk=pk).first() if pk < selectors.KEY_END else None
     if row is None:
         raise NotFound
     return row
@@ -111,11 +111,14 @@ def stale_imports() -> list[int]:
 def import_workspace(pk: int) -> None:
     """Run an import, or repeat it after its worker died; then send the task of the one that has waited longest."""
     row = open_imports().select_related("organization", "created_by").filter(pk=pk).first()
-    if row and run(row) and (next_id := open_imports().order_by("updated_at").values_list("pk", flat=True).first()):
+    if row is None or not run_import(row):
+        return
+    next_id = open_imports().order_by("updated_at").values_list("pk", flat=True).first()
+    if next_id:
         send(import_workspace, next_id)
 
 
-def run(row: WorkspaceImport) -> bool:
+def run_import(row: WorkspaceImport) -> bool:
     """Run an import, unless it has ended. Return False if another process is importing."""
     with imports.import_lock(imports.GIT_LOCK_FILE) as is_locked:
         # An error is stored as a sentence, in the language of the person who started the import.
@@ -142,7 +145,7 @@ def _begin_attempt(row: WorkspaceImport) -> bool:
 def _create_workspace(row: WorkspaceImport) -> None:
     """Create the workspace with the repository's files, or store why that failed."""
     try:
-        fill = git_repository(
+        fill = git_fill(
             organization=row.organization, url=row.git_url, branch=row.git_branch, secret=row.git_secret,
             report=lambda received: _update(row, received_bytes=received),
         )  # fmt: skip

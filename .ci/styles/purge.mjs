@@ -1,7 +1,7 @@
 // Write Tabler's style sheet without the rules that no page uses: node purge.mjs FILE
 //
 // `make styles` runs a copy of this file in var/styles, beside the packages that it imports.
-// A class counts as used if its name stands anywhere in a template, a script or a Python module.
+// A class counts as used if its name occurs anywhere in a template, a script or a Python module.
 import { writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { PurgeCSS } from "purgecss";
@@ -9,9 +9,9 @@ import { PurgeCSS } from "purgecss";
 const ROOT = fileURLToPath(new URL("../../", import.meta.url));
 const TABLER = fileURLToPath(new URL("node_modules/@tabler/core/dist/css/tabler.min.css", import.meta.url));
 const SOURCES = ["templates/**/*.html", "static/js/*.js", "static/vendor/tabler/tabler.min.js", "{billing,console,jobs,storage}/**/*.py"];
-// Elements of rendered Markdown, which stand in no template.
+// Elements of rendered Markdown, which occur in no template.
 const ELEMENTS = /^(blockquote|code|dd|dl|dt|em|h[1-6]|hr|img|kbd|li|ol|p|pre|strong|table|tbody|td|th|thead|tr|ul)$/;
-// Classes whose second part a template adds, such as `alert-{{ notice.level }}`.
+// Classes whose second part comes from a template variable, such as `alert-{{ notice.level }}`.
 const COMPOSED = /^(alert|status)-/;
 
 const [result] = await new PurgeCSS().purge({

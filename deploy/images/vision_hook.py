@@ -1,30 +1,31 @@
-"""Copied into an image whose torch has no CUDA: declares two operators just before torchvision is imported.
+"""A hook for images whose torch has no CUDA: it declares two operators just before torchvision is imported.
 
-torchvision's wheel is built for CUDA; beside a CPU torch its own library does not load, and the Python part then fails
-on operators that nobody declared. The one rule: nothing is imported at an interpreter's start (a `.pth` imports this).
+torchvision's wheel is built for CUDA. Its compiled library does not load with a CPU build of torch, and then its Python
+code fails, because nothing has declared its operators. The image builder copies this file into the image. A `.pth` file
+imports it at each interpreter's start, so it must not import anything slow.
 """
 
 import sys
 
 
-class BeforeTorchvision:
-    """A finder that finds nothing: it hears the name `torchvision`, does its work, and leaves."""
+class TorchvisionHook:
+    """A meta path finder that waits for the import of `torchvision`. It never finds a module itself."""
 
-    declared = None
+    library = None
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        """Declare the operators where it is torchvision's turn; never find anything."""
+        """Declare the operators if torchvision is about to be imported; return None, so that other finders go on."""
         if name != "torchvision":
             return
         sys.meta_path.remove(cls)
-        # Not at the top of the file: an interpreter that never imports torchvision does not pay for torch. The
-        # declaration lasts as long as this object.
-        from torch import library  # noqa: PLC0415 - as said
+        # Not at the top of the file: an interpreter that never imports torchvision does not pay for torch.
+        from torch import library  # noqa: PLC0415 - see above
 
-        cls.declared = library.Library("torchvision", "DEF")
+        # Kept in the class, because the declaration ends with this object.
+        cls.library = library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
-            cls.declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            cls.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-sys.meta_path.insert(0, BeforeTorchvision)
+sys.meta_path.insert(0, TorchvisionHook)

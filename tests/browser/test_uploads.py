@@ -88,7 +88,7 @@ def test_a_large_upload_goes_to_the_bucket_and_continues_after_a_reload(page, me
     DatasetFactory(organization=member.organization, name="digits")
     archive = tmp_path / "digits.tar"
     archive.write_bytes(tar_of({"digits.bin": random.Random(3).randbytes(20 * 1024**2)}))
-    monkeypatch.setattr(direct_uploads, "PAGE_FROM_BYTES", 10**6)
+    monkeypatch.setattr(direct_uploads, "MIN_BYTES_IN_PAGES", 10**6)
     monkeypatch.setattr(direct_uploads, "PART_BYTES", 5 * 1024**2)
     monkeypatch.setattr(direct_uploads, "send", lambda task: task())
     sent = []

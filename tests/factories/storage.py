@@ -7,7 +7,7 @@ from typing import Any
 import factory
 from factory.django import DjangoModelFactory
 
-from storage import catalog
+from storage import selectors
 from storage.models import Dataset, DatasetVersion, Image, Model, ModelVersion, Workspace, WorkspaceImport
 from tests.factories.accounts import OrganizationFactory
 
@@ -71,7 +71,7 @@ class DatasetVersionFactory(DjangoModelFactory):
     @classmethod
     def _create(cls, model_class: type[DatasetVersion], *args: Any, **kwargs: Any) -> DatasetVersion:
         version: DatasetVersion = super()._create(model_class, *args, **kwargs)
-        (catalog.root() / "datasets" / version.folder).mkdir(parents=True, exist_ok=True)
+        (selectors.root() / "datasets" / version.folder).mkdir(parents=True, exist_ok=True)
         Dataset.objects.filter(pk=version.dataset_id).update(latest=version)
         return version
 
@@ -105,7 +105,7 @@ class ModelVersionFactory(DjangoModelFactory):
     @classmethod
     def _create(cls, model_class: type[ModelVersion], *args: Any, **kwargs: Any) -> ModelVersion:
         version: ModelVersion = super()._create(model_class, *args, **kwargs)
-        (catalog.root() / "models" / version.folder).mkdir(parents=True, exist_ok=True)
+        (selectors.root() / "models" / version.folder).mkdir(parents=True, exist_ok=True)
         Model.objects.filter(pk=version.model_id).update(latest=version)
         return version
 
@@ -123,7 +123,7 @@ class WorkspaceFactory(DjangoModelFactory):
     @classmethod
     def _create(cls, model_class: type[Workspace], *args: Any, **kwargs: Any) -> Workspace:
         workspace: Workspace = super()._create(model_class, *args, **kwargs)
-        (catalog.root() / "workspaces" / workspace.folder).mkdir(parents=True, exist_ok=True)
+        (selectors.root() / "workspaces" / workspace.folder).mkdir(parents=True, exist_ok=True)
         return workspace
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from storage import archive_readers, archives
 from storage.archive_readers import ArchiveLimits
-from storage.archives import UnpackResult, unpack_archive
+from storage.archives import FolderTotals, unpack_archive
 from storage.errors import BadArchive, StorageError, TooLarge, UnsafePath
 from storage.trees import Usage, measure
 from tests.storage.archives import member, tar_of, tar_with, zip_of
@@ -68,7 +68,7 @@ def patched(data, *changes):
 
 @EVERY_KIND
 def test_unpacks(make, target):
-    assert unpack(make(FILES), target) == UnpackResult(size_bytes=6005, file_count=3, entry_count=6)
+    assert unpack(make(FILES), target) == FolderTotals(size_bytes=6005, file_count=3, entry_count=6)
     assert tree(target) == FILES
 
 
@@ -114,7 +114,7 @@ def test_links_that_stay_inside_are_kept(target):
         member("v1/data/copy", tarfile.LNKTYPE, "v1/data/file"),
         content=b"content",
     )
-    assert unpack(data, target) == UnpackResult(size_bytes=7, file_count=4, entry_count=7)
+    assert unpack(data, target) == FolderTotals(size_bytes=7, file_count=4, entry_count=7)
     assert (target / "v1/up").read_bytes() == b"content"
     assert (target / "latest").readlink() == Path("v1/data")
     assert (target / "v1/data/copy").samefile(target / "v1/data/file")
@@ -155,7 +155,7 @@ def test_duplicate_names_are_refused(second, target):
 def test_a_folder_that_is_named_several_times_is_written_once_and_each_time_limited(target):
     folders = [member(name, tarfile.DIRTYPE, mode=0o755) for name in (".", "a", "a/b", "a")]
     unpacked = unpack(tar_with(*folders, member("a/b/file"), member("c/file"), content=b"x"), target)
-    assert unpacked == UnpackResult(size_bytes=2, file_count=2, entry_count=6)
+    assert unpacked == FolderTotals(size_bytes=2, file_count=2, entry_count=6)
     assert measure(root=target).usage == Usage(2, 6)
     with pytest.raises(TooLarge):
         unpack(tar_with(*[folders[1]] * 11), target, max_entries=10)

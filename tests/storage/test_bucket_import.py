@@ -49,7 +49,7 @@ def start(dataset, url, **values):
 
 def imported(dataset, url, **values):
     row = start(dataset, url, **values)
-    imports.run(row)
+    imports.run_import(row)
     row.refresh_from_db()
     assert [path.name for path in imports.folder().iterdir()] == [imports.LOCK_FILE]
     return row
@@ -99,7 +99,7 @@ def test_a_transfer_continues_at_any_byte(at, dataset, monkeypatch, tmp_path):
             assert content(offset) == tar[offset:], offset
     requests.clear()
     imports._path_of(row).write_bytes(tar[: len(tar) // 2])
-    imports.run(row)
+    imports.run_import(row)
     row.refresh_from_db()
     assert row.version.sha256 == whole.sha256
     assert len(requests) < len(FILES)
@@ -124,7 +124,7 @@ def test_a_cut_connection_is_tried_again_and_a_changed_object_ends_the_import(at
         seaweedfs.put(s3_server, key_of(at, "train/deep/er/x"), bytes(256))
 
     monkeypatch.setattr(bucket_import, "_store_listing", change)
-    imports.run(row)
+    imports.run_import(row)
     row.refresh_from_db()
     assert (row.version, row.error) == (None, bucket_import.OBJECT_CHANGED)
 
@@ -137,7 +137,7 @@ def test_wrong_and_missing_credentials_are_refused(at, dataset):
     assert imported(dataset, "s3://no-such-bucket/x/").error == bucket_import.NO_OBJECTS
     row = start(dataset, at)
     secret_store.delete_secret(secret=secret_store.secret_named(dataset.organization, "KEY"))
-    imports.run(row)
+    imports.run_import(row)
     row.refresh_from_db()
     assert "KEY" in row.error
 
@@ -148,7 +148,7 @@ def test_what_the_operator_does_not_allow(at, dataset, settings, monkeypatch):
     assert imported(dataset, at).error == imports.NOT_ALLOWED
     row = start(dataset, at)
     settings.S3_IMPORT_ENDPOINTS = ["https://s3.example.com"]
-    imports.run(row)
+    imports.run_import(row)
     row.refresh_from_db()
     assert row.error == imports.NOT_ALLOWED
 

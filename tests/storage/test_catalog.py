@@ -32,7 +32,7 @@ def leftovers():
 
 
 def published():
-    folder = catalog.root() / "datasets"
+    folder = selectors.root() / "datasets"
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
@@ -54,7 +54,7 @@ def test_invalid_names_are_reported_at_their_field(owner):
         for make in (catalog.create_dataset, catalog.create_workspace):
             assert refused_fields(make, **ours, name=name) == ["name"], name
     assert refused_fields(catalog.create_dataset, **ours, name="A", description="x\0") == ["description", "name"]
-    assert not (catalog.root() / "workspaces").exists()
+    assert not (selectors.root() / "workspaces").exists()
 
 
 def test_names_are_unique_per_organization_while_not_deleted(owner, stranger):
@@ -66,7 +66,7 @@ def test_names_are_unique_per_organization_while_not_deleted(owner, stranger):
         make(stranger, "same")
         getattr(retention, f"delete_{delete}")(**{delete: first}, user=owner.user)
         make(owner, "same")
-    assert len(list((catalog.root() / "workspaces").iterdir())) == 3
+    assert len(list((selectors.root() / "workspaces").iterdir())) == 3
 
 
 def test_changes_are_recorded_in_the_audit_log(owner):
@@ -92,7 +92,7 @@ def test_publish(owner):
     assert "mnist" not in str(folder)
     assert leftovers() == []
     for name in ("datasets", "scratch"):
-        assert stat.S_IMODE((catalog.root() / name).stat().st_mode) == 0o700
+        assert stat.S_IMODE((selectors.root() / name).stat().st_mode) == 0o700
     second = publish(dataset, tar_of({"b": b"new"}))
     assert second.number == 2
     assert selectors.dataset_named(owner.organization, "mnist").latest == dataset.latest == second
@@ -241,7 +241,7 @@ def test_the_first_workspace_is_created_once(owner):
     (workspace,) = selectors.workspaces_for(owner.organization)
     assert workspace.name == "main"
     assert "$WORKSPACE" in files.read_text(root=selectors.workspace_folder(workspace), path="README.md")
-    assert len(list((catalog.root() / "workspaces").iterdir())) == 1
+    assert len(list((selectors.root() / "workspaces").iterdir())) == 1
 
 
 def test_files_of_a_workspace_count(owner, settings):

@@ -9,7 +9,7 @@ from console.accounts.models import User
 from console.core.errors import InvalidInput
 from storage import catalog, git_import, secret_store, selectors, tasks, workspace_imports
 from storage.errors import GitFailed, NameTaken, TooLarge, UnsafePath
-from storage.git_import import fetch, git_repository
+from storage.git_import import fetch, git_fill
 from storage.models import WorkspaceImport
 from storage.trees import Usage
 from storage.workspace_sources import start_workspace
@@ -128,7 +128,7 @@ REFUSED = {
 def test_only_plain_addresses_of_allowed_hosts_and_plain_branches_are_read(owner, resolve, field):
     for value in REFUSED[field]:
         values = {"url": URL} | {field.removeprefix("git_"): value}
-        assert refused_fields(git_repository, organization=owner.organization, **values) == [field], value
+        assert refused_fields(git_fill, organization=owner.organization, **values) == [field], value
 
 
 def test_a_host_with_a_private_address_is_refused(owner, resolve):
@@ -136,7 +136,7 @@ def test_a_host_with_a_private_address_is_refused(owner, resolve):
         "127.0.0.1", "10.0.0.1", "169.254.169.254", "192.168.1.1", "::1", "fd00::1", "::ffff:10.0.0.1", "100.64.0.1",
     ):  # fmt: skip
         resolve(PUBLIC, address)
-        assert refused_fields(git_repository, organization=owner.organization, url=URL) == ["git_url"], address
+        assert refused_fields(git_fill, organization=owner.organization, url=URL) == ["git_url"], address
 
 
 def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, stranger, resolve, monkeypatch):
@@ -144,12 +144,12 @@ def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, strange
     secret_store.save_secret(organization=owner.organization, name="GITHUB", value="of-github\n")
     calls = []
     monkeypatch.setattr(git_import, "fetch", lambda **arguments: calls.append(arguments))
-    git_repository(organization=owner.organization, url=URL, secret="GITHUB")(None, None)
+    git_fill(organization=owner.organization, url=URL, secret="GITHUB")(None, None)
     options = calls[0]["options"]
     assert options["http.curloptResolve"] == f"github.com:443:{PUBLIC},[2606:50c0::1]"
     assert options["http.extraHeader"] == "Authorization: Basic eC1hY2Nlc3MtdG9rZW46b2YtZ2l0aHVi"
     with pytest.raises(InvalidInput):
-        git_repository(organization=stranger.organization, url=URL, secret="GITHUB")
+        git_fill(organization=stranger.organization, url=URL, secret="GITHUB")
 
 
 def test_a_workspace_has_one_source_at_most(owner, resolve):

@@ -102,7 +102,7 @@ def dataset(owner):
 def imported(dataset, url):
     """Start an import and carry it out."""
     row = imports.start_import(dataset=dataset, user=None, url=url)
-    imports.run(row)
+    imports.run_import(row)
     row.refresh_from_db()
     return row
 
@@ -131,6 +131,16 @@ def test_a_cut_transfer_continues(server, dataset):
     ]  # fmt: skip
 
 
+def test_a_server_that_never_sends_a_file_without_a_validator_in_one_piece_ends_the_import(server, dataset):
+    server.files, server.etag = {"/f": CONTENT}, 'W/"1"'
+    server.cuts = imports.MAX_FAILURES - 1
+    assert content_of(imported(dataset, f"https://{server.host}/f").version, "f") == CONTENT
+    server.requests.clear()
+    server.cuts = 100
+    assert imported(dataset, f"https://{server.host}/f").error == imports.UNREACHABLE
+    assert len(server.requests) == imports.MAX_FAILURES
+
+
 def test_a_changed_file_is_received_from_its_start(server, dataset):
     server.files, server.cuts, server.change = {"/f": CONTENT}, 1, {"/f": b"new" * 10}
     row = imported(dataset, f"https://{server.host}/f")
@@ -148,13 +158,13 @@ def test_a_killed_import_continues_and_an_ended_one_is_not_repeated(server, data
     row = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
     imports._path_of(row).write_bytes(CONTENT[:1000])
     DatasetImport.objects.update(validator='"1"', size_bytes=len(CONTENT))
-    imports.run(row)
+    imports.run_import(row)
     assert server.requests == [("/f", "bytes=1000-", '"1"')]
     row.refresh_from_db()
     assert content_of(row.version, "f") == CONTENT
-    imports.run(row)
+    imports.run_import(row)
     DatasetImport.objects.update(ended_at=None)  # as if the process had died after it published
-    imports.run(row)
+    imports.run_import(row)
     assert (dataset.versions.count(), len(server.requests)) == (1, 1)
 
 
@@ -165,7 +175,7 @@ def test_one_import_is_carried_out_at_a_time_and_starts_the_next(server, dataset
     )
     with imports.import_lock(imports.LOCK_FILE) as is_free:
         assert is_free
-        assert not imports.run(first)
+        assert not imports.run_import(first)
     assert server.requests == []
     sent = []
     monkeypatch.setattr(imports, "send", lambda _task, pk: sent.append(pk))

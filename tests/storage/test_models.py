@@ -27,7 +27,7 @@ def publish(owner, root, name="digits", **changes):
 
 def stored():
     """Return the names of all model folders and of what is unfinished."""
-    folder = catalog.root() / "models"
+    folder = selectors.root() / "models"
     return [path.name for path in (*catalog.scratch().iterdir(), *(folder.iterdir() if folder.exists() else ()))]
 
 

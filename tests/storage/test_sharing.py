@@ -89,7 +89,7 @@ def test_a_name_means_the_own_dataset_then_the_shared_then_the_public(dataset, c
     assert sharing.dataset_named(stranger.organization, "digits") == dataset
     own = DatasetFactory(organization=stranger.organization, name="digits")
     assert sharing.dataset_named(stranger.organization, "digits") == own
-    assert sharing.by_name(sharing.usable_datasets(stranger.organization)) == [own]
+    assert sharing.one_per_name(sharing.usable_datasets(stranger.organization)) == [own]
     with pytest.raises(NameTaken):
         accept(stranger, sharing.create_share(dataset=dataset, user=None, label="again")[1])
 

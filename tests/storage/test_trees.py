@@ -44,7 +44,7 @@ def test_deep_folders_count_against_the_quota(root, scratch):
     assert trees.measure(root=root) == Measurement(Usage(1300, 3010))
     assert not held_open(root)
     with paths.open_folder(root=root, parts=()) as parent:
-        assert trees.remove_folder(parent=parent, name="tree", scratch=scratch) == Usage(1000, 3002)
+        assert trees.remove_folder(parent_fd=parent, name="tree", scratch=scratch) == Usage(1000, 3002)
     assert [path.name for path in root.iterdir()] == ["beside"]
     assert list(scratch.iterdir()) == []
 

@@ -380,6 +380,25 @@ def test_finishing_is_repeated_after_a_crash(tus, organization, monkeypatch, met
     assert list(uploads.folder().iterdir()) == []
 
 
+def test_an_archive_that_is_lost_before_it_was_published_ends_the_upload(tus, organization, monkeypatch):
+    WorkspaceFactory(organization=organization, name=DATASET["name"])
+    url = tus.begin(len(ARCHIVE), DATASET)
+
+    def die(**_values):
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "publish_archive", die)
+        with pytest.raises(RuntimeError):
+            tus.patch(url, 0, ARCHIVE)
+    for path in uploads.folder().iterdir():  # as after the restore of a backup
+        path.unlink()
+    garbage_collection.collect()
+    result = tus.state(url)
+    assert (result["state"], result["error"]["code"]) == ("failed", "upload_ended")
+    assert not DatasetVersion.objects.exists()
+
+
 def test_an_upload_that_is_terminated_while_it_is_finished_publishes_nothing(tus, organization, monkeypatch):
     url, publish = tus.begin(len(ARCHIVE), DATASET), catalog._publish
 

@@ -86,5 +86,9 @@ def _error_message(data: dict[str, Any]) -> str:
 
 def money(amount_minor: int, currency: str) -> str:
     """Return an amount such as `12.50 USD`."""
-    places = 0 if currency in ZERO_DECIMALS else 3 if currency in THREE_DECIMALS else 2
-    return f"{Decimal(amount_minor).scaleb(-places):,.{places}f} {currency}"
+    decimals = 2
+    if currency in ZERO_DECIMALS:
+        decimals = 0
+    elif currency in THREE_DECIMALS:
+        decimals = 3
+    return f"{Decimal(amount_minor).scaleb(-decimals):,.{decimals}f} {currency}"

@@ -56,7 +56,7 @@ class TrainyardAuthenticator(GenericOAuthenticator):
         return super().user_info_to_username(user_info)
 
     async def check_allowed(self, username: str, auth_model: dict[str, Any] | None) -> bool:
-        """Whether the person may log in: by JupyterHub's own settings, or as a member of an allowed organization."""
+        """Return whether the person may log in, by JupyterHub's settings or as a member of an allowed organization."""
         if await super().check_allowed(username, auth_model):
             return True
         return bool(auth_model) and not self.allowed_organizations.isdisjoint(slugs(auth_model["auth_state"]))

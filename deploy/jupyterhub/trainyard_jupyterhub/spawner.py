@@ -129,6 +129,7 @@ class TrainyardSpawner(Spawner):
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield JupyterHub's progress events: the most that the notebook can cost, and what it waits for."""
+        # JupyterHub wants a percentage. The console knows none, so each new sentence moves the bar a little.
         shown, percent = "", 10
         while self._start_pending:
             sentence = " ".join(filter(None, (self.ceiling, self._waiting)))

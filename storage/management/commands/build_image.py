@@ -61,9 +61,14 @@ class Command(BaseCommand):
 
     def _list(self, flavour: Flavour | None) -> None:
         for image in builder.list_images(settings.TRAINYARD_IMAGES_ROOT, flavour=flavour):
-            state = "ready" if image.is_current else "ready, but out of date" if image.is_ready else "not built"
-            built = f" ({image.flavour})" if image.flavour else ""
-            self.stdout.write(f"{image.name:20} {image.unbuildable or state + built}")
+            if image.unbuildable:  # the reason why
+                state = image.unbuildable
+            elif image.is_ready:
+                state = "ready" if image.is_current else "ready, but out of date"
+            else:
+                state = "not built"
+            flavour_text = f" ({image.flavour})" if image.flavour and not image.unbuildable else ""
+            self.stdout.write(f"{image.name:20} {state}{flavour_text}")
 
 
 class _Progress:
