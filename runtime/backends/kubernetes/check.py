@@ -151,14 +151,14 @@ def _check_bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) 
     if "ReadWriteOnce" not in modes:
         detail = f"The claim {name} is {', '.join(modes) or 'without access modes'}: runs cannot write to it."
         return CheckResult("storage", ok=False, detail=detail, remedy=remedy)
-    folder = _check_shared_folder(config, root)
-    if not folder.ok:
-        return folder
+    folder_result = _check_shared_folder(config, root)
+    if not folder_result.ok:
+        return folder_result
     limitation = (
         f"The claim {name} is ReadWriteOnce: the console and every run share one machine. Use it for trials only."
     )
     return CheckResult(
-        "storage", ok=True, detail=f"{folder.detail} {limitation}", remedy=f"For more machines: {remedy}"
+        "storage", ok=True, detail=f"{folder_result.detail} {limitation}", remedy=f"For more machines: {remedy}"
     )
 
 

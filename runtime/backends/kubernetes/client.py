@@ -418,7 +418,7 @@ def _watch_events(response: urllib3.BaseHTTPResponse) -> Iterator[Object]:
         for line in filter(None, lines):
             try:
                 event = json.loads(line)
-            except ValueError:
+            except ValueError:  # the stream is damaged; the caller watches again from the last version
                 return
             if event.get("type") == "ERROR":
                 if event.get("object", {}).get("code") == 410:

@@ -47,7 +47,7 @@ from launcher.__main__ import start
 start()
 """
 """`__main__.py` of the archive. It first blocks SIGTERM: the kernel drops a signal that a Pod's first process does not
-handle, but keeps a blocked one until the launcher handles it."""
+handle, but keeps a blocked one until the process handles it."""
 _ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip archive can hold. A fixed time, so that the digest depends on the sources only."""
 _ENTRY_MODE = 0o100644 << 16
@@ -88,13 +88,14 @@ class LauncherConfigMaps:
         self._api = api
         self._config = config
         self._refreshed_at: dict[str, float] = {}
+        """By namespace: when this process last set the last-used annotation (monotonic)."""
 
     def ensure(self, namespace: str) -> str:
         """Create or refresh our launcher's ConfigMap and return its name. Raises ApiError, BackendUnavailable."""
         manifest = manifests.launcher(namespace, build())
         meta = manifest["metadata"]
-        now = time.monotonic()
-        if now > self._refreshed_at.get(namespace, -USAGE_REFRESH_SECONDS) + USAGE_REFRESH_SECONDS:
+        now, refreshed_at = time.monotonic(), self._refreshed_at.get(namespace)
+        if refreshed_at is None or now > refreshed_at + USAGE_REFRESH_SECONDS:
             used_meta = {**meta, "annotations": {names.LAST_USED_ANNOTATION: repr(time.time())}}
             self._api.apply({**manifest, "metadata": used_meta})
             self._refreshed_at[namespace] = now

@@ -127,9 +127,10 @@ class NotebookTunnels:
 
 
 def _create_connection_class() -> type[ClientConnection]:
-    """Return a class that has at most one object, so that `connect` cannot open a second connection.
+    """Return a class that has at most one object, so that `connect` cannot follow a redirect.
 
-    It would, to follow a redirect. But the credentials are for the API server only, which sends no redirects.
+    `connect` would open a second connection to the redirect's target and send it the credentials, which are for the API
+    server only. The API server itself sends no redirects.
     """
 
     class SingleConnection(ClientConnection):
@@ -159,7 +160,7 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
         close_timeout=_CLOSE_SECONDS,
         ping_interval=_PING_SECONDS,
         ping_timeout=None,  # a pong waits behind data, which a slow browser may leave unread for long
-        max_queue=1,  # as above
+        max_queue=1,  # as few messages as possible wait in memory for a slow browser
         logger=_websocket_logger,
         create_connection=_create_connection_class(),
         **tls,
@@ -205,7 +206,7 @@ async def _relay(listener: socket.socket, connection: ClientConnection) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        writer.close()  # after what is still buffered
+        writer.close()  # sends first what is still buffered
 
 
 async def _receive(connection: ClientConnection) -> AsyncGenerator[bytes]:

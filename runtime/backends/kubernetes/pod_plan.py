@@ -1,4 +1,4 @@
-"""Build the inputs of a run's Pods: the Pod plan, `order.json`, which the launcher of each Pod reads, and the folders.
+"""Build the inputs of a run's Pods: the Pod plan (`order.json`), which each Pod's first process reads, and the folders.
 
 `runtime.launcher.pod.main` documents the plan's fields. All Pods of a run read the same plan. One spec always yields
 the same plan, so repeating a submission changes nothing.

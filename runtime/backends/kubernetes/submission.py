@@ -74,7 +74,7 @@ class Submission:
         image_of(spec, self._config)
         if spec.packages and self._folders is None:
             raise InvalidSpec("This cluster cannot add packages to an image.", field="packages")
-        spec = admission.check_values(spec)
+        admission.check_values(spec)
         if self._folders is not None:
             spec = admission.resolve_mounts(spec)
         packages = [Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else []

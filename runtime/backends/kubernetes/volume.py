@@ -63,7 +63,7 @@ class RunFolders:
         """
         file_fd = self._open_file(name, folder, file)
         if file_fd is None:
-            return RawChunk(b"", True, max(0, offset), 0)
+            return RawChunk(b"", at_end=True, offset=max(0, offset), size=0)
         with os.fdopen(file_fd, "rb") as stream:
             return read_raw_chunk(stream, offset, limit)
 
@@ -122,7 +122,7 @@ class RunFolders:
                     with contextlib.suppress(OSError):
                         read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat
                         status = read_stat(file, folder_fd)
-                        # Launchers rewrite their record regularly even without a change, so its time is ignored.
+                        # A record is rewritten regularly even without a change, so its time is ignored.
                         modified_at = status.st_mtime_ns if folder != "nodes" else 0
                         values += [hash(file), status.st_size, modified_at]
             finally:
