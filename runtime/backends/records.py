@@ -50,9 +50,8 @@ def progress_at(records: Iterable[RecordData], hang_data: Mapping[str, Any] | No
     recorded_at = latest(records, "progress_at")
     if recorded_at is None or hang_data is None:
         return recorded_at
-    return min(recorded_at, float(hang_data.get("progress_at", recorded_at))) + float(
-        hang_data.get("used_seconds", 0.0)
-    )
+    hung_since = float(hang_data.get("progress_at", recorded_at))
+    return min(recorded_at, hung_since) + float(hang_data.get("used_seconds", 0.0))
 
 
 def _code(cause: Cause) -> FailureCode:
@@ -70,7 +69,7 @@ def _describe(cause: Cause) -> str:
     rank = f"Rank {cause.get('rank')} on node {cause.get('node')}"
     data = cause.get("data") or {}
     if data.get("exception"):
-        return f"{rank} raised {': '.join(filter(None, (str(data['exception']), str(data.get('message') or ''))))}"
+        return f"{rank} raised {data['exception']}: {data.get('message') or ''}".removesuffix(": ")
     if cause.get("signal"):
         return f"{rank} was killed by {cause['signal']}."
     return f"{rank} exited with code {cause.get('exit_code')}."

@@ -140,7 +140,8 @@ def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
             args += ["--dev-bind-try", device, device]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         args += ["--ro-bind", str(sandbox.etc_folder / name), f"/etc/{name}"]
-    link_names = {**dict.fromkeys(sandbox.interpreter_prefixes, "interpreter"), sandbox.image: sandbox.image.name}
+    link_names = dict.fromkeys(sandbox.interpreter_prefixes, "interpreter")
+    link_names[sandbox.image] = sandbox.image.name
     for prefix, link_name in link_names.items():
         args += ["--ro-bind", str(prefix), str(prefix)]
         # The launcher shows this link in tracebacks, in place of the host's path.

@@ -341,8 +341,8 @@ def _stuck_start_termination(
     waiting_pods = [pod for pod in scheduled_pods if pod.started_at is None]
     is_refused = waiting.code in {WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
     limit_seconds = IMAGE_REFUSED_SECONDS if is_refused else float(config.start_seconds)
-    # A run with only some scheduled Pods has a limit of its own (`gang_seconds`), but no use for it if its image is
-    # refused.
+    # A run with only some scheduled Pods has a limit of its own (`gang_seconds`). If its image is refused, waiting that
+    # long would not help.
     if not waiting_pods or (len(scheduled_pods) < job.nodes and not is_refused):
         return None
     if now < max(pod.scheduled_at or pod.created_at for pod in waiting_pods) + limit_seconds:

@@ -29,7 +29,7 @@ from runtime.backends.kubernetes.state import (
     Termination,
     as_externally_deleted,
     dump_status,
-    is_live_run,
+    is_existing_run,
     is_submitted,
     newest_pods,
     read_job,
@@ -89,7 +89,7 @@ class Runs:
     def get_job(self, name: str) -> Object:
         """Return the Job of a submitted run that is not being deleted. Raises RunNotFound, BackendUnavailable."""
         job = self.find_job(name)
-        if job is None or not is_live_run(job):
+        if job is None or not is_existing_run(job):
             raise RunNotFound(f"There is no run named '{name}'.")
         return job
 

@@ -342,7 +342,7 @@ def is_submitted(job: Object) -> bool:
     return names.SUBMITTED_ANNOTATION in object_annotations(job)
 
 
-def is_live_run(job: Object) -> bool:
+def is_existing_run(job: Object) -> bool:
     """Return whether the Job's submission is complete and its deletion was not requested."""
     return is_submitted(job) and not is_deleting(job)
 

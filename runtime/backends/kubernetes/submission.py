@@ -21,7 +21,7 @@ from runtime.backends.kubernetes.objects import Manifest, is_deleting, is_owned_
 from runtime.backends.kubernetes.pod import image_of, sub_path
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
-from runtime.backends.kubernetes.state import is_live_run, is_submitted
+from runtime.backends.kubernetes.state import is_existing_run, is_submitted
 from runtime.backends.kubernetes.volume import RunFolders
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RuntimeFault
 from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
@@ -60,7 +60,7 @@ class Submission:
         if not spec.name[0].isalpha():
             raise InvalidSpec(f"'{spec.name}' cannot name a run on Kubernetes: begin with a letter.", field="name")
         job = self._runs.find_job(spec.name)
-        if job is not None and is_live_run(job):
+        if job is not None and is_existing_run(job):
             return
         spec = self._validate(spec)
         try:

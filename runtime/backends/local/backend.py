@@ -240,7 +240,7 @@ class LocalBackend(FolderBackend):
     def _start(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
         """Create the run's folder, start its supervisors and record it. `gpus` has the GPU indices of each node."""
         run.create_folders()
-        for folder in self._shared_folders(run, spec):
+        for folder in self._checkpoint_and_output_folders(run, spec):
             folder.mkdir(exist_ok=True, mode=0o700)
         token = secrets.token_hex(32)  # the run's launchers recognize each other by it
         # mpirun starts the ranks of MPI runs, so they cannot be forked in advance.
@@ -299,7 +299,7 @@ class LocalBackend(FolderBackend):
 
     def _node_sandbox(self, run: Run, spec: RunSpec, node: int, gpus: list[int]) -> sandbox.Sandbox:
         """Return a node's sandbox, and write its files for /etc. `gpus` are the indices of the node's GPUs."""
-        checkpoints, outputs = self._shared_folders(run, spec)
+        checkpoints, outputs = self._checkpoint_and_output_folders(run, spec)
         hostname = f"{spec.name}-{node}"
         etc = run.folder / "etc" / str(node)
         sandbox.write_etc(etc, hostname)

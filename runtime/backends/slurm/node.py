@@ -200,8 +200,8 @@ class SlurmSupervisor(Supervisor):
         Slurm signals the processes of a node one after another, so ranks may end before their supervisor is signalled.
         """
         causes = self._record.causes
-        is_known = any((cause.get("data") or {}).get(ENDED_BY_SLURM) for cause in causes)
-        return not is_known and any(cause.get("signal") == "SIGTERM" for cause in causes)
+        was_signalled = any((cause.get("data") or {}).get(ENDED_BY_SLURM) for cause in causes)
+        return not was_signalled and any(cause.get("signal") == "SIGTERM" for cause in causes)
 
     def _add_final_data(self) -> None:
         # The record must have Slurm's SIGTERM as a cause, and not only the ranks that it ended.

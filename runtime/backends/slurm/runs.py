@@ -5,7 +5,7 @@
                   stop.json              a request to end
                   end.json               why the console ended the run itself
                   final.json             the nodes' last records, completed by Slurm's reasons for their ends
-                  nodes/, logs/, run/, checkpoints/, outputs/   as of a local run; see `runtime.backends.local.runs`
+                  nodes/, logs/, etc/, run/, checkpoints/, outputs/   as of a local run (`runtime.backends.local.runs`)
                   nodes/<node>.meeting   a node's address and ports
                   logs/slurm.log         the output of the batch script and srun
     <root>/.active/, .changes/, .checkpoints/, .outputs/, .trash/    as for local runs
@@ -150,12 +150,13 @@ class SlurmRun:
         known_job = self._slurm.known_jobs().get(job_id)
         job_has_ended = known_job is not None and not known_job.is_active
         if not job_has_ended and not evidence.needs_slurm(records, now, _HEALTHY_SECONDS):
+            # The heartbeats show that the job runs.
             return Observation(SlurmJob(job_id, "RUNNING"), end_request, frozenset(), submitted_at, now)
         # A cached answer from before the job's submission does not list it, so Slurm is asked again.
         job = self._slurm.jobs(_FRESH_SECONDS).get(job_id) or self._slurm.jobs(max_age_seconds=0).get(job_id)
         if job is None:
             job = self._slurm.finished_job(job_id)
-        # Nodes that end by themselves in the grace period of a preemption let Slurm report that the job completed.
+        # If all nodes end by themselves in the grace period of a preemption, Slurm reports that the job completed.
         if job is not None and job.state in _SELF_ENDED_STATES and self._slurm.was_preempted(job_id):
             job = dataclasses.replace(job, state="PREEMPTED")
         failed_machines = frozenset[str]()

@@ -19,7 +19,8 @@ from runtime.launcher.protocol import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 RecordData = dict[str, Any]
-"""A node's record (`runtime.launcher.record.Record`), as decoded from JSON."""
+"""A node's record (`runtime.launcher.record.Record`), as decoded from JSON. Its values need no checks, because customer
+code cannot write it."""
 Cause = dict[str, Any]
 """A cause in a record; `runtime.launcher.protocol` documents its fields."""
 Members = dict[str, Any]
@@ -136,11 +137,11 @@ def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
 
 
 def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:
-    """Return the causes that may have ended the run: those about its last members.
+    """Return the causes that may have ended the run: those about its last `members`.
 
-    An elastic run continued without its other nodes. A report that another node was lost is dropped if that node's own
-    record explains its end. A record that only reports the loss of others explains nothing: two nodes that are cut off
-    from each other report each other as lost.
+    Causes about other nodes do not count, since an elastic run continued without them. A report that another node was
+    lost is dropped if that node's own record explains its end. A record that only reports the loss of others explains
+    nothing: two nodes that are cut off from each other report each other as lost.
     """
     records = [record for record in records if record["node"] in members]
     explained_nodes = {

@@ -127,6 +127,7 @@ class Supervisor(Node):
     # Events
 
     def _handle_own_event(self, _ready: Any) -> None:
+        """Handle an event that only this class has registered: signals have arrived."""
         self._read_signals()
 
     def _read_signals(self) -> None:

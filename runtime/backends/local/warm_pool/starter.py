@@ -58,7 +58,7 @@ def supervise(request: StartRequest) -> None:
         "master_port": port_numbers[1] if worker_ports else port_numbers[0],
         "worker_ports": port_numbers[1 : 1 + worker_ports],
         "spare_ports": port_numbers[1 + worker_ports :],
-        "own_network": not sharing_reason and len(nodes) == 1,
+        "own_network": not sharing_reason and len(nodes) == 1,  # all nodes of a run share one network namespace
     }
     for node in nodes:
         node["launcher"]["plan"].update(shared_plan)
