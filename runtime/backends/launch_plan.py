@@ -46,8 +46,11 @@ def _collectives(spec: RunSpec) -> str:
     return "nccl" if spec.resources.gpus else "gloo"
 
 
-def plan(spec: RunSpec) -> dict[str, Any]:
-    """Return the launchers' plan, the same on every node; `runtime.launcher.topology.Plan` documents its fields."""
+def plan_fields(spec: RunSpec) -> dict[str, Any]:
+    """Return the fields of `runtime.launcher.topology.Plan` that the spec decides.
+
+    The caller adds `node`, `own_network` and the ports.
+    """
     return {
         "run_id": spec.name,
         "nodes": spec.nodes,

@@ -91,9 +91,9 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_n
     python = config.pythons.get(spec.image.builtin or spec.image.reference, "python3")
     pod: Manifest = {
         "restartPolicy": "Never",
-        "subdomain": spec.name,
+        "subdomain": spec.name,  # the run's Service, which gives each Pod a DNS name
         "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        "enableServiceLinks": False,  # no variables that name other Services of the namespace
         "terminationGracePeriodSeconds": spec.grace_seconds + names.POD_MARGIN_SECONDS,
         # A second deadline, in case the first process does not enforce its own. The kubelet counts from the moment it
         # accepts the Pod, and the first process from the moment all nodes run. So the limits for scheduling all Pods,

@@ -37,7 +37,7 @@ from runtime.backends.kubernetes.state import (
     with_saved_external_deletion,
 )
 from runtime.backends.kubernetes.volume import RunFolders
-from runtime.backends.records import RecordData
+from runtime.backends.records import RecordData, is_well_formed
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.launcher.signed_record import STOP_FILE, read_record, sign_stop
 from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
@@ -258,7 +258,7 @@ class Runs:
         return unreachable_since
 
     def _verified_records(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, RecordData]:
-        """Return, by node, its record if the signature is valid.
+        """Return, by node, its record if the signature is valid and the record is well formed.
 
         The last record of an ended Pod is in its termination message. The current record of a running Pod is in shared
         storage.
@@ -274,7 +274,7 @@ class Runs:
             if record is None and self._folders is not None:
                 data = self._folders.read(job.name, "nodes", f"{node}.json", 0, _MAX_RECORD_BYTES).data
                 record = read_record(data, key, run_name=job.name, node=node)
-            if record is not None:
+            if record is not None and is_well_formed(record):
                 # Customer code can restore an older record of its node while it runs. So causes and the start of the
                 # code are read from final records only.
                 is_final = record.get("phase") == "ended"

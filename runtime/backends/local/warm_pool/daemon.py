@@ -106,6 +106,7 @@ class Daemon:
 
     def run(self) -> None:
         """Serve until SIGTERM, or until there was no request for `idle_seconds`."""
+        # All paths are relative to the pool's folder, since the address of a Unix socket has at most 107 bytes.
         os.chdir(self._folder)
         log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         for stream in (1, 2):
@@ -160,7 +161,7 @@ class Daemon:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept one connection, and handle its request in a fork, so that the daemon never waits for a submitter."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the submitter gets no answer, and starts the run cold
             connection, _address = listener.accept()
             with connection:
                 if not os.fork():
