@@ -1,4 +1,4 @@
-"""Build the bubblewrap arguments of a local run's sandbox. Every file that a run can see is listed here.
+"""Build the bubblewrap arguments of a node's sandbox, locally and on Slurm. They list every file that a run can see.
 
 A run sees the system's libraries, the interpreter, its image and the launcher, all read-only. It also sees its mounts,
 its run, checkpoint and output folders, and a private /tmp. The network namespace is created before the sandbox starts

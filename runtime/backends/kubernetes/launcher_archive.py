@@ -103,12 +103,7 @@ class LauncherConfigMaps:
 
     def remove_unused(self, jobs: Iterable[Object]) -> None:
         """Remove the launchers that nothing uses any more. `jobs` are those of all runs. Raises BackendUnavailable."""
-        mounted_launchers = {  # namespace and name of ConfigMaps that live runs mount
-            (job["metadata"]["namespace"], (volume.get("configMap") or {}).get("name"))
-            for job in jobs
-            if names.ENDED_LABEL not in object_labels(job)
-            for volume in job["spec"]["template"]["spec"].get("volumes") or []
-        }
+        mounted_config_maps = _mounted_config_maps(jobs)
         our_name = manifests.launcher("", build())["metadata"]["name"]
         namespace = "" if self._config.namespace_per_organization else self._config.namespace
         selector = f"{names.MANAGED_BY_LABEL}={names.MANAGER},{names.COMPONENT_LABEL}={names.LAUNCHER_COMPONENT}"
@@ -124,7 +119,7 @@ class LauncherConfigMaps:
                 meta = config_map["metadata"]
                 is_used = (
                     meta["name"] == our_name
-                    or (meta["namespace"], meta["name"]) in mounted_launchers
+                    or (meta["namespace"], meta["name"]) in mounted_config_maps
                     or not _is_old(_last_used_at(config_map))
                 )
                 if meta["namespace"] in settled_namespaces and not is_used:
@@ -134,6 +129,17 @@ class LauncherConfigMaps:
         except ApiError as error:
             # The console's role may date from an older version, without this permission; `check_cluster` reports that.
             logger.warning("Launchers of old versions stay in the cluster %s: %s", self._config.name, error)
+
+
+def _mounted_config_maps(jobs: Iterable[Object]) -> set[tuple[str, str]]:
+    """Return the namespace and name of each ConfigMap that the Pods of live runs mount."""
+    mounted = set()
+    for job in jobs:
+        if names.ENDED_LABEL not in object_labels(job):
+            for volume in job["spec"]["template"]["spec"].get("volumes") or []:
+                if "configMap" in volume:
+                    mounted.add((job["metadata"]["namespace"], volume["configMap"]["name"]))
+    return mounted
 
 
 def _created_at(config_map: Object) -> float:

@@ -76,7 +76,7 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_n
     disk_mib = resources.disk_mib or config.disk_mib
     volumes, mounts = _storage(spec, config, inputs)
     volumes += [
-        {"name": "order", "configMap": {"name": spec.name}},
+        {"name": "order", "configMap": {"name": spec.name}},  # the Pod plan
         {"name": "launcher", "configMap": {"name": launcher_name}},
         {"name": "tmp", "emptyDir": {"sizeLimit": f"{disk_mib}Mi"}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{resources.memory_mib}Mi"}},

@@ -143,7 +143,7 @@ class SlurmRecord(Record):
     """Minimum interval between two notifications: the interval at which `SlurmBackend.changes` reads them."""
 
     def notify(self) -> None:
-        """Notify the readers, and delay the next notification. Only that of the node's end is not delayed."""
+        """Notify the readers, and delay the next notification, unless it is that of the node's end."""
         super().notify()
         self.delay_notification(self._MIN_NOTIFY_SECONDS)
 

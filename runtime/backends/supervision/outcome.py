@@ -85,19 +85,19 @@ def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Se
 
     `nodes` is the number of nodes at the start.
     """
-    spans = [Span(nodes, started_at)]
+    spans: list[Span] = []
+    span_start = started_at
     for change in changes:
-        remaining_nodes = len(change["nodes"])
-        if remaining_nodes == spans[-1].nodes:
+        if len(change["nodes"]) == nodes:
             continue
-        changed_at = max(started_at, float(change["at"]))
-        changed_at = changed_at if finished_at is None else min(changed_at, finished_at)
-        last = spans.pop()
-        if changed_at > last.started_at:  # a span without length is dropped
-            spans.append(Span(last.nodes, last.started_at, changed_at))
-        spans.append(Span(remaining_nodes, max(changed_at, last.started_at)))
-    last = spans.pop()
-    return (*spans, Span(last.nodes, last.started_at, finished_at))
+        changed_at = max(span_start, float(change["at"]))
+        if finished_at is not None:
+            changed_at = min(changed_at, finished_at)
+        if changed_at > span_start:  # a span without length is dropped
+            spans.append(Span(nodes, span_start, changed_at))
+            span_start = changed_at
+        nodes = len(change["nodes"])
+    return (*spans, Span(nodes, span_start, finished_at))
 
 
 def _is_lost(record: RecordData) -> bool:
