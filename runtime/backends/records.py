@@ -17,7 +17,7 @@ RecordData = Mapping[str, Any]
 Cause = Mapping[str, Any]
 """One cause in a record, also unchecked."""
 
-_TIMES = ("started_at", "finished_at", "progress_at", "checkpoint_at")
+_TIMES = ("started_at", "finished_at", "progress_at", "checkpoint_at")  # fields with Unix seconds or None
 _MAX_TIME = 1 << 32
 """The latest time that is believed, in Unix seconds: in the year 2106. Later ones might not be valid dates."""
 _MAX_INTEGER = 1 << 31
@@ -43,6 +43,7 @@ def is_well_formed(record: RecordData) -> bool:
 
 
 def _is_cause(cause: Cause) -> bool:
+    """Return whether the values in a cause have the types and sizes that a supervisor writes."""
     data = cause.get("data") or {}
     return (
         cause.get("kind") in list(Outcome)

@@ -63,6 +63,7 @@ def _machine_loss(message: str) -> _Diagnosis:
     return _Diagnosis(Outcome.NODE_LOST, FailureCode.NODE_LOST, message, _MACHINE_LOSS_LAG_SECONDS)
 
 
+# The diagnoses, which the tables below assign to the reasons.
 _EVICTED = _Diagnosis(Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted by its machine")
 _PREEMPTED = _Diagnosis(Outcome.NODE_LOST, FailureCode.PREEMPTED, "was preempted by a Pod of higher priority")
 _UNREACHABLE = _machine_loss("was lost: its machine is unreachable")  # as Kubernetes reports

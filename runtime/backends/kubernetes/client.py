@@ -24,6 +24,7 @@ from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable
 
 Object = dict[str, Any]
+"""An API object as decoded from JSON. Pure modules only read it, as an `objects.Object`."""
 
 FIELD_MANAGER = "trainyard"
 """The name by which the API server knows which fields of an object the console has set."""

@@ -20,6 +20,7 @@ LAUNCHER_COMPONENT = "launcher"
 """Value of `COMPONENT_LABEL` on the ConfigMaps that hold a launcher."""
 RUN_LABEL = "trainyard.dev/run"
 """The run's name, on every object of the run."""
+# Labels for people only; see `labels_of`.
 ORGANIZATION_LABEL = "trainyard.dev/organization"
 JOB_LABEL = "trainyard.dev/job"
 ENDED_LABEL = "trainyard.dev/ended"

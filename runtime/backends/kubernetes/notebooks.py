@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _websocket_logger = logging.getLogger(f"{__name__}.websocket")
 _websocket_logger.setLevel(logging.WARNING)  # its debug messages show the credentials
 
+# The module's docstring explains the protocol.
 _SUBPROTOCOL = Subprotocol("v4.channel.k8s.io")
 _DATA, _ERROR = 0, 1
 _PORT_BYTES = 2

@@ -28,8 +28,8 @@ _MEMORY_FOLDERS = ("tmp", "dev/shm")
 class Usage(NamedTuple):
     """The current usage of a sandbox.
 
-    `heaviest_pid` is the pid, inside the sandbox, of the child of the launcher that uses the most memory together with
-    its descendants; None unless the memory limit was exceeded.
+    `heaviest_pid` is the child of the launcher that uses the most memory, its descendants included. It is the pid
+    inside the sandbox, and None unless the memory limit was exceeded.
     """
 
     processes: int

@@ -24,7 +24,7 @@ from runtime.backends.local.warm_pool.daemon import STATE_FILE, DaemonSettings, 
 from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.errors import RuntimeFault
 
-_SOURCE_ROOT = Path(__file__).resolve().parents[4]
+_SOURCE_ROOT = Path(__file__).resolve().parents[4]  # the folder that contains the package `runtime`
 _PACKAGE = _SOURCE_ROOT / "runtime"  # the package whose files `_version` hashes
 # Python code that runs `main` of a module of `runtime.backends`; the module's name is filled in later.
 _COMMAND = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.{{}} import main; main()"

@@ -40,6 +40,7 @@ _RESTART_SECONDS = 60.0
 """Pause before a fork server that has ended is started again. Without it, a fork server whose imports fail would be
 started at every request."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
+"""The program of a fork server. The image's Python runs it by its path, since an image does not have this package."""
 
 
 class DaemonSettings(TypedDict):
