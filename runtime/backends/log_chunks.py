@@ -47,7 +47,7 @@ def read_raw_chunk(stream: BinaryIO, offset: int, limit: int) -> RawChunk:
     offset = max(0, size + offset) if offset < 0 else offset
     stream.seek(offset)
     data = stream.read(limit)
-    return RawChunk(data, not stream.read(1), offset, size)
+    return RawChunk(data, at_end=not stream.read(1), offset=offset, size=size)
 
 
 def read_times(file_fd: int, raw_chunk: RawChunk) -> Times:

@@ -254,7 +254,7 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
     """
     give_up_at = time.monotonic() + _RECORD_SECONDS
     while time.monotonic() < give_up_at:
-        refresh(folder)
+        refresh_listing(folder)
         with contextlib.suppress(OSError, ValueError):
             if json.loads((folder / "submission.json").read_bytes())["nonce"] != nonce:
                 return None
@@ -264,7 +264,7 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
     return None
 
 
-def refresh(folder: Path) -> None:
+def refresh_listing(folder: Path) -> None:
     """List a folder, which makes an NFS client ask its server for files that were missing before."""
     with contextlib.suppress(OSError):
         list(folder.iterdir())
@@ -287,7 +287,7 @@ def _exchange_endpoints(
     while len(endpoints) < nodes:
         if time.monotonic() > give_up_at:
             return None
-        refresh(folder / "nodes")
+        refresh_listing(folder / "nodes")
         for other_node in set(range(nodes)) - endpoints.keys():
             with contextlib.suppress(OSError, ValueError):
                 endpoints[other_node] = json.loads((folder / "nodes" / f"{other_node}.meeting").read_bytes())

@@ -30,7 +30,7 @@ from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, RecordData
-from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh
+from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh_listing
 from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import outcome, peer_liveness
@@ -171,7 +171,7 @@ class SlurmRun:
         return Observation(job, end_request, failed_machines, submitted_at, now)
 
     def _read_records(self, nodes: int) -> list[RecordData | None]:
-        refresh(self.folder / "nodes")
+        refresh_listing(self.folder / "nodes")
         paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
         return [peer_liveness.load_record(path) for path in paths]
 
