@@ -58,7 +58,7 @@ class LocalBackend(FolderBackend):
         cpus: float | None = None,
         memory_mib: int | None = None,
         memory_fraction: float = 0.9,
-        disk_mib: int = 51200,
+        disk_mib: int = 50 * 1024,
         network: str = "private",
         cgroups: bool = True,
         warm_seconds: float = 0,
