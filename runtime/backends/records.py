@@ -52,7 +52,7 @@ def _is_cause(cause: Cause) -> bool:
         and isinstance(cause.get("code", ""), str)
         and isinstance(cause.get("last_lines") or [], list)
         and isinstance(data, Mapping)
-        and all(_is_seconds(data.get(name, 0.0)) for name in ("progress_at", "used_seconds"))
+        and all(_is_seconds(data.get(name, 0.0)) for name in ("progress_at", "used_seconds", "seconds"))
         and len(json.dumps(cause)) <= _MAX_CAUSE_LENGTH
     )
 

@@ -55,6 +55,7 @@ def test_a_record_without_optional_values_is_well_formed():
         {"causes": [{**CAUSE, "code": []}]},
         {"causes": [{**CAUSE, "data": "none"}]},
         {"causes": [{**CAUSE, "data": {"used_seconds": "1"}}]},
+        {"causes": [{**CAUSE, "code": "hung", "data": {"seconds": None}}]},
         {"causes": [{**CAUSE, "last_lines": 20}]},
         {"causes": [CAUSE, {**CAUSE, "message": "m" * (1 << 16)}]},
     ],
