@@ -63,7 +63,7 @@ class Runs:
     def __init__(
         self, api: ApiClient, config: ClusterConfig, folders: RunFolders | None, capacity: Callable[[], Capacity | None]
     ) -> None:
-        """Create the view of one cluster. `capacity` returns the cluster's capacity, or None if it is not known."""
+        """`capacity` returns the cluster's capacity, or None if it is not known."""
         self._api = api
         self._config = config
         self._folders = folders
