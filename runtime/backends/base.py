@@ -16,8 +16,9 @@ from runtime.backends.local.backend import LocalBackend
 from runtime.specs import Capacity, Controller, Image, LogChunk, RunSpec, RunStatus
 
 Tunnel = Callable[[], AbstractAsyncContextManager[str]]
-"""Opens a connection to a program on another machine. It yields the path of a Unix socket on this machine, which passes
-one connection on to that program and is removed afterwards. Raises RunNotFound, BackendUnavailable."""
+"""Opens a connection to a program on another machine. It yields the path of a Unix socket on this machine. The first
+connection to this socket is passed on to that program. The socket is removed when the context ends. Raises RunNotFound,
+BackendUnavailable."""
 
 
 @dataclass(frozen=True)

@@ -6,5 +6,5 @@ Words that every module here uses:
 - A *machine* is a Kubernetes Node, which Pods are scheduled to.
 - A *rank* is one process of the customer's code inside a Pod.
 - The *first process* of a Pod (`runtime.launcher.pod`) does the work of a supervisor. It starts the node's *launcher*,
-  which starts the ranks, and writes the node's *record*, JSON that it signs with the run's key.
+  which starts the ranks. It also writes the node's *record*, JSON that it signs with the run's key.
 """

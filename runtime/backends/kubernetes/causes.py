@@ -28,8 +28,8 @@ from runtime.specs import Failure, FailureCode, Outcome
 
 _MACHINE_LOSS_LAG_SECONDS = 120.0
 """Longest delay between the loss of a machine and its report. Kubernetes marks a Node NotReady 40 to 50 s after the
-Node's last heartbeat, and evicts its Pods 30 s later (`pod.EVICTION_SECONDS`); 120 s leave a reserve. A rank that fails
-at most this long before the report counts as an effect of the loss."""
+Node's last heartbeat. It evicts the Node's Pods 30 s later (`pod.EVICTION_SECONDS`); 120 s leave a reserve. A rank that
+fails at most this long before the report counts as an effect of the loss."""
 _REPORT_LAG_SECONDS = 2.0
 """Longest delay between any other cause and its report. API timestamps are whole seconds."""
 _OUT_OF_MEMORY_EXIT_CODE = 137

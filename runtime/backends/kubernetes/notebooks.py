@@ -66,7 +66,7 @@ class NotebookTunnels:
         self._api = api
         self._runs = runs
         self._paths: dict[str, str] = {}
-        """Path of the Pod's `portforward` by run, for notebooks that have answered. The oldest first."""
+        """By run: the path of its Pod, for notebooks that have answered. The oldest first."""
         self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "notebook-lookup")
 
     @asynccontextmanager
@@ -93,7 +93,7 @@ class NotebookTunnels:
             async with asyncio.timeout(_START_SECONDS):
                 while True:
                     path, target = await loop.run_in_executor(self._threads, self._find, name)
-                    if name in self._paths:
+                    if name in self._paths:  # JupyterLab has answered before
                         return await _connect_to(target)
                     if await _is_listening(target):
                         self._remember(name, path)

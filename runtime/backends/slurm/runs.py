@@ -43,8 +43,8 @@ from runtime.trash import Trash
 _HEALTHY_SECONDS = 15.0
 """How long a running node may send no heartbeat before Slurm is asked about it: three intervals of heartbeats."""
 _STOP_MARGIN_SECONDS = 30.0
-"""How long after its grace period the job of a stopped run may live before the console has Slurm end it. Supervisors
-read the request from shared storage and write their last records there, which takes seconds."""
+"""How long the job of a stopped run may live after its grace period. Then the console has Slurm end the job.
+Supervisors read the request from shared storage and write their last records there, which takes seconds."""
 _FRESH_SECONDS = 1.0
 """Maximum age of Slurm's answers about a run that is starting or may have failed. However many such runs there are,
 Slurm then gets at most one query a second."""
