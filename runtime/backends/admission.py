@@ -45,8 +45,8 @@ def admit(spec: RunSpec, images_root: Path) -> RunSpec:
     return resolve_mounts(spec)
 
 
-def check_values(spec: RunSpec) -> RunSpec:
-    """Check the parts of a spec that do not depend on this machine; return it unchanged. Raises InvalidSpec."""
+def check_values(spec: RunSpec) -> None:
+    """Check the parts of a spec that do not depend on this machine. Raises InvalidSpec."""
     check_name(spec.name)
     _check_numbers(spec)
     if spec.checkpoint_key and not _KEY_PATTERN.match(spec.checkpoint_key):
@@ -56,7 +56,6 @@ def check_values(spec: RunSpec) -> RunSpec:
     for name in (*spec.environment, *spec.secrets):
         if not environment.is_name(name) or environment.is_reserved(name):
             raise InvalidSpec(f"The variable '{name}' cannot be set.", field="environment")
-    return spec
 
 
 def extension_error() -> InvalidSpec:

@@ -16,8 +16,9 @@ from runtime.backends.local.backend import LocalBackend
 from runtime.specs import Capacity, Controller, Image, LogChunk, RunSpec, RunStatus
 
 Tunnel = Callable[[], AbstractAsyncContextManager[str]]
-"""Opens a connection to a program on another machine. It yields the path of a Unix socket on this machine, which passes
-one connection on to that program and is removed afterwards. Raises RunNotFound, BackendUnavailable."""
+"""Opens a connection to a program on another machine. It yields the path of a Unix socket on this machine. The first
+connection to this socket is passed on to that program. The socket is removed when the context ends. Raises RunNotFound,
+BackendUnavailable."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Backend(Protocol):
     """How many submissions one process should make in parallel; 1 if more would not be faster."""
 
     def submit(self, spec: RunSpec) -> None:
-        """Start the run. If a run of this name exists, do nothing: the caller adopts it, in any phase.
+        """Start the run. If a run of this name exists, in any phase, do nothing: the caller goes on with that run.
 
         Returns once the run is recorded, before its nodes run. Raises InvalidSpec, NoCapacity, BackendUnavailable;
         after an error, nothing of the run is left.
@@ -191,14 +192,16 @@ class Backend(Protocol):
 def create(kind: str, **options: Any) -> Backend:
     """Return a backend of this kind. Raises ValueError for an unknown kind.
 
-    `local` takes `root` (the folder of runs), `images_root` and the other arguments of `LocalBackend`. `kubernetes`
-    takes `config` (a `ClusterConfig`) and `root`, the folder of this cluster's runs inside the config's volume. `slurm`
-    takes `config` (a `SlurmConfig`), `root` and `images_root`, which the compute nodes see at the same paths.
+    `local` takes `root` (the folder of runs), `images_root` (that of the built images) and the other arguments of
+    `LocalBackend`. `kubernetes` takes `config` (a `ClusterConfig`) and `root`, the folder of this cluster's runs inside
+    the config's volume. `slurm` takes `config` (a `SlurmConfig`), `root` and `images_root`, which the compute nodes see
+    at the same paths.
     """
     if kind == "local":
         return LocalBackend(**options)
+    # The others are imported only when used: the Kubernetes client alone takes longer to import than all of a console
+    # without clusters.
     if kind == "kubernetes":
-        # Imported here because the Kubernetes client takes longer to import than all of a console without clusters.
         module = importlib.import_module("runtime.backends.kubernetes.backend")
         return cast("Backend", module.KubernetesBackend(**options))
     if kind == "slurm":

@@ -46,8 +46,11 @@ def _collectives(spec: RunSpec) -> str:
     return "nccl" if spec.resources.gpus else "gloo"
 
 
-def plan(spec: RunSpec) -> dict[str, Any]:
-    """Return the launchers' plan, the same on every node; `runtime.launcher.topology.Plan` documents its fields."""
+def plan_fields(spec: RunSpec) -> dict[str, Any]:
+    """Return the fields of `runtime.launcher.topology.Plan` that the spec decides.
+
+    The caller adds `node`, `own_network` and the ports.
+    """
     return {
         "run_id": spec.name,
         "nodes": spec.nodes,
@@ -88,9 +91,10 @@ def plan(spec: RunSpec) -> dict[str, Any]:
 def ports_needed(spec: RunSpec) -> dict[str, int]:
     """Return how many ports a run needs in addition to the master port, for its workers and for later rounds.
 
-    Every TensorFlow process listens on a port; with other frameworks only rank 0 does. An elastic run needs new ports
-    each time it continues without a node: one for each worker, or the master port alone.
+    Every TensorFlow process listens on a port; with other frameworks only rank 0 does, on the master port. An elastic
+    run continues without a lost node in a new round, which needs as many new ports.
     """
-    workers = spec.world_size if spec.framework is Framework.TENSORFLOW else 0
+    worker_ports = spec.world_size if spec.framework is Framework.TENSORFLOW else 0
+    ports_per_round = worker_ports or 1
     later_rounds = spec.nodes - spec.min_nodes if 0 < spec.min_nodes < spec.nodes else 0
-    return {"worker_ports": workers, "spare_ports": later_rounds * max(1, workers)}
+    return {"worker_ports": worker_ports, "spare_ports": later_rounds * ports_per_round}

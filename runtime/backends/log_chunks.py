@@ -47,7 +47,7 @@ def read_raw_chunk(stream: BinaryIO, offset: int, limit: int) -> RawChunk:
     offset = max(0, size + offset) if offset < 0 else offset
     stream.seek(offset)
     data = stream.read(limit)
-    return RawChunk(data, not stream.read(1), offset, size)
+    return RawChunk(data, at_end=not stream.read(1), offset=offset, size=size)
 
 
 def read_times(file_fd: int, raw_chunk: RawChunk) -> Times:
@@ -113,7 +113,7 @@ def _times_of_lines(data: bytes, offset: int, times: Iterable[tuple[int, float]]
             break
         line += data.count(b"\n", position, next_position)
         position = next_position
-        # A time in the middle of a line is that of the next line: the line's own time is that of its beginning.
+        # A time that begins in the middle of a line counts from the next line on: a line has the time of its beginning.
         begins_here = not position or data[position - 1 : position] == b"\n"
         by_line[line if begins_here else line + 1] = seconds
     return tuple(by_line.items())

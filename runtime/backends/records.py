@@ -1,11 +1,12 @@
 """Read records of nodes: the failure that they describe and their latest timestamps. Pure.
 
-`runtime.launcher.protocol` documents the fields of a cause. A pod's record is written beside customer code, so this
-module converts every value and expects any key to be missing.
+`runtime.launcher.protocol` documents the fields of a cause. Customer code may have forged a pod's record, so
+`is_well_formed` checks it before anything else reads it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,54 @@ RecordData = Mapping[str, Any]
 """One node's record (`runtime.launcher.record.Record`), as decoded from JSON: its values are unchecked."""
 Cause = Mapping[str, Any]
 """One cause in a record, also unchecked."""
+
+_TIMES = ("started_at", "finished_at", "progress_at", "checkpoint_at")  # fields with Unix seconds or None
+_MAX_TIME = 1 << 32
+"""The latest time that is believed, in Unix seconds: in the year 2106. Later ones might not be valid dates."""
+_MAX_INTEGER = 1 << 31
+"""Integers must be smaller, so that databases can store them. Numbers of nodes, ranks and signals are far smaller."""
+_MAX_CAUSE_LENGTH = 1 << 16
+"""The longest cause that is accepted, as JSON. With its 20 last lines, a usual one has a few thousand characters. It
+becomes a part of the final status, which must fit into a Job's 256 KiB of annotations."""
+
+
+def is_well_formed(record: RecordData) -> bool:
+    """Return whether the values in a record have the types and sizes that a supervisor writes.
+
+    A valid signature does not prove that: in an image of their own, customers can find the key. One record that cannot
+    be read would keep the run from ending.
+    """
+    causes = record.get("causes", [])
+    return (
+        all(record.get(name) is None or _is_seconds(record[name]) for name in _TIMES)
+        and _is_integer(record.get("round", 0))
+        and isinstance(causes, list)
+        and all(isinstance(cause, Mapping) and _is_cause(cause) for cause in causes)
+    )
+
+
+def _is_cause(cause: Cause) -> bool:
+    """Return whether the values in a cause have the types and sizes that a supervisor writes."""
+    data = cause.get("data") or {}
+    return (
+        cause.get("kind") in list(Outcome)
+        and _is_seconds(cause.get("at"))
+        and all(cause.get(name) is None or _is_integer(cause[name]) for name in ("node", "rank", "exit_code"))
+        and isinstance(cause.get("code", ""), str)
+        and isinstance(cause.get("last_lines") or [], list)
+        and isinstance(data, Mapping)
+        and all(_is_seconds(data.get(name, 0.0)) for name in ("progress_at", "used_seconds", "seconds"))
+        and len(json.dumps(cause)) <= _MAX_CAUSE_LENGTH
+    )
+
+
+def _is_seconds(value: object) -> bool:
+    """Return whether this is a number of seconds that can be a time; NaN is none."""
+    return isinstance(value, int | float) and 0 <= value <= _MAX_TIME
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < _MAX_INTEGER
 
 
 def failure_from(cause: Cause) -> Failure:
@@ -50,9 +99,8 @@ def progress_at(records: Iterable[RecordData], hang_data: Mapping[str, Any] | No
     recorded_at = latest(records, "progress_at")
     if recorded_at is None or hang_data is None:
         return recorded_at
-    return min(recorded_at, float(hang_data.get("progress_at", recorded_at))) + float(
-        hang_data.get("used_seconds", 0.0)
-    )
+    detected_progress_at = float(hang_data.get("progress_at", recorded_at))
+    return min(recorded_at, detected_progress_at) + float(hang_data.get("used_seconds", 0.0))
 
 
 def _code(cause: Cause) -> FailureCode:
@@ -70,7 +118,7 @@ def _describe(cause: Cause) -> str:
     rank = f"Rank {cause.get('rank')} on node {cause.get('node')}"
     data = cause.get("data") or {}
     if data.get("exception"):
-        return f"{rank} raised {': '.join(filter(None, (str(data['exception']), str(data.get('message') or ''))))}"
+        return f"{rank} raised {data['exception']}: {data.get('message') or ''}".removesuffix(": ")
     if cause.get("signal"):
         return f"{rank} was killed by {cause['signal']}."
     return f"{rank} exited with code {cause.get('exit_code')}."

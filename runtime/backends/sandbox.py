@@ -1,4 +1,4 @@
-"""Build the bubblewrap arguments of a local run's sandbox. Every file that a run can see is listed here.
+"""Build the bubblewrap arguments of a node's sandbox, locally and on Slurm. They list every file that a run can see.
 
 A run sees the system's libraries, the interpreter, its image and the launcher, all read-only. It also sees its mounts,
 its run, checkpoint and output folders, and a private /tmp. The network namespace is created before the sandbox starts
@@ -140,7 +140,8 @@ def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
             args += ["--dev-bind-try", device, device]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         args += ["--ro-bind", str(sandbox.etc_folder / name), f"/etc/{name}"]
-    link_names = {**dict.fromkeys(sandbox.interpreter_prefixes, "interpreter"), sandbox.image: sandbox.image.name}
+    link_names = dict.fromkeys(sandbox.interpreter_prefixes, "interpreter")
+    link_names[sandbox.image] = sandbox.image.name
     for prefix, link_name in link_names.items():
         args += ["--ro-bind", str(prefix), str(prefix)]
         # The launcher shows this link in tracebacks, in place of the host's path.

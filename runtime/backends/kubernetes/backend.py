@@ -55,7 +55,7 @@ _CAPACITY_CACHE_SECONDS = 1.0
 class KubernetesBackend:
     """Runs on one cluster."""
 
-    extends_runs = False  # the launcher and `activeDeadlineSeconds` keep the deadline of the Pod's creation
+    extends_runs = False  # the first process and `activeDeadlineSeconds` keep the deadline of the Pod's creation
     has_notebooks = True
     parallel_submissions = 8  # a submission mostly waits for the API server
 
@@ -161,7 +161,7 @@ class KubernetesBackend:
             if grace_seconds < state.spec.grace_seconds:
                 # A kubelet keeps the first grace period that it received. So the Pods are deleted with the shorter one
                 # before the Job controller deletes them.
-                self._runs.terminate(state, termination, grace_end=now + grace_seconds, through_job=False)
+                self._runs.terminate(state, termination, grace_end=now + grace_seconds, ends_pods=False)
                 self._runs.write_stop_file(state, grace_seconds)
                 self._delete_pods(job, grace_seconds)
             self._runs.terminate(state, termination)
@@ -224,7 +224,7 @@ class KubernetesBackend:
             "pods": self._collection("v1", "pods"),
             "events": self._collection("v1", "events"),
         }
-        running_names: set[str] = set()  # names of runs that may write output
+        running_names: set[str] = set()  # names of runs that may write output; the watcher's threads change it
         deletions = DeletionTracker()
 
         def on_change(kind: str, change: str, item: Object) -> None:

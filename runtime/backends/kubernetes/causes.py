@@ -4,8 +4,8 @@ The cause decides whether the customer pays, so its two sources are trusted diff
 
 - The API server is trusted. Only it can report a cause that makes the run free: a lost, evicted or preempted Pod, or
   missing capacity.
-- A launcher's record is trusted only for causes that the customer pays for (`_TRUSTED_CLAIMS`). Customer code shares
-  the Pod with the launcher. It may find the key that signs the record, and so forge one. A claim of any other cause
+- A record's causes are claims, trusted only if the customer pays for them (`_TRUSTED_CLAIMS`). Customer code shares the
+  Pod with the process that signs the record. It may find the key, and so forge a record. A claim of any other cause
   therefore becomes CODE_FAILED, unless the API server confirms it.
 
 `docs/kubernetes.md` has the complete table.
@@ -28,8 +28,8 @@ from runtime.specs import Failure, FailureCode, Outcome
 
 _MACHINE_LOSS_LAG_SECONDS = 120.0
 """Longest delay between the loss of a machine and its report. Kubernetes marks a Node NotReady 40 to 50 s after the
-Node's last heartbeat, and evicts its Pods 30 s later (`pod.EVICTION_SECONDS`); 120 s leave a reserve. A rank that fails
-at most this long before the report counts as an effect of the loss."""
+Node's last heartbeat. It evicts the Node's Pods 30 s later (`pod.EVICTION_SECONDS`); 120 s leave a reserve. A rank that
+fails at most this long before the report counts as an effect of the loss."""
 _REPORT_LAG_SECONDS = 2.0
 """Longest delay between any other cause and its report. API timestamps are whole seconds."""
 _OUT_OF_MEMORY_EXIT_CODE = 137
@@ -63,6 +63,7 @@ def _machine_loss(message: str) -> _Diagnosis:
     return _Diagnosis(Outcome.NODE_LOST, FailureCode.NODE_LOST, message, _MACHINE_LOSS_LAG_SECONDS)
 
 
+# The diagnoses, which the tables below assign to the reasons.
 _EVICTED = _Diagnosis(Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted by its machine")
 _PREEMPTED = _Diagnosis(Outcome.NODE_LOST, FailureCode.PREEMPTED, "was preempted by a Pod of higher priority")
 _UNREACHABLE = _machine_loss("was lost: its machine is unreachable")  # as Kubernetes reports
@@ -145,7 +146,7 @@ def find_cause(
     if has_enough_nodes:
         reported_causes = [cause for cause in reported_causes if cause.failure.node is None]
     reported_cause = min(reported_causes, key=_earliest_time, default=None)
-    # A launcher that claims STOPPED has obeyed a request to end. The reason for that is in the Job's termination.
+    # A node that claims STOPPED has obeyed a request to end. The reason for that is in the Job's termination.
     claims = [
         claim for record in records.values() for claim in record.get("causes", ()) if claim["kind"] != Outcome.STOPPED
     ]
@@ -187,7 +188,7 @@ def _reported_causes(
         causes += _external_deletion(job, pods, events or DeletionEvents())
     nodes_with_cause = {cause.failure.node for cause in causes}
     deleted_nodes = unexplained_deletions(job, pods)
-    # When machines stopped responding while their Pods ran: by NodeNotReady events, or because a Pod's end is overdue.
+    # By node: when its machine stopped responding, by a NodeNotReady event or because the end of its Pod is overdue.
     not_ready_at = {} if events is None else events.not_ready_at
     silent_since = {node: at for node, at in not_ready_at.items() if node in deleted_nodes}
     silent_since |= {node: at for node, at in unresponsive_since.items() if node in pods}
@@ -262,8 +263,9 @@ def _external_deletion(job: JobState, pods: Mapping[int, PodState], events: Dele
         deleted_nodes = events.deleted_externally(deleted_nodes)
     if not deleted_nodes:
         return []
-    first = min(deleted_nodes, key=lambda node: (pods[node].deletion_deadline or 0.0) if node in pods else 0.0)
-    return [_cause(pods.get(first, PodState(first)), _POD_DELETED, at=job.failed_at)]
+    deleted_pods = [pods.get(node, PodState(node)) for node in deleted_nodes]
+    first = min(deleted_pods, key=lambda pod: pod.deletion_deadline or 0.0)
+    return [_cause(first, _POD_DELETED, at=job.failed_at)]
 
 
 def _cause(
@@ -276,7 +278,7 @@ def _cause(
     return Cause(reason.outcome, failure, cause_at, reason.lag_seconds)
 
 
-# Causes that launchers claim, and causes by exit codes
+# Causes that records claim, and causes by exit codes
 
 
 def _claimed_cause(claim: Claim) -> Cause:
@@ -295,7 +297,7 @@ def _unconfirmed_cause(job: JobState, records: Mapping[int, RecordData], claim: 
 
 
 def _cause_by_exit_codes(job: JobState, pods: Mapping[int, PodState]) -> Cause:
-    """Return a cause for a run that neither the API server nor a launcher explains."""
+    """Return a cause for a run that neither the API server nor a record explains."""
     ended_at = job.ended_at or 0.0
     if job.failure_reason == "DeadlineExceeded":
         failure = Failure("The run reached its time limit.", FailureCode.TIME_LIMIT)

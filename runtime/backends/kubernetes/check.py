@@ -6,6 +6,7 @@ No check raises: a check that cannot be made yields a failed result that says wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import tempfile
@@ -101,21 +102,19 @@ def _check_permissions(api: ApiClient, config: ClusterConfig) -> Iterator[CheckR
     for rule, namespace in rules(config):
         scope = f"in {namespace}" if namespace else "everywhere"
         name = f"may {', '.join(rule.verbs)} {rule.resource} {scope}"
-
-        # The defaults bind the values of this iteration.
-        def run_check(rule: Rule = rule, namespace: str = namespace, name: str = name) -> CheckResult:
-            missing_verbs = _missing(api, rule, namespace)
-            if not missing_verbs:
-                return CheckResult(name, ok=True, detail="yes")
-            detail = f"not: {', '.join(missing_verbs)}" + (
-                "" if rule.is_needed else " (not needed, but the console shows less)"
-            )
-            return CheckResult(name, ok=not rule.is_needed, detail=detail, remedy=_RBAC_REMEDY)
-
-        yield _run_guarded(name, run_check)
+        yield _run_guarded(name, functools.partial(_check_rule, api, rule, namespace, name))
 
 
-def _missing(api: ApiClient, rule: Rule, namespace: str) -> list[str]:
+def _check_rule(api: ApiClient, rule: Rule, namespace: str, name: str) -> CheckResult:
+    missing_verbs = _missing_verbs(api, rule, namespace)
+    if not missing_verbs:
+        return CheckResult(name, ok=True, detail="yes")
+    consequence = "" if rule.is_needed else " (not needed, but the console shows less)"
+    detail = f"not: {', '.join(missing_verbs)}{consequence}"
+    return CheckResult(name, ok=not rule.is_needed, detail=detail, remedy=_RBAC_REMEDY)
+
+
+def _missing_verbs(api: ApiClient, rule: Rule, namespace: str) -> list[str]:
     """Return the rule's verbs that the console has no permission for."""
     resource, _slash, subresource = rule.resource.partition("/")
     attributes = {"group": rule.group, "resource": resource, "namespace": namespace}
@@ -151,14 +150,14 @@ def _check_bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) 
     if "ReadWriteOnce" not in modes:
         detail = f"The claim {name} is {', '.join(modes) or 'without access modes'}: runs cannot write to it."
         return CheckResult("storage", ok=False, detail=detail, remedy=remedy)
-    folder = _check_shared_folder(config, root)
-    if not folder.ok:
-        return folder
+    folder_result = _check_shared_folder(config, root)
+    if not folder_result.ok:
+        return folder_result
     limitation = (
         f"The claim {name} is ReadWriteOnce: the console and every run share one machine. Use it for trials only."
     )
     return CheckResult(
-        "storage", ok=True, detail=f"{folder.detail} {limitation}", remedy=f"For more machines: {remedy}"
+        "storage", ok=True, detail=f"{folder_result.detail} {limitation}", remedy=f"For more machines: {remedy}"
     )
 
 

@@ -24,6 +24,7 @@ from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable
 
 Object = dict[str, Any]
+"""An API object as decoded from JSON. Pure modules only read it, as an `objects.Object`."""
 
 FIELD_MANAGER = "trainyard"
 """The name by which the API server knows which fields of an object the console has set."""
@@ -418,7 +419,7 @@ def _watch_events(response: urllib3.BaseHTTPResponse) -> Iterator[Object]:
         for line in filter(None, lines):
             try:
                 event = json.loads(line)
-            except ValueError:
+            except ValueError:  # the stream is damaged; the caller watches again from the last version
                 return
             if event.get("type") == "ERROR":
                 if event.get("object", {}).get("code") == 410:

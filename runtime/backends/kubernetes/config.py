@@ -112,7 +112,7 @@ class ClusterConfig:
     """The extended resource by which Pods request GPUs."""
     gpu_label: str = "nvidia.com/gpu.product"
     """The label of Kubernetes Nodes whose value is their GPU type."""
-    disk_mib: int = 51200
+    disk_mib: int = 50 * 1024
     """Disk limit of runs whose spec has none."""
     request_seconds: float = 10.0
     """Timeout of one API request."""

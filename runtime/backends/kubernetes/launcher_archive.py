@@ -30,8 +30,7 @@ USAGE_REFRESH_SECONDS = 3600.0
 no harm."""
 UNUSED_SECONDS = 24 * 3600.0
 """How long a launcher must be unused before it is removed. Consoles of some older versions do not set the annotation.
-So this version's own ConfigMap must have existed for as long, too: then the upgrade was a day ago, and no older console
-runs any more."""
+So this version's own ConfigMap must also be this old. Then the upgrade was a day ago, and no older console runs."""
 MAX_BYTES = 1 << 20
 """Size limit of a ConfigMap in Kubernetes."""
 _PACKAGE = "launcher"
@@ -47,7 +46,7 @@ from launcher.__main__ import start
 start()
 """
 """`__main__.py` of the archive. It first blocks SIGTERM: the kernel drops a signal that a Pod's first process does not
-handle, but keeps a blocked one until the launcher handles it."""
+handle, but keeps a blocked one until the process handles it."""
 _ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip archive can hold. A fixed time, so that the digest depends on the sources only."""
 _ENTRY_MODE = 0o100644 << 16
@@ -88,13 +87,14 @@ class LauncherConfigMaps:
         self._api = api
         self._config = config
         self._refreshed_at: dict[str, float] = {}
+        """By namespace: when this process last set the last-used annotation (monotonic)."""
 
     def ensure(self, namespace: str) -> str:
         """Create or refresh our launcher's ConfigMap and return its name. Raises ApiError, BackendUnavailable."""
         manifest = manifests.launcher(namespace, build())
         meta = manifest["metadata"]
-        now = time.monotonic()
-        if now > self._refreshed_at.get(namespace, -USAGE_REFRESH_SECONDS) + USAGE_REFRESH_SECONDS:
+        now, refreshed_at = time.monotonic(), self._refreshed_at.get(namespace)
+        if refreshed_at is None or now > refreshed_at + USAGE_REFRESH_SECONDS:
             used_meta = {**meta, "annotations": {names.LAST_USED_ANNOTATION: repr(time.time())}}
             self._api.apply({**manifest, "metadata": used_meta})
             self._refreshed_at[namespace] = now
@@ -102,12 +102,7 @@ class LauncherConfigMaps:
 
     def remove_unused(self, jobs: Iterable[Object]) -> None:
         """Remove the launchers that nothing uses any more. `jobs` are those of all runs. Raises BackendUnavailable."""
-        mounted_launchers = {  # namespace and name of ConfigMaps that live runs mount
-            (job["metadata"]["namespace"], (volume.get("configMap") or {}).get("name"))
-            for job in jobs
-            if names.ENDED_LABEL not in object_labels(job)
-            for volume in job["spec"]["template"]["spec"].get("volumes") or []
-        }
+        mounted_config_maps = _mounted_config_maps(jobs)
         our_name = manifests.launcher("", build())["metadata"]["name"]
         namespace = "" if self._config.namespace_per_organization else self._config.namespace
         selector = f"{names.MANAGED_BY_LABEL}={names.MANAGER},{names.COMPONENT_LABEL}={names.LAUNCHER_COMPONENT}"
@@ -123,7 +118,7 @@ class LauncherConfigMaps:
                 meta = config_map["metadata"]
                 is_used = (
                     meta["name"] == our_name
-                    or (meta["namespace"], meta["name"]) in mounted_launchers
+                    or (meta["namespace"], meta["name"]) in mounted_config_maps
                     or not _is_old(_last_used_at(config_map))
                 )
                 if meta["namespace"] in settled_namespaces and not is_used:
@@ -133,6 +128,17 @@ class LauncherConfigMaps:
         except ApiError as error:
             # The console's role may date from an older version, without this permission; `check_cluster` reports that.
             logger.warning("Launchers of old versions stay in the cluster %s: %s", self._config.name, error)
+
+
+def _mounted_config_maps(jobs: Iterable[Object]) -> set[tuple[str, str]]:
+    """Return the namespace and name of each ConfigMap that the Pods of live runs mount."""
+    mounted = set()
+    for job in jobs:
+        if names.ENDED_LABEL not in object_labels(job):
+            for volume in job["spec"]["template"]["spec"].get("volumes") or []:
+                if "configMap" in volume:
+                    mounted.add((job["metadata"]["namespace"], volume["configMap"]["name"]))
+    return mounted
 
 
 def _created_at(config_map: Object) -> float:

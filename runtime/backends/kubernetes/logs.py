@@ -50,7 +50,7 @@ def extract_rank(
                 seconds = _unix_seconds(time) if with_times else 0.0
                 if seconds and (not times or seconds >= times[-1][1] + _MIN_INTERVAL_SECONDS):
                     times.append((start, seconds))
-                output += data[max(0, len(data) - (position - offset)) :]
+                output += data[max(0, offset - start) :]
             if len(output) > limit:
                 return RankOutput(output[:limit], at_end=False, times=times)
     return RankOutput(output, at_end=True, times=times)

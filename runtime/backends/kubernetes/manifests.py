@@ -51,7 +51,7 @@ def job(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_name: 
             "parallelism": spec.nodes,
             "completionMode": "Indexed",
             "podReplacementPolicy": "Failed",  # never two Pods of one node at the same time
-            "suspend": True,  # until all objects that it owns exist (`submission`), and Kueue admits it if there is one
+            "suspend": True,  # until its other objects exist (`submission`) and, with a queue, Kueue admits it
             **failure_policy,
             "template": {"metadata": {"labels": run_labels}, "spec": pod_spec(spec, config, inputs, launcher_name)},
         },

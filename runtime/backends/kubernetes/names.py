@@ -20,6 +20,7 @@ LAUNCHER_COMPONENT = "launcher"
 """Value of `COMPONENT_LABEL` on the ConfigMaps that hold a launcher."""
 RUN_LABEL = "trainyard.dev/run"
 """The run's name, on every object of the run."""
+# Labels for people only; see `labels_of`.
 ORGANIZATION_LABEL = "trainyard.dev/organization"
 JOB_LABEL = "trainyard.dev/job"
 ENDED_LABEL = "trainyard.dev/ended"
@@ -55,8 +56,8 @@ INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 
 CONTAINER_NAME = "node"
 """The only container of each Pod."""
-# Where a Pod has the folder of the run, the folder with its plan, and the folder with the launcher. `order` is the name
-# that the plan had in earlier versions.
+# Mount paths in a Pod: the run's folder, the folder with the Pod plan, and the folder with the launcher. `order` is the
+# name that the plan had in earlier versions.
 RUN_ROOT_PATH = "/trainyard/run-root"
 POD_PLAN_PATH = "/trainyard/order"
 LAUNCHER_PATH = "/trainyard/launcher"
@@ -64,7 +65,7 @@ LAUNCHER_FILE = "launcher.pyz"
 CONTROL_PORT = 29400
 """Where node 0's launcher listens for the other launchers: the port that torchrun uses for its rendezvous."""
 POD_MARGIN_SECONDS = 15
-"""How much longer a Pod's grace period and deadline are than the run's own. The launcher ends the run at the run's
+"""How much longer a Pod's grace period and deadline are than the run's own. The first process ends the run at the run's
 limits; the margin leaves it time to write its record before the kubelet kills the Pod."""
 _LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
 """A label value that the API server accepts, and that is not empty."""

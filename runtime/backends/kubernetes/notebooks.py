@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _websocket_logger = logging.getLogger(f"{__name__}.websocket")
 _websocket_logger.setLevel(logging.WARNING)  # its debug messages show the credentials
 
+# The module's docstring explains the protocol.
 _SUBPROTOCOL = Subprotocol("v4.channel.k8s.io")
 _DATA, _ERROR = 0, 1
 _PORT_BYTES = 2
@@ -65,7 +66,7 @@ class NotebookTunnels:
         self._api = api
         self._runs = runs
         self._paths: dict[str, str] = {}
-        """Path of the Pod's `portforward` by run, for notebooks that have answered. The oldest first."""
+        """By run: the path of its Pod, for notebooks that have answered. The oldest first."""
         self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "notebook-lookup")
 
     @asynccontextmanager
@@ -92,7 +93,7 @@ class NotebookTunnels:
             async with asyncio.timeout(_START_SECONDS):
                 while True:
                     path, target = await loop.run_in_executor(self._threads, self._find, name)
-                    if name in self._paths:
+                    if name in self._paths:  # JupyterLab has answered before
                         return await _connect_to(target)
                     if await _is_listening(target):
                         self._remember(name, path)
@@ -127,9 +128,10 @@ class NotebookTunnels:
 
 
 def _create_connection_class() -> type[ClientConnection]:
-    """Return a class that has at most one object, so that `connect` cannot open a second connection.
+    """Return a class that has at most one object, so that `connect` cannot follow a redirect.
 
-    It would, to follow a redirect. But the credentials are for the API server only, which sends no redirects.
+    `connect` would open a second connection to the redirect's target and send it the credentials, which are for the API
+    server only. The API server itself sends no redirects.
     """
 
     class SingleConnection(ClientConnection):
@@ -159,7 +161,7 @@ async def _connect_to(target: WebsocketTarget) -> ClientConnection:
         close_timeout=_CLOSE_SECONDS,
         ping_interval=_PING_SECONDS,
         ping_timeout=None,  # a pong waits behind data, which a slow browser may leave unread for long
-        max_queue=1,  # as above
+        max_queue=1,  # as few messages as possible wait in memory for a slow browser
         logger=_websocket_logger,
         create_connection=_create_connection_class(),
         **tls,
@@ -205,7 +207,7 @@ async def _relay(listener: socket.socket, connection: ClientConnection) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        writer.close()  # after what is still buffered
+        writer.close()  # sends first what is still buffered
 
 
 async def _receive(connection: ClientConnection) -> AsyncGenerator[bytes]:

@@ -1,8 +1,8 @@
-"""Derive a run's RunStatus from its Job, its Pods and its launchers' records. Pure.
+"""Derive a run's RunStatus from its Job, its Pods and its nodes' records. Pure.
 
-The Job and the Pods come from the API server (`state`). A record is JSON that a node's launcher wrote; the caller has
-verified its signature. A run is metered from `started_at` to `finished_at`, and its outcome decides whether it is
-billed:
+The Job and the Pods come from the API server (`state`). A record is JSON that the first process of a Pod wrote; the
+caller has verified its signature. A run is metered from `started_at` to `finished_at`, and its outcome decides whether
+it is billed:
 
 - If no kubelet reports a node's end, a record with the exit code 0 counts as its end. So a completed run is billed
   even if its machines are lost afterwards.
@@ -125,7 +125,7 @@ def _with_recorded_successes(
     unresponsive_nodes: Set[int],
     now: float,
 ) -> dict[int, PodState]:
-    """Return the Pods, with those marked as succeeded that did so by their record and whose kubelet reports no exit."""
+    """Return the Pods. One whose kubelet reports no exit is marked as succeeded if its record says so."""
     merged = dict(pods)
     for node, record in records.items():
         pod = pods.get(node, PodState(node))
@@ -279,8 +279,8 @@ def _progress_at(
 ) -> float | None:
     """Return the time of the last sign of progress, up to which a hung run is billed; None if it is not known.
 
-    Only records from built-in images are trusted. In a customer's image, customer code can read the launcher's key and
-    claim an early hang. So such a run is billed to its end.
+    Only records from built-in images are trusted. In a customer's image, customer code can read the key that signs the
+    record and claim an early hang. So such a run is billed to its end.
     """
     is_hung = cause is not None and cause.outcome is Outcome.HUNG
     if not job.spec.builtin:

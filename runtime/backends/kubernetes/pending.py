@@ -108,8 +108,10 @@ def explain_waiting(
                 return obstacle
     messages = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
     insufficient = next((message for message in messages if _INSUFFICIENT.search(message)), None)
-    if insufficient and capacity is not None and not capacity.nodes_ever(*request_of(job, config)):
-        return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {insufficient}")
+    if insufficient and capacity is not None:
+        request = request_of(job, config)
+        if not capacity.nodes_ever(request.resources, request.kind):
+            return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {insufficient}")
     if messages:
         return _explain_unscheduled(pods[0], messages[0], config=config, capacity=capacity, nodes=len(messages))
     return _explain_starting(nodes, pods)
@@ -151,9 +153,8 @@ def find_termination(
     if job.suspended or job.start_time is None or waiting is None or job.is_failing:
         return None
     scheduled_pods = [pod for pod in pods.values() if pod.machine]
-    return _end_partial_placement(job, scheduled_pods, waiting, config, now) or _end_stuck_start(
-        job, scheduled_pods, waiting, config, now
-    )
+    termination = _partial_placement_termination(job, scheduled_pods, waiting, config, now)
+    return termination or _stuck_start_termination(job, scheduled_pods, waiting, config, now)
 
 
 # Obstacles to a start
@@ -308,7 +309,7 @@ def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
 # When to give up
 
 
-def _end_partial_placement(
+def _partial_placement_termination(
     job: JobState, scheduled_pods: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
     """Return a termination if only some Pods were scheduled in time, else None.
@@ -330,7 +331,7 @@ def _end_partial_placement(
     return Termination(Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, message, now, data)
 
 
-def _end_stuck_start(
+def _stuck_start_termination(
     job: JobState, scheduled_pods: list[PodState], waiting: Waiting, config: ClusterConfig, now: float
 ) -> Termination | None:
     """Return a termination if Pods were scheduled but their containers did not start in time, else None.
@@ -340,6 +341,8 @@ def _end_stuck_start(
     waiting_pods = [pod for pod in scheduled_pods if pod.started_at is None]
     is_refused = waiting.code in {WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
     limit_seconds = IMAGE_REFUSED_SECONDS if is_refused else float(config.start_seconds)
+    # A run with only some scheduled Pods has a limit of its own (`gang_seconds`). If its image is refused, waiting that
+    # long would not help.
     if not waiting_pods or (len(scheduled_pods) < job.nodes and not is_refused):
         return None
     if now < max(pod.scheduled_at or pod.created_at for pod in waiting_pods) + limit_seconds:

@@ -1,4 +1,4 @@
-"""Build the Pod spec of a run's nodes: one container whose first process is the launcher. Pure.
+"""Build the Pod spec of a run's nodes: one container, whose first process supervises the node. Pure.
 
 The Pod meets the *restricted* Pod Security Standard, except for a `host_path` volume, which is for test clusters. Every
 resource that it can use has a limit.
@@ -28,12 +28,12 @@ limit, and reserving that much would leave machines empty."""
 
 @dataclass(frozen=True)
 class PodInputs:
-    """The plan that the launchers in a run's Pods read, and the folders that the Pods mount."""
+    """The plan that a run's Pods read, and the folders that they mount."""
 
     pod_plan: Mapping[str, Any]
-    """The contents of `order.json`. The launcher reads them as its own `PodInputs` (`runtime.launcher.pod.limits`)."""
+    """The contents of `order.json`, which each Pod reads as a `runtime.launcher.pod.limits.PodPlan`."""
     run_root: str
-    """Path of the run's folder in the cluster's volume, with the launcher's files."""
+    """Path of the run's folder in the cluster's volume, with the records and logs."""
     run_dir: str
     """Path in the volume of the code's RUN_DIR."""
     checkpoint_dir: str
@@ -76,7 +76,7 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_n
     disk_mib = resources.disk_mib or config.disk_mib
     volumes, mounts = _storage(spec, config, inputs)
     volumes += [
-        {"name": "order", "configMap": {"name": spec.name}},
+        {"name": "order", "configMap": {"name": spec.name}},  # the Pod plan
         {"name": "launcher", "configMap": {"name": launcher_name}},
         {"name": "tmp", "emptyDir": {"sizeLimit": f"{disk_mib}Mi"}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{resources.memory_mib}Mi"}},
@@ -91,13 +91,13 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_n
     python = config.pythons.get(spec.image.builtin or spec.image.reference, "python3")
     pod: Manifest = {
         "restartPolicy": "Never",
-        "subdomain": spec.name,
+        "subdomain": spec.name,  # the run's Service, which gives each Pod a DNS name
         "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        "enableServiceLinks": False,  # no variables that name other Services of the namespace
         "terminationGracePeriodSeconds": spec.grace_seconds + names.POD_MARGIN_SECONDS,
-        # A second deadline, in case the launcher does not enforce its own. The kubelet counts from the moment it
-        # accepts the Pod, and the launcher from the moment all nodes run. So the limits for scheduling all Pods, for
-        # pulling the image, for the meeting of the nodes and for the end are added.
+        # A second deadline, in case the first process does not enforce its own. The kubelet counts from the moment it
+        # accepts the Pod, and the first process from the moment all nodes run. So the limits for scheduling all Pods,
+        # for pulling the image, for the meeting of the nodes and for the end are added.
         "activeDeadlineSeconds": config.gang_seconds
         + 2 * config.start_seconds
         + spec.deadline_seconds
@@ -143,7 +143,7 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_n
 
 
 def _environment(spec: RunSpec) -> list[Manifest]:
-    """Return the variables of the launcher; `runtime.launcher.pod.main` documents them."""
+    """Return the variables of the first process; `runtime.launcher.pod.main` documents them."""
 
     def field(name: str, path: str) -> Manifest:
         return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

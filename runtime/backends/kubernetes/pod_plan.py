@@ -1,4 +1,4 @@
-"""Build the inputs of a run's Pods: the Pod plan, `order.json`, which the launcher of each Pod reads, and the folders.
+"""Build the inputs of a run's Pods: the Pod plan (`order.json`), which each Pod's first process reads, and the folders.
 
 `runtime.launcher.pod.main` documents the plan's fields. All Pods of a run read the same plan. One spec always yields
 the same plan, so repeating a submission changes nothing.
@@ -27,7 +27,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
     ports = launch_plan.ports_needed(spec)
     first_spare = _FIRST_WORKER_PORT + ports["worker_ports"]
     topology = {
-        **launch_plan.plan(spec),
+        **launch_plan.plan_fields(spec),
         "interface": "",  # which interface a Pod has depends on the cluster's network
         "own_network": True,
         "master_port": MASTER_PORT,

@@ -17,12 +17,13 @@ ROLE = "trainyard-runs"
 
 
 class Rule(NamedTuple):
-    """Permitted verbs on one resource. `is_needed`: without it, the console does not work, instead of showing less."""
+    """Permitted verbs on one resource."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
     is_needed: bool = True
+    """Whether runs need the permission. Without another one, the console only shows less."""
 
 
 _MANAGE = ("create", "delete", "get", "patch")

@@ -29,7 +29,7 @@ from runtime.backends.kubernetes.state import (
     Termination,
     as_externally_deleted,
     dump_status,
-    is_live_run,
+    is_existing_run,
     is_submitted,
     newest_pods,
     read_job,
@@ -37,7 +37,7 @@ from runtime.backends.kubernetes.state import (
     with_saved_external_deletion,
 )
 from runtime.backends.kubernetes.volume import RunFolders
-from runtime.backends.records import RecordData
+from runtime.backends.records import RecordData, is_well_formed
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.launcher.signed_record import STOP_FILE, read_record, sign_stop
 from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
@@ -45,8 +45,8 @@ from runtime.specs import Capacity, Outcome, RunPhase, RunStatus, Waiting
 logger = logging.getLogger(__name__)
 
 _MAX_RECORD_BYTES = 1 << 20
-"""Maximum bytes that are read of a record in shared storage. A launcher writes a few KiB, but customer code can replace
-the file by a larger one."""
+"""Maximum bytes that are read of a record in shared storage. A record has a few KiB, but customer code can replace the
+file by a larger one."""
 _MAX_CACHED_KEYS = 10_000
 """Maximum number of record keys in memory, 64 bytes each. A cluster never has so many runs at a time."""
 _EVENT_CACHE_SECONDS = 1.0
@@ -63,7 +63,7 @@ class Runs:
     def __init__(
         self, api: ApiClient, config: ClusterConfig, folders: RunFolders | None, capacity: Callable[[], Capacity | None]
     ) -> None:
-        """Create the view of one cluster. `capacity` returns the cluster's capacity, or None if it is not known."""
+        """`capacity` returns the cluster's capacity, or None if it is not known."""
         self._api = api
         self._config = config
         self._folders = folders
@@ -89,7 +89,7 @@ class Runs:
     def get_job(self, name: str) -> Object:
         """Return the Job of a submitted run that is not being deleted. Raises RunNotFound, BackendUnavailable."""
         job = self.find_job(name)
-        if job is None or not is_live_run(job):
+        if job is None or not is_existing_run(job):
             raise RunNotFound(f"There is no run named '{name}'.")
         return job
 
@@ -150,16 +150,16 @@ class Runs:
         self._api.delete(resource_path("batch/v1", "jobs", meta["namespace"], meta["name"]), uid=meta["uid"])
 
     def terminate(
-        self, job: JobState, termination: Termination, *, grace_end: float = 0.0, through_job: bool = True
+        self, job: JobState, termination: Termination, *, grace_end: float = 0.0, ends_pods: bool = True
     ) -> None:
         """Store why the run ends, and have the Job controller end its Pods. A termination that is stored already stays.
 
-        If `through_job` is false, this only stores the termination; the caller then deletes the Pods itself, to shorten
+        If `ends_pods` is false, this only stores the termination; the caller then deletes the Pods itself, to shorten
         their grace period. `grace_end` is when these Pods must have ended, in Unix seconds.
         """
-        # The Job has run for more than this second, so its controller ends the Pods at once.
-        change: dict[str, Any] = {"activeDeadlineSeconds": 1} if through_job else {}
-        if job.suspended and through_job:
+        # The Job controller ends the Pods at once, since the Job has run for longer than this.
+        change: dict[str, Any] = {"activeDeadlineSeconds": 1} if ends_pods else {}
+        if job.suspended and ends_pods:
             change["parallelism"] = 0  # if Kueue resumed the Job now, it would start no Pods
         annotations = {} if job.termination is not None else {names.TERMINATION_ANNOTATION: termination.to_json()}
         if grace_end:
@@ -167,7 +167,7 @@ class Runs:
         self._patch_job(job, {"metadata": {"annotations": annotations}, "spec": change})
 
     def write_stop_file(self, job: JobState, grace_seconds: int) -> None:
-        """Write the file on shared storage that asks the launchers to end sooner. Does nothing without shared storage.
+        """Write the file on shared storage that asks the Pods to end sooner. Does nothing without shared storage.
 
         The file is needed because a kubelet does not shorten a grace period that has begun.
         """
@@ -239,9 +239,12 @@ class Runs:
         """
         active = [pod for pod in pods.values() if pod.machine and not pod.ended]
         has_signs_of_trouble = (
-            job.is_failing or job.termination or any(pod.deletion_deadline or pod.disruption for pod in active)
+            job.is_failing
+            or job.termination
+            or len(active) < len(pods)  # a Pod has ended or has no machine
+            or any(pod.deletion_deadline or pod.disruption for pod in active)
         )
-        if not has_signs_of_trouble and len(active) == len(pods):
+        if not has_signs_of_trouble:
             return {}
         unreachable_since = {}
         for machine in {pod.machine for pod in active}:
@@ -255,12 +258,12 @@ class Runs:
         return unreachable_since
 
     def _verified_records(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, RecordData]:
-        """Return, by node, its record if the signature is valid.
+        """Return, by node, its record if the signature is valid and the record is well formed.
 
         The last record of an ended Pod is in its termination message. The current record of a running Pod is in shared
         storage.
         """
-        # The key is not read before a Pod has started, since no launcher has written a record before.
+        # The key is not read before a Pod has started, since there is no record before.
         key = self._record_key(job) if any(pod.started_at for pod in pods.values()) else ""
         records: dict[int, RecordData] = {}
         if not key:
@@ -271,7 +274,7 @@ class Runs:
             if record is None and self._folders is not None:
                 data = self._folders.read(job.name, "nodes", f"{node}.json", 0, _MAX_RECORD_BYTES).data
                 record = read_record(data, key, run_name=job.name, node=node)
-            if record is not None:
+            if record is not None and is_well_formed(record):
                 # Customer code can restore an older record of its node while it runs. So causes and the start of the
                 # code are read from final records only.
                 is_final = record.get("phase") == "ended"

@@ -1,7 +1,7 @@
 """The state of a run's Job and Pods, as the API server reports it. Pure: API objects in, frozen dataclasses out.
 
 Also converts the values that the backend stores in the Job's annotations. Nothing here comes from inside a Pod, except
-`PodState.termination_message`, which holds the launcher's unverified record.
+`PodState.termination_message`, which holds the node's unverified record.
 
 Some JSON keys in annotations differ from the field names. They are kept, because Jobs that an older version of the
 console started still carry them.
@@ -71,7 +71,7 @@ class PodState:
     deletion_deadline: float | None = None
     """`deletionTimestamp`: when the Pod's grace period is over; None if its deletion was not requested."""
     termination_message: str = ""
-    """The container's termination message: the launcher's last record, not verified."""
+    """The container's termination message: the node's last record, not verified."""
 
     @property
     def succeeded(self) -> bool:
@@ -90,8 +90,9 @@ class PodState:
     @classmethod
     def from_json(cls, text: str) -> PodState:
         """Read the output of `to_json`."""
-        fields = {key: name for name, key in _STORED_POD_KEYS.items()}
-        return cls(**{"node": 0, **{fields.get(key, key): value for key, value in json.loads(text).items()}})
+        names_by_key = {key: name for name, key in _STORED_POD_KEYS.items()}
+        values = {names_by_key.get(key, key): value for key, value in json.loads(text).items()}
+        return cls(**{"node": 0, **values})  # older versions left out zeros, and so the number of node 0
 
 
 @dataclass(frozen=True)
@@ -212,10 +213,8 @@ def read_job(job: Object) -> JobState:
     conditions = true_conditions(job)
     end = conditions.get("Complete") or conditions.get("Failed")
     failure = conditions.get("Failed") or conditions.get("FailureTarget") or {}
-    termination, final_status = (
-        annotations.get(names.TERMINATION_ANNOTATION),
-        annotations.get(names.FINAL_STATUS_ANNOTATION),
-    )
+    termination = annotations.get(names.TERMINATION_ANNOTATION)
+    final_status = annotations.get(names.FINAL_STATUS_ANNOTATION)
     return JobState(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -343,7 +342,7 @@ def is_submitted(job: Object) -> bool:
     return names.SUBMITTED_ANNOTATION in object_annotations(job)
 
 
-def is_live_run(job: Object) -> bool:
+def is_existing_run(job: Object) -> bool:
     """Return whether the Job's submission is complete and its deletion was not requested."""
     return is_submitted(job) and not is_deleting(job)
 

@@ -21,7 +21,7 @@ from runtime.backends.kubernetes.objects import Manifest, is_deleting, is_owned_
 from runtime.backends.kubernetes.pod import image_of, sub_path
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
-from runtime.backends.kubernetes.state import is_live_run, is_submitted
+from runtime.backends.kubernetes.state import is_existing_run, is_submitted
 from runtime.backends.kubernetes.volume import RunFolders
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RuntimeFault
 from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
@@ -60,7 +60,7 @@ class Submission:
         if not spec.name[0].isalpha():
             raise InvalidSpec(f"'{spec.name}' cannot name a run on Kubernetes: begin with a letter.", field="name")
         job = self._runs.find_job(spec.name)
-        if job is not None and is_live_run(job):
+        if job is not None and is_existing_run(job):
             return
         spec = self._validate(spec)
         try:
@@ -74,7 +74,7 @@ class Submission:
         image_of(spec, self._config)
         if spec.packages and self._folders is None:
             raise InvalidSpec("This cluster cannot add packages to an image.", field="packages")
-        spec = admission.check_values(spec)
+        admission.check_values(spec)
         if self._folders is not None:
             spec = admission.resolve_mounts(spec)
         packages = [Mount(spec.packages, PACKAGES_TARGET)] if spec.packages else []

@@ -63,7 +63,7 @@ class RunFolders:
         """
         file_fd = self._open_file(name, folder, file)
         if file_fd is None:
-            return RawChunk(b"", True, max(0, offset), 0)
+            return RawChunk(b"", at_end=True, offset=max(0, offset), size=0)
         with os.fdopen(file_fd, "rb") as stream:
             return read_raw_chunk(stream, offset, limit)
 
@@ -116,15 +116,7 @@ class RunFolders:
             if folder_fd is None:
                 continue
             try:
-                files = ["metrics.jsonl"] if folder == "run" else sorted(os.listdir(folder_fd))  # noqa: PTH208 - see `list_files`
-                files = [file for file in files if not file.endswith(".times")]  # they change with their logs only
-                for index, file in enumerate(files[:_MAX_FINGERPRINT_FILES]):
-                    with contextlib.suppress(OSError):
-                        read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat
-                        status = read_stat(file, folder_fd)
-                        # Launchers rewrite their record regularly even without a change, so its time is ignored.
-                        modified_at = status.st_mtime_ns if folder != "nodes" else 0
-                        values += [hash(file), status.st_size, modified_at]
+                values += _folder_fingerprint(folder, folder_fd)
             finally:
                 os.close(folder_fd)
         return tuple(values)
@@ -203,6 +195,21 @@ class RunFolders:
             return file_fd
         os.close(file_fd)
         return None
+
+
+def _folder_fingerprint(folder: str, folder_fd: int) -> list[int]:
+    """Return the part of a run's fingerprint that is about one of its folders."""
+    values: list[int] = []
+    files = ["metrics.jsonl"] if folder == "run" else sorted(os.listdir(folder_fd))
+    files = [file for file in files if not file.endswith(".times")]  # they change with their logs only
+    for index, file in enumerate(files[:_MAX_FINGERPRINT_FILES]):
+        read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat
+        with contextlib.suppress(OSError):
+            status = read_stat(file, folder_fd)
+            # A record is rewritten regularly even without a change, so its time is ignored.
+            modified_at = status.st_mtime_ns if folder != "nodes" else 0
+            values += [hash(file), status.st_size, modified_at]
+    return values
 
 
 def _stat(file: str, folder_fd: int) -> os.stat_result:

@@ -99,7 +99,8 @@ class Watcher:
         """List the collection, report its differences from `versions`, and return its resourceVersion."""
         listing = self._api.list(path, **query)
         self._listener(kind, LISTED, listing)
-        is_first, listed_versions = not versions, {}
+        is_first = not versions
+        listed_versions: dict[str, str] = {}
         for item in listing["items"]:
             meta = item["metadata"]
             listed_versions[meta["uid"]] = meta["resourceVersion"]

@@ -58,7 +58,7 @@ class LocalBackend(FolderBackend):
         cpus: float | None = None,
         memory_mib: int | None = None,
         memory_fraction: float = 0.9,
-        disk_mib: int = 51200,
+        disk_mib: int = 50 * 1024,
         network: str = "private",
         cgroups: bool = True,
         warm_seconds: float = 0,
@@ -240,7 +240,7 @@ class LocalBackend(FolderBackend):
     def _start(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
         """Create the run's folder, start its supervisors and record it. `gpus` has the GPU indices of each node."""
         run.create_folders()
-        for folder in self._shared_folders(run, spec):
+        for folder in self._checkpoint_and_output_folders(run, spec):
             folder.mkdir(exist_ok=True, mode=0o700)
         token = secrets.token_hex(32)  # the run's launchers recognize each other by it
         # mpirun starts the ranks of MPI runs, so they cannot be forked in advance.
@@ -249,25 +249,13 @@ class LocalBackend(FolderBackend):
             locks: list[int] = []
             plans: list[SupervisorPlan] = []
             for node in range(spec.nodes):
-                node_sandbox = self._node_sandbox(run, spec, node, gpus[node])
+                plan = self._supervisor_plan(run, spec, node, gpus[node], bubblewrap=bubblewrap)
+                plan["fork_server"] = str(self._pool.socket_path(fork_server)) if fork_server else ""
+                plan["launcher"]["token"] = token
+                plans.append(plan)
                 # Supervisors inherit the locks, so the kernel releases each one when its supervisor dies.
                 locks.append(run.hold_lock(node))
                 stack.callback(os.close, locks[-1])
-                plan = submission.node_plan(
-                    spec,
-                    node,
-                    node_sandbox,
-                    self._environment(node_sandbox),
-                    bubblewrap=bubblewrap,
-                    disk_mib=self._disk_mib,
-                    cgroups=self._cgroups,
-                )
-                plan["folder"] = str(run.folder)
-                plan["change_file"] = str(run.change_file)
-                plan["fork_server"] = str(self._pool.socket_path(fork_server)) if fork_server else ""
-                plan["shells"] = plan["is_extensible"] = True
-                plan["launcher"]["token"] = token
-                plans.append(plan)
             ports = launch_plan.ports_needed(spec)
             request: StartRequest = {
                 "folder": str(run.folder),
@@ -282,6 +270,26 @@ class LocalBackend(FolderBackend):
             # The supervisors start at the end of the block, and only if it has recorded the run under this nonce.
             with self._pool.starting(request, fork_server, log) as nonce:
                 run.record_submission(spec, nonce=nonce, gpus=gpus)
+
+    def _supervisor_plan(
+        self, run: Run, spec: RunSpec, node: int, gpus: list[int], *, bubblewrap: str
+    ) -> SupervisorPlan:
+        """Return the plan of a node. The caller adds `fork_server` and the token. `gpus` are indices."""
+        node_sandbox = self._node_sandbox(run, spec, node, gpus)
+        plan = submission.node_plan(
+            spec,
+            node,
+            node_sandbox,
+            self._environment(node_sandbox),
+            bubblewrap=bubblewrap,
+            disk_mib=self._disk_mib,
+            cgroups=self._cgroups,
+        )
+        plan["folder"] = str(run.folder)
+        plan["change_file"] = str(run.change_file)
+        plan["shells"] = True
+        plan["is_extensible"] = True
+        return plan
 
     def _fork_server(self, image: Image) -> ForkServer | None:
         """Return the fork server of an image's current build; None where every start is cold."""
@@ -299,7 +307,7 @@ class LocalBackend(FolderBackend):
 
     def _node_sandbox(self, run: Run, spec: RunSpec, node: int, gpus: list[int]) -> sandbox.Sandbox:
         """Return a node's sandbox, and write its files for /etc. `gpus` are the indices of the node's GPUs."""
-        checkpoints, outputs = self._shared_folders(run, spec)
+        checkpoints, outputs = self._checkpoint_and_output_folders(run, spec)
         hostname = f"{spec.name}-{node}"
         etc = run.folder / "etc" / str(node)
         sandbox.write_etc(etc, hostname)

@@ -12,7 +12,9 @@
                   logs/rank-<rank>.log   the output of each rank
                   logs/rank-<rank>.times when it was written, see `runtime.launcher.log_times`
                   logs/node-<node>.log   the output of the launcher
+                  logs/supervisor-<node>.log  the output of the supervisor, which is empty unless it fails
                   logs/stacks-<rank>.txt the rank's stacks when the run hung
+                  etc/<node>/            the sandbox's files for /etc
                   run/                   RUN_DIR; written by customer code, hostile
                   checkpoints/           CHECKPOINT_DIR of a run without a checkpoint key
                   outputs/               OUTPUT_DIR of a run without a key
@@ -21,6 +23,8 @@
     <root>/.active/<name>                exists while the run holds capacity
     <root>/.trash/                       folders that are being removed
     <root>/.changes/<name>               touched whenever the run's status or output changes
+    <root>/.lock                         locked by submissions and deletions
+    <root>/.warm_pool/                   sockets and state of the warm pool (`warm_pool`)
 
 `submission.json` is written as the last file, and by a rename. Without it the run does not exist: its supervisors do
 not start, and a later submission may clear the folder.

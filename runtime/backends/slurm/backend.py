@@ -216,7 +216,7 @@ class SlurmBackend(FolderBackend):
 
     def _run_plan(self, run: SlurmRun, spec: RunSpec, package: Path, nonce: str) -> RunPlan:
         """Return the plan that the run's nodes read. `package` is the folder of their program."""
-        checkpoints, outputs = self._shared_folders(run, spec)
+        checkpoints, outputs = self._checkpoint_and_output_folders(run, spec)
         return {
             "spec": json.loads(spec.to_json()),
             "secrets": spec.secrets,

@@ -37,9 +37,11 @@ class Slurm:
     def __init__(self, config: SlurmConfig) -> None:
         self._config = config
         self._lock = threading.Lock()
-        # Each cached answer has the time of its query (monotonic).
-        self._jobs: tuple[float, dict[str, SlurmJob]] = (float("-inf"), {})
-        self._machines: tuple[float, tuple[Machine, ...]] = (float("-inf"), ())
+        # Slurm's last answers, and when it gave them (monotonic); -inf: the next call asks Slurm.
+        self._jobs: dict[str, SlurmJob] = {}
+        self._jobs_read_at = float("-inf")
+        self._machines: tuple[Machine, ...] = ()
+        self._machines_read_at = float("-inf")
 
     def path(self, program: str) -> str:
         """Return the path of a tool, or its name where it is on the PATH."""
@@ -85,14 +87,14 @@ class Slurm:
         Slurm forgets a job some minutes after its end (MinJobAge).
         """
         with self._lock:
-            if time.monotonic() - self._jobs[0] > max_age_seconds:
+            if time.monotonic() - self._jobs_read_at > max_age_seconds:
                 text = self._query("squeue", "--me", "--states=all", "--noheader", f"--format={JOB_FORMAT}")
-                self._jobs = (time.monotonic(), parse_jobs(text))
-            return self._jobs[1]
+                self._jobs, self._jobs_read_at = parse_jobs(text), time.monotonic()
+            return self._jobs
 
     def known_jobs(self) -> dict[str, SlurmJob]:
         """Return the jobs of Slurm's last answer. Does not ask Slurm again, even if this answer is old."""
-        return self._jobs[1]
+        return self._jobs
 
     def finished_job(self, job_id: str) -> SlurmJob | None:
         """Return a job that the controller has forgotten, from Slurm's accounting.
@@ -116,10 +118,10 @@ class Slurm:
     def machines(self, max_age_seconds: float) -> tuple[Machine, ...]:
         """Return the machines, from an answer at most `max_age_seconds` old. Raises BackendUnavailable."""
         with self._lock:
-            if time.monotonic() - self._machines[0] > max_age_seconds:
+            if time.monotonic() - self._machines_read_at > max_age_seconds:
                 text = self._query("scontrol", "show", "node", "--oneliner")
-                self._machines = (time.monotonic(), parse_machines(text))
-            return self._machines[1]
+                self._machines, self._machines_read_at = parse_machines(text), time.monotonic()
+            return self._machines
 
     def settings(self) -> dict[str, str]:
         """Return Slurm's configuration. Raises BackendUnavailable."""
@@ -157,4 +159,4 @@ class Slurm:
             if "contact" in str(error) or "timed out" in str(error):
                 raise BackendUnavailable(f"Slurm's scancel failed: {error}") from error
         with self._lock:
-            self._jobs = (float("-inf"), self._jobs[1])  # the jobs have changed, so the next `jobs` asks Slurm again
+            self._jobs_read_at = float("-inf")  # the jobs have changed, so the next `jobs` asks Slurm again

@@ -74,7 +74,7 @@ class SlurmConfig:
     """How long a job may wait in Slurm's queue. Then the run ends with `no_capacity`, and the console retries it."""
     start_seconds: int = 300
     """How long the nodes may take to find each other after Slurm has started the first."""
-    disk_mib: int = 51200
+    disk_mib: int = 50 * 1024
     """Disk limit of runs whose spec has none."""
     poll_seconds: int = 5
     """Interval between two queries of Slurm's queue by one process of the console."""

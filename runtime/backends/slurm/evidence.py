@@ -15,6 +15,7 @@ from runtime.backends.slurm.states import SlurmJob
 from runtime.specs import FailureCode, Outcome
 
 RecordData = dict[str, Any]
+"""A node's record, as in `supervision.outcome`."""
 Cause = dict[str, Any]
 """A cause as in a record: why a node ended. `supervision.outcome.merge` adds `at` and `node` if they are missing."""
 

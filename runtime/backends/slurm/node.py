@@ -143,7 +143,7 @@ class SlurmRecord(Record):
     """Minimum interval between two notifications: the interval at which `SlurmBackend.changes` reads them."""
 
     def notify(self) -> None:
-        """Notify the readers, and delay the next notification. Only that of the node's end is not delayed."""
+        """Notify the readers, and delay the next notification, unless it is that of the node's end."""
         super().notify()
         self.delay_notification(self._MIN_NOTIFY_SECONDS)
 
@@ -200,8 +200,8 @@ class SlurmSupervisor(Supervisor):
         Slurm signals the processes of a node one after another, so ranks may end before their supervisor is signalled.
         """
         causes = self._record.causes
-        is_known = any((cause.get("data") or {}).get(ENDED_BY_SLURM) for cause in causes)
-        return not is_known and any(cause.get("signal") == "SIGTERM" for cause in causes)
+        was_signalled = any((cause.get("data") or {}).get(ENDED_BY_SLURM) for cause in causes)
+        return not was_signalled and any(cause.get("signal") == "SIGTERM" for cause in causes)
 
     def _add_final_data(self) -> None:
         # The record must have Slurm's SIGTERM as a cause, and not only the ranks that it ended.
@@ -254,7 +254,7 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
     """
     give_up_at = time.monotonic() + _RECORD_SECONDS
     while time.monotonic() < give_up_at:
-        refresh(folder)
+        refresh_listing(folder)
         with contextlib.suppress(OSError, ValueError):
             if json.loads((folder / "submission.json").read_bytes())["nonce"] != nonce:
                 return None
@@ -264,7 +264,7 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
     return None
 
 
-def refresh(folder: Path) -> None:
+def refresh_listing(folder: Path) -> None:
     """List a folder, which makes an NFS client ask its server for files that were missing before."""
     with contextlib.suppress(OSError):
         list(folder.iterdir())
@@ -287,7 +287,7 @@ def _exchange_endpoints(
     while len(endpoints) < nodes:
         if time.monotonic() > give_up_at:
             return None
-        refresh(folder / "nodes")
+        refresh_listing(folder / "nodes")
         for other_node in set(range(nodes)) - endpoints.keys():
             with contextlib.suppress(OSError, ValueError):
                 endpoints[other_node] = json.loads((folder / "nodes" / f"{other_node}.meeting").read_bytes())
@@ -429,6 +429,7 @@ def _memory_cgroups() -> list[str]:
 def start() -> None:
     """Run `main` with the command line's arguments and end this process."""
     exit_code = main(Path(sys.argv[1]), sys.argv[2])
+    # `os._exit` skips the interpreter's shutdown, which would only take time: everything is closed or written by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

@@ -9,7 +9,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[2]  # the folder of the package `runtime`
 _PATTERNS = ("*.py", "launcher/**/*.py", "backends/*.py", "backends/supervision/*.py", "backends/slurm/*.py")
 """Patterns of the files to copy. They must include every module that `runtime.backends.slurm.node` imports."""
 FOLDER = ".program"

@@ -5,7 +5,7 @@
                   stop.json              a request to end
                   end.json               why the console ended the run itself
                   final.json             the nodes' last records, completed by Slurm's reasons for their ends
-                  nodes/, logs/, run/, checkpoints/, outputs/   as of a local run; see `runtime.backends.local.runs`
+                  nodes/, logs/, etc/, run/, checkpoints/, outputs/   as of a local run (`runtime.backends.local.runs`)
                   nodes/<node>.meeting   a node's address and ports
                   logs/slurm.log         the output of the batch script and srun
     <root>/.active/, .changes/, .checkpoints/, .outputs/, .trash/    as for local runs
@@ -30,7 +30,7 @@ from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, RecordData
-from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh
+from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh_listing
 from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import outcome, peer_liveness
@@ -43,8 +43,8 @@ from runtime.trash import Trash
 _HEALTHY_SECONDS = 15.0
 """How long a running node may send no heartbeat before Slurm is asked about it: three intervals of heartbeats."""
 _STOP_MARGIN_SECONDS = 30.0
-"""How long after its grace period the job of a stopped run may live before the console has Slurm end it. Supervisors
-read the request from shared storage and write their last records there, which takes seconds."""
+"""How long the job of a stopped run may live after its grace period. Then the console has Slurm end the job.
+Supervisors read the request from shared storage and write their last records there, which takes seconds."""
 _FRESH_SECONDS = 1.0
 """Maximum age of Slurm's answers about a run that is starting or may have failed. However many such runs there are,
 Slurm then gets at most one query a second."""
@@ -150,12 +150,13 @@ class SlurmRun:
         known_job = self._slurm.known_jobs().get(job_id)
         job_has_ended = known_job is not None and not known_job.is_active
         if not job_has_ended and not evidence.needs_slurm(records, now, _HEALTHY_SECONDS):
+            # The heartbeats show that the job runs.
             return Observation(SlurmJob(job_id, "RUNNING"), end_request, frozenset(), submitted_at, now)
         # A cached answer from before the job's submission does not list it, so Slurm is asked again.
         job = self._slurm.jobs(_FRESH_SECONDS).get(job_id) or self._slurm.jobs(max_age_seconds=0).get(job_id)
         if job is None:
             job = self._slurm.finished_job(job_id)
-        # Nodes that end by themselves in the grace period of a preemption let Slurm report that the job completed.
+        # If all nodes end by themselves in the grace period of a preemption, Slurm reports that the job completed.
         if job is not None and job.state in _SELF_ENDED_STATES and self._slurm.was_preempted(job_id):
             job = dataclasses.replace(job, state="PREEMPTED")
         failed_machines = frozenset[str]()
@@ -170,7 +171,7 @@ class SlurmRun:
         return Observation(job, end_request, failed_machines, submitted_at, now)
 
     def _read_records(self, nodes: int) -> list[RecordData | None]:
-        refresh(self.folder / "nodes")
+        refresh_listing(self.folder / "nodes")
         paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
         return [peer_liveness.load_record(path) for path in paths]
 

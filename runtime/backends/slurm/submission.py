@@ -12,8 +12,8 @@ from runtime.backends.slurm.config import SlurmConfig
 from runtime.specs import RunSpec
 
 _END_MARGIN_SECONDS = 120
-"""How much later than the run's deadline the job's time limit is, so that the supervisors end the run, not Slurm. They
-need seconds to write their last records."""
+"""How much longer than the run's own limits the job's time limit is. So the supervisors end the run before Slurm does;
+they need seconds to write their last records."""
 _SECONDS_PER_MINUTE = 60
 
 

@@ -82,9 +82,8 @@ class Group:
             return _read_count(folder / "memory.events", "max") > 0
         # v1's own counter, `memory.failcnt`, stays 0 where memory and swap have the same limit.
         try:
-            peak_bytes, limit_bytes = (
-                int((folder / f"memory.{name}").read_text()) for name in ("max_usage_in_bytes", "limit_in_bytes")
-            )
+            peak_bytes = int((folder / "memory.max_usage_in_bytes").read_text())
+            limit_bytes = int((folder / "memory.limit_in_bytes").read_text())
         except (OSError, ValueError):
             return True  # a node's own limit is the usual reason for an OOM kill
         return peak_bytes >= _NEAR_LIMIT * limit_bytes
@@ -114,7 +113,7 @@ class Group:
 
     def set_limits(self, *, memory_bytes: int, processes: int, cpus: float) -> None:
         """Set the group's limits; `processes` includes threads. Raises OSError where the kernel refuses one."""
-        memory, pids, cpu = (self._folders.get(name) for name in CONTROLLERS)
+        memory, pids, cpu = self._folders.get("memory"), self._folders.get("pids"), self._folders.get("cpu")
         quota = max(_MIN_QUOTA_US, int(cpus * _PERIOD_US)) + _LAUNCHER_QUOTA_US
         if memory is None or pids is None:
             raise OSError("controllers are missing")

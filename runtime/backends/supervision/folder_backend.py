@@ -141,7 +141,7 @@ class FolderBackend:
         """See `Backend.environment`."""
         # Ports are chosen at submission; the protocol promises 0 in their place.
         ports = {"master_port": 0, "worker_ports": [0] * launch_plan.ports_needed(spec)["worker_ports"]}
-        plan = Plan.from_data({**launch_plan.plan(spec), **ports, "node": rank // spec.workers_per_node})
+        plan = Plan.from_data({**launch_plan.plan_fields(spec), **ports, "node": rank // spec.workers_per_node})
         return rank_environment(plan, rank % spec.workers_per_node)
 
     def run_folder(self, name: str) -> Path:
@@ -166,8 +166,8 @@ class FolderBackend:
         """See `Backend.output_folder`."""
         return self._root / ".outputs" / key
 
-    def _shared_folders(self, run: RunOnDisk, spec: RunSpec) -> tuple[Path, Path]:
-        """Return the run's checkpoint and output folders. A run without a checkpoint key has its own."""
+    def _checkpoint_and_output_folders(self, run: RunOnDisk, spec: RunSpec) -> tuple[Path, Path]:
+        """Return the two folders: those that attempts share under the run's checkpoint key, or else the run's own."""
         if not spec.checkpoint_key:
             return run.folder / "checkpoints", run.folder / "outputs"
         return self.checkpoint_folder(spec.checkpoint_key), self.output_folder(spec.checkpoint_key)
@@ -185,7 +185,7 @@ def _read(path: Path, offset: int, limit: int) -> log_chunks.RawChunk:
         with path.open("rb") as file:
             return log_chunks.read_raw_chunk(file, offset, limit)
     except FileNotFoundError:
-        return log_chunks.RawChunk(b"", True, max(0, offset), 0)
+        return log_chunks.RawChunk(b"", at_end=True, offset=max(0, offset), size=0)
 
 
 def _read_times(path: Path, raw_chunk: log_chunks.RawChunk) -> log_chunks.Times:

@@ -7,7 +7,10 @@ from runtime.launcher.topology import LaunchPlan
 
 
 class SupervisorPlan(NodePlan, total=False):
-    """The plan of one node, as JSON. Paths are those of the host."""
+    """The plan of one node, as JSON. Paths are those of the host.
+
+    The fields of NodePlan are its limits. `launcher` is the launch plan, which the supervisor passes on.
+    """
 
     name: str
     """The run's name."""

@@ -19,7 +19,8 @@ from runtime.launcher.protocol import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 RecordData = dict[str, Any]
-"""A node's record (`runtime.launcher.record.Record`), as decoded from JSON."""
+"""A node's record (`runtime.launcher.record.Record`), as decoded from JSON. Its values need no checks, because customer
+code cannot write it."""
 Cause = dict[str, Any]
 """A cause in a record; `runtime.launcher.protocol` documents its fields."""
 Members = dict[str, Any]
@@ -84,19 +85,19 @@ def _spans(nodes: int, started_at: float, finished_at: float | None, changes: Se
 
     `nodes` is the number of nodes at the start.
     """
-    spans = [Span(nodes, started_at)]
+    spans: list[Span] = []
+    span_start = started_at
     for change in changes:
-        remaining_nodes = len(change["nodes"])
-        if remaining_nodes == spans[-1].nodes:
+        if len(change["nodes"]) == nodes:
             continue
-        changed_at = max(started_at, float(change["at"]))
-        changed_at = changed_at if finished_at is None else min(changed_at, finished_at)
-        last = spans.pop()
-        if changed_at > last.started_at:  # a span without length is dropped
-            spans.append(Span(last.nodes, last.started_at, changed_at))
-        spans.append(Span(remaining_nodes, max(changed_at, last.started_at)))
-    last = spans.pop()
-    return (*spans, Span(last.nodes, last.started_at, finished_at))
+        changed_at = max(span_start, float(change["at"]))
+        if finished_at is not None:
+            changed_at = min(changed_at, finished_at)
+        if changed_at > span_start:  # a span without length is dropped
+            spans.append(Span(nodes, span_start, changed_at))
+            span_start = changed_at
+        nodes = len(change["nodes"])
+    return (*spans, Span(nodes, span_start, finished_at))
 
 
 def _is_lost(record: RecordData) -> bool:
@@ -136,11 +137,11 @@ def _waiting_for(nodes: Sequence[NodeStatus]) -> str:
 
 
 def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:
-    """Return the causes that may have ended the run: those about its last members.
+    """Return the causes that may have ended the run: those about its last `members`.
 
-    An elastic run continued without its other nodes. A report that another node was lost is dropped if that node's own
-    record explains its end. A record that only reports the loss of others explains nothing: two nodes that are cut off
-    from each other report each other as lost.
+    Causes about other nodes do not count, since an elastic run continued without them. A report that another node was
+    lost is dropped if that node's own record explains its end. A record that only reports the loss of others explains
+    nothing: two nodes that are cut off from each other report each other as lost.
     """
     records = [record for record in records if record["node"] in members]
     explained_nodes = {

@@ -44,7 +44,7 @@ class PeerWatch:
         """Kill each supervisor that has been silent for too long, so that its node is found lost."""
         if now < self._next_check_at:
             return
-        # If this check is so late, this process was itself stopped or starved, so it begins to measure anew.
+        # A check that is this late shows that this process was itself stopped or starved. So it begins to measure anew.
         if self._next_check_at and now - self._next_check_at > SILENCE_SECONDS / 2:
             self._last_changes.clear()
         self._next_check_at = now + _CHECK_SECONDS

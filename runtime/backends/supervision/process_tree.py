@@ -81,6 +81,7 @@ class ProcessTree:
     def _create_cgroup(self) -> None:
         """Create the node's control group; `group` stays None if the kernel refuses."""
         plan = self._plan
+        # With the nonce, since an earlier run of this name may have left a group that could not be removed.
         name = f"trainyard-{plan['name']}-{plan['node']}-{plan['nonce'][:8]}"
         self.group = cgroups.create(
             name,

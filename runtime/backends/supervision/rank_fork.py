@@ -82,7 +82,7 @@ class ForkServerConnection:
 
 
 def connect_fork_server(socket_path: str, ranks: int) -> ForkServerConnection | None:
-    """Connect to the fork server at this path for a node with so many ranks; return None if it does not run yet."""
+    """Connect to the fork server at this path, to fork `ranks` ranks of a node; return None if it does not run yet."""
     try:
         return ForkServerConnection(connect(Path(socket_path).parent, Path(socket_path).name), ranks)
     except OSError:

@@ -28,8 +28,8 @@ _MEMORY_FOLDERS = ("tmp", "dev/shm")
 class Usage(NamedTuple):
     """The current usage of a sandbox.
 
-    `heaviest_pid` is the pid, inside the sandbox, of the child of the launcher that uses the most memory together with
-    its descendants; None unless the memory limit was exceeded.
+    `heaviest_pid` is the child of the launcher that uses the most memory, its descendants included. It is the pid
+    inside the sandbox, and None unless the memory limit was exceeded.
     """
 
     processes: int
@@ -41,7 +41,7 @@ def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
     """Return the limits of every process of a node, by their names in the module `resource`.
 
     `processes` is the node's limit of processes, which `Limits` or a control group enforces. RLIMIT_NPROC cannot: it
-    does not hold for root, and counts all processes of the user. It is twice the node's limit, to stop a flood.
+    does not hold for root, and counts all processes of the user. It is set to twice `processes`, to stop a flood.
     """
     return {
         "RLIMIT_NOFILE": _MAX_OPEN_FILES,

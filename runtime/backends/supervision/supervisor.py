@@ -1,6 +1,6 @@
 """The supervisor of one node: a detached process that starts the launcher in its sandbox and enforces its limits.
 
-It receives its plan when it starts, and needs no console after that: it enforces the deadline, the limits and the
+It receives its plan when it starts, and needs no console after that. It enforces the deadline, the limits and the
 maximum sizes of logs, and writes the node's record. Backends ask it by files in the run's folder to end the run or to
 move the deadline. If it dies, the kernel ends the sandbox. Standard library only, so that it starts in milliseconds.
 """
@@ -127,6 +127,7 @@ class Supervisor(Node):
     # Events
 
     def _handle_own_event(self, _ready: Any) -> None:
+        """Handle an event that only this class has registered: signals have arrived."""
         self._read_signals()
 
     def _read_signals(self) -> None:

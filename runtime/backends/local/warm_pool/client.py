@@ -24,7 +24,7 @@ from runtime.backends.local.warm_pool.daemon import STATE_FILE, DaemonSettings, 
 from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.errors import RuntimeFault
 
-_SOURCE_ROOT = Path(__file__).resolve().parents[4]
+_SOURCE_ROOT = Path(__file__).resolve().parents[4]  # the folder that contains the package `runtime`
 _PACKAGE = _SOURCE_ROOT / "runtime"  # the package whose files `_version` hashes
 # Python code that runs `main` of a module of `runtime.backends`; the module's name is filled in later.
 _COMMAND = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.{{}} import main; main()"
@@ -129,14 +129,15 @@ def _start_module(
     """Start a module of `runtime.backends` and write this text to its stdin; return the process and the open stdin."""
     with log.open("ab") if log is not None else contextlib.nullcontext(subprocess.DEVNULL) as output:
         process = subprocess.Popen(
+            # -I and -S: Python searches no other folders for modules, so it starts faster.
             [sys.executable, "-I", "-S", "-c", _COMMAND.format(module)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             cwd="/",
-            env={"LANG": "C.UTF-8"},
+            env={"LANG": "C.UTF-8"},  # the console's environment contains secrets
             pass_fds=inherit_fds,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C in the console's terminal does not end the process
         )
     if process.stdin is None:
         raise RuntimeFault("a process was started without a stdin")

@@ -40,6 +40,7 @@ _RESTART_SECONDS = 60.0
 """Pause before a fork server that has ended is started again. Without it, a fork server whose imports fail would be
 started at every request."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
+"""The program of a fork server. The image's Python runs it by its path, since an image does not have this package."""
 
 
 class DaemonSettings(TypedDict):
@@ -106,6 +107,7 @@ class Daemon:
 
     def run(self) -> None:
         """Serve until SIGTERM, or until there was no request for `idle_seconds`."""
+        # All paths are relative to the pool's folder, since the address of a Unix socket has at most 107 bytes.
         os.chdir(self._folder)
         log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         for stream in (1, 2):
@@ -160,7 +162,7 @@ class Daemon:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept one connection, and handle its request in a fork, so that the daemon never waits for a submitter."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the submitter gets no answer, and starts the run cold
             connection, _address = listener.accept()
             with connection:
                 if not os.fork():

@@ -39,12 +39,12 @@ def is_submitted(request: StartRequest) -> bool:
 
 def supervise(request: StartRequest) -> None:
     """Prepare the nodes' network and ports, and supervise each node in a process and session of its own."""
-    nodes = request["nodes"]
+    plans = request["nodes"]
     # Why the run shares the machine's network; "" if it has its own.
     sharing_reason = network.enter() if request["network"] == "private" else "The setting asks for the host's network."
     if sharing_reason:
         sys.stderr.write(f"The run shares the network of this machine. {sharing_reason}\n")
-    elif nodes[0]["launcher"]["plan"]["controller"] == "mpi":
+    elif plans[0]["launcher"]["plan"]["controller"] == "mpi":
         bridge_problem = network.add_bridge()
         if bridge_problem:
             sys.stderr.write(f"{bridge_problem}\n")
@@ -53,40 +53,41 @@ def supervise(request: StartRequest) -> None:
     worker_ports = request["worker_ports"]
     reserved_ports = [network.reserve_port() for _port in range(1 + worker_ports + request["spare_ports"])]
     port_numbers = [port.getsockname()[1] for port in reserved_ports]
-    shared_plan = {
+    shared_fields = {
         # TensorFlow's chief listens at the first worker's port.
         "master_port": port_numbers[1] if worker_ports else port_numbers[0],
         "worker_ports": port_numbers[1 : 1 + worker_ports],
         "spare_ports": port_numbers[1 + worker_ports :],
-        "own_network": not sharing_reason and len(nodes) == 1,
+        "own_network": not sharing_reason and len(plans) == 1,  # all nodes of a run share one network namespace
     }
-    for node in nodes:
-        node["launcher"]["plan"].update(shared_plan)
-        node["launcher"]["control_port"] = listener.getsockname()[1]
-        node["nonce"] = request["nonce"]
+    for plan in plans:
+        plan["launcher"]["plan"].update(shared_fields)
+        plan["launcher"]["control_port"] = listener.getsockname()[1]
+        plan["nonce"] = request["nonce"]
     # This process supervises node 0 and keeps the ports reserved until the run ends. Forks supervise the other nodes.
-    for node in nodes[1:]:
+    for plan in plans[1:]:
         if not os.fork():
             for inherited in (listener, *reserved_ports):
                 inherited.close()
-            _supervise_node(node, request["locks"])
+            _supervise_node(plan, request["locks"])
             os._exit(0)
-    nodes[0]["listener"] = listener.detach()
-    _supervise_node(nodes[0], request["locks"])
+    plans[0]["listener"] = listener.detach()
+    _supervise_node(plans[0], request["locks"])
 
 
-def _supervise_node(node: SupervisorPlan, locks: list[int]) -> None:
-    """Supervise this node to its end. Keeps only this node's lock, which shows that its supervisor lives."""
+def _supervise_node(plan: SupervisorPlan, locks: list[int]) -> None:
+    """Supervise the node of this plan to its end. Keeps only its lock, which shows that its supervisor lives."""
+    node = plan["node"]
     # The process of node 0 already has a session of its own.
-    if node["node"]:
+    if node:
         os.setsid()
     for lock_node, lock in enumerate(locks):
-        if lock_node == node["node"]:
+        if lock_node == node:
             os.set_inheritable(lock, False)
         else:
             os.close(lock)
-    log = os.open(f"{node['folder']}/logs/supervisor-{node['node']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(f"{plan['folder']}/logs/supervisor-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    Supervisor(node).run()
+    Supervisor(plan).run()
