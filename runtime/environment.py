@@ -18,33 +18,29 @@ NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
 MAX_VARIABLES = 100
 """Maximum number of variables that one order may set: more than any script needs, and few enough for a form."""
 MAX_BYTES = 32 * 1024
-"""Maximum size of all names and values of an order's variables. They are part of one message to each launcher, which
-has at most 1 MiB."""
+"""Maximum size of all names and values of an order's variables. They are part of the launch plan, one message of at
+most 1 MiB (`launcher.protocol`)."""
 MAX_SECRETS = 10
 """Maximum number of secrets that one order may use. With `MAX_SECRET_BYTES` each, they fit into the same message."""
 MAX_SECRET_BYTES = 8 * 1024
 """Maximum size of a secret: more than keys and certificates have."""
-OVERRIDABLE = frozenset(
-    {
-        *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
-        *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
-    }
-)
+OVERRIDABLE = frozenset({
+    "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME",
+})  # fmt: skip
 """Defaults of the platform that an order may replace: they only tune the run."""
-_FORBIDDEN = frozenset(
-    {
-        # The platform chooses the GPUs of a node.
-        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
-        # With these, the interpreter would not find its library or the script's folder, or would not end. Variables of
-        # the dynamic linker such as LD_PRELOAD are allowed: only the ranks get them, never a process of the platform.
-        *("PYTHONHOME", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE", "PYTHONINSPECT"),
-    }
-)
+_FORBIDDEN = frozenset({
+    # The platform chooses the GPUs of a node.
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+    # With these, the interpreter would not find its library or the script's folder, or would not end. Variables of the
+    # dynamic linker such as LD_PRELOAD are allowed: only the ranks get them, never a process of the platform.
+    "PYTHONHOME", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE", "PYTHONINSPECT",
+})  # fmt: skip
 _RESERVED_PREFIXES = (
-    *("TRAINYARD_", "KUBERNETES_", "TORCHELASTIC_"),
+    "TRAINYARD_", "KUBERNETES_", "TORCHELASTIC_",
     # Variables that mpirun sets for its processes.
-    *("OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_"),
-)
+    "OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_",
+)  # fmt: skip
 # Plans whose ranks' variables are listed below. Only the names of the variables matter, so the values are placeholders.
 _PLAN = Plan(
     run_id="run",

@@ -303,7 +303,7 @@ def _test_image(images_root: Path, name: str, smoke_test: SmokeTest, progress: P
     backend = LocalBackend(root=test_folder / "runs", images_root=images_root, cpus=_SMOKE_NODES, memory_mib=1 << 20)
     backend.delete("smoke")  # a build that was interrupted may have left it
     workspace = test_folder / "workspace"
-    workspace.mkdir(exist_ok=True)
+    workspace.mkdir(parents=True, exist_ok=True)
     spec = RunSpec(
         name="smoke",
         framework=smoke_test.framework,
