@@ -234,6 +234,7 @@ class Agent:
             kind = message.get("type")
             if kind == "end":
                 self._is_ending = True
+                # Not `terminate`, which kills soon after: here the supervisor kills at the end of the grace period.
                 self._worker_group.signal(signal.SIGTERM)
             elif kind == "output":
                 self._ensure_node_watch().note_output()

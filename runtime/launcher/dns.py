@@ -99,7 +99,9 @@ def qualify_name(name: str) -> str:
             lines = [line.split() for line in file]
     except (OSError, UnicodeError):
         return name
-    for domain in [field for fields in lines if fields[:1] == ["search"] for field in fields[1:]]:
-        if domain.split(".")[1:2] == ["svc"]:  # <namespace>.svc.<cluster domain>
-            return "{}.{}.".format(name, domain.strip("."))
+    for fields in lines:
+        search_domains = fields[1:] if fields[:1] == ["search"] else []
+        for domain in search_domains:
+            if domain.split(".")[1:2] == ["svc"]:  # <namespace>.svc.<cluster domain>
+                return "{}.{}.".format(name, domain.strip("."))
     return name

@@ -83,10 +83,8 @@ class Output:
         """Return how long to wait, `max_seconds` at most, until `handle_timers` has something to do."""
         if self.is_full:
             return max_seconds
-        return max(
-            0.0,
-            min([max_seconds, *(log.paused_until - now for log in self._paused_logs if log.paused_until is not None)]),
-        )
+        pauses = [log.paused_until - now for log in self._paused_logs if log.paused_until is not None]
+        return max(0.0, min([max_seconds, *pauses]))
 
     def drain(self, give_up_at: float) -> None:
         """After the end of all processes, read the rest of the pipes, until `give_up_at` (monotonic) at most.

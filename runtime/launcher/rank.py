@@ -128,7 +128,7 @@ def _most_informative_line(text: str) -> str:
     if not lines or not lines[0].endswith(":"):
         return lines[0] if lines else ""
     if any(line.endswith("Traceback (most recent call last):") for line in lines):
-        return lines[-1]
+        return lines[-1]  # a traceback ends with its exception
     return next((line for line in lines if not line.endswith(":") and not line.startswith('File "')), lines[0])
 
 
