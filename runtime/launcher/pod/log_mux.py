@@ -65,8 +65,12 @@ class LogMux:
         *lines, partial_line = (self._partial.pop(rank, b"") + data).split(b"\n")
         prefix = b"-" if rank == LAUNCHER else str(rank).encode()
         if lines:
-            start = prefix + b"\t"
-            self._add(start + (b"\n" + start).join(lines) + b"\n")
+            if max(map(len, lines)) > _MAX_PIECE_BYTES:
+                self._add(b"".join(_format_long_line(prefix, line) for line in lines))
+            else:
+                # Most output has only short lines, which one `join` formats without work per line.
+                start = prefix + b"\t"
+                self._add(start + (b"\n" + start).join(lines) + b"\n")
             self._partial_since.pop(rank, None)
         while len(partial_line) > _MAX_PIECE_BYTES:
             self._add(prefix + b"+\t" + partial_line[:_MAX_PIECE_BYTES] + b"\n")
@@ -139,3 +143,12 @@ class LogMux:
         except OSError:
             return  # stdout is a file: a selector cannot wait for it, and writing to it never has to
         self._is_registered = is_registered
+
+
+def _format_long_line(prefix: bytes, line: bytes) -> bytes:
+    """Return a complete line as it is written: in pieces of at most `_MAX_PIECE_BYTES`."""
+    formatted = b""
+    while len(line) > _MAX_PIECE_BYTES:
+        formatted += prefix + b"+\t" + line[:_MAX_PIECE_BYTES] + b"\n"
+        line = line[_MAX_PIECE_BYTES:]
+    return formatted + prefix + b"\t" + line + b"\n"
