@@ -307,7 +307,7 @@ class WaitingCode(enum.StrEnum):
     GPUS = "gpus"
     """`nodes` nodes need `wanted` GPUs each, of `gpu_type` ("": any); `free`: how many are free, None if not known."""
     CPUS = "cpus"
-    """`nodes` nodes need `wanted` CPUs each; `free`: how many the machine with the most has, None if not known."""
+    """`nodes` nodes need `wanted` CPUs each; `free`: the most that one machine has free, None if not known."""
     MEMORY = "memory"
     """The same data as for CPUS, in MiB."""
     TOO_LARGE = "too_large"

@@ -75,7 +75,7 @@ def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
         if has_ended and reads_terminal and not terminal_events:
             return  # everything that the shell wrote is sent
         if to_terminal and connection_events & (select.POLLHUP | select.POLLERR):
-            return
+            return  # the socket is closed, and no read shows it while input waits for the terminal
         try:
             if to_connection and connection_events & select.POLLOUT:
                 to_connection = to_connection[os.write(connection_fd, to_connection) :]

@@ -277,7 +277,7 @@ class WorkerGroup:
 
     @property
     def has_ended_ranks(self) -> bool:
-        """Whether any rank has ended, or its script has failed."""
+        """Whether any rank has ended, or any script has failed."""
         return any(rank.exit is not None or rank.script_failed_at is not None for rank in self._ranks_by_pid.values())
 
     def read_reports(self, rank: Rank) -> None:

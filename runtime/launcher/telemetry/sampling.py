@@ -255,7 +255,7 @@ class Sampler:
         private = shared = 0
         for pid in pids:
             fields = read_file("{}/{}/statm".format(self._proc, pid)).split()
-            if len(fields) > 2:
+            if len(fields) > 2:  # in pages, 1: the resident memory, 2: the shared part of it
                 private += int(fields[1]) - int(fields[2])
                 shared = max(shared, int(fields[2]))
         return (private + shared) * _PAGE_BYTES

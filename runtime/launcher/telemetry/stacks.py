@@ -112,13 +112,12 @@ class StackCapture:
 
     def ends_at(self) -> float:
         """Return when the capture ends unless ranks write more (monotonic)."""
-        latest = self._started_at
-        for rank_id in self._output:
-            last_data_at = self._last_data_at.get(rank_id)
-            latest = max(
-                latest, self._started_at + ANSWER_SECONDS if last_data_at is None else last_data_at + _QUIET_SECONDS
-            )
-        return min(latest, self._started_at + ANSWER_SECONDS)
+        give_up_at = self._started_at + ANSWER_SECONDS
+        if len(self._last_data_at) < len(self._output):
+            return give_up_at  # a rank has not written anything yet
+        if not self._output:
+            return self._started_at  # no rank can answer
+        return min(give_up_at, max(self._last_data_at.values()) + _QUIET_SECONDS)
 
     def is_over(self, now: float) -> bool:
         """Whether all ranks have answered, or have taken too long."""
@@ -196,7 +195,7 @@ def unavailable_reason(rank: CaptureTarget, proc: str = PROC) -> str:
     if status["State"][:1] in "Tt":
         return "the process is stopped (SIGSTOP), so that nothing runs in it"
     if not _mask_contains(status.get("SigCgt", "0"), STACK_SIGNAL):
-        return "the process no longer runs the interpreter that was started, or not yet"
+        return "the process does not run the interpreter yet, or no longer"
     if _mask_contains(status.get("SigBlk", "0"), STACK_SIGNAL) or _mask_contains(
         status.get("SigIgn", "0"), STACK_SIGNAL
     ):
