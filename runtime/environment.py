@@ -41,8 +41,8 @@ _RESERVED_PREFIXES = (
     # Variables that mpirun sets for its processes.
     "OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_",
 )  # fmt: skip
-# Plans whose ranks' variables are listed below. Only the names of the variables matter, so the values are placeholders.
-_PLAN = Plan(
+# The variables of these plans' ranks are listed below. Only their names matter, so the values are placeholders.
+_MINIMAL_PLAN = Plan(
     run_id="run",
     node=0,
     nodes=2,
@@ -68,16 +68,18 @@ _PLAN = Plan(
     output_dir="-",
 )
 # The plan of a run that uses every option which adds variables.
-_LARGEST_PLAN = _PLAN._replace(
+_PLAN_WITH_ALL_OPTIONS = _MINIMAL_PLAN._replace(
     interface="lo", min_nodes=1, collective_timeout_seconds=1, stall_check_seconds=1, traceparent="-"
 )
-CONTRACT = frozenset(common_environment(_PLAN, 0)) - OVERRIDABLE
+CONTRACT = frozenset(common_environment(_MINIMAL_PLAN, 0)) - OVERRIDABLE
 """Names of the variables of the environment contract that every rank has. Arguments may refer to them."""
 _SET_BY_PLATFORM = frozenset(
     name
     for framework in Framework
     for controller in Controller
-    for name in rank_environment(_LARGEST_PLAN._replace(framework=framework.value, controller=controller.value), 0)
+    for name in rank_environment(
+        _PLAN_WITH_ALL_OPTIONS._replace(framework=framework.value, controller=controller.value), 0
+    )
 )
 
 

@@ -110,7 +110,7 @@ def can_use_gpus(name: str, flavour: Flavour | None) -> bool:
     return flavour is Flavour.CUDA and bool(recipe.replacements_for(Flavour.CUDA))
 
 
-def names(recipes: Path = RECIPES) -> list[str]:
+def recipe_names(recipes: Path = RECIPES) -> list[str]:
     """Return the names of all images that have a recipe."""
     return sorted(path.stem for path in recipes.glob("*.txt"))
 
@@ -120,7 +120,7 @@ def read_recipe(name: str, recipes: Path = RECIPES) -> Recipe:
     path = recipes / f"{name}.txt"
     if not NAME_PATTERN.match(name) or not path.is_file():
         raise InvalidSpec(
-            f"There is no built-in image '{name}'. There are: {', '.join(names(recipes))}.", field="image"
+            f"There is no built-in image '{name}'. There are: {', '.join(recipe_names(recipes))}.", field="image"
         )
     text = path.read_text()
     directives: dict[str, list[str]] = {

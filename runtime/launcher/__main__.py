@@ -46,6 +46,7 @@ def main(arguments: List[str]) -> int:
     listener_fd = launch_plan.get("listener")
     warm_fd = launch_plan.get("warm")
     shells_fd = launch_plan.get("shells")
+    # This process inherited these descriptors, but its children must not inherit them.
     for descriptor in (supervisor_socket.fileno(), listener_fd, warm_fd, shells_fd, *launch_plan["outputs"]):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)

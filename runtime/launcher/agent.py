@@ -102,7 +102,7 @@ class Agent:
             self._peers.join(self._hub_address)
         self._give_up_at = time.monotonic() + self._start_seconds
         while not self._is_over():
-            if self._is_hub and self._rounds.is_waiting and not self._is_ending and self._peers.is_complete:
+            if self._is_hub and not self._rounds.has_started and not self._is_ending and self._peers.is_complete:
                 self._rounds.begin_round()
             for key, _events in self._selector.select(self._timeout()):
                 self._handle(key.data)
@@ -178,7 +178,7 @@ class Agent:
             self._fail_for_own_ranks()
         if self._is_ending:
             return
-        if self._rounds.is_waiting and now >= self._give_up_at:
+        if not self._rounds.has_started and now >= self._give_up_at:
             missing_nodes = self._peers.missing if self._is_hub else [0]  # other nodes are connected to the hub only
             message = "Nodes {} did not connect in time.".format(node_list(missing_nodes))
             self._fail(new_cause(kind="platform_error", code="nodes_not_met", node=self._plan.node, message=message))

@@ -24,6 +24,7 @@ _READ_BYTES = 1 << 16
 _RESOLVER_CONFIG = "/etc/resolv.conf"
 
 Resolve = Callable[[str], Optional[str]]
+"""Returns a name's address; None while it is unknown."""
 
 
 class NameLookup:

@@ -114,6 +114,7 @@ class Mpi:
         for pid in [pid for pid, since in self._ended_stubs.items() if now >= since + RANK_EXIT_SECONDS]:
             del self._ended_stubs[pid]
             self._worker_group.terminate_rank(pid)
+        # If a rank has ended already, its failure is the cause, and mpirun only follows.
         if not self.is_starting or self._worker_group.has_ended_ranks:
             return None
         if self._mpirun_exit is not None:

@@ -112,7 +112,9 @@ def _describe_exception(error: BaseException) -> str:
             text = str(error.msg)  # its place is reported separately
         fields = [_type_name(error), _shorten(_most_informative_line(text), _MAX_TEXT_BYTES, 0), *_find_place(error)]
         chain = _chain(error)
-        for chained in chain if len(chain) <= _MAX_CHAIN_LENGTH else [*chain[: _MAX_CHAIN_LENGTH - 1], chain[-1]]:
+        if len(chain) > _MAX_CHAIN_LENGTH:
+            chain = [*chain[: _MAX_CHAIN_LENGTH - 1], chain[-1]]
+        for chained in chain:
             fields += [_type_name(chained), _shorten(_text(chained), _MAX_TEXT_BYTES, _MAX_TEXT_END_BYTES)]
         return "".join("\t" + " ".join(field.split()) for field in fields)
     except BaseException:  # the methods of a customer's exception may raise anything

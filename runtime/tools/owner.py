@@ -111,6 +111,7 @@ class Owner:
                     self.wfile.write(json.dumps(answer).encode() + b"\n")
 
         class Server(socketserver.UnixStreamServer):
+            # `serve_forever` calls this after each request, and at least every `_CHECK_SECONDS`.
             def service_actions(self) -> None:
                 owner.end_unused_sessions()
 

@@ -71,9 +71,9 @@ class Rounds:
         return not self._plan.node
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether no round has started ranks yet."""
-        return not self._has_started
+    def has_started(self) -> bool:
+        """Whether any round has started ranks."""
+        return self._has_started
 
     # Events
 
@@ -122,7 +122,7 @@ class Rounds:
         The reason continues the sentence "Node 1 was lost"; "" if no reason is needed.
         """
         # Only the hub decides. To continue, a run must be elastic, keep node 0, and have started its ranks.
-        if not self._is_hub or not self._plan.elastic or not node or self.is_waiting:
+        if not self._is_hub or not self._plan.elastic or not node or not self._has_started:
             return ""
         if self._peers.any_finished or self._worker_group.succeeded:
             return ", and others have finished already"

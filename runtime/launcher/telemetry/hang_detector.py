@@ -219,7 +219,7 @@ class HangDetector:
         self._longest_idle_seconds = 0.0  # the longest idle period that has ended
         self._last_idle_seconds = 0.0  # the current idle period, as of the last report
         self._next_inspection_at: Optional[float] = None  # the earliest time of the next inspection; None: now
-        self._inspects_idle_run = False  # whether the last inspection was of an idle run or of a spinning one
+        self._inspects_idle_run = False  # the last inspection was of an idle run, not of a spinning one
         self._busy_inspections = 0  # inspections in a row that found a rank at work
         self._waiting_inspections = 0  # inspections in a row of an idle run that found all ranks waiting
         # The nodes that have not answered the current inspection, and the answers so far, by rank.
