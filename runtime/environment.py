@@ -73,14 +73,19 @@ _PLAN_WITH_ALL_OPTIONS = _MINIMAL_PLAN._replace(
 )
 CONTRACT = frozenset(common_environment(_MINIMAL_PLAN, 0)) - OVERRIDABLE
 """Names of the variables of the environment contract that every rank has. Arguments may refer to them."""
-_SET_BY_PLATFORM = frozenset(
-    name
-    for framework in Framework
-    for controller in Controller
-    for name in rank_environment(
-        _PLAN_WITH_ALL_OPTIONS._replace(framework=framework.value, controller=controller.value), 0
-    )
-)
+
+
+def _names_set_by_platform() -> frozenset[str]:
+    """Return the names of all variables that the platform sets for a rank, in any framework."""
+    names: set[str] = set()
+    for framework in Framework:
+        for controller in Controller:
+            plan = _PLAN_WITH_ALL_OPTIONS._replace(framework=framework.value, controller=controller.value)
+            names.update(rank_environment(plan, 0))
+    return frozenset(names)
+
+
+_SET_BY_PLATFORM = _names_set_by_platform()
 
 
 def is_name(name: str) -> bool:

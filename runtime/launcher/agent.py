@@ -121,6 +121,7 @@ class Agent:
         return seconds if self._node_watch is None else float(self._node_watch.timeout(seconds))
 
     def _catch_sigchld(self) -> None:
+        """Make the loop call `_handle_ended_children` after each SIGCHLD."""
         # Python writes to the pipe only for signals with a handler, so SIGCHLD gets one that does nothing. A full pipe
         # wakes up the loop as well, so it needs no warning.
         self._wakeup_pipe = os.pipe()
@@ -254,7 +255,7 @@ class Agent:
         for node, message in self._peers.events(source):
             kind = message.get("type")
             if kind == "lost":
-                self._handle_lost_node(node, bool(message.get("silent")))
+                self._handle_lost_node(node, was_silent=bool(message.get("silent")))
             elif kind == "abort" and not self._is_ending:
                 self._abort(message.get("cause"))
             elif kind == "done":
@@ -265,7 +266,7 @@ class Agent:
             elif self._node_watch is not None:
                 self._node_watch.handle_message(node, message)
 
-    def _handle_lost_node(self, node: int, was_silent: bool) -> None:
+    def _handle_lost_node(self, node: int, *, was_silent: bool) -> None:
         """Continue without a lost node if the run can, else fail.
 
         `was_silent`: the node sent no more heartbeats, although its connection was still open.
@@ -316,7 +317,12 @@ class Agent:
     def _cause_of(self, rank: Rank) -> Message:
         """Return a rank's failure as a cause. The rank's process may still run."""
         script_failure = rank.script_failure
-        code = "rank_raised" if script_failure.exception else "rank_killed" if rank.failed_by_signal else "rank_exited"
+        if script_failure.exception:
+            code = "rank_raised"
+        elif rank.failed_by_signal:
+            code = "rank_killed"
+        else:
+            code = "rank_exited"
         failure = new_cause(kind="code_failed", code=code, node=self._plan.node, at=rank.failed_at, rank=rank.rank_id)
         # A rank that still runs, or was killed after its exception, has no exit code of its own. Then the code that it
         # reported counts.

@@ -255,7 +255,8 @@ def _remove_platform_lines(text: str) -> str:
         indent = len(line) - len(content)
         is_frame = content.startswith(tuple(platform_frames))
         # Source lines are indented more than their frame. TensorFlow prints an empty line for one that it cannot read.
-        is_source = indent > frame_indent >= 0 if content else is_after_frame
+        is_below_frame = frame_indent >= 0 and indent > frame_indent
+        is_source = is_below_frame if content else is_after_frame
         if is_frame:
             frame_indent = indent
         elif not is_source:

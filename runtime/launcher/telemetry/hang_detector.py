@@ -69,9 +69,9 @@ _LATE_FACTOR = 5.0
 """If a check comes after more than this many times the planned interval, this process was stopped, and the check proves
 nothing."""
 
-# Whether a rank waits for the others: no; only if the run is idle, since it is in a call that also computes; yes.
+# Whether a rank waits for the others, by the call that it is in.
 NOT_WAITING = 0
-WAITING_IF_IDLE = 1
+WAITING_IF_IDLE = 1  # the call may wait or compute, so it waits only if the run is idle
 WAITING = 2
 
 

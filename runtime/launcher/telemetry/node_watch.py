@@ -283,6 +283,7 @@ class NodeWatch:
         return last_state != self._metrics_state
 
     def _report_progress(self, progress: NodeProgress) -> None:
+        """Report progress to the supervisor, which stores its time, and to the hub, which detects hangs."""
         at = time.time() - progress.idle_seconds  # computing counts as progress here, unlike in `stalled_seconds`
         if at >= self._reported_progress_at + _MIN_CHECK_SECONDS:
             self._reported_progress_at = at
@@ -350,15 +351,16 @@ class NodeWatch:
     def _read_rank_cpu(self, now: float, processes: Dict[int, Process]) -> Dict[int, RankCpu]:
         """Return the CPU time that each rank has used, by rank_id."""
         pids_by_rank = group_by_rank(processes, self._ranks_by_pid)
-        return {
-            rank.rank_id: RankCpu(
-                now,
-                rank.pid,
-                read_threads(rank.pid),
-                {pid: processes[pid].cpu_seconds for pid in pids_by_rank[rank.rank_id] if pid != rank.pid},
+        cpu_by_rank = {}
+        for rank in self._ranks:
+            children = [pid for pid in pids_by_rank[rank.rank_id] if pid != rank.pid]
+            cpu_by_rank[rank.rank_id] = RankCpu(
+                at=now,
+                pid=rank.pid,
+                threads=read_threads(rank.pid),
+                children={pid: processes[pid].cpu_seconds for pid in children},
             )
-            for rank in self._ranks
-        }
+        return cpu_by_rank
 
     def _mark_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
         """Set `is_parked` for ranks that have done nothing since the last reading of their threads."""

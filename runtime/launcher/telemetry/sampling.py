@@ -111,7 +111,10 @@ def read_threads(pid: int, proc: str = PROC) -> Dict[int, float]:
 
 def _parse_disk_bytes(data: bytes) -> Tuple[int, int]:
     """Return bytes read and written, from the text of /proc/<pid>/io."""
-    values = {name: value for name, _, value in (line.partition(b": ") for line in data.splitlines())}
+    values = {}
+    for line in data.splitlines():
+        name, _, value = line.partition(b": ")
+        values[name] = value
     return int(values.get(b"read_bytes", 0)), int(values.get(b"write_bytes", 0))
 
 

@@ -164,6 +164,7 @@ class StackCapture:
         return "process {} ({}), {}{}, {:.2f} s of CPU".format(pid, name, state, place, process.cpu_seconds)
 
     def _describe_threads(self, pid: int) -> List[str]:
+        """Return a line for each kind of thread of a process: its name, where it waits, and how many there are."""
         folder = "{}/{}/task".format(self._proc, pid)
         try:
             threads = sorted(map(int, os.listdir(folder)))
@@ -187,9 +188,10 @@ class StackCapture:
 def unavailable_reason(rank: CaptureTarget, proc: str = PROC) -> str:
     """Return why this process cannot be sent the signal; "" if it can."""
     folder = "{}/{}/".format(proc, rank.pid)
-    status = {
-        name: value.strip() for name, _, value in (line.partition(":") for line in _read_lines(folder + "status"))
-    }
+    status = {}
+    for line in _read_lines(folder + "status"):
+        name, _, value = line.partition(":")
+        status[name] = value.strip()
     if not status or status.get("State", "Z")[:1] in "ZX":
         return "the process has ended"
     if status["State"][:1] in "Tt":
