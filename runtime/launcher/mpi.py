@@ -171,6 +171,7 @@ class Mpi:
         return [self._python, "-I", "-S", extract_file("mpi_stub.py"), self._socket_path, task]
 
     def _spawn(self, arguments: List[str]) -> int:
+        """Start mpirun or a daemon of it; return the pid. Raises OSError."""
         environment = dict(self._environment)
         if self._plan is not None:
             environment.update(mpirun_environment(self._plan, " ".join(self._stub_command("remote"))))
@@ -201,7 +202,7 @@ class Mpi:
             return
         for message in messages:
             if "host" in message:
-                self._send_daemon(link, str(message["host"]), str(message.get("command")))
+                self._request_daemon(link, str(message["host"]), str(message.get("command")))
             elif isinstance(message.get("environment"), dict):
                 self._start_rank(link, message["environment"])
 
@@ -235,7 +236,7 @@ class Mpi:
             self._worker_group.finish_starting()
             self._on_all_started()
 
-    def _send_daemon(self, link: Link, host: str, command: str) -> None:
+    def _request_daemon(self, link: Link, host: str, command: str) -> None:
         """On node 0, have the launcher of `host` run the daemon's command."""
         plan = self._plan
         # The nodes of this round, by their numbers at submission.

@@ -57,7 +57,7 @@ _REASON_MARKS = ("error:", "  ×", "×")
 class InstallRequest:
     """The requirements to install on an image, and the limits. `indexes` and `file_hosts` are for `load_indexes`.
 
-    `seconds` is how long the installation may run.
+    `seconds` is how long the installation may run. `network` is as in `LocalBackend`.
     """
 
     image: str

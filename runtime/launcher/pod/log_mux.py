@@ -36,7 +36,7 @@ class LogMux:
         self._selector = selector
         self._descriptor = descriptor
         self._buffer = bytearray()
-        self._partial: Dict[int, bytes] = {}  # each rank's incomplete line
+        self._partial_lines: Dict[int, bytes] = {}  # each rank's incomplete line
         self._partial_since: Dict[int, float] = {}  # when that line began (monotonic)
         self._written_at = time.monotonic()  # when stdout last accepted data, or the buffer was last empty
         self._is_registered = False  # with the selector, which is needed only while data waits
@@ -62,7 +62,7 @@ class LogMux:
 
     def write(self, rank: int, data: bytes) -> None:
         """Add output of a rank; an incomplete line is kept for a moment."""
-        *lines, partial_line = (self._partial.pop(rank, b"") + data).split(b"\n")
+        *lines, partial_line = (self._partial_lines.pop(rank, b"") + data).split(b"\n")
         prefix = b"-" if rank == LAUNCHER else str(rank).encode()
         if lines:
             if max(map(len, lines)) > _MAX_PIECE_BYTES:
@@ -76,7 +76,7 @@ class LogMux:
             self._add(prefix + b"+\t" + partial_line[:_MAX_PIECE_BYTES] + b"\n")
             partial_line = partial_line[_MAX_PIECE_BYTES:]
         if partial_line:
-            self._partial[rank] = partial_line
+            self._partial_lines[rank] = partial_line
             self._partial_since.setdefault(rank, time.monotonic())
 
     def handle_timers(self, now: float) -> None:
@@ -105,7 +105,7 @@ class LogMux:
 
     def finish(self, seconds: float) -> None:
         """Write everything that is left, for `seconds` at most."""
-        for rank in list(self._partial):
+        for rank in list(self._partial_lines):
             self._write_partial(rank)
         give_up_at = time.monotonic() + seconds
         self.flush()
@@ -116,7 +116,7 @@ class LogMux:
     def _write_partial(self, rank: int) -> None:
         prefix = b"-" if rank == LAUNCHER else str(rank).encode()
         self._partial_since.pop(rank, None)
-        self._add(prefix + b"+\t" + self._partial.pop(rank, b"") + b"\n")
+        self._add(prefix + b"+\t" + self._partial_lines.pop(rank, b"") + b"\n")
 
     def _add(self, data: bytes) -> None:
         """Add complete lines to the buffer, or drop them while stdout is stalled."""

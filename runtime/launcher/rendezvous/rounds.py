@@ -93,6 +93,7 @@ class Rounds:
         self._peers.send({"type": "start", "round": self.number, "rendezvous_port": port, "addresses": addresses})
         self._start(port)
         if self._horovod_store is not None:
+            # This starts a thread, so it comes after the first ranks are forked. Until then, requests wait.
             self._horovod_store.serve()
 
     def handle_message(self, node: int, message: Message) -> bool:

@@ -181,7 +181,10 @@ def _serve_supervisor(connection: socket.socket) -> Script:
 
 
 def _enter_sandbox(sandbox_pidfd: int, request: Dict[str, Any]) -> Dict[str, str]:
-    """Enter the sandbox with the limits of a cold rank; return the namespaces that this process had before."""
+    """Enter the sandbox with the limits of a cold rank; return the namespaces that this process had before.
+
+    `request` is the message of `runtime.backends.supervision.rank_fork`.
+    """
     for name, limit in request["limits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
