@@ -47,11 +47,11 @@ class Output:
         return write_end
 
     def _open(self, name: str, pipe_fd: int, limit_bytes: int, rank: int) -> RankLog:
-        log = RankLog(self._folder / name, pipe_fd, limit_bytes, self._listener_of(rank), self.mask.new_stream())
+        log = RankLog(self._folder / name, pipe_fd, limit_bytes, self._data_callback(rank), self.mask.new_stream())
         self.selector.register(log, selectors.EVENT_READ, log)
         return log
 
-    def _listener_of(self, rank: int) -> Optional[Callable[[bytes], None]]:
+    def _data_callback(self, rank: int) -> Optional[Callable[[bytes], None]]:
         """Return a function that also receives this rank's output, or None. Subclasses override it."""
         del rank
         return None

@@ -317,7 +317,7 @@ class NodeWatch:
     def _start_capture(self, now: float) -> None:
         self._capture = StackCapture({rank.rank_id: CaptureTarget(rank.pid, rank.report_fd) for rank in self._ranks})
         for rank in self._ranks:
-            rank.report_listener = self._read_stacks
+            rank.on_report_data = self._read_stacks
         self._capture.start(now)
 
     def _read_stacks(self, rank_id: int, data: bytes) -> None:
@@ -328,7 +328,7 @@ class NodeWatch:
         """Use a finished capture for the inspection, for the stacks of a hang, or for both."""
         self._capture = None
         for rank in self._ranks:
-            rank.report_listener = None
+            rank.on_report_data = None
         if self._should_inspect:
             self._should_inspect = False
             states = self._mark_parked(capture.rank_states(), now)
