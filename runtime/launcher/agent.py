@@ -183,14 +183,14 @@ class Agent:
             missing_nodes = self._peers.missing if self._is_hub else [0]  # other nodes are connected to the hub only
             message = "Nodes {} did not connect in time.".format(node_list(missing_nodes))
             self._fail(new_cause(kind="platform_error", code="nodes_not_met", node=self._plan.node, message=message))
-        round_failure = self._rounds.handle_timers(now)
-        if round_failure is not None:
-            self._fail(round_failure)
+        cause = self._rounds.handle_timers(now)
+        if cause is not None:
+            self._fail(cause)
         if self._rounds.started_at is not None and now >= self._rounds.started_at + WATCH_DELAY_SECONDS:
             node_watch, ranks = self._ensure_node_watch(), self._worker_group.live_ranks
-            hang = node_watch.handle_timers(self._rounds.number, self._rounds.members, ranks)
-            if hang is not None:
-                self._fail(hang)
+            cause = node_watch.handle_timers(self._rounds.number, self._rounds.members, ranks)
+            if cause is not None:
+                self._fail(cause)
 
     def _ensure_node_watch(self) -> Any:
         """Return this node's watch, created at the first call."""
@@ -323,17 +323,17 @@ class Agent:
             code = "rank_killed"
         else:
             code = "rank_exited"
-        failure = new_cause(kind="code_failed", code=code, node=self._plan.node, at=rank.failed_at, rank=rank.rank_id)
+        cause = new_cause(kind="code_failed", code=code, node=self._plan.node, at=rank.failed_at, rank=rank.rank_id)
         # A rank that still runs, or was killed after its exception, has no exit code of its own. Then the code that it
         # reported counts.
         exit_code = script_failure.exit_code if rank.exit is None or script_failure.exception else rank.exit.exit_code
-        failure.update(exit_code=None if rank.failed_by_signal else exit_code, signal=rank.failed_by_signal)
+        cause.update(exit_code=None if rank.failed_by_signal else exit_code, signal=rank.failed_by_signal)
         if script_failure.exception:
             fields = ("exception", "message", "file", "line", "function")
-            failure["data"] = {name: getattr(script_failure, name) for name in fields}
+            cause["data"] = {name: getattr(script_failure, name) for name in fields}
         if script_failure.echo and self._plan.world_size > 1:
-            failure["echo"] = True
-        return failure
+            cause["echo"] = True
+        return cause
 
     def _fail_for_own_ranks(self) -> None:
         """Fail the run because of this node's rank failures, since no other failure has explained them in time."""
@@ -369,13 +369,13 @@ class Agent:
         self._peers.send({"type": "abort", "cause": reported_cause})
         self._end_ranks()
 
-    def _fail(self, failure: Message) -> None:
+    def _fail(self, cause: Message) -> None:
         """Fail the run for this cause, or for an earlier failure of this node's ranks."""
         if not self._is_ending:
             rank_failures = self._report_failures()
-            self._report({"type": "cause", "cause": failure})
+            self._report({"type": "cause", "cause": cause})
             self._has_failed = True
-            self._peers.send({"type": "abort", "cause": first_cause([*rank_failures, failure])})
+            self._peers.send({"type": "abort", "cause": first_cause([*rank_failures, cause])})
         self._end_ranks()
 
     def _end_ranks(self) -> None:

@@ -194,17 +194,17 @@ class Node:
             self._record.delay_notification(_START_NOTIFICATION_SECONDS)
         self._record.save()
 
-    def _add_cause(self, failure: Message) -> None:
+    def _add_cause(self, cause: Message) -> None:
         """Record a cause. If a limit explains a rank's failure or a lost node, that limit becomes the cause."""
         # A cause that another node reported (`heard`) is not explained by this node's limits.
-        verdict = None if failure.get("heard") else self._limits.explain_failure(failure, time.monotonic())
+        verdict = None if cause.get("heard") else self._limits.explain_failure(cause, time.monotonic())
         if verdict is not None:
             explanation: Dict[str, Any] = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message}
             explanation["data"] = dict(verdict.data)
-            if failure["kind"] == "node_lost":
+            if cause["kind"] == "node_lost":
                 explanation["node"] = self._node  # this node exceeded the limit, so the other one only seemed lost
-            failure = {**failure, **explanation}
-        self._record.data["causes"].append(failure)
+            cause = {**cause, **explanation}
+        self._record.data["causes"].append(cause)
 
     def _accept_late_abort(self, rank: int) -> None:
         sentence = (

@@ -155,9 +155,9 @@ class Rounds:
         if self._is_reconnecting and self._horovod_store is not None and self._horovod_store.have_all_met:
             self._peers.send({"type": "reconnected", "round": self.number})
             self._is_reconnecting = False
-        failure: Optional[Message] = None if self.mpi is None else self.mpi.handle_timers(now)
-        if failure is not None:
-            return failure
+        mpi_cause: Optional[Message] = None if self.mpi is None else self.mpi.handle_timers(now)
+        if mpi_cause is not None:
+            return mpi_cause
         if not self._is_hub or self._ending_since is None or now < self._ending_since + END_SECONDS:
             return None
         slow_nodes = sorted(set(self.members) - self._ended_members)
