@@ -110,7 +110,7 @@ def _describe_exception(error: BaseException) -> str:
             text = str(error.code & 255 if isinstance(error.code, int) else 1)  # the exit code that a parent sees
         elif isinstance(error, SyntaxError):
             text = str(error.msg)  # its place is reported separately
-        fields = [_type_name(error), _shorten(_most_informative_line(text), _MAX_TEXT_BYTES, 0), *_find_place(error)]
+        fields = [_type_name(error), _shorten(_most_informative_line(text), _MAX_TEXT_BYTES), *_find_place(error)]
         chain = _chain(error)
         if len(chain) > _MAX_CHAIN_LENGTH:
             chain = [*chain[: _MAX_CHAIN_LENGTH - 1], chain[-1]]
@@ -137,7 +137,7 @@ def _most_informative_line(text: str) -> str:
 def _type_name(error: BaseException) -> str:
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
-    return _shorten(module + kind.__qualname__, _MAX_NAME_BYTES, 0)
+    return _shorten(module + kind.__qualname__, _MAX_NAME_BYTES)
 
 
 def _text(error: BaseException) -> str:
@@ -147,8 +147,8 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def _shorten(text: str, start_bytes: int, end_bytes: int) -> str:
-    """Return the text, or its beginning and its end; lengths are in bytes."""
+def _shorten(text: str, start_bytes: int, end_bytes: int = 0) -> str:
+    """Return the text; of a long one, only this much of its beginning and of its end."""
     data = text.encode("utf-8", "replace")
     if len(data) <= start_bytes + end_bytes:
         return data.decode()
@@ -168,7 +168,7 @@ def _find_place(error: BaseException) -> "List[str]":
             name = trace.tb_frame.f_code.co_name
             place = [os.path.basename(file), str(trace.tb_lineno), "" if name == "<module>" else name]
         trace = trace.tb_next
-    return [_shorten(part, _MAX_NAME_BYTES, 0) for part in place]
+    return [_shorten(part, _MAX_NAME_BYTES) for part in place]
 
 
 def _chain(error: BaseException) -> "List[BaseException]":

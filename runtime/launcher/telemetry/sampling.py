@@ -131,12 +131,19 @@ def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, i
     return pids_by_rank
 
 
-def parse_network_bytes(data: bytes) -> Tuple[int, int]:
-    """Return bytes received and sent, from the text of /proc/net/dev.
+class NetworkBytes(NamedTuple):
+    """Bytes that network interfaces have received and sent so far."""
+
+    received: int
+    sent: int
+
+
+def parse_network_bytes(data: bytes) -> NetworkBytes:
+    """Return the bytes of all interfaces, from the text of /proc/net/dev.
 
     Loopback counts only if there is no other interface.
     """
-    loopback, others = (0, 0), (0, 0)
+    loopback, others = NetworkBytes(0, 0), NetworkBytes(0, 0)
     has_others = False
     for line in data.splitlines()[2:]:  # without the two header lines
         name, _, rest = line.partition(b":")
@@ -145,22 +152,22 @@ def parse_network_bytes(data: bytes) -> Tuple[int, int]:
             continue
         received, sent = int(fields[0]), int(fields[8])
         if name.strip() == b"lo":
-            loopback = (received, sent)
+            loopback = NetworkBytes(received, sent)
         else:
             has_others = True
-            others = (others[0] + received, others[1] + sent)
+            others = NetworkBytes(others.received + received, others.sent + sent)
     return others if has_others else loopback
 
 
 class Reading(NamedTuple):
     """One reading of the node's processes and counters.
 
-    `at` is monotonic. `network` is bytes received and sent. None: not available.
+    `at` is monotonic. None: not available.
     """
 
     at: float
     processes: Dict[int, Process]
-    network: Optional[Tuple[int, int]]
+    network: Optional[NetworkBytes]
     cgroup_cpu_seconds: Optional[float]
 
     @property
@@ -232,8 +239,8 @@ class Sampler:
             "ranks": [],
         }
         if reading.network is not None and before.network is not None:
-            sample["net_rx"] = _rate(reading.network[0] - before.network[0], seconds)
-            sample["net_tx"] = _rate(reading.network[1] - before.network[1], seconds)
+            sample["net_rx"] = _rate(reading.network.received - before.network.received, seconds)
+            sample["net_tx"] = _rate(reading.network.sent - before.network.sent, seconds)
         for rank_id in sorted({*pids_by_rank, *counts}):
             pids = pids_by_rank.get(rank_id, [])
             cpu_seconds = sum(reading.processes[pid].cpu_seconds for pid in pids)
