@@ -14,7 +14,7 @@ from console.accounts.models import Organization
 from jobs import clusters
 from jobs.clusters import cluster, cluster_names, image_of
 from runtime.errors import InvalidSpec, RuntimeFault
-from runtime.images.contents import Contents, contents
+from runtime.images.contents import Contents, read_contents
 from runtime.specs import PullSecret
 from storage import registries
 from storage.models import Image
@@ -75,7 +75,7 @@ def pull_secret(*, organization: Organization, image: Image) -> PullSecret | Non
 
 def contents_of(image: Image) -> Contents | None:
     """Return what a built-in image contains; None if it is not built on this machine, and for a customer's image."""
-    return contents(settings.TRAINYARD_IMAGES_ROOT, image.name) if image.is_builtin else None
+    return read_contents(settings.TRAINYARD_IMAGES_ROOT, image.name) if image.is_builtin else None
 
 
 def any_cluster_pulls_images() -> bool:

@@ -18,35 +18,31 @@ NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
 MAX_VARIABLES = 100
 """Maximum number of variables that one order may set: more than any script needs, and few enough for a form."""
 MAX_BYTES = 32 * 1024
-"""Maximum size of all names and values of an order's variables. They are part of one message to each launcher, which
-has at most 1 MiB."""
+"""Maximum size of all names and values of an order's variables. They are part of the launch plan, one message of at
+most 1 MiB (`launcher.protocol`)."""
 MAX_SECRETS = 10
 """Maximum number of secrets that one order may use. With `MAX_SECRET_BYTES` each, they fit into the same message."""
 MAX_SECRET_BYTES = 8 * 1024
 """Maximum size of a secret: more than keys and certificates have."""
-OVERRIDABLE = frozenset(
-    {
-        *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
-        *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
-    }
-)
+OVERRIDABLE = frozenset({
+    "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME",
+})  # fmt: skip
 """Defaults of the platform that an order may replace: they only tune the run."""
-_FORBIDDEN = frozenset(
-    {
-        # The platform chooses the GPUs of a node.
-        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
-        # With these, the interpreter would not find its library or the script's folder, or would not end. Variables of
-        # the dynamic linker such as LD_PRELOAD are allowed: only the ranks get them, never a process of the platform.
-        *("PYTHONHOME", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE", "PYTHONINSPECT"),
-    }
-)
+_FORBIDDEN = frozenset({
+    # The platform chooses the GPUs of a node.
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+    # With these, the interpreter would not find its library or the script's folder, or would not end. Variables of the
+    # dynamic linker such as LD_PRELOAD are allowed: only the ranks get them, never a process of the platform.
+    "PYTHONHOME", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE", "PYTHONINSPECT",
+})  # fmt: skip
 _RESERVED_PREFIXES = (
-    *("TRAINYARD_", "KUBERNETES_", "TORCHELASTIC_"),
+    "TRAINYARD_", "KUBERNETES_", "TORCHELASTIC_",
     # Variables that mpirun sets for its processes.
-    *("OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_"),
-)
-# Plans whose ranks' variables are listed below. Only the names of the variables matter, so the values are placeholders.
-_PLAN = Plan(
+    "OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_",
+)  # fmt: skip
+# The variables of these plans' ranks are listed below. Only their names matter, so the values are placeholders.
+_MINIMAL_PLAN = Plan(
     run_id="run",
     node=0,
     nodes=2,
@@ -72,17 +68,24 @@ _PLAN = Plan(
     output_dir="-",
 )
 # The plan of a run that uses every option which adds variables.
-_LARGEST_PLAN = _PLAN._replace(
+_PLAN_WITH_ALL_OPTIONS = _MINIMAL_PLAN._replace(
     interface="lo", min_nodes=1, collective_timeout_seconds=1, stall_check_seconds=1, traceparent="-"
 )
-CONTRACT = frozenset(common_environment(_PLAN, 0)) - OVERRIDABLE
+CONTRACT = frozenset(common_environment(_MINIMAL_PLAN, 0)) - OVERRIDABLE
 """Names of the variables of the environment contract that every rank has. Arguments may refer to them."""
-_SET_BY_PLATFORM = frozenset(
-    name
-    for framework in Framework
-    for controller in Controller
-    for name in rank_environment(_LARGEST_PLAN._replace(framework=framework.value, controller=controller.value), 0)
-)
+
+
+def _names_set_by_platform() -> frozenset[str]:
+    """Return the names of all variables that the platform sets for a rank, in any framework."""
+    names: set[str] = set()
+    for framework in Framework:
+        for controller in Controller:
+            plan = _PLAN_WITH_ALL_OPTIONS._replace(framework=framework.value, controller=controller.value)
+            names.update(rank_environment(plan, 0))
+    return frozenset(names)
+
+
+_SET_BY_PLATFORM = _names_set_by_platform()
 
 
 def is_name(name: str) -> bool:

@@ -307,7 +307,7 @@ class WaitingCode(enum.StrEnum):
     GPUS = "gpus"
     """`nodes` nodes need `wanted` GPUs each, of `gpu_type` ("": any); `free`: how many are free, None if not known."""
     CPUS = "cpus"
-    """`nodes` nodes need `wanted` CPUs each; `free`: how many the machine with the most has, None if not known."""
+    """`nodes` nodes need `wanted` CPUs each; `free`: the most that one machine has free, None if not known."""
     MEMORY = "memory"
     """The same data as for CPUS, in MiB."""
     TOO_LARGE = "too_large"
@@ -481,9 +481,9 @@ class LogChunk:
     Offsets are bytes in the stored file. `text` begins at `offset` and ends at a UTF-8 boundary; invalid bytes appear
     as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
 
-    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. A pair holds for the
-    lines from its own to that of the next pair: they were written at its time, to about 0.1 s. Lines before the first
-    pair have no known time. None: the caller did not ask for times.
+    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. The lines from this
+    number to that of the next pair were written at this time, give or take 0.1 s. Lines before the first pair have no
+    known time. None: the caller did not ask for times.
     """
 
     text: str

@@ -20,7 +20,7 @@ from runtime.backends.local.backend import LocalBackend
 from runtime.errors import RuntimeFault
 from runtime.files import FileLock
 from runtime.images import uv, venvs, wheels
-from runtime.images.recipes import RECIPES, Recipe, Section, SmokeTest, names, read_recipe
+from runtime.images.recipes import RECIPES, Recipe, Section, SmokeTest, read_recipe, recipe_names
 from runtime.specs import Flavour, Image, Mount, Outcome, Resources, RunSpec
 from runtime.trash import remove_tree
 
@@ -81,13 +81,13 @@ def list_images(images_root: Path, recipes: Path = RECIPES, *, flavour: Flavour 
     target_flavour = flavour or machine_flavour()
     return [
         ImageStatus(
-            recipe.name,
-            venvs.is_ready(images_root, recipe.name),
-            venvs.is_current(images_root, recipe, target_flavour),
-            recipe.unbuildable,
-            venvs.flavour(images_root, recipe.name),
+            name=recipe.name,
+            is_ready=venvs.is_ready(images_root, recipe.name),
+            is_current=venvs.is_current(images_root, recipe, target_flavour),
+            unbuildable=recipe.unbuildable,
+            flavour=venvs.flavour(images_root, recipe.name),
         )
-        for recipe in (read_recipe(name, recipes) for name in names(recipes))
+        for recipe in (read_recipe(name, recipes) for name in recipe_names(recipes))
     ]
 
 
@@ -164,7 +164,8 @@ def _set_aside(folder: Path) -> None:
 def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress, *, rebuild: bool) -> None:
     """Create a virtual environment in `folder` by this recipe. `rebuild`: compile its wheels again."""
     progress.step(f"Creating a virtual environment in {folder}")
-    # It is created in its final folder, since scripts of the environment contain absolute paths.
+    # It is created in its final folder, since scripts of the environment contain absolute paths. An image without
+    # packages is created faster without pip.
     venv.create(folder, with_pip=bool(recipe.sections), symlinks=True)
     python = folder / "bin" / "python"
     for section in recipe.sections:
@@ -303,7 +304,7 @@ def _test_image(images_root: Path, name: str, smoke_test: SmokeTest, progress: P
     backend = LocalBackend(root=test_folder / "runs", images_root=images_root, cpus=_SMOKE_NODES, memory_mib=1 << 20)
     backend.delete("smoke")  # a build that was interrupted may have left it
     workspace = test_folder / "workspace"
-    workspace.mkdir(exist_ok=True)
+    workspace.mkdir(parents=True, exist_ok=True)
     spec = RunSpec(
         name="smoke",
         framework=smoke_test.framework,

@@ -30,7 +30,7 @@ class Contents:
     packages: dict[str, str]
 
 
-def contents(images_root: Path, name: str) -> Contents | None:
+def read_contents(images_root: Path, name: str) -> Contents | None:
     """Return the contents of a ready image; None if it is not ready."""
     folder = images_root / name
     if not venvs.is_ready(images_root, name):

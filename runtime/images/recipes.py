@@ -110,7 +110,7 @@ def can_use_gpus(name: str, flavour: Flavour | None) -> bool:
     return flavour is Flavour.CUDA and bool(recipe.replacements_for(Flavour.CUDA))
 
 
-def names(recipes: Path = RECIPES) -> list[str]:
+def recipe_names(recipes: Path = RECIPES) -> list[str]:
     """Return the names of all images that have a recipe."""
     return sorted(path.stem for path in recipes.glob("*.txt"))
 
@@ -120,7 +120,7 @@ def read_recipe(name: str, recipes: Path = RECIPES) -> Recipe:
     path = recipes / f"{name}.txt"
     if not NAME_PATTERN.match(name) or not path.is_file():
         raise InvalidSpec(
-            f"There is no built-in image '{name}'. There are: {', '.join(names(recipes))}.", field="image"
+            f"There is no built-in image '{name}'. There are: {', '.join(recipe_names(recipes))}.", field="image"
         )
     text = path.read_text()
     directives: dict[str, list[str]] = {
@@ -149,15 +149,17 @@ def read_recipe(name: str, recipes: Path = RECIPES) -> Recipe:
             requirements.append(line)
     end_section()
     return Recipe(
-        name,
-        _digest(text),
-        tuple(sections),
-        tuple(directives["check"]),
-        tuple(_parse_smoke_test(line) for line in directives["smoke"]),
-        " ".join(directives["unbuildable"]),
-        tuple(" ".join(directives["preload"]).split()),
-        tuple(_parse_variable(line) for line in directives["variable"]),
-        tuple((flavour, _parse_replacement(line)) for flavour in Flavour for line in directives[flavour.value]),
+        name=name,
+        digest=_digest(text),
+        sections=tuple(sections),
+        checks=tuple(directives["check"]),
+        smoke_tests=tuple(_parse_smoke_test(line) for line in directives["smoke"]),
+        unbuildable=" ".join(directives["unbuildable"]),
+        preloads=tuple(" ".join(directives["preload"]).split()),
+        variables=tuple(_parse_variable(line) for line in directives["variable"]),
+        replacements=tuple(
+            (flavour, _parse_replacement(line)) for flavour in Flavour for line in directives[flavour.value]
+        ),
     )
 
 
@@ -176,8 +178,9 @@ def _digest(text: str) -> str:
 
 
 def _parse_smoke_test(line: str) -> SmokeTest:
-    framework, *controller = line.split()
-    return SmokeTest(Framework(framework), *map(Controller, controller))
+    """Parse `<framework> [<controller>]`. Raises ValueError."""
+    framework, _, controller = line.partition(" ")
+    return SmokeTest(Framework(framework), Controller(controller.strip() or Controller.GLOO))
 
 
 def _parse_variable(line: str) -> tuple[str, str]:

@@ -170,6 +170,7 @@ def _wrapper(flags: Sequence[tuple[str, str]]) -> str:
     `flags` are pairs of a shell pattern and a replacement, as in `Compilation`. An argument that matches a pattern is
     replaced, or dropped if the replacement is "". The replacement of a pattern "" is added as an argument.
     """
+    # The loop takes each argument from the front of the list and appends it again, changed or not. `continue` drops it.
     cases = [f"    {old}) {f'word={shlex.quote(new)}' if new else 'continue'} ;;" for old, new in flags if old]
     extra_arguments = " ".join(shlex.quote(new) for old, new in flags if not old)
     return "\n".join(

@@ -46,6 +46,7 @@ def main(arguments: List[str]) -> int:
     listener_fd = launch_plan.get("listener")
     warm_fd = launch_plan.get("warm")
     shells_fd = launch_plan.get("shells")
+    # This process inherited these descriptors, but its children must not inherit them.
     for descriptor in (supervisor_socket.fileno(), listener_fd, warm_fd, shells_fd, *launch_plan["outputs"]):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
@@ -53,8 +54,8 @@ def main(arguments: List[str]) -> int:
     script_folder = os.path.dirname(plan.script)
     sources = list(_read_sources(plan, script_folder))
     warm_ranks = WarmRanks(None if warm_fd is None else socket.socket(fileno=warm_fd))
-    own_variables = [*launch_plan.get("variables", {}), *launch_plan.get("secrets", {})]
-    if is_warm_start_useful(sources, script_folder) and not need_cold_start(own_variables):
+    order_variables = [*launch_plan.get("variables", {}), *launch_plan.get("secrets", {})]
+    if is_warm_start_useful(sources, script_folder) and not need_cold_start(order_variables):
         warm_ranks.enter_sandbox()
     else:
         warm_ranks.close()

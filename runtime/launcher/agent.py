@@ -102,7 +102,7 @@ class Agent:
             self._peers.join(self._hub_address)
         self._give_up_at = time.monotonic() + self._start_seconds
         while not self._is_over():
-            if self._is_hub and self._rounds.is_waiting and not self._is_ending and self._peers.is_complete:
+            if self._is_hub and not self._rounds.has_started and not self._is_ending and self._peers.is_complete:
                 self._rounds.begin_round()
             for key, _events in self._selector.select(self._timeout()):
                 self._handle(key.data)
@@ -121,6 +121,7 @@ class Agent:
         return seconds if self._node_watch is None else float(self._node_watch.timeout(seconds))
 
     def _catch_sigchld(self) -> None:
+        """Make the loop call `_handle_ended_children` after each SIGCHLD."""
         # Python writes to the pipe only for signals with a handler, so SIGCHLD gets one that does nothing. A full pipe
         # wakes up the loop as well, so it needs no warning.
         self._wakeup_pipe = os.pipe()
@@ -178,18 +179,18 @@ class Agent:
             self._fail_for_own_ranks()
         if self._is_ending:
             return
-        if self._rounds.is_waiting and now >= self._give_up_at:
+        if not self._rounds.has_started and now >= self._give_up_at:
             missing_nodes = self._peers.missing if self._is_hub else [0]  # other nodes are connected to the hub only
             message = "Nodes {} did not connect in time.".format(node_list(missing_nodes))
             self._fail(new_cause(kind="platform_error", code="nodes_not_met", node=self._plan.node, message=message))
-        round_failure = self._rounds.handle_timers(now)
-        if round_failure is not None:
-            self._fail(round_failure)
+        cause = self._rounds.handle_timers(now)
+        if cause is not None:
+            self._fail(cause)
         if self._rounds.started_at is not None and now >= self._rounds.started_at + WATCH_DELAY_SECONDS:
             node_watch, ranks = self._ensure_node_watch(), self._worker_group.live_ranks
-            hang = node_watch.handle_timers(self._rounds.number, self._rounds.members, ranks)
-            if hang is not None:
-                self._fail(hang)
+            cause = node_watch.handle_timers(self._rounds.number, self._rounds.members, ranks)
+            if cause is not None:
+                self._fail(cause)
 
     def _ensure_node_watch(self) -> Any:
         """Return this node's watch, created at the first call."""
@@ -234,6 +235,7 @@ class Agent:
             kind = message.get("type")
             if kind == "end":
                 self._is_ending = True
+                # Not `terminate`, which kills soon after: here the supervisor kills at the end of the grace period.
                 self._worker_group.signal(signal.SIGTERM)
             elif kind == "output":
                 self._ensure_node_watch().note_output()
@@ -253,7 +255,7 @@ class Agent:
         for node, message in self._peers.events(source):
             kind = message.get("type")
             if kind == "lost":
-                self._handle_lost_node(node, bool(message.get("silent")))
+                self._handle_lost_node(node, was_silent=bool(message.get("silent")))
             elif kind == "abort" and not self._is_ending:
                 self._abort(message.get("cause"))
             elif kind == "done":
@@ -264,7 +266,7 @@ class Agent:
             elif self._node_watch is not None:
                 self._node_watch.handle_message(node, message)
 
-    def _handle_lost_node(self, node: int, was_silent: bool) -> None:
+    def _handle_lost_node(self, node: int, *, was_silent: bool) -> None:
         """Continue without a lost node if the run can, else fail.
 
         `was_silent`: the node sent no more heartbeats, although its connection was still open.
@@ -315,18 +317,23 @@ class Agent:
     def _cause_of(self, rank: Rank) -> Message:
         """Return a rank's failure as a cause. The rank's process may still run."""
         script_failure = rank.script_failure
-        code = "rank_raised" if script_failure.exception else "rank_killed" if rank.failed_by_signal else "rank_exited"
-        failure = new_cause(kind="code_failed", code=code, node=self._plan.node, at=rank.failed_at, rank=rank.rank_id)
+        if script_failure.exception:
+            code = "rank_raised"
+        elif rank.failed_by_signal:
+            code = "rank_killed"
+        else:
+            code = "rank_exited"
+        cause = new_cause(kind="code_failed", code=code, node=self._plan.node, at=rank.failed_at, rank=rank.rank_id)
         # A rank that still runs, or was killed after its exception, has no exit code of its own. Then the code that it
         # reported counts.
         exit_code = script_failure.exit_code if rank.exit is None or script_failure.exception else rank.exit.exit_code
-        failure.update(exit_code=None if rank.failed_by_signal else exit_code, signal=rank.failed_by_signal)
+        cause.update(exit_code=None if rank.failed_by_signal else exit_code, signal=rank.failed_by_signal)
         if script_failure.exception:
             fields = ("exception", "message", "file", "line", "function")
-            failure["data"] = {name: getattr(script_failure, name) for name in fields}
+            cause["data"] = {name: getattr(script_failure, name) for name in fields}
         if script_failure.echo and self._plan.world_size > 1:
-            failure["echo"] = True
-        return failure
+            cause["echo"] = True
+        return cause
 
     def _fail_for_own_ranks(self) -> None:
         """Fail the run because of this node's rank failures, since no other failure has explained them in time."""
@@ -362,13 +369,13 @@ class Agent:
         self._peers.send({"type": "abort", "cause": reported_cause})
         self._end_ranks()
 
-    def _fail(self, failure: Message) -> None:
+    def _fail(self, cause: Message) -> None:
         """Fail the run for this cause, or for an earlier failure of this node's ranks."""
         if not self._is_ending:
             rank_failures = self._report_failures()
-            self._report({"type": "cause", "cause": failure})
+            self._report({"type": "cause", "cause": cause})
             self._has_failed = True
-            self._peers.send({"type": "abort", "cause": first_cause([*rank_failures, failure])})
+            self._peers.send({"type": "abort", "cause": first_cause([*rank_failures, cause])})
         self._end_ranks()
 
     def _end_ranks(self) -> None:

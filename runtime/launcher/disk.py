@@ -28,7 +28,8 @@ _ENTRIES_PER_STEP = 128
 _STEP_SECONDS = 0.005
 """How long one step of a measurement may take. The supervisor does nothing else meanwhile."""
 _MIN_PAUSE_SECONDS = 2.0
-"""Minimum pause between two measurements. In this time, a run can hardly write as much as the disk's reserve."""
+"""Minimum pause between two measurements. Only a run that writes more than 128 MiB per second fills `RESERVE_BYTES` in
+this time."""
 _PAUSE_FACTOR = 50
 """Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
 _BLOCK_BYTES = 512
@@ -66,9 +67,9 @@ class _Measurement:
 
     def step(self, seconds: float) -> bool:
         """Continue for about `seconds`; return whether the measurement is complete."""
-        give_up_at = time.monotonic() + seconds
+        pause_at = time.monotonic() + seconds
         for _pause in self._steps:
-            if time.monotonic() >= give_up_at:
+            if time.monotonic() >= pause_at:
                 return False
         if self.usage is None:
             self.usage = FolderUsage(self._bytes, self._newest_mtime, self._too_deep)
@@ -147,9 +148,8 @@ class DiskLimit:
             if now < self._next_measurement_at:
                 return None
             if self._has_initial_sizes and not self._repeats:
-                return (
-                    None  # only `has_filled_the_disk` needs this node's measurements, and it takes the last one itself
-                )
+                # Only `has_filled_the_disk` needs this node's measurements, and it takes the last one itself.
+                return None
             self._measuring_seconds = 0.0
             self._measurements = {name: FolderMeasurement([folder]) for name, folder in self._folders.items()}
             if self._open_files is not None:

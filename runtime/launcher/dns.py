@@ -24,6 +24,7 @@ _READ_BYTES = 1 << 16
 _RESOLVER_CONFIG = "/etc/resolv.conf"
 
 Resolve = Callable[[str], Optional[str]]
+"""Returns a name's address; None while it is unknown."""
 
 
 class NameLookup:
@@ -99,7 +100,9 @@ def qualify_name(name: str) -> str:
             lines = [line.split() for line in file]
     except (OSError, UnicodeError):
         return name
-    for domain in [field for fields in lines if fields[:1] == ["search"] for field in fields[1:]]:
-        if domain.split(".")[1:2] == ["svc"]:  # <namespace>.svc.<cluster domain>
-            return "{}.{}.".format(name, domain.strip("."))
+    for fields in lines:
+        search_domains = fields[1:] if fields[:1] == ["search"] else []
+        for domain in search_domains:
+            if domain.split(".")[1:2] == ["svc"]:  # <namespace>.svc.<cluster domain>
+                return "{}.{}.".format(name, domain.strip("."))
     return name

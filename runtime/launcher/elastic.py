@@ -20,7 +20,8 @@ class Round(NamedTuple):
 
     def without(self, plan: Plan, node: int) -> "Round":
         """Return the round that follows the loss of this node."""
-        return Round(self.number + 1, [member for member in self.members if member != node], can_reconnect(plan))
+        remaining_members = [member for member in self.members if member != node]
+        return Round(self.number + 1, remaining_members, soft=can_reconnect(plan))
 
     def restarted(self) -> "Round":
         """Return the round that follows if ranks could not reconnect: the same nodes, with new ranks."""
@@ -39,8 +40,8 @@ def can_reconnect(plan: Plan) -> bool:
 
 def can_lose(plan: Plan, current_round: Round, node: int) -> bool:
     """Whether the run can go on without this node. It can never go on without node 0, which coordinates it."""
-    remaining_nodes = len(current_round.members) - (node in current_round.members)
-    return plan.elastic and bool(node) and remaining_nodes >= plan.min_nodes
+    remaining_members = [member for member in current_round.members if member != node]
+    return plan.elastic and node != 0 and len(remaining_members) >= plan.min_nodes
 
 
 def round_plan(plan: Plan, current_round: Round) -> Plan:

@@ -59,7 +59,7 @@ def main() -> int:
     for folder in (target, temporary):
         os.mkdir(folder)
     # uv keeps packages that are installed already. With copies of the image's metadata, it installs only packages that
-    # the image lacks.
+    # the image lacks. The constraints keep it from adding other versions of the image's packages.
     metadata_folders = copy_image_metadata(target)
     constraints = os.path.join(temporary, "constraints.txt")
     with open(constraints, "w", encoding="utf-8") as file:

@@ -6,7 +6,7 @@ characters are not replaced, because they would also match ordinary text.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional
+from typing import Any, Iterable, List, Optional, Set
 
 MIN_LENGTH = 6
 """Minimum length of a value, or of one of its lines, to be replaced. Shorter ones occur in ordinary text."""
@@ -21,9 +21,12 @@ class Mask:
     """Replaces the values of secrets in texts and streams. Without any value, everything passes unchanged."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        texts = {text for value in values for text in (value, value.strip(), *_lines(value)) if len(text) >= MIN_LENGTH}
+        texts: Set[str] = set()
+        for value in values:
+            texts.update([value, value.strip(), *_lines(value)])
+        long_texts = [text for text in texts if len(text) >= MIN_LENGTH]
         # Longest first, so that of two values that begin alike, the longer one is replaced.
-        self._texts = [text.encode("utf-8", "surrogatepass") for text in sorted(texts, key=len, reverse=True)]
+        self._texts = [text.encode("utf-8", "surrogatepass") for text in sorted(long_texts, key=len, reverse=True)]
 
     def new_stream(self) -> Optional[MaskedStream]:
         """Return a filter for one stream; None if there is nothing to replace."""

@@ -73,6 +73,7 @@ class Mpi:
         self._mpirun_exit: Optional[Exit] = None
         self._stubs: Dict[int, Link] = {}  # the connection of each rank's stub, by the rank's pid
         self._started_local_ranks: Set[int] = set()  # in this round
+        self._start_was_refused = False  # a rank could not be started, although others of this node run
         self._open_connections = 0
         self._last_daemon_id = 0
         # When mpirun ended a stub whose rank still runs (monotonic), by the rank's pid.
@@ -85,6 +86,7 @@ class Mpi:
         """Begin a round: wait for stubs, and on node 0 start mpirun, which starts them."""
         self._plan = plan
         self._started_local_ranks = set()
+        self._start_was_refused = False
         self._stubs = {}
         self._ended_stubs = {}
         self._daemon_waiters = {}
@@ -110,12 +112,16 @@ class Mpi:
         return self._plan is not None and len(self._started_local_ranks) < self._plan.workers
 
     def handle_timers(self, now: float) -> Optional[Message]:
-        """End ranks whose stubs mpirun has ended; return a cause if mpirun has not started its node, else None."""
+        """End ranks whose stubs mpirun has ended; return a cause if this node's ranks cannot all start, else None."""
         for pid in [pid for pid, since in self._ended_stubs.items() if now >= since + RANK_EXIT_SECONDS]:
             del self._ended_stubs[pid]
             self._worker_group.terminate_rank(pid)
+        # If a rank has ended already, its failure is the cause, and mpirun only follows.
         if not self.is_starting or self._worker_group.has_ended_ranks:
             return None
+        if self._start_was_refused:
+            text = "Node {} was refused another process while its ranks started.".format(self._node)
+            return new_cause(kind="code_failed", code="too_many_processes", node=self._node, message=text)
         if self._mpirun_exit is not None:
             exit_text = self._mpirun_exit.signal or "code {}".format(self._mpirun_exit.exit_code)
             text = "mpirun ended ({}) before it had started the ranks.".format(exit_text)
@@ -170,6 +176,7 @@ class Mpi:
         return [self._python, "-I", "-S", extract_file("mpi_stub.py"), self._socket_path, task]
 
     def _spawn(self, arguments: List[str]) -> int:
+        """Start mpirun or a daemon of it; return the pid. Raises OSError."""
         environment = dict(self._environment)
         if self._plan is not None:
             environment.update(mpirun_environment(self._plan, " ".join(self._stub_command("remote"))))
@@ -200,7 +207,7 @@ class Mpi:
             return
         for message in messages:
             if "host" in message:
-                self._send_daemon(link, str(message["host"]), str(message.get("command")))
+                self._request_daemon(link, str(message["host"]), str(message.get("command")))
             elif isinstance(message.get("environment"), dict):
                 self._start_rank(link, message["environment"])
 
@@ -225,7 +232,9 @@ class Mpi:
         try:
             variables = {str(name): str(value) for name, value in environment.items()}
             started_rank = self._worker_group.start_rank(plan, local_rank, variables)
-        except OSError:  # the ranks that run already have used up the process limit
+        except OSError:
+            # If ranks of this node run already, their code has used up the process limit: not the platform's fault.
+            self._start_was_refused = bool(self._started_local_ranks)
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
         self._started_local_ranks.add(local_rank)
@@ -234,7 +243,7 @@ class Mpi:
             self._worker_group.finish_starting()
             self._on_all_started()
 
-    def _send_daemon(self, link: Link, host: str, command: str) -> None:
+    def _request_daemon(self, link: Link, host: str, command: str) -> None:
         """On node 0, have the launcher of `host` run the daemon's command."""
         plan = self._plan
         # The nodes of this round, by their numbers at submission.

@@ -48,7 +48,7 @@ _ABORT_SECONDS = 0.5
 class Node:
     """One node, from its launcher's start to the last write of its record.
 
-    `plan` holds the node's limits, and `launcher_plan` the fields of `topology.Plan`. `metrics_path` is the path of
+    `plan` holds the node's limits, and `plan_fields` the fields of `topology.Plan`. `metrics_path` is the path of
     METRICS_FILE, to which the code reports metrics.
     """
 
@@ -59,7 +59,7 @@ class Node:
     def __init__(
         self,
         plan: NodePlan,
-        launcher_plan: Mapping[str, Any],
+        plan_fields: Mapping[str, Any],
         *,
         record: Record,
         limits: NodeLimits,
@@ -69,9 +69,9 @@ class Node:
     ) -> None:
         self._plan = plan
         # The same as `Plan.elastic`.
-        self._is_elastic = 0 < int(launcher_plan.get("min_nodes", 0)) < int(launcher_plan["nodes"])
+        self._is_elastic = 0 < int(plan_fields.get("min_nodes", 0)) < int(plan_fields["nodes"])
         # With other ranks, an error may be the echo of a failure of theirs (`echoes`).
-        self._has_peers = int(launcher_plan["nodes"]) * int(launcher_plan["workers"]) > 1
+        self._has_peers = int(plan_fields["nodes"]) * int(plan_fields["workers"]) > 1
         self._node = record.node
         self._record = record
         self._limits = limits
@@ -194,17 +194,17 @@ class Node:
             self._record.delay_notification(_START_NOTIFICATION_SECONDS)
         self._record.save()
 
-    def _add_cause(self, failure: Message) -> None:
+    def _add_cause(self, cause: Message) -> None:
         """Record a cause. If a limit explains a rank's failure or a lost node, that limit becomes the cause."""
         # A cause that another node reported (`heard`) is not explained by this node's limits.
-        verdict = None if failure.get("heard") else self._limits.explain_failure(failure, time.monotonic())
+        verdict = None if cause.get("heard") else self._limits.explain_failure(cause, time.monotonic())
         if verdict is not None:
             explanation: Dict[str, Any] = {"kind": verdict.kind, "code": verdict.code, "message": verdict.message}
             explanation["data"] = dict(verdict.data)
-            if failure["kind"] == "node_lost":
+            if cause["kind"] == "node_lost":
                 explanation["node"] = self._node  # this node exceeded the limit, so the other one only seemed lost
-            failure = {**failure, **explanation}
-        self._record.data["causes"].append(failure)
+            cause = {**cause, **explanation}
+        self._record.data["causes"].append(cause)
 
     def _accept_late_abort(self, rank: int) -> None:
         sentence = (

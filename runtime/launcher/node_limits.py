@@ -73,14 +73,14 @@ class NodeLimits:
     def note_running(self, ranks_by_pid: Mapping[int, int]) -> None:
         """Note that these ranks run; the first call starts the deadline."""
         del ranks_by_pid  # for subclasses that measure each process
-        deadline = float(self._plan["deadline_seconds"])
-        if self._record.has_started or not deadline:
+        deadline_seconds = float(self._plan["deadline_seconds"])
+        if self._record.has_started or not deadline_seconds:
             return
         now = time.monotonic()
         # At most half of the time, since a short run must not spend most of its time in the grace period.
-        grace = min(float(self._plan["grace_seconds"]), deadline / 2)
-        self.term_at = now + max(0.0, deadline - grace)
-        self.kill_by(now + max(0.0, deadline - KILL_MARGIN_SECONDS))
+        grace_seconds = min(float(self._plan["grace_seconds"]), deadline_seconds / 2)
+        self.term_at = now + max(0.0, deadline_seconds - grace_seconds)
+        self.kill_by(now + max(0.0, deadline_seconds - KILL_MARGIN_SECONDS))
 
     def extend(self, deadline_seconds: float) -> None:
         """Move the deadline to `deadline_seconds` after the start of the ranks, if that is later and they still run.
@@ -135,7 +135,7 @@ class NodeLimits:
         return max(0.0, min([self.check_interval, *(at - now for at in timers)]))
 
     def is_due(self, now: float) -> bool:
-        """Whether the next `check` is due."""
+        """Whether the next `check` is due. If so, the caller makes it now, and the interval begins again."""
         if now < self._checked_at + self.check_interval:
             return False
         self._checked_at = now

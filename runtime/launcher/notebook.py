@@ -102,7 +102,8 @@ def main() -> None:
     write_preferences(os.path.expanduser("~"))
     end_when_idle()
     lab = importlib.import_module("jupyterlab.labapp").LabApp
-    lab.launch_instance(options(int(sys.argv[1]), workspace, os.environ["RUN_DIR"], *map(int, sys.argv[2:3])))
+    idle_seconds, port = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    lab.launch_instance(options(idle_seconds, workspace, os.environ["RUN_DIR"], port))
 
 
 if __name__ == "__main__":

@@ -47,11 +47,11 @@ class Output:
         return write_end
 
     def _open(self, name: str, pipe_fd: int, limit_bytes: int, rank: int) -> RankLog:
-        log = RankLog(self._folder / name, pipe_fd, limit_bytes, self._listener_of(rank), self.mask.new_stream())
+        log = RankLog(self._folder / name, pipe_fd, limit_bytes, self._data_callback(rank), self.mask.new_stream())
         self.selector.register(log, selectors.EVENT_READ, log)
         return log
 
-    def _listener_of(self, rank: int) -> Optional[Callable[[bytes], None]]:
+    def _data_callback(self, rank: int) -> Optional[Callable[[bytes], None]]:
         """Return a function that also receives this rank's output, or None. Subclasses override it."""
         del rank
         return None
@@ -83,10 +83,8 @@ class Output:
         """Return how long to wait, `max_seconds` at most, until `handle_timers` has something to do."""
         if self.is_full:
             return max_seconds
-        return max(
-            0.0,
-            min([max_seconds, *(log.paused_until - now for log in self._paused_logs if log.paused_until is not None)]),
-        )
+        pauses = [log.paused_until - now for log in self._paused_logs if log.paused_until is not None]
+        return max(0.0, min([max_seconds, *pauses]))
 
     def drain(self, give_up_at: float) -> None:
         """After the end of all processes, read the rest of the pipes, until `give_up_at` (monotonic) at most.

@@ -73,7 +73,7 @@ Message = Dict[str, Any]
 
 MAX_LINE_BYTES = 1 << 20
 """Maximum length of a message. The longest ones, with stacks or samples of hundreds of ranks, are shorter."""
-_PR_SET_DUMPABLE = 4
+_PR_SET_DUMPABLE = 4  # of prctl(2)
 _READ_BYTES = 1 << 16
 """Maximum bytes that one call reads: more than almost every message has."""
 # Signals by which a rank may end as an effect of another failure: a rank that lost a connection may abort, and the

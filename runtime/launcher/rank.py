@@ -110,9 +110,11 @@ def _describe_exception(error: BaseException) -> str:
             text = str(error.code & 255 if isinstance(error.code, int) else 1)  # the exit code that a parent sees
         elif isinstance(error, SyntaxError):
             text = str(error.msg)  # its place is reported separately
-        fields = [_type_name(error), _shorten(_most_informative_line(text), _MAX_TEXT_BYTES, 0), *_find_place(error)]
+        fields = [_type_name(error), _shorten(_most_informative_line(text), _MAX_TEXT_BYTES), *_find_place(error)]
         chain = _chain(error)
-        for chained in chain if len(chain) <= _MAX_CHAIN_LENGTH else [*chain[: _MAX_CHAIN_LENGTH - 1], chain[-1]]:
+        if len(chain) > _MAX_CHAIN_LENGTH:
+            chain = [*chain[: _MAX_CHAIN_LENGTH - 1], chain[-1]]
+        for chained in chain:
             fields += [_type_name(chained), _shorten(_text(chained), _MAX_TEXT_BYTES, _MAX_TEXT_END_BYTES)]
         return "".join("\t" + " ".join(field.split()) for field in fields)
     except BaseException:  # the methods of a customer's exception may raise anything
@@ -128,14 +130,14 @@ def _most_informative_line(text: str) -> str:
     if not lines or not lines[0].endswith(":"):
         return lines[0] if lines else ""
     if any(line.endswith("Traceback (most recent call last):") for line in lines):
-        return lines[-1]
+        return lines[-1]  # a traceback ends with its exception
     return next((line for line in lines if not line.endswith(":") and not line.startswith('File "')), lines[0])
 
 
 def _type_name(error: BaseException) -> str:
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
-    return _shorten(module + kind.__qualname__, _MAX_NAME_BYTES, 0)
+    return _shorten(module + kind.__qualname__, _MAX_NAME_BYTES)
 
 
 def _text(error: BaseException) -> str:
@@ -145,8 +147,8 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def _shorten(text: str, start_bytes: int, end_bytes: int) -> str:
-    """Return the text, or its beginning and its end; lengths are in bytes."""
+def _shorten(text: str, start_bytes: int, end_bytes: int = 0) -> str:
+    """Return the text; of a long one, only this much of its beginning and of its end."""
     data = text.encode("utf-8", "replace")
     if len(data) <= start_bytes + end_bytes:
         return data.decode()
@@ -166,7 +168,7 @@ def _find_place(error: BaseException) -> "List[str]":
             name = trace.tb_frame.f_code.co_name
             place = [os.path.basename(file), str(trace.tb_lineno), "" if name == "<module>" else name]
         trace = trace.tb_next
-    return [_shorten(part, _MAX_NAME_BYTES, 0) for part in place]
+    return [_shorten(part, _MAX_NAME_BYTES) for part in place]
 
 
 def _chain(error: BaseException) -> "List[BaseException]":
@@ -253,7 +255,8 @@ def _remove_platform_lines(text: str) -> str:
         indent = len(line) - len(content)
         is_frame = content.startswith(tuple(platform_frames))
         # Source lines are indented more than their frame. TensorFlow prints an empty line for one that it cannot read.
-        is_source = indent > frame_indent >= 0 if content else is_after_frame
+        is_below_frame = frame_indent >= 0 and indent > frame_indent
+        is_source = is_below_frame if content else is_after_frame
         if is_frame:
             frame_indent = indent
         elif not is_source:

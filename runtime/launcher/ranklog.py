@@ -39,9 +39,9 @@ _MARKERS = re.compile(r"(\[rank\d+\]:)? +[~^]+$")
 class RankLog:
     """A pipe and the file that its data goes to. The end of the output is kept in memory, also beyond the limit.
 
-    `listener` receives the file's data, even if the file cannot be written. `mask` replaces the values of secrets in
-    the data. It holds back bytes at the end that may begin such a value, until the next output. The times of the data
-    go to a file beside the log (`LogTimes`). `problem` is a sentence about a failed write, or "".
+    `on_data` is called with the file's data, even if the file cannot be written. `mask` replaces the values of secrets
+    in the data. It holds back bytes at the end that may begin such a value, until the next output. The times of the
+    data go to a file beside the log (`LogTimes`). `problem` is a sentence about a failed write, or "".
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RankLog:
         path: Path,
         pipe_fd: int,
         limit_bytes: int,
-        listener: Optional[Callable[[bytes], None]] = None,
+        on_data: Optional[Callable[[bytes], None]] = None,
         mask: Optional[MaskedStream] = None,
     ) -> None:
         self.pipe_fd = pipe_fd
@@ -60,7 +60,7 @@ class RankLog:
         self._limit_bytes = limit_bytes
         self._is_full = False  # the limit is reached
         self._tail = b""
-        self._listener = listener
+        self._on_data = on_data
         self._file = -1
         self._times = LogTimes(path)
         self._dev_null = -1  # the descriptor of /dev/null, once output is discarded
@@ -156,8 +156,8 @@ class RankLog:
         return True
 
     def _append(self, data: bytes) -> None:
-        if self._listener is not None:
-            self._listener(data)
+        if self._on_data is not None:
+            self._on_data(data)
         if data and self._file >= 0:
             self._times.note(self._file)
         try:

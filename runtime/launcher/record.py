@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 SAMPLES_LIMIT_BYTES = 16 << 20
-"""Maximum size of a node's file of samples; later samples are dropped. Samples of a few hundred bytes, one every two to
-five seconds, reach it after about a day."""
+"""Maximum size of a node's file of samples; later samples are dropped. Samples of 500 bytes, one every ten seconds,
+reach it after four days."""
 STACKS_LIMIT_BYTES = 256 << 10
 """Maximum size of a rank's stacks: twice `telemetry.stacks.MAX_TEXT_LENGTH`, since a character may have several
 bytes."""

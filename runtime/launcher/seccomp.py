@@ -13,7 +13,8 @@ share every resource that the kernel counts or locks per user. The filter refuse
     others     Calls for administrators, and io_uring, which bypasses this filter.
 
 A second part protects the launcher, which runs as the same user. Code cannot send it signals, or set its resource
-limits, priority or scheduling class. Pods get only this part (`pod_filter`): a container runtime has its own filter.
+limits, priority or scheduling class. Pods get only this part (`pod_filter`), since a container runtime has a filter of
+its own. They are also refused vsock sockets, which the filters of older runtimes allow.
 
 The filter refuses no call that training needs; Docker's default filter refuses more calls. A refused call fails as on a
 kernel that does not have it, so libraries use their fallback.
@@ -38,8 +39,8 @@ _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _AF_VSOCK = 1, 2, 10, 16, 40
 _NETLINK_ROUTE = 0
 _FIRST_X32_CALL = 0x40000000
-"""The number from which on calls are those of the x32 ABI, which x86-64 kernels may also serve. They would bypass the
-rules, so all of them are refused."""
+"""The lowest number of a call of the x32 ABI, which x86-64 kernels may also serve. These calls would bypass the rules,
+so all of them are refused."""
 # Calls that are refused with any arguments.
 _REFUSED_CALLS = (
     # name, number on x86_64, number on aarch64 (0: does not exist), error

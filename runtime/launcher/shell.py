@@ -45,6 +45,7 @@ def main() -> None:
 
 
 def _become_shell(output_fd: int) -> "NoReturn":
+    """Execute the image's shell. If there is none, write that to `output_fd` and exit."""
     try:
         path = next(shell for shell in _SHELLS if os.access(shell, os.X_OK))
         environment = {**os.environ, "TERM": "xterm-256color", "SHELL": path}
@@ -62,7 +63,8 @@ def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
 
     Each direction buffers the bytes of one read, and reads again only when these are written.
     """
-    frames, to_terminal, to_connection = Frames(), b"", b""  # the buffers, by where the bytes go
+    frames = Frames()
+    to_terminal, to_connection = b"", b""  # the buffers, by where the bytes go
     has_ended = False  # the shell has ended
     while True:
         reads_connection, reads_terminal = not to_terminal, not to_connection
@@ -75,7 +77,7 @@ def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
         if has_ended and reads_terminal and not terminal_events:
             return  # everything that the shell wrote is sent
         if to_terminal and connection_events & (select.POLLHUP | select.POLLERR):
-            return
+            return  # the socket is closed, and no read shows it while input waits for the terminal
         try:
             if to_connection and connection_events & select.POLLOUT:
                 to_connection = to_connection[os.write(connection_fd, to_connection) :]

@@ -92,7 +92,7 @@ class Plan(NamedTuple):
     controller: str = "gloo"
     collective_timeout_seconds: int = 0
     stall_check_seconds: int = 0
-    original_node: int = -1  # this node's number at submission; -1 before the first round
+    original_node: int = -1  # this node's number at submission; -1 in round 0, in which `node` is this number
     original_nodes: Sequence[int] = ()  # the nodes that take part in the round, by their numbers at submission
     hang_seconds: int = 0
     cpus: float = 0.0  # cores of one node; 0: not known

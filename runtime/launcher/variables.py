@@ -8,10 +8,10 @@ from typing import Iterable, List, Mapping
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 # After a dollar sign: another dollar sign, a name, a name in braces, or a brace that begins no reference.
 _REFERENCE = re.compile(r"\$(?:(\$)|(" + _NAME + r")|\{(" + _NAME + r")\}|(\{))")
-_READ_AT_IMPORT = (
-    *("OMP", "MKL", "KMP", "GOMP", "OPENBLAS", "NUMEXPR", "NPY", "TORCH", "PYTORCH", "ATEN", "TF", "KERAS", "XLA"),
-    *("ONEDNN", "DNNL", "GRPC", "PROTOCOL", "LD", "GLIBC", "MALLOC", "LC", "LANG", "LANGUAGE", "TZ"),
-)
+READ_AT_IMPORT = (
+    "OMP", "MKL", "KMP", "GOMP", "OPENBLAS", "NUMEXPR", "NPY", "TORCH", "PYTORCH", "ATEN", "TF", "KERAS", "XLA",
+    "ONEDNN", "DNNL", "GRPC", "PROTOCOL", "LD", "GLIBC", "MALLOC", "LC", "LANG", "LANGUAGE", "TZ",
+)  # fmt: skip
 """First words (up to "_") of the names of variables that the C library or a framework reads while it is loaded."""
 
 
@@ -45,4 +45,4 @@ def escape(argument: str) -> str:
 
 def need_cold_start(names: Iterable[str]) -> bool:
     """Whether any of these variables is read before a script runs. A forked rank would get such a variable too late."""
-    return any(name.startswith("PYTHON") or name.split("_")[0] in _READ_AT_IMPORT for name in names)
+    return any(name.startswith("PYTHON") or name.split("_")[0] in READ_AT_IMPORT for name in names)

@@ -55,7 +55,7 @@ class ScriptFailure(NamedTuple):
 class Rank:
     """One rank's process, from its start to its end.
 
-    `report_fd` is the descriptor of the pipe that it reports through (-1: closed). `report_listener`, if set, receives
+    `report_fd` is the descriptor of the pipe that it reports through (-1: closed). `on_report_data`, if set, receives
     the same data. `counts_fd` is the descriptor of its step counts (-1: none), see `step_timer`.
     """
 
@@ -64,7 +64,7 @@ class Rank:
         self.pid = pid
         self.report_fd = report_fd
         self.counts_fd = counts_fd
-        self.report_listener: Optional[Callable[[int, bytes], None]] = None
+        self.on_report_data: Optional[Callable[[int, bytes], None]] = None
         self.exit: Optional[Exit] = None
         self.script_returned = False  # the script has returned from its last line
         self.script_failed_at: Optional[float] = None  # by the rank's report, in Unix seconds
@@ -81,8 +81,8 @@ class Rank:
             return True
         if not data:
             return False
-        if self.report_listener is not None:
-            self.report_listener(self.rank_id, data)
+        if self.on_report_data is not None:
+            self.on_report_data(self.rank_id, data)
         *lines, partial_line = (self._partial_line + data).split(b"\n")
         self._partial_line = partial_line[-_READ_BYTES:]
         for line in lines:
@@ -277,7 +277,7 @@ class WorkerGroup:
 
     @property
     def has_ended_ranks(self) -> bool:
-        """Whether any rank has ended, or its script has failed."""
+        """Whether any rank has ended, or any script has failed."""
         return any(rank.exit is not None or rank.script_failed_at is not None for rank in self._ranks_by_pid.values())
 
     def read_reports(self, rank: Rank) -> None:

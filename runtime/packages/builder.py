@@ -57,7 +57,7 @@ _REASON_MARKS = ("error:", "  ×", "×")
 class InstallRequest:
     """The requirements to install on an image, and the limits. `indexes` and `file_hosts` are for `load_indexes`.
 
-    `seconds` is how long the installation may run.
+    `seconds` is how long the installation may run. `network` is as in `LocalBackend`.
     """
 
     image: str
@@ -103,7 +103,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         with proxy.run_in_thread(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
             backend.submit(_spec(layer, request, mounts))
             status = smoke_run.await_end(backend, RUN_NAME, request.seconds + _START_AND_END_SECONDS)
-        log = _read_log(layer, backend, request, index_proxy.refused_hosts)
+        log = _read_log(backend, request, index_proxy.refused_hosts)
         (layer.folder / "log.txt").write_text(log)
         if status.outcome is Outcome.COMPLETED:
             size = layers.move_installed(layer, backend.run_folder(RUN_NAME))
@@ -220,7 +220,7 @@ def _copy_uv(root: Path) -> Path:
     return folder
 
 
-def _read_log(layer: Layer, backend: LocalBackend, request: InstallRequest, refused_hosts: set[str]) -> str:
+def _read_log(backend: LocalBackend, request: InstallRequest, refused_hosts: set[str]) -> str:
     """Return the end of the installation's output, without paths of this machine.
 
     `refused_hosts` has the hosts to which the proxy has refused connections; a line about each is added.
@@ -243,6 +243,7 @@ def reason_of(log: str) -> str:
             start = number
             break
     words = " ".join(lines[start:]).replace("╰─▶", "").replace("│", "").replace("×", "").split()
+    # uv begins the line of each deeper cause with "cause:".
     text = " ".join(words).removeprefix("error: ").replace(" cause: ", ": ")
     return text[:_MAX_REASON_LENGTH] or "The installer ended without an explanation."
 

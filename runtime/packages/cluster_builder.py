@@ -98,7 +98,11 @@ def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] 
         status = backend.describe(_run_name(layer))
     except RunNotFound:
         return None
-    is_late = status.started_at is None and time.time() > (status.submitted_at or time.time()) + START_SECONDS
+    is_late = (
+        status.started_at is None
+        and status.submitted_at is not None
+        and time.time() > status.submitted_at + START_SECONDS
+    )
     if status.phase is not RunPhase.ENDED and not is_late:
         return None
     log = log_of(layer)

@@ -72,7 +72,8 @@ def load_indexes(
                 f"PACKAGE_INDEXES: the index on {parts.hostname} has credentials in its address. Customers' packages "
                 "could read them. Use an index that needs none."
             )
-        hosts[parts.hostname.lower(), parts.port or _PORTS[parts.scheme]] = is_chosen or address != DEFAULT_INDEX
+        may_be_private = is_chosen or address != DEFAULT_INDEX
+        hosts[parts.hostname.lower(), parts.port or _PORTS[parts.scheme]] = may_be_private
     if any(address.rstrip("/") == DEFAULT_INDEX for address in addresses):
         hosts |= {(name, 443): is_chosen for name in DEFAULT_FILE_HOSTS}
     for file_host in file_hosts:

@@ -71,13 +71,13 @@ class Proxy:
             name, port = address.hostname or "", str(address.port or 80)
             path = (address.path or "/") + (f"?{address.query}" if address.query else "")
             forwarded_head = _rewrite_head(method, path, header_lines)
-        host = name.strip("[]").lower(), int(port)
-        if host not in self._hosts:
+        host, port_number = name.strip("[]").lower(), int(port)
+        if (host, port_number) not in self._hosts:
             if len(self.refused_hosts) < _MAX_REFUSED_HOSTS:
-                self.refused_hosts.add(f"{host[0][:253]}:{host[1]}")  # a host name has at most 253 characters
+                self.refused_hosts.add(f"{host[:253]}:{port_number}")  # a host name has at most 253 characters
             await _refuse(writer, 403, "This host is not one of the configured package indexes.")
             return
-        upstream = await self._connect(*host)
+        upstream = await self._connect(host, port_number)
         if upstream is None:
             await _refuse(writer, 502, "The package index cannot be reached.")
             return

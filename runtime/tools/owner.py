@@ -111,6 +111,7 @@ class Owner:
                     self.wfile.write(json.dumps(answer).encode() + b"\n")
 
         class Server(socketserver.UnixStreamServer):
+            # `serve_forever` calls this after each request, and at least every `_CHECK_SECONDS`.
             def service_actions(self) -> None:
                 owner.end_unused_sessions()
 
@@ -224,7 +225,7 @@ class Owner:
 
 
 def _sandbox_arguments(request: SessionRequest, memory_bytes: int) -> list[str]:
-    """Return bubblewrap's arguments for a session's sandbox, without the program that it is to run."""
+    """Return bubblewrap's arguments for a session's sandbox, without the program to run."""
     prefix = Path(sys.prefix)
     args = [*sandbox.base_arguments("tensorboard", memory_bytes), "--unshare-net"]
     for path in (*sandbox.interpreter_prefixes(prefix), prefix):

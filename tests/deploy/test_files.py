@@ -118,7 +118,7 @@ def test_the_consoles_image_has_every_package_and_starts_a_command():
 def test_training_images_are_the_recipes():
     bake = json.loads((DEPLOY / "docker" / "docker-bake.json").read_text())
     targets = {name: target for name, target in bake["target"].items() if name != "console"}
-    assert set(targets) == set(recipes.names())
+    assert set(targets) == set(recipes.recipe_names())
     assert set(bake["group"]["default"]["targets"]) == set(bake["target"])
     for name, target in targets.items():
         assert target["args"] == {"IMAGE": name}

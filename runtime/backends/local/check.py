@@ -28,7 +28,7 @@ def check(backend: Backend, *, root: Path, images_root: Path, smoke: bool = True
     yield _check_machine(backend)
     yield _check_gpus(backend)
     yield _check_folder(root)
-    built = [name for name in recipes.names() if venvs.is_ready(images_root, name)]
+    built = [name for name in recipes.recipe_names() if venvs.is_ready(images_root, name)]
     yield _check_images(built)
     if smoke and built:
         yield _check_smoke_run(backend, built[0])

@@ -49,7 +49,7 @@ def check(
     yield _check_accounting(slurm, config)
     yield _check_machines(backend)
     yield _check_folder(root)
-    built = [name for name in recipes.names() if venvs.is_ready(images_root, name)]
+    built = [name for name in recipes.recipe_names() if venvs.is_ready(images_root, name)]
     if not built:
         yield CheckResult("images", ok=False, detail="No image is built.", remedy="manage.py build_image pytorch")
         return

@@ -46,12 +46,12 @@ class Supervisor(Node):
     _caught_signals: socket.socket
 
     def __init__(self, plan: SupervisorPlan) -> None:
-        folder, node, launcher_plan = Path(plan["folder"]), plan["node"], plan["launcher"]["plan"]
-        record = self._create_record(plan, folder, launcher_plan["addresses"][node])
+        folder, node, plan_fields = Path(plan["folder"]), plan["node"], plan["launcher"]["plan"]
+        record = self._create_record(plan, folder, plan_fields["addresses"][node])
         tree = self._create_tree(plan, folder / "nodes" / f"{node}.cgroups")
         super().__init__(
             plan,
-            launcher_plan,
+            plan_fields,
             record=record,
             limits=self._create_limits(plan, record, tree),
             tree=tree,

@@ -34,7 +34,7 @@ class DeadlineThread:
         threading.Thread(target=self._run, name="deadline", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the thread, because the main thread has written the last record."""
+        """Stop the thread. Only tests need this: in a pod, the thread ends with its process."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -36,7 +36,7 @@ class LogMux:
         self._selector = selector
         self._descriptor = descriptor
         self._buffer = bytearray()
-        self._partial: Dict[int, bytes] = {}  # each rank's incomplete line
+        self._partial_lines: Dict[int, bytes] = {}  # each rank's incomplete line
         self._partial_since: Dict[int, float] = {}  # when that line began (monotonic)
         self._written_at = time.monotonic()  # when stdout last accepted data, or the buffer was last empty
         self._is_registered = False  # with the selector, which is needed only while data waits
@@ -62,17 +62,21 @@ class LogMux:
 
     def write(self, rank: int, data: bytes) -> None:
         """Add output of a rank; an incomplete line is kept for a moment."""
-        *lines, partial_line = (self._partial.pop(rank, b"") + data).split(b"\n")
+        *lines, partial_line = (self._partial_lines.pop(rank, b"") + data).split(b"\n")
         prefix = b"-" if rank == LAUNCHER else str(rank).encode()
         if lines:
-            start = prefix + b"\t"
-            self._add(start + (b"\n" + start).join(lines) + b"\n")
+            if max(map(len, lines)) > _MAX_PIECE_BYTES:
+                self._add(b"".join(_format_long_line(prefix, line) for line in lines))
+            else:
+                # Most output has only short lines, which one `join` formats without work per line.
+                start = prefix + b"\t"
+                self._add(start + (b"\n" + start).join(lines) + b"\n")
             self._partial_since.pop(rank, None)
         while len(partial_line) > _MAX_PIECE_BYTES:
             self._add(prefix + b"+\t" + partial_line[:_MAX_PIECE_BYTES] + b"\n")
             partial_line = partial_line[_MAX_PIECE_BYTES:]
         if partial_line:
-            self._partial[rank] = partial_line
+            self._partial_lines[rank] = partial_line
             self._partial_since.setdefault(rank, time.monotonic())
 
     def handle_timers(self, now: float) -> None:
@@ -101,7 +105,7 @@ class LogMux:
 
     def finish(self, seconds: float) -> None:
         """Write everything that is left, for `seconds` at most."""
-        for rank in list(self._partial):
+        for rank in list(self._partial_lines):
             self._write_partial(rank)
         give_up_at = time.monotonic() + seconds
         self.flush()
@@ -112,7 +116,7 @@ class LogMux:
     def _write_partial(self, rank: int) -> None:
         prefix = b"-" if rank == LAUNCHER else str(rank).encode()
         self._partial_since.pop(rank, None)
-        self._add(prefix + b"+\t" + self._partial.pop(rank, b"") + b"\n")
+        self._add(prefix + b"+\t" + self._partial_lines.pop(rank, b"") + b"\n")
 
     def _add(self, data: bytes) -> None:
         """Add complete lines to the buffer, or drop them while stdout is stalled."""
@@ -139,3 +143,12 @@ class LogMux:
         except OSError:
             return  # stdout is a file: a selector cannot wait for it, and writing to it never has to
         self._is_registered = is_registered
+
+
+def _format_long_line(prefix: bytes, line: bytes) -> bytes:
+    """Return a complete line as it is written: in pieces of at most `_MAX_PIECE_BYTES`."""
+    formatted = b""
+    while len(line) > _MAX_PIECE_BYTES:
+        formatted += prefix + b"+\t" + line[:_MAX_PIECE_BYTES] + b"\n"
+        line = line[_MAX_PIECE_BYTES:]
+    return formatted + prefix + b"\t" + line + b"\n"

@@ -56,7 +56,7 @@ class PodNode(Node):
     def __init__(self, pod: PodIdentity, plan: PodPlan) -> None:
         self._pod = pod
         self._folder = Path(plan.get("folder") or "/trainyard/run-root")
-        self._launcher_plan: Dict[str, Any] = {**plan["plan"], "node": pod.node}
+        self._plan_fields: Dict[str, Any] = {**plan["plan"], "node": pod.node}
         record = Record(
             self._folder,
             change_file=None,
@@ -67,12 +67,12 @@ class PodNode(Node):
         )
         super().__init__(
             plan,
-            self._launcher_plan,
+            self._plan_fields,
             record=record,
             limits=PodLimits(plan, record),
             tree=PodTree(),
             output=PodOutput(selectors.DefaultSelector(), self._folder / "logs"),
-            metrics_path=os.path.join(self._launcher_plan["run_dir"], "metrics.jsonl"),
+            metrics_path=os.path.join(self._plan_fields["run_dir"], "metrics.jsonl"),
         )
         self._signals = Signals()
         self._selector.register(self._signals, selectors.EVENT_READ, self._signals)
@@ -103,8 +103,8 @@ class PodNode(Node):
         for path in (
             str(self._folder / "logs"),
             str(self._folder / "nodes"),
-            self._launcher_plan["checkpoint_dir"],
-            os.path.join(self._launcher_plan["run_dir"], "tensorboard"),
+            self._plan_fields["checkpoint_dir"],
+            os.path.join(self._plan_fields["run_dir"], "tensorboard"),
         ):
             try:
                 os.makedirs(path, exist_ok=True)
@@ -113,19 +113,19 @@ class PodNode(Node):
 
     # Starting
 
-    def _start_or_fail(self, hub: str) -> None:
-        """Start the launcher with `hub` as the address of node 0. If that fails, record why."""
+    def _start_or_fail(self, hub_address: str) -> None:
+        """Start the launcher with this address of node 0. If that fails, record why."""
         try:
-            self._start_with_hub(hub)
+            self._start_with_hub(hub_address)
         except OSError as error:
             message = "Node {} could not be started: {}.".format(self._node, error)
             self._fail(Verdict(kind="platform_error", code="node_not_started", message=message))
 
-    def _start_with_hub(self, hub: str) -> None:
-        """Start the launcher with `hub` as the address of node 0. Raises OSError."""
-        pod_plan, plan = self._plan, self._launcher_plan
+    def _start_with_hub(self, hub_address: str) -> None:
+        """Start the launcher with this address of node 0. Raises OSError."""
+        pod_plan, plan = self._plan, self._plan_fields
         # Only these two addresses are known now. The others send theirs when they join the hub.
-        plan["addresses"] = [hub, *[""] * (int(plan["nodes"]) - 1)]
+        plan["addresses"] = [hub_address, *[""] * (int(plan["nodes"]) - 1)]
         plan["addresses"][self._node] = self._pod.address
         if pod_plan.get("builtin_script"):
             plan["script"] = extract_file("{}.py".format(pod_plan["builtin_script"]))
@@ -152,6 +152,7 @@ class PodNode(Node):
 
     @property
     def _environment(self) -> Dict[str, str]:
+        """The environment of the launcher and of the processes that it starts."""
         environment = {**self._pod.environment, **self._plan.get("environment", {})}
         packages = self._plan.get("packages", "")
         if packages:

@@ -25,7 +25,7 @@ class PodOutput(Output):
         """Whether stdout accepts no more output for now."""
         return self.log_mux.is_full
 
-    def _listener_of(self, rank: int) -> Callable[[bytes], None]:
+    def _data_callback(self, rank: int) -> Callable[[bytes], None]:
         return self.log_mux.for_rank(rank)
 
     def handle_timers(self, now: float) -> None:

@@ -19,7 +19,7 @@ from .. import seccomp
 from ..processes import Exit, reap, send_signal, spawn
 from .signals import unblock_signals
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER = 36  # of prctl(2): this process adopts the orphans among its descendants
 _MAX_OPEN_FILES = 65536
 """Limit of open files of each process (RLIMIT_NOFILE), as in a sandbox: data loaders need thousands."""
 _KILL_SECONDS = 10.0

@@ -155,7 +155,7 @@ class Peers:
             self.send({"type": "heartbeat"})
         lost_messages: List[Tuple[int, Message]] = []
         for node in [node for node, at in self._last_message_at.items() if now - at > SILENCE_SECONDS]:
-            lost_messages += self._mark_lost(node, silent=True)
+            lost_messages += self._mark_lost(node, was_silent=True)
         if self._hub_address is not None and self._pending_link is None and now >= self._next_connect_at:
             self._connect(self._hub_address)
         return lost_messages
@@ -205,6 +205,7 @@ class Peers:
             self._pending_link = None
 
     def _accept(self) -> None:
+        """On the hub, accept a connection, which must then send a hello."""
         if self._listener is None:
             return
         try:
@@ -261,7 +262,8 @@ class Peers:
         self._selector.unregister(link)
         link.close()
 
-    def _mark_lost(self, node: int, silent: bool = False) -> List[Tuple[int, Message]]:
+    def _mark_lost(self, node: int, *, was_silent: bool = False) -> List[Tuple[int, Message]]:
+        """Close a node's connection; return the message `lost`, or none if the node had finished."""
         link = self._links.pop(node, None)
         if link is not None:
             self._selector.unregister(link)
@@ -269,7 +271,7 @@ class Peers:
         # The entry stays, because `is_complete` counts every node that was ever connected. The time is infinite, so
         # that the node is not reported as silent again.
         self._last_message_at[node] = float("inf")
-        return [] if node in self._finished else [(node, {"type": "lost", "silent": silent})]
+        return [] if node in self._finished else [(node, {"type": "lost", "silent": was_silent})]
 
 
 def _proof(token: str, nonce: str) -> str:

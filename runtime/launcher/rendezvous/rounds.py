@@ -71,9 +71,9 @@ class Rounds:
         return not self._plan.node
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether no round has started ranks yet."""
-        return not self._has_started
+    def has_started(self) -> bool:
+        """Whether any round has started ranks."""
+        return self._has_started
 
     # Events
 
@@ -93,6 +93,7 @@ class Rounds:
         self._peers.send({"type": "start", "round": self.number, "rendezvous_port": port, "addresses": addresses})
         self._start(port)
         if self._horovod_store is not None:
+            # This starts a thread, so it comes after the first ranks are forked. Until then, requests wait.
             self._horovod_store.serve()
 
     def handle_message(self, node: int, message: Message) -> bool:
@@ -122,7 +123,7 @@ class Rounds:
         The reason continues the sentence "Node 1 was lost"; "" if no reason is needed.
         """
         # Only the hub decides. To continue, a run must be elastic, keep node 0, and have started its ranks.
-        if not self._is_hub or not self._plan.elastic or not node or self.is_waiting:
+        if not self._is_hub or not self._plan.elastic or not node or not self._has_started:
             return ""
         if self._peers.any_finished or self._worker_group.succeeded:
             return ", and others have finished already"
@@ -154,9 +155,9 @@ class Rounds:
         if self._is_reconnecting and self._horovod_store is not None and self._horovod_store.have_all_met:
             self._peers.send({"type": "reconnected", "round": self.number})
             self._is_reconnecting = False
-        failure: Optional[Message] = None if self.mpi is None else self.mpi.handle_timers(now)
-        if failure is not None:
-            return failure
+        mpi_cause: Optional[Message] = None if self.mpi is None else self.mpi.handle_timers(now)
+        if mpi_cause is not None:
+            return mpi_cause
         if not self._is_hub or self._ending_since is None or now < self._ending_since + END_SECONDS:
             return None
         slow_nodes = sorted(set(self.members) - self._ended_members)

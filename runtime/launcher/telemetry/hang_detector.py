@@ -31,13 +31,12 @@ usual, for example while all ranks wait for storage."""
 BUSY_SHARE = 0.05
 """A process that uses a smaller share of a core than this counts as idle. The limit is not 0, because background
 threads run while a script waits."""
-_MAX_BUSY_SHARE = 0.15
-"""Upper limit of `ProgressTracker.busy_share`, however much background activity a process has: twice
-`_MAX_BACKGROUND_SHARE`."""
 NODE_BUSY_SHARE = 0.5
 """A node works if all its processes together use at least this share of a core, even if each process is idle."""
 _MAX_BACKGROUND_SHARE = 0.075
 """A process that uses a larger share of a core than this does work, not background activity."""
+_MAX_BUSY_SHARE = 2 * _MAX_BACKGROUND_SHARE
+"""The largest `ProgressTracker.busy_share`, for a process with as much background activity as possible."""
 _STARVED_SHARE = 0.5
 """A process that is ready to run for at least this share of the time counts as working, even if it gets no core."""
 _PARKED_SHARE = 0.02
@@ -70,9 +69,9 @@ _LATE_FACTOR = 5.0
 """If a check comes after more than this many times the planned interval, this process was stopped, and the check proves
 nothing."""
 
-# Whether a rank waits for the others: no; only if the run is idle, since it is in a call that also computes; yes.
+# Whether a rank waits for the others, by the call that it is in.
 NOT_WAITING = 0
-WAITING_IF_IDLE = 1
+WAITING_IF_IDLE = 1  # the call may wait or compute, so it waits only if the run is idle
 WAITING = 2
 
 
@@ -180,14 +179,14 @@ class ProgressTracker:
         )
 
     def busy_share(self, pid: int) -> float:
-        """Return the share of a core from which on this process counts as busy.
+        """Return the share of a core at which this process counts as busy.
 
-        It is twice the process's background activity, between the usual limit and `_MAX_BUSY_SHARE`.
+        It is twice the process's background activity, or the usual limit if that is higher.
         """
         background_share = self._background_shares.get(pid, 0.0)
-        if not _MAX_BACKGROUND_SHARE >= background_share > self._busy_share / 2:
-            return self._busy_share
-        return max(self._busy_share, min(_MAX_BUSY_SHARE, 2 * background_share))
+        if background_share > _MAX_BACKGROUND_SHARE:
+            return self._busy_share  # the process works all the time, so the share is not background activity
+        return max(self._busy_share, 2 * background_share)
 
 
 def is_rank_parked(
@@ -220,7 +219,7 @@ class HangDetector:
         self._longest_idle_seconds = 0.0  # the longest idle period that has ended
         self._last_idle_seconds = 0.0  # the current idle period, as of the last report
         self._next_inspection_at: Optional[float] = None  # the earliest time of the next inspection; None: now
-        self._inspects_idle_run = False  # whether the last inspection was of an idle run or of a spinning one
+        self._inspects_idle_run = False  # the last inspection was of an idle run, not of a spinning one
         self._busy_inspections = 0  # inspections in a row that found a rank at work
         self._waiting_inspections = 0  # inspections in a row of an idle run that found all ranks waiting
         # The nodes that have not answered the current inspection, and the answers so far, by rank.

@@ -47,7 +47,7 @@ _STACKS_SECONDS = ANSWER_SECONDS + 2.0
 """How long the hub waits for the other nodes' stacks: the time that their ranks have, and 2 s for messages. A node of a
 run that hangs may not answer at all."""
 _MIN_BUSY_SHARE = 0.01
-"""Minimum of the share of a core from which on a process counts as busy. It matters on nodes with a small fraction of a
+"""Lower limit of the share of a core at which a process counts as busy. It applies on nodes with a small fraction of a
 core."""
 _NO_COUNTS = Counts(0, 0, 0.0, None)
 
@@ -97,8 +97,8 @@ class NodeWatch:
         now = time.monotonic()
         self._busy_share = BUSY_SHARE
         if self._plan.cpus:
-            # On a small node, a process that works may get only a small part of a core. So it counts as busy from a
-            # quarter of its rank's part on.
+            # On a small node, a process that works may get only a small part of a core. So it counts as busy if it uses
+            # a quarter of its rank's part.
             quarter_share = self._plan.cpus / max(1, self._plan.workers) / 4
             self._busy_share = max(_MIN_BUSY_SHARE, min(BUSY_SHARE, quarter_share))
         self._round = number
@@ -186,7 +186,9 @@ class NodeWatch:
             self._finish_capture(self._capture, now)
         if self._hang is None or self._capture is not None or self._should_report_stacks:
             return None
-        return self._hang_cause(self._hang) if not self._nodes_without_stacks or now >= self._give_up_at else None
+        if self._nodes_without_stacks and now < self._give_up_at:
+            return None
+        return self._hang_cause(self._hang)
 
     def finish(self, ranks: Sequence[Rank]) -> None:
         """Take a last sample at the end of the run, which includes ranks that have ended."""
@@ -281,6 +283,7 @@ class NodeWatch:
         return last_state != self._metrics_state
 
     def _report_progress(self, progress: NodeProgress) -> None:
+        """Report progress to the supervisor, which stores its time, and to the hub, which detects hangs."""
         at = time.time() - progress.idle_seconds  # computing counts as progress here, unlike in `stalled_seconds`
         if at >= self._reported_progress_at + _MIN_CHECK_SECONDS:
             self._reported_progress_at = at
@@ -314,7 +317,7 @@ class NodeWatch:
     def _start_capture(self, now: float) -> None:
         self._capture = StackCapture({rank.rank_id: CaptureTarget(rank.pid, rank.report_fd) for rank in self._ranks})
         for rank in self._ranks:
-            rank.report_listener = self._read_stacks
+            rank.on_report_data = self._read_stacks
         self._capture.start(now)
 
     def _read_stacks(self, rank_id: int, data: bytes) -> None:
@@ -325,7 +328,7 @@ class NodeWatch:
         """Use a finished capture for the inspection, for the stacks of a hang, or for both."""
         self._capture = None
         for rank in self._ranks:
-            rank.report_listener = None
+            rank.on_report_data = None
         if self._should_inspect:
             self._should_inspect = False
             states = self._mark_parked(capture.rank_states(), now)
@@ -348,15 +351,16 @@ class NodeWatch:
     def _read_rank_cpu(self, now: float, processes: Dict[int, Process]) -> Dict[int, RankCpu]:
         """Return the CPU time that each rank has used, by rank_id."""
         pids_by_rank = group_by_rank(processes, self._ranks_by_pid)
-        return {
-            rank.rank_id: RankCpu(
-                now,
-                rank.pid,
-                read_threads(rank.pid),
-                {pid: processes[pid].cpu_seconds for pid in pids_by_rank[rank.rank_id] if pid != rank.pid},
+        cpu_by_rank = {}
+        for rank in self._ranks:
+            children = [pid for pid in pids_by_rank[rank.rank_id] if pid != rank.pid]
+            cpu_by_rank[rank.rank_id] = RankCpu(
+                at=now,
+                pid=rank.pid,
+                threads=read_threads(rank.pid),
+                children={pid: processes[pid].cpu_seconds for pid in children},
             )
-            for rank in self._ranks
-        }
+        return cpu_by_rank
 
     def _mark_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
         """Set `is_parked` for ranks that have done nothing since the last reading of their threads."""
@@ -385,10 +389,10 @@ class NodeWatch:
             "used_seconds": round(self._used_seconds, 3),
         }
         node: int = self._plan.node
-        rank: Dict[str, int] = {}
+        rank_field: Dict[str, int] = {}  # without a rank, the cause has no such field
         if 0 < len(ranks_not_waiting) < len(hang.states):
             # Report the first rank that does not wait: the others wait for it.
             rank_id = ranks_not_waiting[0]
-            node, rank = rank_id // self._plan.workers, {"rank": rank_id}
+            node, rank_field = rank_id // self._plan.workers, {"rank": rank_id}
             data.update(rank=rank_id, where=hang.states[rank_id].place)
-        return new_cause(kind="hung", code="hung", node=node, message=describe_hang(hang), data=data, **rank)
+        return new_cause(kind="hung", code="hung", node=node, message=describe_hang(hang), data=data, **rank_field)

@@ -111,7 +111,10 @@ def read_threads(pid: int, proc: str = PROC) -> Dict[int, float]:
 
 def _parse_disk_bytes(data: bytes) -> Tuple[int, int]:
     """Return bytes read and written, from the text of /proc/<pid>/io."""
-    values = {name: value for name, _, value in (line.partition(b": ") for line in data.splitlines())}
+    values = {}
+    for line in data.splitlines():
+        name, _, value = line.partition(b": ")
+        values[name] = value
     return int(values.get(b"read_bytes", 0)), int(values.get(b"write_bytes", 0))
 
 
@@ -128,12 +131,19 @@ def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, i
     return pids_by_rank
 
 
-def parse_network_bytes(data: bytes) -> Tuple[int, int]:
-    """Return bytes received and sent, from the text of /proc/net/dev.
+class NetworkBytes(NamedTuple):
+    """Bytes that network interfaces have received and sent so far."""
+
+    received: int
+    sent: int
+
+
+def parse_network_bytes(data: bytes) -> NetworkBytes:
+    """Return the bytes of all interfaces, from the text of /proc/net/dev.
 
     Loopback counts only if there is no other interface.
     """
-    loopback, others = (0, 0), (0, 0)
+    loopback, others = NetworkBytes(0, 0), NetworkBytes(0, 0)
     has_others = False
     for line in data.splitlines()[2:]:  # without the two header lines
         name, _, rest = line.partition(b":")
@@ -142,22 +152,22 @@ def parse_network_bytes(data: bytes) -> Tuple[int, int]:
             continue
         received, sent = int(fields[0]), int(fields[8])
         if name.strip() == b"lo":
-            loopback = (received, sent)
+            loopback = NetworkBytes(received, sent)
         else:
             has_others = True
-            others = (others[0] + received, others[1] + sent)
+            others = NetworkBytes(others.received + received, others.sent + sent)
     return others if has_others else loopback
 
 
 class Reading(NamedTuple):
     """One reading of the node's processes and counters.
 
-    `at` is monotonic. `network` is bytes received and sent. None: not available.
+    `at` is monotonic. None: not available.
     """
 
     at: float
     processes: Dict[int, Process]
-    network: Optional[Tuple[int, int]]
+    network: Optional[NetworkBytes]
     cgroup_cpu_seconds: Optional[float]
 
     @property
@@ -229,8 +239,8 @@ class Sampler:
             "ranks": [],
         }
         if reading.network is not None and before.network is not None:
-            sample["net_rx"] = _rate(reading.network[0] - before.network[0], seconds)
-            sample["net_tx"] = _rate(reading.network[1] - before.network[1], seconds)
+            sample["net_rx"] = _rate(reading.network.received - before.network.received, seconds)
+            sample["net_tx"] = _rate(reading.network.sent - before.network.sent, seconds)
         for rank_id in sorted({*pids_by_rank, *counts}):
             pids = pids_by_rank.get(rank_id, [])
             cpu_seconds = sum(reading.processes[pid].cpu_seconds for pid in pids)
@@ -255,7 +265,7 @@ class Sampler:
         private = shared = 0
         for pid in pids:
             fields = read_file("{}/{}/statm".format(self._proc, pid)).split()
-            if len(fields) > 2:
+            if len(fields) > 2:  # in pages, 1: the resident memory, 2: the shared part of it
                 private += int(fields[1]) - int(fields[2])
                 shared = max(shared, int(fields[2]))
         return (private + shared) * _PAGE_BYTES

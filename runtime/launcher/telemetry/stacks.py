@@ -72,6 +72,14 @@ _STATE_NAMES = {
 }
 
 
+class Frame(NamedTuple):
+    """One frame of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+
+
 class CaptureTarget(NamedTuple):
     """A rank to capture: its process, and the launcher's descriptor of the pipe that it reports through."""
 
@@ -112,13 +120,12 @@ class StackCapture:
 
     def ends_at(self) -> float:
         """Return when the capture ends unless ranks write more (monotonic)."""
-        latest = self._started_at
-        for rank_id in self._output:
-            last_data_at = self._last_data_at.get(rank_id)
-            latest = max(
-                latest, self._started_at + ANSWER_SECONDS if last_data_at is None else last_data_at + _QUIET_SECONDS
-            )
-        return min(latest, self._started_at + ANSWER_SECONDS)
+        give_up_at = self._started_at + ANSWER_SECONDS
+        if len(self._last_data_at) < len(self._output):
+            return give_up_at  # a rank has not written anything yet
+        if not self._output:
+            return self._started_at  # no rank can answer
+        return min(give_up_at, max(self._last_data_at.values()) + _QUIET_SECONDS)
 
     def is_over(self, now: float) -> bool:
         """Whether all ranks have answered, or have taken too long."""
@@ -165,6 +172,7 @@ class StackCapture:
         return "process {} ({}), {}{}, {:.2f} s of CPU".format(pid, name, state, place, process.cpu_seconds)
 
     def _describe_threads(self, pid: int) -> List[str]:
+        """Return a line for each kind of thread of a process: its name, where it waits, and how many there are."""
         folder = "{}/{}/task".format(self._proc, pid)
         try:
             threads = sorted(map(int, os.listdir(folder)))
@@ -188,15 +196,16 @@ class StackCapture:
 def unavailable_reason(rank: CaptureTarget, proc: str = PROC) -> str:
     """Return why this process cannot be sent the signal; "" if it can."""
     folder = "{}/{}/".format(proc, rank.pid)
-    status = {
-        name: value.strip() for name, _, value in (line.partition(":") for line in _read_lines(folder + "status"))
-    }
+    status = {}
+    for line in _read_lines(folder + "status"):
+        name, _, value = line.partition(":")
+        status[name] = value.strip()
     if not status or status.get("State", "Z")[:1] in "ZX":
         return "the process has ended"
     if status["State"][:1] in "Tt":
         return "the process is stopped (SIGSTOP), so that nothing runs in it"
     if not _mask_contains(status.get("SigCgt", "0"), STACK_SIGNAL):
-        return "the process no longer runs the interpreter that was started, or not yet"
+        return "the process does not run the interpreter yet, or no longer"
     if _mask_contains(status.get("SigBlk", "0"), STACK_SIGNAL) or _mask_contains(
         status.get("SigIgn", "0"), STACK_SIGNAL
     ):
@@ -248,19 +257,19 @@ def stack_lines(text: str) -> List[str]:
     return lines
 
 
-def main_frames(lines: Sequence[str]) -> List[Tuple[str, int, str]]:
-    """Return file, line and function of the first thread's frames, the innermost first. Pure.
+def main_frames(lines: Sequence[str]) -> List[Frame]:
+    """Return the first thread's frames, the innermost first. Pure.
 
     The kernel delivers the signal to the first thread if possible, and faulthandler marks the thread that got the
     signal as current. If that thread has no Python frames, none is marked. Then the first thread is the last one shown.
     """
-    threads: List[List[Tuple[str, int, str]]] = []
-    current: Optional[int] = None
+    threads: List[List[Frame]] = []
+    current: Optional[int] = None  # the index of the thread that is marked as current
     for line in lines:
-        frame = _FRAME.match(line)
-        if frame and threads:
-            threads[-1].append((frame.group(1), int(frame.group(2)), frame.group(3)))
-        elif not frame and line and not line.startswith(" "):
+        match = _FRAME.match(line)
+        if match and threads:
+            threads[-1].append(Frame(match.group(1), int(match.group(2)), match.group(3)))
+        elif not match and line and not line.startswith(" "):
             current = len(threads) if line.startswith("Current") else current
             threads.append([])
     if not threads:
@@ -275,24 +284,25 @@ def rank_state(text: str) -> RankState:
     if not frames:
         return RankState("", NOT_WAITING, "")
     waiting = NOT_WAITING
-    for file, _line, function in frames[:_INNERMOST_FRAMES]:
-        if _matches_any(file, function, _WAITS):
+    for frame in frames[:_INNERMOST_FRAMES]:
+        if _matches_any(frame, _WAITS):
             waiting = WAITING
-        elif _matches_any(file, function, _WAITS_IF_IDLE):
+        elif _matches_any(frame, _WAITS_IF_IDLE):
             waiting = max(waiting, WAITING_IF_IDLE)
     # Threads without a Python frame come and go, and thread identifiers differ, so the digest leaves both out.
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:_DIGEST_LENGTH]
     # The innermost frame of the customer's own code, or else the innermost frame.
-    file, line, function = next((frame for frame in frames if not _is_library(frame[0])), frames[0])
-    place = "{}, line {}, {}".format(os.path.basename(file), line, function)
+    shown = next((frame for frame in frames if not _is_library(frame.file)), frames[0])
+    place = "{}, line {}, {}".format(os.path.basename(shown.file), shown.line, shown.function)
     return RankState(digest, waiting, place[:_MAX_PLACE_LENGTH])
 
 
-def _matches_any(file: str, function: str, table: Sequence[Tuple[str, str]]) -> bool:
-    """Whether a table such as `_WAITS` contains this function."""
+def _matches_any(frame: Frame, table: Sequence[Tuple[str, str]]) -> bool:
+    """Whether a table such as `_WAITS` contains this frame's function."""
     for file_pattern, function_name in table:
-        matches_file = file_pattern in file if file_pattern.endswith("/") else file.endswith(file_pattern)
-        if matches_file and function_name in ("", function):
+        is_folder = file_pattern.endswith("/")
+        matches_file = file_pattern in frame.file if is_folder else frame.file.endswith(file_pattern)
+        if matches_file and function_name in ("", frame.function):
             return True
     return False
 

@@ -23,6 +23,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..topology import find_imports
+from ..variables import READ_AT_IMPORT
 
 MAX_MESSAGE_BYTES = 1 << 17
 """Maximum bytes of one message. If arguments and environment are longer, the forked rank cannot parse the message and
@@ -35,11 +36,10 @@ may be on slow storage."""
 _INT_BYTES = array.array("i").itemsize
 _MAX_DESCRIPTORS = 4
 """Maximum number of descriptors in one message: output, reports, step counts and a spare one."""
-# Prefixes of variables that frameworks and their libraries read while they are loaded.
-_READ_AT_IMPORT = "OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|TF|XLA|LD"
-# A script that sets such a variable: os.environ["OMP_..."], .setdefault("OMP_..." or .update({"OMP_...".
+# A script that sets a variable which is read at an import: os.environ["OMP_..."], .setdefault("OMP_..." or
+# .update({"OMP_...".
 _SETS_ENVIRONMENT = re.compile(
-    r"environ(?:\[|\.setdefault\(|\.update\()\s{0,99}\{?\s{0,99}['\"](?:" + _READ_AT_IMPORT + ")_"
+    r"environ(?:\[|\.setdefault\(|\.update\()\s{0,99}\{?\s{0,99}['\"](?:" + "|".join(READ_AT_IMPORT) + ")_"
     # The same with a computed name, which may be any of them.
     r"|environ\[(?!['\"])[^]]*\]\s*=(?!=)|environ\.(?:setdefault|update)\(\s*\{?\s*(?!['\"{}\s])"
 )

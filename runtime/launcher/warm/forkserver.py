@@ -86,7 +86,7 @@ class UnsafeRank(Exception):
 
 
 class Script(NamedTuple):
-    """The path of the script that a forked rank is to run.
+    """The path of the script that a forked rank runs.
 
     `report_fd` is the descriptor of the rank's pipe for reports, `counts_fd` that of its step counts (-1: none).
     """
@@ -181,7 +181,10 @@ def _serve_supervisor(connection: socket.socket) -> Script:
 
 
 def _enter_sandbox(sandbox_pidfd: int, request: Dict[str, Any]) -> Dict[str, str]:
-    """Enter the sandbox with the limits of a cold rank; return the namespaces that this process had before."""
+    """Enter the sandbox with the limits of a cold rank; return the namespaces that this process had before.
+
+    `request` is the message of `runtime.backends.supervision.rank_fork`.
+    """
     for name, limit in request["limits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
@@ -219,7 +222,11 @@ def _fork_ranks(ranks: int, host_namespaces: Dict[str, str]) -> bool:
     if shared:
         raise UnsafeRank("namespaces shared with the host", shared)
     _drop_privileges()
-    return any(not os.fork() for _rank in range(ranks))
+    for _rank in range(ranks):
+        pid = os.fork()
+        if not pid:
+            return True
+    return False
 
 
 def _drop_privileges() -> None:

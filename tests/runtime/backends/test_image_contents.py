@@ -1,5 +1,5 @@
 from runtime.images import venvs
-from runtime.images.contents import contents
+from runtime.images.contents import read_contents
 
 
 def build(root, *packages, python="version = 3.11.7"):
@@ -11,14 +11,14 @@ def build(root, *packages, python="version = 3.11.7"):
 
 
 def test_the_contents_of_an_image(tmp_path):
-    assert contents(tmp_path, "pytorch") is None
+    assert read_contents(tmp_path, "pytorch") is None
     build(tmp_path, "torch-2.13.0+cu128", "nvidia_cuda_runtime_cu12-12.8.90", "Pillow-12.0.0")
-    found = contents(tmp_path, "pytorch")
+    found = read_contents(tmp_path, "pytorch")
     assert (found.python, found.cuda, found.frameworks) == ("3.11.7", "12.8.90", {"pytorch": "2.13.0+cu128"})
     assert found.packages == {"nvidia-cuda-runtime-cu12": "12.8.90", "pillow": "12.0.0", "torch": "2.13.0+cu128"}
 
 
 def test_an_image_that_uv_built(tmp_path):
     build(tmp_path, "numpy-2.4.0", python="version_info = 3.12.1")
-    found = contents(tmp_path, "pytorch")
+    found = read_contents(tmp_path, "pytorch")
     assert (found.python, found.cuda, found.frameworks) == ("3.12.1", "", {})

@@ -1,11 +1,11 @@
 import pytest
 
 from runtime.errors import InvalidSpec
-from runtime.images.recipes import Compilation, SmokeTest, can_use_gpus, names, read_recipe
+from runtime.images.recipes import Compilation, SmokeTest, can_use_gpus, read_recipe, recipe_names
 from runtime.specs import Controller, Flavour, Framework
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipe_names())
 def test_each_built_in_image_has_a_smoke_test_and_pinned_requirements(name):
     recipe = read_recipe(name)
     assert recipe.smoke_tests

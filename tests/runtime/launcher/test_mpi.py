@@ -50,10 +50,32 @@ def test_an_mpi_command_longer_than_a_message_is_refused():
     created, sent = mpi_of_node_0()
     answers = []
     stub = SimpleNamespace(send=answers.append)
-    created._send_daemon(stub, "job-1-1-1", "\u4f60" * 300_000)
+    created._request_daemon(stub, "job-1-1-1", "\u4f60" * 300_000)
     assert (sent, answers) == ([], [{"exit_code": 1, "signal": ""}])
-    created._send_daemon(stub, "job-1-1-1", "prted --daemonize")
+    created._request_daemon(stub, "job-1-1-1", "prted --daemonize")
     assert [message["command"] for message in sent] == ["prted --daemonize"]
+
+
+def test_a_refused_rank_is_the_fault_of_the_code_that_runs_already():
+    created, _sent = mpi_of_node_0()
+    created._give_up_at = float("inf")
+    started = []
+
+    def start_rank(_plan, local_rank, _variables):
+        if local_rank:
+            raise BlockingIOError(11, "no more processes")
+        started.append(local_rank)
+        return SimpleNamespace(pid=7)
+
+    created._worker_group = SimpleNamespace(start_rank=start_rank, has_ended_ranks=False)
+    answers = []
+    stub = SimpleNamespace(send=answers.append)
+    for local_rank in (0, 1):
+        rank = created._plan.rank(local_rank)
+        created._start_rank(stub, {"OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank), "OMPI_COMM_WORLD_RANK": str(rank)})
+    cause = created.handle_timers(0.0)
+    assert (started, answers) == ([0], [{"exit_code": 1, "signal": ""}])
+    assert (cause["kind"], cause["code"]) == ("code_failed", "too_many_processes")
 
 
 def test_an_mpi_daemon_that_cannot_be_started_is_reported_as_ended(monkeypatch):

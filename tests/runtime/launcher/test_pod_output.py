@@ -179,6 +179,15 @@ def listener():
         os.close(descriptor)
 
 
+def test_long_lines_are_written_in_pieces_that_the_kubelet_does_not_split(listener):
+    output = b"x" * 20_000 + b"\nshort\n\n" + b"y" * 20_000
+    for data in (output, b"\n"):
+        listener.log_mux.write(0, data)
+    received = listener.read()
+    assert output_of_rank(received, 0) == output + b"\n"
+    assert max(map(len, received.split(b"\n"))) < 16 * 1024
+
+
 def test_a_slow_reader_of_stdout_slows_ranks_and_then_misses_output(listener, monkeypatch):
     line = b"x" * 999 + b"\n"
     for _ in range(2000):

@@ -7,6 +7,7 @@ import pytest
 from runtime.launcher.step_timer import Counts
 from runtime.launcher.telemetry import sampling
 from runtime.launcher.telemetry.sampling import (
+    NetworkBytes,
     Process,
     Reading,
     Sampler,
@@ -68,12 +69,14 @@ def reading(at, *processes, network=None):
 
 def test_a_sample_covers_the_time_since_the_previous_one():
     sampler = Sampler(own_network=True, proc="/nowhere")
-    before = reading(10.0, process(2, cpu_seconds=1.0, read_bytes=100), process(3, 2, cpu_seconds=4.0), network=(0, 0))
+    before = reading(
+        10.0, process(2, cpu_seconds=1.0, read_bytes=100), process(3, 2, cpu_seconds=4.0), network=NetworkBytes(0, 0)
+    )
     after = reading(
         12.0,
         process(2, cpu_seconds=2.0, read_bytes=300, written_bytes=50),
         process(3, 2, cpu_seconds=6.0),
-        network=(10, 20),
+        network=NetworkBytes(10, 20),
     )
     assert sampler.sample(before, {2: 5}, {5: Counts(1, 0, 0.0, None)}) is None
     sample = sampler.sample(after, {2: 5}, {5: Counts(9, 8, 1.6, 0.4)})

@@ -18,6 +18,7 @@ NOWHERE = "/nonexistent"
     [
         ("import os\nos.environ['OMP_NUM_THREADS'] = '1'", False),
         ('os.environ.setdefault("TORCH_LOGS", "x")', False),
+        ("os.environ['KERAS_BACKEND'] = 'torch'", False),
         ("os.environ.update({'MKL_NUM_THREADS': '2'})", False),
         ("os.environ.update(\n    {\n        'XLA_FLAGS': ''})", False),
         ("for name in ('OMP_NUM_THREADS',): os.environ[name] = '3'", False),
