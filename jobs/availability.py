@@ -139,7 +139,7 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
         while capacity.nodes_now(load.resources, load.kind) < load.nodes:
             if not ends:
                 return None
-            now, _position, ended = heapq.heappop(ends)
+            now, _number, ended = heapq.heappop(ends)
             capacity = _release(capacity, ended)
         capacity = capacity_without(capacity, load.resources, load.nodes, load.kind)
         heapq.heappush(ends, (now + load.seconds, next_number, load))

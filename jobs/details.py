@@ -126,7 +126,7 @@ def update_details(*, job: Job, user: User | None, data: Mapping[str, Any]) -> J
             _change_retention(current, changes["keep_until"])
         for name, value in changes.items():
             setattr(current, name, value)
-        current.save(update_fields=[*changes, "deletion_notice"])
+        current.save(update_fields=[*changes, "deletion_notice"])  # `_change_retention` may have cleared the notice
         record(
             organization=job.organization,
             actor=user,

@@ -647,7 +647,7 @@ CAUSES: tuple[Cause, ...] = (
             r"Dataset not found",
         ),
     ),
-    # The same as the code sees it: its write failed. With `disk_full`, the platform ended the run.
+    # Here a write of the code failed. In the cause `disk_full` above, the platform ended the run.
     Cause(
         "full_disk_error",
         gettext_lazy("There is no space left to write to."),

@@ -334,7 +334,7 @@ class EstimateOutcome:
 
     @property
     def saved_share(self) -> float:
-        """Return the error as a positive fraction if the run took less time than p50."""
+        """Return the share of p50 that the run did not need; negative if the run took longer than p50."""
         return -self.error
 
     @property

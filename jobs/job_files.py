@@ -126,7 +126,9 @@ def archive_sources(job: Job, path: str = "") -> list[Source]:
     """Return what an archive of a file or folder contains, for `storage.folder_archives`. Raises as `read` does."""
     parts = split_path(path)
     if parts in {(), ("logs",)}:
-        paths = [*(RESULTS if not parts else ()), *(f"logs/{name}" for name in _log_folders(job))]
+        paths = [f"logs/{name}" for name in _log_folders(job)]
+        if not parts:
+            paths = [*RESULTS, *paths]
         existing_paths = [each for each in paths if _folder_at(job, each).exists]
         return [_source(job, each, name=each) for each in existing_paths]
     source = _source(job, path, name=parts[-1])

@@ -377,6 +377,7 @@ def _finish(
         waiting_data={},
         **fields,
     )
+    # A first attempt is the only one, which saves a query.
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
     billed = [time_range for each in attempts for time_range in usage.billed_ranges(each, finished_at)]
     # A fixed price is due for a completed job. One that completed only after a cancel took effect pays for its time.

@@ -153,7 +153,7 @@ STEPS = {
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
     "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
 }
-"""What a starting run is doing, by the `step` in the data of WaitingCode.STARTING. Other steps have one sentence."""
+"""What a starting run is doing, by the `step` in the data of WaitingCode.STARTING. Other steps share one sentence."""
 WAITING_SENTENCES: dict[str, Any] = {
     "copying_checkpoints": gettext_lazy("The checkpoints of job #%(job)s are copied. Then the nodes start."),
     WaitingCode.IMAGE_NAME: gettext_lazy(

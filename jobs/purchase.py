@@ -57,9 +57,6 @@ MIN_TIME_LIMIT_SECONDS = 60
 """Shortest time limit on sale: start-up alone takes several seconds."""
 DEFAULT_NOTEBOOK_SECONDS = 4 * 3600
 """Default time limit of a notebook: half a working day."""
-EXTENSION_MARK = "extends"
-"""Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
-and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
 """Longest time limit of a notebook: a week, as for a training."""
 DEFAULT_IDLE_SECONDS = 30 * 60
@@ -68,6 +65,9 @@ PROCESSES_PER_CPU = 4
 """Maximum processes per CPU of a node. While some wait for I/O, others compute; still more only compete for the CPU."""
 EXPANDS_ARGUMENTS = "expands_arguments"
 """Key of a stored purchase whose arguments may refer to variables. Purchases of older versions lack it."""
+EXTENSION_MARK = "extends"
+"""Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
+and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,10 @@ def parse_notebook(*, organization: Organization, data: Mapping[str, Any], is_pi
 
 
 def max_workers_per_node(spec: NodeSpec) -> int:
-    """Return the maximum number of processes on a node: one for each GPU, or a few per CPU."""
+    """Return the maximum number of processes on a node: one for each GPU, or a few per CPU.
+
+    At least two without GPUs, so that several ranks on one node can be tried even on a fraction of a CPU.
+    """
     return spec.gpus or max(2, math.floor(spec.cpus * PROCESSES_PER_CPU))
 
 
@@ -334,11 +337,12 @@ class PinnedVersionsField(FormField, serializers.ListField):
 
     def run_validation(self, data: Any = empty) -> Any:
         """Return the keys. Raises ValidationError."""
-        keys = data if self.context.get("is_pinned") and data is not empty and data else []
+        if not self.context.get("is_pinned") or data is empty or not data:
+            return []
         # `type` instead of isinstance, because true and false are instances of int.
-        if not isinstance(keys, list) or not all(type(key) is int and 0 < key < selectors.KEY_END for key in keys):
+        if not isinstance(data, list) or not all(type(key) is int and 0 < key < selectors.KEY_END for key in data):
             raise ValidationError(_("The versions must be a list of numbers."))
-        return keys
+        return data
 
 
 class LearningRateField(FormField, serializers.CharField):
@@ -398,8 +402,10 @@ class _PlacementSerializer(FormSerializer):
 
         A stored purchase also has the pinned versions, in the same order.
         """
+        # The ids from the field `dataset_versions`, which is read first. There must be no more of them than choices.
         pinned = self.valid_values.get("dataset_versions", [])[: len(choices)]
-        # The versions are stored under `dataset_versions`, this field's source. The choices are needed as well.
+        # What this method returns replaces the pinned ids under `dataset_versions`, the source of this field. The
+        # choices themselves are needed too.
         self.valid_values["datasets"] = tuple(choices)
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 

@@ -118,7 +118,9 @@ class Telemetry:
 def telemetry(job: Job, attempt_number: int | None = None) -> Telemetry:
     """Return the resource usage of an attempt (default: the latest)."""
     attempts = list(job.attempts.all())
-    attempt = next((each for each in reversed(attempts) if attempt_number in {None, each.number}), None)
+    if attempt_number is not None:
+        attempts = [each for each in attempts if each.number == attempt_number]
+    attempt = attempts[-1] if attempts else None
     if attempt is None:
         return Telemetry(None, [], [], [], None)
     nodes, ranks = _read(attempt)

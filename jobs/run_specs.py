@@ -43,7 +43,7 @@ def mounted_models(job: Job) -> list[ModelVersion]:
 
 
 def run_spec(attempt: Attempt) -> RunSpec:
-    """Return the attempt's spec without what only its start needs: see `launch_spec`.
+    """Return the attempt's spec without the values that only a submission needs: see `launch_spec`.
 
     Every call returns the same spec, so that a repeated submission adopts the run. Only the deadline of a running
     notebook changes, when the notebook is extended.
@@ -100,7 +100,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
 
 
 def launch_spec(attempt: Attempt) -> RunSpec:
-    """Return `run_spec` with what only the start needs: the remaining storage quota, the pull secret and the secrets.
+    """Return the spec for a submission: `run_spec` with the remaining storage quota, the pull secret and the secrets.
 
     Writes a copy of the ordered script to the workspace if the job needs one. Raises InvalidSpec.
     """

@@ -52,8 +52,8 @@ class ClusterFollower:
     def __init__(self, name: str, stop: threading.Event) -> None:
         self.name = name
         self._stop = stop
-        self._read_at: dict[str, float] = {}
-        self._unread: set[str] = set()
+        self._read_at: dict[str, float] = {}  # when each run was last read, by the monotonic clock
+        self._unread: set[str] = set()  # runs that have changed since they were last read
 
     def run(self) -> None:
         """Follow the cluster until stopped; reconnect whenever the connection breaks."""
