@@ -70,7 +70,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
     placement = parse_placement(organization=organization, data=data)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
-        if idempotency_key and (existing := orders.order_by_key(organization, idempotency_key)):
+        if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
             return existing
         _require_quota(membership, limit=quota.max_checks_per_day)
         quote = make_free_quote(

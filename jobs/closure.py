@@ -221,8 +221,8 @@ def _complete(closure: Closure) -> str:
 
 def _delete_data(organization: Organization) -> None:
     """Delete everything that members stored and runs wrote. Safe to repeat. Raises InUse, ClusterUnavailable."""
-    files = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
-    for job in organization.jobs.filter(pk__in=[row.job_pk for row in files]):
+    runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
+    for job in organization.jobs.filter(pk__in=[allocation.job_pk for allocation in runs]):
         results.remove(job=job, user=None)
         results.discard_count(job.pk)
     MetricPoint.objects.filter(job__organization=organization).delete()

@@ -223,7 +223,8 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
     similar, p90_factor = _most_similar(runs)
     if not similar:
         return None
-    paces = {count: pace_of([run for run in similar if run.nodes == count]) for count in {run.nodes for run in similar}}
+    counts = {run.nodes for run in similar}
+    paces = {count: pace_of([run for run in similar if run.nodes == count]) for count in counts}
     if nodes in paces:
         pace = paces[nodes]
         p50 = pace.seconds(epochs)
@@ -383,6 +384,8 @@ def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
         week = f"{finished_at.isocalendar().year}-W{finished_at.isocalendar().week:02d}"
         for source in (each.source, "all"):
             groups.setdefault((week, source), []).append(each)
+    by_source = sorted(groups.items(), key=lambda item: (item[0][1] != "all", item[0][1]))  # `all` comes first
+    by_week = sorted(by_source, key=lambda item: item[0][0], reverse=True)  # keeps that order within a week
     return [
         Accuracy(
             week,
@@ -391,9 +394,7 @@ def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
             statistics.median(abs(each.error) for each in group),
             sum(each.is_within_p90 for each in group) / len(group),
         )
-        for week in sorted({week for week, _source in groups}, reverse=True)
-        for source in sorted({source for _week, source in groups}, key=lambda name: (name != "all", name))
-        if (group := groups.get((week, source)))
+        for (week, source), group in by_week
     ]
 
 

@@ -38,6 +38,7 @@ MAX_ENTRIES = 10_000
 MAX_DEPTH = 8
 """Levels of folders that are visited."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open only a folder, and no link to one."""
 DT_FLOAT, DT_DOUBLE = 1, 2
 """TensorFlow's codes of data types (`DataType`)."""
 

@@ -144,11 +144,11 @@ def matching(organization: Organization, search: JobSearch) -> QuerySet[Job]:
     """Return the jobs of a search in its order, without related rows."""
     jobs = _candidates(organization, search)
     if windowed := _windowed_filter(search):
-        end = _window_end(organization, search)
+        jobs = jobs.filter(windowed)
         # The window is a range of times, for which PostgreSQL scans a range of the index. A subquery with a LIMIT would
         # scan all rows.
-        window = {"queued_at__gte" if search.is_newest_first else "queued_at__lte": end} if end else {}
-        jobs = jobs.filter(windowed, **window)
+        if end := _window_end(organization, search):
+            jobs = jobs.filter(queued_at__gte=end) if search.is_newest_first else jobs.filter(queued_at__lte=end)
     return jobs
 
 
@@ -171,6 +171,7 @@ def page(
     if position is None:
         rows_read = _read(organization, search, jobs[: PAGE_SIZE + 1])
         return JobPage(rows_read[:PAGE_SIZE], older=rows_read[PAGE_SIZE - 1].pk if len(rows_read) > PAGE_SIZE else None)
+    # Newest first, the following jobs are below the position and the preceding ones above; oldest first, vice versa.
     jobs = jobs.filter(_beyond(position, is_below=search.is_newest_first != is_backwards))
     rows_read = _read(organization, search, (jobs.reverse() if is_backwards else jobs)[: PAGE_SIZE + 1])
     has_more = len(rows_read) > PAGE_SIZE

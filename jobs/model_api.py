@@ -24,7 +24,7 @@ from storage.downloads import download_archive
 from storage.folder_archives import Source
 from storage.models import Model, ModelVersion
 
-GZIP = {(200, "application/gzip"): OpenApiTypes.BINARY}
+ARCHIVE_RESPONSE = {(200, "application/gzip"): OpenApiTypes.BINARY}
 VERSION_PARAMETER = OpenApiParameter("version", OpenApiTypes.INT, description="Default: the latest.")
 
 
@@ -189,7 +189,7 @@ class ModelArchiveView(TenantView):
 
     capabilities = {"GET": Capability.VIEW}
 
-    @extend_schema(operation_id="models_download", responses=GZIP, parameters=[VERSION_PARAMETER])
+    @extend_schema(operation_id="models_download", responses=ARCHIVE_RESPONSE, parameters=[VERSION_PARAMETER])
     def get(self, request: Request, name: str) -> HttpResponseBase:
         """Return the files of a version as a .tar.gz archive."""
         version = selectors.model_version(selectors.model_named(self.organization, name), _version_number(request))

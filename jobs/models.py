@@ -122,7 +122,7 @@ class PackageLayer(models.Model):
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="package_layers")
     image = models.ForeignKey(Image, models.PROTECT, related_name="+")
     key = models.CharField(max_length=64)
-    """Identifies image and requirements: from `layer_key` in `runtime.packages`, of `layers` or of `cluster_builder`."""
+    """Identifies image and requirements: `layer_key` of `runtime.packages.layers`, or that of `cluster_builder`."""
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: this machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
@@ -594,7 +594,7 @@ class CapacitySnapshot(models.Model):
     held_from = models.DateTimeField(null=True, blank=True)
     """When the job `held_from_job` was queued."""
     held_from_job = models.BigIntegerField(null=True, blank=True)
-    """Id of the job for which capacity is kept free; None: no job. Jobs behind it in the queue wait even if they fit."""
+    """Id of the job for which capacity is kept free; None: none is kept. Jobs behind it wait even if they fit."""
 
     class Meta:
         db_table = "jobs_room"  # the table's name in version 0.1, which must run on the same schema during an upgrade

@@ -57,7 +57,7 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     if is_exact:
         data, original = reruns.exact_purchase(organization=organization, data=data)
     purchase = parse(organization=organization, data=data, is_pinned=is_exact, original=original)
-    digest = pinned_digest(original.order.quote, purchase.image) if original else ""
+    digest = pinned_digest(original.order.quote, purchase.image) if original else ""  # "": the current digest
     return make_quote(
         organization=organization,
         user=membership.user,
@@ -453,7 +453,7 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
 def _existing_rerun(organization: Organization, job: Job, key: str) -> Order | None:
     """Return the rerun of `job` that this key bought, if any. Raises IdempotencyConflict if it bought another job."""
-    order = order_by_key(organization, key) if key else None
+    order = order_with_key(organization, key) if key else None
     if order and order.job.rerun_of_id != job.pk:
         raise IdempotencyConflict
     return order
@@ -466,6 +466,6 @@ def _earlier_job_id(organization: Organization, value: Any) -> int | None:
     return Job.objects.filter(organization=organization, pk=value).values_list("pk", flat=True).first()
 
 
-def order_by_key(organization: Organization, key: str) -> Order | None:
+def order_with_key(organization: Organization, key: str) -> Order | None:
     """Return the organization's order with this idempotency key, if any."""
     return Order.objects.filter(organization=organization, idempotency_key=key).select_related("job").first()

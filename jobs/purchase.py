@@ -1,6 +1,10 @@
 """Validate purchases, both from pages and from the API.
 
 All errors are reported at once, each at its field. A Purchase is created only if everything that it names exists.
+
+A quote stores its purchase as JSON (`Quote.purchase`): the fields of `to_json`, and keys that `parse` ignores. Of these,
+`sweep`, `notebook`, `check` and `probe` (a free estimate) mark the kind of the purchase, and EXTENSION_MARK marks an
+extension. `rerun_of`, `exact` and `pinned_image` come from `orders`.
 """
 
 from __future__ import annotations
@@ -460,7 +464,10 @@ class _PlacementSerializer(FormSerializer):
 
 
 class _PurchaseSerializer(_PlacementSerializer):
-    """The fields of a purchase except those of fault tolerance."""
+    """The fields of a purchase except those of fault tolerance.
+
+    They are checked in this order, and each check may use the values of the fields above it.
+    """
 
     # If the product is invalid, the purchase is refused anyway. Loose limits then replace those of the product.
     product = NameField()
@@ -626,7 +633,7 @@ class QuoteRequestSerializer(_PurchaseSerializer, FaultToleranceSerializer):
     )
 
 
-class _AnyFrameworkSerializer(_PlacementSerializer):
+class _OptionalFrameworkSerializer(_PlacementSerializer):
     """A placement whose framework is by default the image's first one."""
 
     node_spec = NameField()
@@ -648,7 +655,7 @@ class _AnyFrameworkSerializer(_PlacementSerializer):
 
 
 @extend_schema_serializer(exclude_fields=("dataset_versions", "nodes", "workers_per_node"))  # not chosen by customers
-class NotebookQuoteRequestSerializer(_AnyFrameworkSerializer):
+class NotebookQuoteRequestSerializer(_OptionalFrameworkSerializer):
     """A notebook to price."""
 
     image = NameField(help_text="An image with JupyterLab.")
@@ -688,7 +695,7 @@ class NotebookExtensionRequestSerializer(FormSerializer):
 
 
 @extend_schema_serializer(exclude_fields=("image",))  # the API has it in the path
-class CheckRequestSerializer(_AnyFrameworkSerializer):
+class CheckRequestSerializer(_OptionalFrameworkSerializer):
     """An image check: which image, and on which nodes."""
 
     image = NameField()

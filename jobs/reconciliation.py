@@ -215,12 +215,15 @@ def _runs_on(cluster_name: str, *, live: bool) -> list[tuple[str, Attempt | None
     """
     names = [run_name for run_name in cluster(cluster_name).names(live=live) if run_name.startswith("job-")]
     attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}
-    clusters_by_run = {run_name: resolve_cluster_name(attempt.backend) for run_name, attempt in attempts.items()}
-    return [
-        (run_name, attempts[run_name] if clusters_by_run.get(run_name) == cluster_name else None)
-        for run_name in names
-        if clusters_by_run.get(run_name, cluster_name) in {cluster_name, *cluster_names()}
-    ]
+    runs: list[tuple[str, Attempt | None]] = []
+    for run_name in names:
+        attempt = attempts.get(run_name)
+        attempts_cluster = resolve_cluster_name(attempt.backend) if attempt else None
+        if attempts_cluster == cluster_name:
+            runs.append((run_name, attempt))
+        elif attempts_cluster is None or attempts_cluster in cluster_names():
+            runs.append((run_name, None))
+    return runs
 
 
 def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:

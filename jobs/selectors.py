@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Case, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, When
 from django.db.models.functions import Coalesce
@@ -125,7 +125,7 @@ def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
     return jobs.filter(state__in=ENDED, builtin_script="").order_by("-pk")
 
 
-def job_row(organization: Organization, pk: int) -> Job:
+def job_without_relations(organization: Organization, pk: int) -> Job:
     """Return a job without its related objects except the organization: enough to read its output. Raises NotFound."""
     job = Job.objects.filter(organization=organization, pk=pk).first()
     if job is None:
@@ -312,19 +312,26 @@ def events(job: Job) -> list[EventRow]:
     return [EventRow(event, event_sentence(event.kind, event.data)) for event in rows]
 
 
-def metrics(job: Job, after: int = 0) -> tuple[dict[str, list[list[float]]], int]:
-    """Return the curves by name, from points with an id above `after`, and the id of the last point.
+class Metrics(NamedTuple):
+    """Points of a job's curves by name, and the id of the last point that was read.
 
     A curve is a list of [step, value], sorted by step. If the script restarts its count of steps, the steps continue
     (`MetricPoint.position`).
     """
+
+    curves: dict[str, list[list[float]]]
+    last: int
+
+
+def metrics(job: Job, after: int = 0) -> Metrics:
+    """Return the curves of a job from points with an id above `after`. `last` is `after` if there are none."""
     curves: dict[str, list[list[float]]] = {}
     last = after
     points = MetricPoint.objects.filter(job=job, pk__gt=after).order_by("pk")
     for pk, name, position, value in points.values_list("pk", "name", "position", "value"):
         curves.setdefault(name, []).append([position, value])
         last = pk
-    return {name: _thinned(sorted(curve, key=itemgetter(0))) for name, curve in curves.items()}, last
+    return Metrics({name: _thinned(sorted(curve, key=itemgetter(0))) for name, curve in curves.items()}, last)
 
 
 def nodes(job: Job) -> list[dict[str, Any]]:

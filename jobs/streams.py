@@ -179,7 +179,7 @@ async def log_events(
                 await _wait(change, POLL_SECONDS)
                 # If the cluster has no output, `selectors.log` takes `eof` from the job's state, which may have changed
                 # since.
-                job = await query_in_thread(selectors.job_row, job.organization, job.pk)
+                job = await query_in_thread(selectors.job_without_relations, job.organization, job.pk)
 
 
 async def all_log_events(
@@ -205,7 +205,7 @@ async def all_log_events(
                 return
             if not any(chunk.text for chunk in chunks.values()):
                 await _wait(change, POLL_SECONDS)
-                job = await query_in_thread(selectors.job_row, job.organization, job.pk)
+                job = await query_in_thread(selectors.job_without_relations, job.organization, job.pk)
 
 
 def log_data(chunk: LogChunk) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def _notebook_of_session(session: str, pk: int) -> Job | None:
     membership = membership_of_session(session, organization=organization[0])
     if membership is None or not membership.allows(Capability.RUN):
         return None
-    return selectors.job_row(membership.organization, pk)
+    return selectors.job_without_relations(membership.organization, pk)
 
 
 def _seal(pk: int, session: str, *, seconds: int, purpose: bytes) -> str:

@@ -197,7 +197,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
         "outcome": outcome,
         "orders": ORDERS,
         "outcomes": outcomes,
-        "search": selectors.search(sweep.extends_id or sweep.pk).order_by("pk"),
+        "search": selectors.sweeps_of_search(sweep.extends_id or sweep.pk).order_by("pk"),
         "chart": _chart_data(sweep),
         "method": METHODS[plan.method],
         "pruner": PRUNERS[plan.pruner],

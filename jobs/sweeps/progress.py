@@ -120,14 +120,14 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
     for trial in trials:
         if trial.outcome or trial.is_pruned or not values.get(trial.job_id):
             continue
-        verdict = judge(
+        decision = judge(
             space=plan.space,
             goal=plan.goal,
             pruner=plan.pruner,
             trials=_past_trials(trials, values),
             number=trial.number,
         )
-        trial.sampler_state, trial.is_pruned = verdict.state, verdict.is_pruned and not trial.job.is_ended
+        trial.sampler_state, trial.is_pruned = decision.state, decision.is_pruned and not trial.job.is_ended
         trial.save(update_fields=["sampler_state", "is_pruned"])
 
 

@@ -21,7 +21,7 @@ def points(job, name, values, attempt=1):
 
 def test_a_job_of_another_organization_does_not_exist(customer, other):
     job, theirs = customer.job(), other.job()
-    for select in (selectors.job_for, selectors.job_row):
+    for select in (selectors.job_for, selectors.job_without_relations):
         assert select(customer.organization, job.pk) == job
         for pk in (theirs.pk, 10**9, 10**30):
             with pytest.raises(NotFound):
