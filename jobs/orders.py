@@ -34,7 +34,7 @@ from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, Qu
 from jobs.fields import is_text
 from jobs.models import Job, JobDataset, JobModel, Order, PackageLayer, Product
 from jobs.packages import Requirements
-from jobs.purchase import EXTENSION_MARK, Purchase, parse, purchase_data
+from jobs.purchase import EXTENSION_MARK, Purchase, asks_for_exact_rerun, parse, purchase_data
 from jobs.states import OPEN, JobState
 from jobs.tasks import install_packages, stop_job
 from storage import registries, secret_store
@@ -52,7 +52,7 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     """
     organization = membership.organization
     require_active(organization=organization)
-    is_exact = str(data.get("exact")).lower() in {"true", "1"}  # as `QuoteRequestSerializer` reads it
+    is_exact = asks_for_exact_rerun(data)
     original = None
     if is_exact:
         data, original = reruns.exact_purchase(organization=organization, data=data)

@@ -2,9 +2,9 @@
 
 All errors are reported at once, each at its field. A Purchase is created only if everything that it names exists.
 
-A quote stores its purchase as JSON (`Quote.purchase`): the fields of `to_json`, and keys that `parse` ignores. Of these,
-`sweep`, `notebook`, `check` and `probe` (a free estimate) mark the kind of the purchase, and EXTENSION_MARK marks an
-extension. `rerun_of`, `exact` and `pinned_image` come from `orders`.
+A quote stores its purchase as JSON (`Quote.purchase`): the fields of `to_json`, and further keys. `sweep`, `notebook`,
+`check` and `probe` (a free estimate) mark purchases of these kinds, and EXTENSION_MARK marks the extension of a
+notebook. `orders` adds `rerun_of`, `exact` and `pinned_image`.
 """
 
 from __future__ import annotations
@@ -232,6 +232,14 @@ def parse(
     values.pop("exact")  # `orders.quote_order` has replaced the data of an exact rerun
     fault_tolerance = FaultTolerance(**{each.name: values.pop(each.name) for each in fields(FaultTolerance)})
     return Purchase(**values, fault_tolerance=fault_tolerance)
+
+
+def asks_for_exact_rerun(data: Mapping[str, Any]) -> bool:
+    """Whether the field `exact` of a request is true. False for an invalid value, which `parse` reports."""
+    try:
+        return bool(QuoteRequestSerializer().fields["exact"].run_validation(data.get("exact", empty)))
+    except ValidationError:
+        return False
 
 
 def purchase_data(purchase: Mapping[str, Any]) -> dict[str, Any]:
