@@ -186,7 +186,7 @@ class JobAdmin(LargeTableAdmin):
         description=gettext_lazy("Estimate accuracy"), permissions=("view",)
     )
     def calibration(self, request: HttpRequest) -> HttpResponse:
-        """Show the accuracy of estimates over time, and the latest completed runs."""
+        """Show the accuracy of estimates over time, and the latest completed runs. The page's URL has this name."""
         jobs = estimates.completed_jobs().filter(finished_at__gte=timezone.now() - REPORT_PERIOD)
         outcomes = [outcome for job in jobs.iterator(chunk_size=500) if (outcome := estimates.outcome(job))]
         return show(request, self, _accuracy_report(outcomes))

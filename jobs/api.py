@@ -65,7 +65,7 @@ from jobs.serializers import (
 )
 
 MAX_NUMBER_DIGITS = 15
-"""Digits of a whole number in a query, such as an offset: enough for any file, and in the range of a file's offset."""
+"""Digits of a whole number in a query, such as an offset. No file is larger, and a seek accepts all such offsets."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of a log in one response, because they are held in memory."""
 MAX_QUERY_LENGTH = 200

@@ -150,8 +150,8 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
 def _release(capacity: Capacity, load: Load) -> Capacity:
     """Return the capacity after a load has ended.
 
-    The load's machines are not known. Each node is assumed to have run on the machine with the most free cores, among
-    the machines that have at least the node's resources in use.
+    The load's machines are not known. Only a machine that has at least the node's resources in use can have run a node.
+    Of these, the one with the most free cores is assumed.
     """
     machines = list(capacity.machines)
     resources = load.resources
@@ -180,7 +180,10 @@ def _release(capacity: Capacity, load: Load) -> Capacity:
 
 
 def _load(job: Job, now: datetime) -> Load:
-    """Return what a job occupies: for its estimated time, or for what is left of it, at most until its deadline."""
+    """Return the load of an open job: for its estimated time if it is queued, else for the rest of that time.
+
+    It never lasts longer than until the job's deadline.
+    """
     seconds = float(job.deadline_seconds)
     if not job.is_notebook:  # the estimate of a notebook's quote may be that before an extension
         seconds = min(float(job.order.quote.basis["p50_seconds"]), seconds)

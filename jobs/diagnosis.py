@@ -855,8 +855,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _match(evidence: Evidence, headline: str, block: str) -> tuple[Cause, dict[str, str]]:
     """Return the first cause that matches, and the values of its pattern's named groups.
 
-    First the causes are compared with the run's reason and failure code, then their patterns with the exception's
-    headline, then with the whole block of lines, and last their signals with the run's. If none matches, the cause is
+    The causes are compared in this order: by the run's reason and failure code, by their patterns in the exception's
+    headline, by their patterns in the whole block of lines, and by the run's signal. If none matches, the cause is
     `exception` or `exit`.
     """
     for cause in CAUSES:

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 COPYING = "copying_checkpoints"
 """The waiting code (`Job.waiting_code`) of a job that starts once the checkpoints of another job are copied for it."""
 SUBMIT_RETRY_PERIOD = timedelta(minutes=5)
-"""How long a submission that fails with unexpected errors is retried before the attempt ends, free of charge: long
-enough for an administrator to restart what is broken, short enough for a customer who waits."""
+"""How long a submission that fails with unexpected errors is retried. Then the attempt ends, free of charge. An
+administrator can restart what is broken within this time, and a customer does not wait for long."""
 
 
 # `acks_late=False`: Celery does not deliver the task again if its worker dies. A lost task delays a start by seconds,

@@ -248,8 +248,8 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
 def pace_of(runs: Sequence[Sample]) -> Pace:
     """Return the pace of runs on one number of nodes.
 
-    If the runs had different numbers of epochs, the time per epoch is the median slope over all pairs of runs
-    (Theil-Sen), which outliers hardly change. With fewer than MIN_RUNS_FOR_START_UP runs, or if the start-up time were
+    If the runs had different numbers of epochs, the time per epoch is the median slope over all pairs of runs. Outliers
+    hardly change it (Theil-Sen estimator). With fewer than MIN_RUNS_FOR_START_UP runs, or if the start-up time were
     negative, all time is attributed to the epochs.
     """
     if len({run.epochs for run in runs}) > 1 and len(runs) >= MIN_RUNS_FOR_START_UP:

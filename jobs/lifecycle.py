@@ -83,8 +83,8 @@ def transition(
     current = JobState(job.state)
     if not may_follow(current, to):
         raise StaleTransition
-    # A savepoint would cost two queries and has no use: only a database error can be raised in this block, and that
-    # aborts the caller's transaction anyway.
+    # A savepoint would cost two queries for nothing. Only a database error can be raised in this block, and that aborts
+    # the caller's transaction anyway.
     with transaction.atomic(savepoint=False):
         changed_rows = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
         if changed_rows:
@@ -202,7 +202,10 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
 
 
 def end_attempt(*, attempt: Attempt, reason: EndReason, failure: Failure | None = None, is_final: bool = False) -> None:
-    """End an open attempt that its backend has not reported as ended, such as a refused one. Safe to repeat."""
+    """End an open attempt that its backend has not reported as ended, such as a refused one. Safe to repeat.
+
+    `is_final`: the job ends too, without a retry.
+    """
     with transaction.atomic():
         locked = _lock(attempt)
         if locked and locked.finished_at is None and not locked.job.is_ended:
@@ -348,7 +351,10 @@ def _meter(job: Job, attempts: list[Attempt] | None = None) -> None:
 
 
 def _failure_for_event(attempt: Attempt | None) -> dict[str, Any] | None:
-    """Return the attempt's failure as an event stores it, without the last lines of output; None if it has none."""
+    """Return the attempt's failure as an event stores it; None if it has none.
+
+    The last lines of output are left out, because they are long, and the attempt keeps them.
+    """
     failure = attempt.failure if attempt else None
     return failure and {name: value for name, value in failure.items() if name != "last_lines"}
 

@@ -279,7 +279,7 @@ def _job_columns(purchase: NotebookPurchase) -> dict[str, Any]:
         "workspace": purchase.workspace,
         "code_path": "",
         "builtin_script": NOTEBOOK_SCRIPT,
-        "arguments": [str(purchase.idle_seconds)],
+        "arguments": [str(purchase.idle_seconds)],  # read by `runtime/launcher/notebook.py`
         "epochs": 1,
         "lr": "0.01",
         "batch_size": 1,

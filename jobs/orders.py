@@ -340,7 +340,7 @@ def write_order(
         quote=quote,
         reference=f"order:{quote.pk}",  # one hold per quote: `charges.hold` returns an existing one
         user=membership.user,
-        labels={
+        labels={  # by which the cost pages group
             "workspace": columns["workspace"].name,
             "node_spec": columns["node_spec"].name,
             "product": product.name,

@@ -1,9 +1,9 @@
 """Extra Python packages of runs: read a requirements file, install its packages once, release the jobs that wait.
 
-An order with requirements refers to a PackageLayer. While the layer is not installed, its jobs wait in the queue. The
-packages are installed by a separate process on this machine, which `advance` starts for the layer
-(`runtime.packages.builder`), or by a run on a Kubernetes cluster (`runtime.packages.cluster_builder`). Both survive a
-restart of the console, so `advance` only starts them and reads their results. Each step can be repeated.
+An order with requirements refers to a PackageLayer. While the layer is not installed, its jobs wait in the queue. For
+runs on Kubernetes, a run on the cluster installs the packages (`runtime.packages.cluster_builder`). For all others, a
+separate process on this machine does (`runtime.packages.builder`). Both survive a restart of the console, so `advance`
+only starts them and reads their results. Each step can be repeated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Update jobs to the state that their clusters report, and repair missed changes.
 
-The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds: it asks for the
-status of every open run, makes a scheduling pass, stops runs of ended attempts, and deletes runs without an attempt.
-So a lost task, a dead worker or an outage of Redis delays a job by one such interval at most.
+The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds. It asks for the
+status of every open run and makes a scheduling pass. It stops runs of ended attempts, and deletes runs without an
+attempt. So a lost task, a dead worker or an outage of Redis delays a job by one such interval at most.
 """
 
 from __future__ import annotations

@@ -295,6 +295,7 @@ def _parts(sample: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 def _number(value: Any) -> float | None:
     """Return a value that is a number and not negative, NaN or infinite; None for any other."""
+    # The upper bound excludes infinity, NaN, and whole numbers that are too large for a float.
     is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
     return float(value) if is_valid else None
 

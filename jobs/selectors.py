@@ -67,8 +67,8 @@ def products() -> QuerySet[Product]:
 def jobs_for(organization: Organization) -> QuerySet[Job]:
     """Return an organization's jobs, newest first, with their related rows.
 
-    A queued job also has `ahead`, the number of queued jobs before it on its cluster, of any organization, and
-    `running_nodes`, the number of nodes that its organization runs. Both are 0 for other jobs.
+    A queued job also has `ahead` and `running_nodes`. `ahead` is the number of queued jobs before it on its cluster, of
+    any organization. `running_nodes` is the number of nodes that its organization runs. Both are 0 for other jobs.
     """
     # A subquery must return one row. All its jobs have the same state, so grouping by the state gives one: the count.
     queued_before = (

@@ -1,8 +1,8 @@
 """Compute a job's usage from its attempts: the billable time, the free lines of its receipt, the time left. Reads only.
 
-Attempts are measured by the backend's clock. Only those with a reason in `states.BILLED` are billed: a hung attempt up
-to its last sign of progress, a cancelled one up to the end of its grace period at most. An attempt on fewer nodes costs
-less: one second on half of the job's nodes is half a billable second.
+Attempts are measured by the backend's clock. Only those with a reason in `states.BILLED` are billed. A hung attempt is
+billed up to its last sign of progress, and a cancelled one at most up to the end of its grace period. An attempt on
+fewer nodes costs less: one second on half of the job's nodes is half a billable second.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _billed_until(attempt: Attempt, now: datetime) -> datetime:
 def _billed_end(attempt: Attempt, ended_at: datetime) -> datetime:
     """Return the end of the time that a cancelled run is billed for; `ended_at` if the job was not cancelled.
 
-    That is `ended_at`, but at most the end of the grace period; or the time of the cancel request, if the run ended
-    more than STOP_SECONDS after the grace period.
+    That is `ended_at`, but at most the end of the grace period. If the run ended more than STOP_SECONDS after that, it
+    is the time of the cancel request.
     """
     requested_at = attempt.job.cancel_requested_at
     if requested_at is None:

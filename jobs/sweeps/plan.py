@@ -61,8 +61,8 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Return the plan that a quote stores as its object `sweep`.
 
-        The space is stored as a list of pairs, because the order of parameters matters, and PostgreSQL does not keep
-        the order of an object's keys.
+        The space is stored as a list of pairs. The order of parameters matters, and PostgreSQL does not keep the order
+        of an object's keys.
         """
         return cls(
             space=spaces.parse(dict(data["space"])),

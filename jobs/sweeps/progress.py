@@ -107,7 +107,7 @@ def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = No
 def _prune(sweep: Sweep, plan: Plan) -> None:
     """Mark the trials that the pruner stops.
 
-    Trials whose jobs have ended since the last call are judged too: successive halving stores with each trial how far
+    Trials whose jobs have ended since the last call are judged too. Successive halving stores with each trial how far
     it came, and compares other trials with that.
     """
     trials = list(sweep.trials.select_related("job__order__hold"))
