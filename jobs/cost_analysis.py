@@ -57,7 +57,7 @@ def alternatives(job: Job) -> list[Alternative]:
     The times are estimates. If the job completed, they are all multiplied so that the estimate for its own number of
     nodes becomes its actual time.
     """
-    runs = estimates.samples_like(job)
+    runs = estimates.earlier_runs_like(job)
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
     all_estimates = {count: estimates.estimate_from_runs(runs, nodes=count, epochs=job.epochs) for count in counts}
     estimate_by_nodes = {count: each for count, each in all_estimates.items() if each}

@@ -51,7 +51,7 @@ MIN_RUNS_FOR_START_UP = 4
 
 
 @dataclass(frozen=True)
-class Sample:
+class EarlierRun:
     """The time of one earlier run, and whether its batch size and dataset versions are those of the purchase."""
 
     nodes: int
@@ -78,8 +78,8 @@ class Pace:
 class History:
     """Earlier runs of a purchase's script on its node spec, on any number of nodes."""
 
-    runs: Sequence[Sample]
-    free_estimates: Sequence[Sample]
+    runs: Sequence[EarlierRun]
+    free_estimates: Sequence[EarlierRun]
     """The script's free estimates; read only if there are no runs."""
 
     @property
@@ -90,8 +90,8 @@ class History:
 
 def history(purchase: Purchase) -> History:
     """Read the earlier runs for `estimate_from`."""
-    runs = samples(purchase)
-    return History(runs, () if runs else free_estimate_samples(purchase))
+    runs = earlier_runs(purchase)
+    return History(runs, () if runs else free_estimate_runs(purchase))
 
 
 def estimate(purchase: Purchase) -> Estimate:
@@ -99,11 +99,11 @@ def estimate(purchase: Purchase) -> Estimate:
     return estimate_from(history(purchase), purchase)
 
 
-def estimate_from(earlier_runs: History, purchase: Purchase) -> Estimate:
+def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
     """Estimate a purchase's total time from its `history`; without earlier runs, from the product's reference speed."""
-    if from_runs := estimate_from_runs(earlier_runs.runs, nodes=purchase.nodes, epochs=purchase.epochs):
+    if from_runs := estimate_from_runs(earlier.runs, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_runs
-    measured = _estimate_from_free_estimates(earlier_runs.free_estimates, nodes=purchase.nodes, epochs=purchase.epochs)
+    measured = _estimate_from_free_estimates(earlier.free_estimates, nodes=purchase.nodes, epochs=purchase.epochs)
     if measured:
         return measured
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
@@ -127,27 +127,29 @@ def included_seconds(purchase: Purchase) -> int:
 # --- Earlier runs -----------------------------------------------------------------------------------------------------
 
 
-def samples(purchase: Purchase) -> list[Sample]:
+def earlier_runs(purchase: Purchase) -> list[EarlierRun]:
     """Return the latest runs of this script on this node spec that completed in one attempt.
 
     Elastic runs whose number of nodes changed during the run are left out.
     """
     versions = {version.pk for version in purchase.dataset_versions}
-    return _samples(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
+    return _earlier_runs(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
 
 
-def samples_like(job: Job) -> list[Sample]:
-    """Return the latest runs of a job's script on its node spec, as `samples` does for a purchase's script."""
+def earlier_runs_like(job: Job) -> list[EarlierRun]:
+    """Return the latest runs of a job's script on its node spec, as `earlier_runs` does for a purchase's script."""
     code = {"organization": job.organization_id, "code_key": job.code_key, "node_spec": job.node_spec_id}
     versions = set(JobDataset.objects.filter(job=job).values_list("version", flat=True))
-    return _samples(code, job.workers_per_node, job.batch_size, versions)
+    return _earlier_runs(code, job.workers_per_node, job.batch_size, versions)
 
 
-def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]) -> list[Sample]:
+def _earlier_runs(
+    code: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]
+) -> list[EarlierRun]:
     """Return the completed runs that match `code`, compared with a batch size and the ids of dataset versions."""
     runs = _completed_first_attempts(code, workers_per_node)
     candidates = [
-        Sample(
+        EarlierRun(
             nodes=nodes,
             epochs=epochs,
             seconds=(finished_at - started_at).total_seconds(),
@@ -157,10 +159,10 @@ def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, ve
         for epochs, run_batch_size, started_at, finished_at, spans, nodes, run_versions in runs
         if started_at and finished_at and len(spans) <= 1  # more spans: the number of nodes changed during the run
     ]
-    return [sample for sample in candidates if sample.seconds > 0]
+    return [run for run in candidates if run.seconds > 0]
 
 
-def free_estimate_samples(purchase: Purchase) -> list[Sample]:
+def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
     """Return the free estimates of this script. One that was cut off counts up to its last finished epoch, if known."""
     jobs = (
         _runs_of(_code_filter(purchase))
@@ -177,7 +179,7 @@ def free_estimate_samples(purchase: Purchase) -> list[Sample]:
         until = last_epoch_at or job.finished_at
         seconds = (until - job.started_at).total_seconds()
         if seconds > 0:
-            result.append(Sample(1, job.epoch, seconds, has_same_batch=job.batch_size == purchase.batch_size))
+            result.append(EarlierRun(1, job.epoch, seconds, has_same_batch=job.batch_size == purchase.batch_size))
     return result
 
 
@@ -214,7 +216,7 @@ def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) ->
 # --- Estimates (pure) ------------------------------------------------------------------------------------------------
 
 
-def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+def estimate_from_runs(runs: Sequence[EarlierRun], *, nodes: int, epochs: int) -> Estimate | None:
     """Estimate a run of `epochs` on `nodes` from earlier runs; None if there are none.
 
     The most similar runs are used: those with the same data and batch size, else with the same data, else all. If some
@@ -245,7 +247,7 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
     )
 
 
-def pace_of(runs: Sequence[Sample]) -> Pace:
+def pace_of(runs: Sequence[EarlierRun]) -> Pace:
     """Return the pace of runs on one number of nodes.
 
     If the runs had different numbers of epochs, the time per epoch is the median slope over all pairs of runs. Outliers
@@ -267,7 +269,7 @@ def pace_of(runs: Sequence[Sample]) -> Pace:
     return Pace(0.0, epoch_seconds, tuple(run.seconds / (epoch_seconds * run.epochs) for run in runs))
 
 
-def _estimate_from_free_estimates(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+def _estimate_from_free_estimates(runs: Sequence[EarlierRun], *, nodes: int, epochs: int) -> Estimate | None:
     """Estimate a run from free estimates, which all ran on one node; None if there are none."""
     if not runs:
         return None
@@ -277,9 +279,9 @@ def _estimate_from_free_estimates(runs: Sequence[Sample], *, nodes: int, epochs:
     return Estimate(round(p50, 3), round(p50 * p90_factor, 3), "probe", len(runs))
 
 
-def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
+def _most_similar(runs: Sequence[EarlierRun]) -> tuple[list[EarlierRun], float]:
     """Return the runs most similar to the purchase, and the factor on p90 for their differences."""
-    tiers: list[tuple[list[Sample], float]] = [
+    tiers: list[tuple[list[EarlierRun], float]] = [
         ([run for run in runs if run.has_same_data and run.has_same_batch], 1.0),
         ([run for run in runs if run.has_same_data], OTHER_BATCH_SPREAD),
         (list(runs), OTHER_DATA_SPREAD),

@@ -246,8 +246,8 @@ def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency 
     baseline = one_node_job.attempts.filter(reason="completed").last()
     if baseline is None:
         return None
-    rate = _samples_per_second(job, nodes, ranks)
-    base_rate = _samples_per_second(one_node_job, 1, _read(baseline)[1]) if rate else None
+    rate = _throughput(job, nodes, ranks)
+    base_rate = _throughput(one_node_job, 1, _read(baseline)[1]) if rate else None
     if rate and base_rate:
         return Efficiency(rate / (nodes * base_rate), nodes, one_node_job.pk, "steps")
     rate, base_rate = _epochs_per_second(job, attempt), _epochs_per_second(one_node_job, baseline)
@@ -273,7 +273,7 @@ def _dataset_versions(job: Job) -> set[int]:
     return {item.version_id for item in job.job_datasets.all()}
 
 
-def _samples_per_second(job: Job, nodes: int, ranks: list[RankUse]) -> float | None:
+def _throughput(job: Job, nodes: int, ranks: list[RankUse]) -> float | None:
     """Return training samples per second of all ranks together, during steps."""
     steps, seconds = sum(each.steps for each in ranks), sum(each.step_seconds for each in ranks)
     return nodes * job.workers_per_node * job.batch_size * steps / seconds if steps and seconds > 0 else None

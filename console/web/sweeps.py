@@ -34,8 +34,7 @@ from jobs.messages import SWEEP_END_SENTENCES
 from jobs.models import Job, Sweep, Trial
 from jobs.purchase import purchase_data
 from jobs.sweeps import purchase, selectors
-from jobs.sweeps.plan import FIELDS as PURCHASE_FIELDS
-from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, Goal, Plan
+from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, PURCHASE_FIELDS, Goal, Plan
 from jobs.sweeps.space import Condition, Parameter
 from jobs.sweeps.suggestions import Method, Pruner
 

@@ -23,7 +23,15 @@ from jobs.models import Product, Sweep, Trial
 from jobs.orders import normalize_reason, pinned_image, pricing_inputs
 from jobs.purchase import parse
 from jobs.sweeps import selectors
-from jobs.sweeps.plan import FIELDS, MAX_TRIALS, ExtensionSerializer, Plan, apply_parameters, extreme_values, parse_plan
+from jobs.sweeps.plan import (
+    MAX_TRIALS,
+    PURCHASE_FIELDS,
+    ExtensionSerializer,
+    Plan,
+    apply_parameters,
+    extreme_values,
+    parse_plan,
+)
 from jobs.sweeps.progress import advance_sweep
 from jobs.sweeps.suggestions import Method
 
@@ -39,7 +47,7 @@ def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     plan = parse_plan(data)
     # Fields that the search sets may be missing in `data`. Any value of the space then makes the purchase complete.
     example = extreme_values(Plan.from_json(plan).space)[0]
-    searched_fields = {FIELDS[name]: value for name, value in example.items() if name in FIELDS}
+    searched_fields = {PURCHASE_FIELDS[name]: value for name, value in example.items() if name in PURCHASE_FIELDS}
     purchase = parse(organization=organization, data={**searched_fields, **_without_empty(data), "exact": False})
     base = {**purchase.to_json(), "ceiling_minor": None}  # the ceiling is the sweep's, not that of each trial
     return _price(
