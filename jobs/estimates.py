@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import Case, F, OuterRef, QuerySet, When
@@ -85,7 +85,7 @@ class History:
     @property
     def measures_scaling(self) -> bool:
         """Whether the runs that an estimate uses had different numbers of nodes, and so show the efficiency."""
-        return len({run.nodes for run in _most_similar(self.runs)[0]}) > 1
+        return len({run.nodes for run in _most_similar(self.runs).runs}) > 1
 
 
 def history(purchase: Purchase) -> History:
@@ -279,14 +279,21 @@ def _estimate_from_free_estimates(runs: Sequence[EarlierRun], *, nodes: int, epo
     return Estimate(round(p50, 3), round(p50 * p90_factor, 3), "probe", len(runs))
 
 
-def _most_similar(runs: Sequence[EarlierRun]) -> tuple[list[EarlierRun], float]:
-    """Return the runs most similar to the purchase, and the factor on p90 for their differences."""
-    tiers: list[tuple[list[EarlierRun], float]] = [
-        ([run for run in runs if run.has_same_data and run.has_same_batch], 1.0),
-        ([run for run in runs if run.has_same_data], OTHER_BATCH_SPREAD),
-        (list(runs), OTHER_DATA_SPREAD),
+class _SimilarRuns(NamedTuple):
+    """Earlier runs that are equally similar to the purchase, and the factor on p90 for their differences from it."""
+
+    runs: Sequence[EarlierRun]
+    p90_factor: float
+
+
+def _most_similar(runs: Sequence[EarlierRun]) -> _SimilarRuns:
+    """Return the runs that are most similar to the purchase; no runs if there are none."""
+    groups = [
+        _SimilarRuns([run for run in runs if run.has_same_data and run.has_same_batch], 1.0),
+        _SimilarRuns([run for run in runs if run.has_same_data], OTHER_BATCH_SPREAD),
+        _SimilarRuns(runs, OTHER_DATA_SPREAD),
     ]
-    return next((tier for tier in tiers if tier[0]), ([], 1.0))
+    return next((group for group in groups if group.runs), _SimilarRuns([], 1.0))
 
 
 def _scaling(seconds: dict[int, float]) -> float | None:

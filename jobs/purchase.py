@@ -30,7 +30,7 @@ from console.accounts.models import Organization
 from jobs import checkpoints, images, packages
 from jobs.clusters import cluster, image_of, resolve_cluster_name, resources_of
 from jobs.details import JobNameField, NotesField, TagsField
-from jobs.environment import EnvironmentField, SecretsField, check_references
+from jobs.environment import MAX_QUOTED_LENGTH, EnvironmentField, SecretsField, check_references
 from jobs.fault_tolerance import FaultTolerance, FaultToleranceSerializer
 from jobs.fields import EnumField, FormField, FormSerializer, NameField, ValidValues, WholeNumberField, is_text
 from jobs.models import Job, Product
@@ -565,7 +565,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         """Check that the organization has these secrets, and that none has the name of a variable."""
         if missing := secret_store.missing(self.context["organization"], names):
             sentence = _("There is no secret %(name)s. Create it first, or choose another one.")
-            raise ValidationError(sentence % {"name": missing[0][:100]})
+            raise ValidationError(sentence % {"name": missing[0][:MAX_QUOTED_LENGTH]})
         for name in names:
             if name in self.valid_values.get("environment", {}):
                 sentence = _("%(name)s is also an environment variable. Remove it there, or do not choose the secret.")

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.clusters import cluster
 from jobs.models import Attempt, Job
@@ -144,8 +144,15 @@ def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
     ]
 
 
-def _read(attempt: Attempt) -> tuple[list[NodeUse], list[RankUse]]:
-    """Return the usage of an attempt's nodes and ranks, in order of their numbers."""
+class _Usage(NamedTuple):
+    """The usage of an attempt's nodes and ranks, in order of their numbers."""
+
+    nodes: list[NodeUse]
+    ranks: list[RankUse]
+
+
+def _read(attempt: Attempt) -> _Usage:
+    """Return the usage of an attempt's nodes and ranks."""
     nodes: list[NodeUse] = []
     ranks: dict[int, RankUse] = {}
     for node in range(attempt.granted_nodes):
@@ -153,7 +160,7 @@ def _read(attempt: Attempt) -> tuple[list[NodeUse], list[RankUse]]:
         if samples:
             nodes.append(_node_use(node, samples))
             _add_ranks(ranks, node, samples)
-    return nodes, [ranks[rank] for rank in sorted(ranks)]
+    return _Usage(nodes, [ranks[rank] for rank in sorted(ranks)])
 
 
 def _read_samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
@@ -247,7 +254,7 @@ def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency 
     if baseline is None:
         return None
     rate = _throughput(job, nodes, ranks)
-    base_rate = _throughput(one_node_job, 1, _read(baseline)[1]) if rate else None
+    base_rate = _throughput(one_node_job, 1, _read(baseline).ranks) if rate else None
     if rate and base_rate:
         return Efficiency(rate / (nodes * base_rate), nodes, one_node_job.pk, "steps")
     rate, base_rate = _epochs_per_second(job, attempt), _epochs_per_second(one_node_job, baseline)
