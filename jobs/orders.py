@@ -38,7 +38,7 @@ from jobs.purchase import EXTENSION_MARK, Purchase, asks_for_exact_rerun, parse,
 from jobs.states import OPEN, JobState
 from jobs.tasks import install_packages, stop_job
 from storage import registries, secret_store
-from storage import selectors as storage_selectors
+from storage import selectors as storage
 from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
 MAX_REASON_LENGTH = 200
@@ -412,7 +412,7 @@ def storage_refusal(organization: Organization) -> str:
 
     A run's limit (`RunSpec.storage_left_mib`) is in MiB, so less than that is nothing.
     """
-    if storage_selectors.quota_left(organization) >> 20:
+    if storage.quota_left(organization) >> 20:
         return ""
     if Quota.objects.filter(organization=organization, stops_writes=True).exists():
         return _("Your wallet can't pay for storage, so a run can't save its results. Top up the wallet.")
@@ -426,7 +426,7 @@ def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], m
     the new job.
     """
     keys = [version.pk for version in versions]
-    existing = storage_selectors.lock_versions(keys) if keys else 0
+    existing = storage.lock_versions(keys) if keys else 0
     if existing < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
         raise ChoiceUnavailable
     model_keys = [version.pk for version in models]

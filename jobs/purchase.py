@@ -38,7 +38,8 @@ from jobs.packages import Requirements
 from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.launcher.variables import escape
 from runtime.specs import Framework, LocalRankArgument, LrScaling
-from storage import mounts, secret_store, selectors, sharing
+from storage import mounts, secret_store, sharing
+from storage import selectors as storage
 from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
 MAX_ARGUMENTS_LENGTH = 8192
@@ -352,7 +353,7 @@ class PinnedVersionsField(FormField, serializers.ListField):
         if not self.context.get("is_pinned") or data is empty or not data:
             return []
         # `type` instead of isinstance, because true and false are instances of int.
-        if not isinstance(data, list) or not all(type(key) is int and 0 < key < selectors.KEY_END for key in data):
+        if not isinstance(data, list) or not all(type(key) is int and 0 < key < storage.KEY_END for key in data):
             raise ValidationError(_("The versions must be a list of numbers."))
         return data
 
@@ -385,7 +386,7 @@ class _PlacementSerializer(FormSerializer):
 
     def validate_image(self, name: str) -> Image:
         """Return the image, which must include the framework and run on the cluster of the node spec."""
-        image = selectors.image_named(self.context["organization"], name)
+        image = storage.image_named(self.context["organization"], name)
         framework, spec = self.valid_values.get("framework"), self.valid_values.get("node_spec")
         if framework and framework not in image.frameworks:
             raise ValidationError(
@@ -407,7 +408,7 @@ class _PlacementSerializer(FormSerializer):
 
     def validate_workspace(self, name: str) -> Workspace:
         """Return the workspace."""
-        return selectors.workspace_named(self.context["organization"], name)
+        return storage.workspace_named(self.context["organization"], name)
 
     def validate_datasets(self, choices: Sequence[VersionChoice]) -> tuple[DatasetVersion, ...]:
         """Return the chosen version of each dataset, by default the latest.
@@ -459,7 +460,7 @@ class _PlacementSerializer(FormSerializer):
     def _version(self, choice: VersionChoice, pinned_key: int | None) -> DatasetVersion:
         """Return the chosen version of a dataset: the pinned one, else the one with its number, else the latest."""
         dataset = sharing.dataset_named(self.context["organization"], choice.name)
-        versions = selectors.versions_of(dataset)
+        versions = storage.versions_of(dataset)
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is not None:
@@ -516,7 +517,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         default=list, source="model_versions", help_text="Each as `name` for the latest version, or `name@2`."
     )
     from_checkpoint = WholeNumberField(
-        most=selectors.KEY_END - 1,
+        most=storage.KEY_END - 1,
         default=None,
         help_text="Number of an ended job: its checkpoints are copied to the new job.",
     )
@@ -586,8 +587,8 @@ class _PurchaseSerializer(_PlacementSerializer):
 
     def _model_version(self, choice: VersionChoice, pinned_key: int | None) -> ModelVersion:
         """Return the chosen version of a model, as `_version` does for a dataset."""
-        model = selectors.model_named(self.context["organization"], choice.name)
-        versions = selectors.model_versions_of(model).select_related("model")
+        model = storage.model_named(self.context["organization"], choice.name)
+        versions = storage.model_versions_of(model).select_related("model")
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is None:
@@ -718,7 +719,7 @@ class CheckRequestSerializer(_OptionalFrameworkSerializer):
         """Return the workspace, or the organization's first one."""
         if name:
             return super().validate_workspace(name)
-        workspace = selectors.workspaces_for(self.context["organization"]).first()
+        workspace = storage.workspaces_for(self.context["organization"]).first()
         if workspace is None:
             raise ValidationError(_("Create a workspace first."))
         return workspace

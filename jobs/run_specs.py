@@ -15,7 +15,7 @@ from jobs.usage import GRACE_SECONDS
 from runtime.errors import InvalidSpec
 from runtime.specs import Controller, Framework, LocalRankArgument, LrScaling, RunSpec
 from storage import mounts, secret_store
-from storage import selectors as storage_selectors
+from storage import selectors as storage
 from storage.errors import SecretUnreadable
 from storage.models import DatasetVersion, ModelVersion
 
@@ -108,7 +108,7 @@ def launch_spec(attempt: Attempt) -> RunSpec:
     snapshots.restore(job)
     return replace(
         run_spec(attempt),
-        storage_left_mib=None if job.is_check else storage_selectors.quota_left(job.organization) >> 20,
+        storage_left_mib=None if job.is_check else storage.quota_left(job.organization) >> 20,
         pull_secret=pull_secret(organization=job.organization, image=job.image),
         secrets=_secrets(job),
     )
