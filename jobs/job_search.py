@@ -264,7 +264,7 @@ def _read(organization: Organization, search: JobSearch, jobs: QuerySet[Job], *c
 
     A second query joins the related rows, and only those of these jobs.
     """
-    with_relations = rows.listed(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
+    with_relations = rows.queryset(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
     return list(with_relations.order_by(*search.ordering).only(*rows.FIELDS, *columns))
 
 

@@ -111,7 +111,7 @@ def _compared_jobs(organization: Organization, text: str) -> list[Any]:
     pks = [pk for part in parts if (pk := parse_row_id(part)) is not None]
     if len(pks) < len(parts):
         raise NotFound(_("Name the jobs by their numbers, for example ?jobs=12,15."))
-    listed = rows.listed(organization).filter(pk__in=pks).only(*rows.FIELDS, "lr", "batch_size")
+    listed = rows.queryset(organization).filter(pk__in=pks).only(*rows.FIELDS, "lr", "batch_size")
     jobs_by_pk: dict[int, Any] = {job.pk: job for job in listed}
     if not set(pks) <= set(jobs_by_pk):
         raise NotFound

@@ -83,7 +83,8 @@ OPEN = "open"
 @member(Capability.VIEW)
 def sweep_list(request: MemberRequest) -> HttpResponse:
     """List the sweeps, newest first. While one is open, htmx polls the rows."""
-    page = Paginator(selectors.listed(request.membership.organization), PAGE_SIZE).get_page(request.GET.get("page"))
+    sweeps = selectors.list_queryset(request.membership.organization)
+    page = Paginator(sweeps, PAGE_SIZE).get_page(request.GET.get("page"))
     context = {
         "page": page,
         "rows": [selectors.list_row(sweep) for sweep in page],
@@ -101,7 +102,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
         return render(request, "jobs/training_inactive.html")
     origin = _find_origin(organization, request.GET)
     if origin is None:
-        trainings = rows.listed(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
+        trainings = rows.queryset(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
         job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_CHOICES]]
         return render(request, "jobs/sweep_new_start.html", {"rows": job_rows})
     base = _base_purchase(origin)

@@ -42,7 +42,7 @@ def sweeps_for(organization: Organization) -> QuerySet[Sweep]:
     return Sweep.objects.filter(organization=organization).select_related("quote", "hold", "product", "placed_by")
 
 
-def listed(organization: Organization) -> QuerySet[Sweep]:
+def list_queryset(organization: Organization) -> QuerySet[Sweep]:
     """Return the organization's sweeps, newest first, annotated for `list_row`.
 
     The annotations are `done` (the number of ended trials), `lowest` and `highest` (of the values of completed trials;
@@ -60,7 +60,7 @@ def listed(organization: Organization) -> QuerySet[Sweep]:
 
 
 def list_row(sweep: Any) -> dict[str, Any]:
-    """Return a sweep from `listed` as the list of sweeps shows it."""
+    """Return a sweep from `list_queryset` as the list of sweeps shows it."""
     plan = plan_of(sweep)
     return {
         "sweep": sweep,
