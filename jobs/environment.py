@@ -21,8 +21,8 @@ MAX_EXPANDED_LENGTH = 100_000
 MAX_QUOTED_LENGTH = 100
 """Characters of a customer's text that an error message repeats: enough to recognize it."""
 MAX_CONTRACT_LENGTH = 256
-"""Characters that are assumed for the value of a variable of the environment contract, which is not known at the order.
-Real values, such as paths and addresses, are shorter. `MAX_CONTRACT_LENGTHS` has the exceptions."""
+"""Characters that are assumed for the value of a variable of the environment contract. The value is not known before
+the run. Real ones, such as paths and addresses, are shorter. `MAX_CONTRACT_LENGTHS` has the exceptions."""
 MAX_CONTRACT_LENGTHS = {"DATASETS": 6400, "MODELS": 6400}
 """These variables are lists of up to 100 names. 64 characters are assumed for each, as names have at most 63."""
 
@@ -127,7 +127,7 @@ class CodeSettings:
 
 
 def code_settings(purchase: Mapping[str, Any]) -> CodeSettings | None:
-    """Return the settings that the code receives, from the purchase stored in a quote; None for an image check."""
+    """Return the settings that the code receives, from a quote's purchase; None for an image check and a notebook."""
     if "lr" not in purchase:
         return None
     world_size = int(purchase["nodes"]) * int(purchase["workers_per_node"])

@@ -127,10 +127,10 @@ class JobPage:
     """One page of a search."""
 
     jobs: list[Job]
-    newer: int | None = None
-    """Id of the first job of this page, before which the page of newer jobs ends; None on the first page."""
-    older: int | None = None
-    """Id of the last job of this page, after which the page of older jobs begins; None on the last page."""
+    before: int | None = None
+    """Id of the first job of this page, before which the previous page ends; None on the first page."""
+    after: int | None = None
+    """Id of the last job of this page, after which the next page begins; None on the last page."""
 
 
 class _Count(Subquery):
@@ -170,7 +170,7 @@ def page(
     # One job more than a page is read, to know whether another page follows.
     if position is None:
         rows_read = _read(organization, search, jobs[: PAGE_SIZE + 1])
-        return JobPage(rows_read[:PAGE_SIZE], older=rows_read[PAGE_SIZE - 1].pk if len(rows_read) > PAGE_SIZE else None)
+        return JobPage(rows_read[:PAGE_SIZE], after=rows_read[PAGE_SIZE - 1].pk if len(rows_read) > PAGE_SIZE else None)
     # Newest first, the following jobs are below the position and the preceding ones above; oldest first, vice versa.
     jobs = jobs.filter(_beyond(position, is_below=search.is_newest_first != is_backwards))
     rows_read = _read(organization, search, (jobs.reverse() if is_backwards else jobs)[: PAGE_SIZE + 1])
@@ -182,8 +182,8 @@ def page(
         return page(organization, search)  # the first page, which may have more jobs than the ones that were read
     return JobPage(
         rows_read,
-        newer=rows_read[0].pk if has_more or not is_backwards else None,
-        older=rows_read[-1].pk if has_more or is_backwards else None,
+        before=rows_read[0].pk if has_more or not is_backwards else None,
+        after=rows_read[-1].pk if has_more or is_backwards else None,
     )
 
 

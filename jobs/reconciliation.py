@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_SECONDS = 20.0
 """After this time a reconciliation asks for no further status, so that a slow cluster cannot keep a worker process busy
-for minutes. The jobs are read in random order, so that all are read in the course of some reconciliations."""
+for minutes. The jobs are read in random order, so that several reconciliations together reach all of them."""
 RUN_NAME = re.compile(r"job-([0-9]+)-([0-9]+)")
 """`Attempt.run_name`: the id of the job and the number of the attempt."""
 
