@@ -162,29 +162,43 @@ def page(
 ) -> JobPage:
     """Return the page that follows the job with the id `after`, or precedes the job with the id `before`.
 
-    Return the first page without such a job.
+    Without such a job, return the first page.
     """
-    jobs = matching(organization, search)
-    is_backwards = after is None and before is not None
-    position = _position(organization, before if is_backwards else after)
-    # One job more than a page is read, to know whether another page follows.
-    if position is None:
-        rows_read = _read(organization, search, jobs[: PAGE_SIZE + 1])
-        return JobPage(rows_read[:PAGE_SIZE], after=rows_read[PAGE_SIZE - 1].pk if len(rows_read) > PAGE_SIZE else None)
-    # Newest first, the following jobs are below the position and the preceding ones above; oldest first, vice versa.
-    jobs = jobs.filter(_beyond(position, is_below=search.is_newest_first != is_backwards))
-    rows_read = _read(organization, search, (jobs.reverse() if is_backwards else jobs)[: PAGE_SIZE + 1])
-    has_more = len(rows_read) > PAGE_SIZE
-    if has_more:
-        # `_read` sorts, so the additional job is the first one of a page that was read backwards.
-        rows_read = rows_read[1:] if is_backwards else rows_read[:PAGE_SIZE]
-    if not rows_read or (is_backwards and not has_more):
-        return page(organization, search)  # the first page, which may have more jobs than the ones that were read
-    return JobPage(
-        rows_read,
-        before=rows_read[0].pk if has_more or not is_backwards else None,
-        after=rows_read[-1].pk if has_more or is_backwards else None,
-    )
+    if after is not None:
+        position = _position(organization, after)
+        return _page_after(organization, search, position) if position else _first_page(organization, search)
+    position = _position(organization, before)
+    return _page_before(organization, search, position) if position else _first_page(organization, search)
+
+
+# These functions read one job more than a page, to know whether another page follows.
+
+
+def _first_page(organization: Organization, search: JobSearch) -> JobPage:
+    """Return the first page of a search."""
+    read = _read(organization, search, matching(organization, search)[: PAGE_SIZE + 1])
+    jobs = read[:PAGE_SIZE]
+    return JobPage(jobs, after=jobs[-1].pk if len(read) > PAGE_SIZE else None)
+
+
+def _page_after(organization: Organization, search: JobSearch, position: tuple[datetime, int]) -> JobPage:
+    """Return the page that follows a position; the first page if no job follows it."""
+    following = matching(organization, search).filter(_beyond(position, is_below=search.is_newest_first))
+    read = _read(organization, search, following[: PAGE_SIZE + 1])
+    if not read:
+        return _first_page(organization, search)
+    jobs = read[:PAGE_SIZE]
+    return JobPage(jobs, before=jobs[0].pk, after=jobs[-1].pk if len(read) > PAGE_SIZE else None)
+
+
+def _page_before(organization: Organization, search: JobSearch, position: tuple[datetime, int]) -> JobPage:
+    """Return the page that precedes a position."""
+    preceding = matching(organization, search).filter(_beyond(position, is_below=not search.is_newest_first))
+    read = _read(organization, search, preceding.reverse()[: PAGE_SIZE + 1])
+    if len(read) <= PAGE_SIZE:
+        return _first_page(organization, search)  # which may have more jobs than the ones that were read
+    jobs = read[1:]  # `_read` sorts in the search's order, so the additional job is the first one
+    return JobPage(jobs, before=jobs[0].pk, after=jobs[-1].pk)
 
 
 def counts(organization: Organization) -> dict[str, int]:
