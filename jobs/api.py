@@ -448,7 +448,7 @@ class TelemetryView(JobView):
     @extend_schema(responses=TelemetrySerializer, parameters=[OpenApiParameter("attempt", OpenApiTypes.INT)])
     def get(self, request: Request, pk: int) -> Response:
         """Return nodes over time, ranks with their steps, slow ranks and scaling efficiency of an attempt."""
-        return Response(selectors.telemetry(self.job(pk), _whole_number(request, "attempt", 0) or None))
+        return Response(selectors.resource_usage_data(self.job(pk), _whole_number(request, "attempt", 0) or None))
 
 
 class StacksView(JobView):

@@ -201,6 +201,7 @@ def _correction(job: Job, fix: Fix) -> _Correction:
             # The cheapest of the node specs that suffice; of equally cheap ones, the smallest.
             offer = min(offers, key=lambda each: (each.hourly_minor, each.spec.memory_mib, each.spec.pk))
             return _Correction({"node_spec": offer.spec.name}, offer.spec.title, round(offer.hourly_minor or 0))
+    # A smaller batch needs less memory too, if no larger node spec is on offer.
     if fix in {Fix.LARGER_NODE, Fix.SMALLER_BATCH} and job.batch_size > 1:
         return _Correction({"batch_size": job.batch_size // 2})
     return _Correction()

@@ -90,6 +90,7 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         purchase=PricedPurchase(
             product=PRODUCT, mode=Mode.METERED, node_spec=purchase.node_spec.name, nodes=1, epochs=0
         ),
+        # How long a person uses a notebook is unknown, so the estimate is its time limit.
         estimate=Estimate(purchase.max_seconds, purchase.max_seconds, "notebook"),
         headroom=Decimal(1),
         max_deadline_seconds=MAX_NOTEBOOK_SECONDS,

@@ -105,8 +105,8 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
-class Telemetry:
-    """Resource usage of the attempt with the number `attempt`; None if the job has no such attempt."""
+class AttemptUsage:
+    """The resource usage of an attempt. `attempt` is its number; None if the job has no such attempt."""
 
     attempt: int | None
     nodes: list[NodeUse]
@@ -115,16 +115,16 @@ class Telemetry:
     efficiency: Efficiency | None
 
 
-def telemetry(job: Job, attempt_number: int | None = None) -> Telemetry:
+def usage_of(job: Job, attempt_number: int | None = None) -> AttemptUsage:
     """Return the resource usage of an attempt (default: the latest)."""
     attempts = list(job.attempts.all())
     if attempt_number is not None:
         attempts = [each for each in attempts if each.number == attempt_number]
     attempt = attempts[-1] if attempts else None
     if attempt is None:
-        return Telemetry(None, [], [], [], None)
+        return AttemptUsage(None, [], [], [], None)
     nodes, ranks = _read(attempt)
-    return Telemetry(attempt.number, nodes, ranks, stragglers(ranks), _efficiency(job, attempt, ranks))
+    return AttemptUsage(attempt.number, nodes, ranks, stragglers(ranks), _efficiency(job, attempt, ranks))
 
 
 def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:

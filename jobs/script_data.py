@@ -44,7 +44,7 @@ class DatasetUse:
     possible: frozenset[str] = frozenset()
 
 
-def read_script(text: str) -> DatasetUse:
+def find_datasets(text: str) -> DatasetUse:
     """Return the datasets that a script's text refers to."""
     code = COMMENT.sub("", text)
     if not VARIABLE.search(code):
@@ -70,7 +70,7 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
     ordered = {str(dataset).partition("@")[0] for dataset in purchase.get("datasets") or ()}
     try:
         workspace = storage.workspace_named(organization, str(purchase.get("workspace", "")))
-        use = read_script(files.read_text(root=storage.workspace_folder(workspace), path=script))
+        use = find_datasets(files.read_text(root=storage.workspace_folder(workspace), path=script))
     except CustomerError:
         return []
     if not use.uses_datasets:

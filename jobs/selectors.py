@@ -474,9 +474,9 @@ def _read_log(
         return empty_chunk
 
 
-def telemetry(job: Job, attempt_number: int | None = None) -> dict[str, Any]:
+def resource_usage_data(job: Job, attempt_number: int | None = None) -> dict[str, Any]:
     """Return the resource usage of an attempt, by default the latest, as the API shows it, with sentences about it."""
-    attempt_usage = resource_usage.telemetry(job, attempt_number)
+    attempt_usage = resource_usage.usage_of(job, attempt_number)
     sentences = [straggler_sentence(each) for each in attempt_usage.stragglers]
     if efficiency := attempt_usage.efficiency:
         sentences.append(efficiency_sentence(efficiency))
