@@ -151,7 +151,7 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
         return False
     outcomes = [trial.outcome for trial in trials if trial.outcome]
     if len(outcomes) >= FAILING_TRIALS and all(outcome == Trial.Outcomes.FAILED for outcome in outcomes):
-        _stop(sweep, Sweep.Reasons.FAILING)
+        _order_no_more(sweep, Sweep.Reasons.FAILING)
         return False
     suggestion = _suggest(sweep, plan, trials)
     try:
@@ -161,13 +161,13 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
         return False
     except HoldUsedUp:
         if all(trial.outcome for trial in trials):  # an open trial could return a part of the hold when it ends
-            _stop(sweep, Sweep.Reasons.CEILING)
+            _order_no_more(sweep, Sweep.Reasons.CEILING)
         return False
     except CustomerError as error:
         logger.info("Sweep %s can order no trial: %s %s", sweep.pk, error.code, error.fields)
         sentence = " ".join(map(str, error.fields.values())) or str(error.message)
         Sweep.objects.filter(pk=sweep.pk).update(waiting=sentence)
-        _stop(sweep, Sweep.Reasons.UNAVAILABLE)
+        _order_no_more(sweep, Sweep.Reasons.UNAVAILABLE)
         return False
     return is_ordered
 
@@ -238,7 +238,7 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     return True
 
 
-def _stop(sweep: Sweep, reason: Sweep.Reasons) -> None:
+def _order_no_more(sweep: Sweep, reason: Sweep.Reasons) -> None:
     """Order no more trials. Open trials continue."""
     Sweep.objects.filter(pk=sweep.pk, state=Sweep.States.RUNNING).update(state=Sweep.States.STOPPING, reason=reason)
 
