@@ -385,16 +385,14 @@ class Accuracy:
 
 def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
     """Return the accuracy by week and source, newest week first. Free runs are left out. Pure."""
-    groups: dict[tuple[str, str], list[EstimateOutcome]] = {}
+    groups: dict[str, dict[str, list[EstimateOutcome]]] = {}  # by week and source
     for each in outcomes:
         finished_at = each.job.finished_at
         if finished_at is None or not each.p50_seconds or each.source == "free":
             continue
         week = f"{finished_at.isocalendar().year}-W{finished_at.isocalendar().week:02d}"
         for source in (each.source, "all"):
-            groups.setdefault((week, source), []).append(each)
-    by_source = sorted(groups.items(), key=lambda item: (item[0][1] != "all", item[0][1]))  # `all` comes first
-    by_week = sorted(by_source, key=lambda item: item[0][0], reverse=True)  # keeps that order within a week
+            groups.setdefault(week, {}).setdefault(source, []).append(each)
     return [
         Accuracy(
             week,
@@ -403,7 +401,8 @@ def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
             statistics.median(abs(each.error) for each in group),
             sum(each.is_within_p90 for each in group) / len(group),
         )
-        for (week, source), group in by_week
+        for week, by_source in sorted(groups.items(), reverse=True)
+        for source, group in sorted(by_source.items(), key=lambda item: (item[0] != "all", item[0]))  # `all` first
     ]
 
 
