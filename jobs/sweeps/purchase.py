@@ -48,9 +48,10 @@ def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     # Fields that the search sets may be missing in `data`. Any value of the space then makes the purchase complete.
     example = extreme_values(Plan.from_json(plan).space)[0]
     searched_fields = {PURCHASE_FIELDS[name]: value for name, value in example.items() if name in PURCHASE_FIELDS}
+    # `exact` is ignored: a sweep changes parameters, so no trial can repeat a job exactly.
     purchase = parse(organization=organization, data={**searched_fields, **_without_empty(data), "exact": False})
     base = {**purchase.to_json(), "ceiling_minor": None}  # the ceiling is the sweep's, not that of each trial
-    return _price(
+    return _make_quote(
         membership=membership,
         base=base,
         plan_json=plan,
@@ -82,7 +83,7 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
     base = {name: value for name, value in first_purchase.items() if name not in {"sweep", "pinned_image"}}
     parse(organization=organization, data=base, is_pinned=True)  # a dataset, for example, may have been deleted since
-    return _price(
+    return _make_quote(
         membership=membership,
         base=base,
         plan_json=extension,
@@ -91,7 +92,7 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     )
 
 
-def _price(
+def _make_quote(
     *,
     membership: Membership,
     base: Mapping[str, Any],
