@@ -170,12 +170,12 @@ def complete_due() -> int:
             problem = "Internal error: see the log."
         Closure.objects.filter(pk=closure.pk).update(problem=problem)
         completed += not problem
-    for account in unpaid_accounts():
+    for account in accounts_to_pay_back():
         refunds.pay_back(account=account, reason=REASON)
     return completed
 
 
-def unpaid_accounts() -> list[Account]:
+def accounts_to_pay_back() -> list[Account]:
     """Return the wallets of closed organizations that have money which was paid in, and so must be paid back."""
     wallets = Account.objects.filter(kind=Account.Kinds.WALLET, posted_minor__gt=F("held_minor"))
     closed = wallets.filter(organization__closure__closed_at__isnull=False).select_related("organization")

@@ -282,7 +282,10 @@ def _end_locked(
 
 
 def _reported_end(attempt: Attempt, outcome: Outcome, failure: Failure | None) -> tuple[EndReason, Failure | None]:
-    """Return why an attempt ended, from what its backend reports. If it was stopped to be moved: a platform fault."""
+    """Return why an attempt ended, from what its backend reports.
+
+    A run that was stopped in order to be moved ended by a platform fault.
+    """
     if outcome is Outcome.STOPPED and attempt.move_requested_at and attempt.job.cancel_requested_at is None:
         return EndReason.PLATFORM_ERROR, Failure("An administrator moved the run.", FailureCode.MOVED)
     return REASON_BY_OUTCOME[outcome], failure
@@ -387,7 +390,7 @@ def _finish(
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
     billed = [time_range for each in attempts for time_range in usage.billed_ranges(each, finished_at)]
     # A fixed price is due for a completed job. One that completed only after a cancel took effect pays for its time.
-    has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.has_ended_before_cancel(attempts[-1])
+    has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.is_billed_in_full(attempts[-1])
     receipt = charges.settle(
         hold=job.order.hold,
         usage=Usage.of(billed, completed=has_completed),

@@ -41,6 +41,7 @@ def spans(attempt: Attempt, until: datetime) -> Iterator[NodeSpan]:
     """Yield the spans of the run up to `until`."""
     if attempt.started_at is None:
         return
+    # Without reported spans, all nodes of the attempt ran from its start.
     span_rows = attempt.spans or [{"nodes": attempt.granted_nodes, "started_at": attempt.started_at.timestamp()}]
     for span in span_rows:
         began_at = to_datetime(span["started_at"]) or attempt.started_at
@@ -141,8 +142,8 @@ def _billed_end(attempt: Attempt, ended_at: datetime) -> datetime:
     return requested_at if is_late else min(ended_at, grace_ends)
 
 
-def has_ended_before_cancel(attempt: Attempt) -> bool:
-    """Whether a cancel did not shorten the billed time of an attempt, so that it may count as completed."""
+def is_billed_in_full(attempt: Attempt) -> bool:
+    """Whether no cancel shortened the billed time of an attempt. Only then may it count as completed."""
     return attempt.finished_at is None or _billed_end(attempt, attempt.finished_at) == attempt.finished_at
 
 

@@ -110,17 +110,18 @@ def apply_parameters(purchase: Mapping[str, Any], values: Mapping[str, Value]) -
 
 
 def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
-    """Return parameters that bound a trial's price: all combinations of the ends of PRICED_PARAMETERS.
+    """Return parameters that bound a trial's price: all combinations of the extreme values of PRICED_PARAMETERS.
 
-    Other parameters hardly change the price, so they have their first value. Conditions are ignored, so that the names
-    of all parameters are validated.
+    These are the ends of a range, or all choices of a categorical parameter, because their order says nothing about the
+    price. Other parameters hardly change the price, so they have their first value. Conditions are ignored, so that the
+    names of all parameters are validated.
     """
     combinations: list[Values] = [{}]
     for parameter in space:
-        ends = parameter.choices if parameter.kind == "categorical" else (parameter.low, parameter.high)
+        extremes = parameter.choices if parameter.kind == "categorical" else (parameter.low, parameter.high)
         if parameter.name not in PRICED_PARAMETERS:
-            ends = ends[:1]
-        combinations = [{**values, parameter.name: end} for values in combinations for end in ends]
+            extremes = extremes[:1]
+        combinations = [{**values, parameter.name: extreme} for values in combinations for extreme in extremes]
     return combinations
 
 
