@@ -138,16 +138,16 @@ def earlier_runs(purchase: Purchase) -> list[EarlierRun]:
 
 def earlier_runs_like(job: Job) -> list[EarlierRun]:
     """Return the latest runs of a job's script on its node spec, as `earlier_runs` does for a purchase's script."""
-    code = {"organization": job.organization_id, "code_key": job.code_key, "node_spec": job.node_spec_id}
+    code_filter = {"organization": job.organization_id, "code_key": job.code_key, "node_spec": job.node_spec_id}
     versions = set(JobDataset.objects.filter(job=job).values_list("version", flat=True))
-    return _earlier_runs(code, job.workers_per_node, job.batch_size, versions)
+    return _earlier_runs(code_filter, job.workers_per_node, job.batch_size, versions)
 
 
 def _earlier_runs(
-    code: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]
+    code_filter: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]
 ) -> list[EarlierRun]:
-    """Return the completed runs that match `code`, compared with a batch size and the ids of dataset versions."""
-    runs = _completed_first_attempts(code, workers_per_node)
+    """Return the completed runs that match `code_filter`, compared with a batch size and ids of dataset versions."""
+    runs = _completed_first_attempts(code_filter, workers_per_node)
     candidates = [
         EarlierRun(
             nodes=nodes,
@@ -189,17 +189,19 @@ def _code_filter(purchase: Purchase) -> dict[str, Any]:
     return {"organization": organization, "code_key": purchase.code_key, "node_spec": purchase.node_spec}
 
 
-def _runs_of(code: Mapping[str, Any]) -> QuerySet[Job]:
-    """Return the trainings that match `code`, which comes from `_code_filter`: no checks and no notebooks."""
-    return Job.objects.filter(builtin_script="", **code)
+def _runs_of(code_filter: Mapping[str, Any]) -> QuerySet[Job]:
+    """Return the trainings that match `code_filter`, which comes from `_code_filter`: no checks and no notebooks."""
+    return Job.objects.filter(builtin_script="", **code_filter)
 
 
-def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) -> QuerySet[Attempt, tuple[Any, ...]]:
+def _completed_first_attempts(
+    code_filter: Mapping[str, Any], workers_per_node: int
+) -> QuerySet[Attempt, tuple[Any, ...]]:
     """Return epochs, batch size, start, end, spans, nodes and the ids of dataset versions of runs, newest first.
 
     A first attempt that completed was the job's only one. Only these columns are read, because every quote does that.
     """
-    succeeded = _runs_of(code).filter(state=JobState.SUCCEEDED, workers_per_node=workers_per_node)
+    succeeded = _runs_of(code_filter).filter(state=JobState.SUCCEEDED, workers_per_node=workers_per_node)
     # Limited, because an organization may have run the same code 100,000 times.
     latest = succeeded.filter(started_at__isnull=False, finished_at__isnull=False).order_by("-pk")[:MAX_JOBS_SEARCHED]
     return (

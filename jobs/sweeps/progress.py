@@ -124,7 +124,7 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
             space=plan.space,
             goal=plan.goal,
             pruner=plan.pruner,
-            trials=_past_trials(trials, values),
+            trials=_past_trials(trials, values),  # built again, because the last decision changed a trial's state
             number=trial.number,
         )
         trial.sampler_state, trial.is_pruned = decision.state, decision.is_pruned and not trial.job.is_ended
