@@ -109,7 +109,7 @@ def current_script(job: Job) -> Script | None:
 
 
 def state_of(job: Job, current: Script | None) -> ScriptState:
-    """Compare the snapshot with the script in the workspace, as `current_script` returns it."""
+    """Compare the snapshot with the script in the workspace. `current` comes from `current_script`."""
     if job.script is None:
         return ScriptState.UNKNOWN
     if current is None:
