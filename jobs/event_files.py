@@ -81,7 +81,7 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
                 yield from _scalars(file.read(length), folder=name.rpartition("/")[0])
             offset = next_offset
         limit -= min(limit, offset - start)
-        if offset:
+        if offset:  # a file without a complete record needs no entry
             cursor[key] = offset
 
 
