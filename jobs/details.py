@@ -150,10 +150,9 @@ def _change_retention(job: Job, keep_until: datetime | None) -> None:
         raise InvalidInput(fields={"keep_until": sentence})
     job.keep_until = keep_until
     new_time = results.deletion_time(job)
-    if old_time is None or new_time is None:
-        # The deletion time of a job that has not ended is unknown. Any time that the customer sets counts as longer.
-        is_longer = keep_until is not None
-    else:
+    # The deletion time of a job that has not ended is unknown. Any time that the customer sets then counts as longer.
+    is_longer = keep_until is not None
+    if old_time is not None and new_time is not None:
         is_longer = new_time > old_time
     if is_longer and not storage.quota_left(job.organization):
         sentence = _("Your storage quota is used up, so these files can't be kept longer. Delete other files first.")
