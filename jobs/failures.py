@@ -114,10 +114,12 @@ def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
         return cached
     failure = (attempt and attempt.failure) or {}
     log = ""
-    if attempt and isinstance(failure.get("rank"), int):
+    has_log = attempt is not None and isinstance(failure.get("rank"), int)
+    if attempt and has_log:
         log = selectors.log(job, failure["rank"], -LOG_BYTES, attempt.number, limit=LOG_BYTES).text
     diagnosis = diagnose(evidence_of(job.reason, failure, log))
-    cache.set(key, diagnosis, CACHE_SECONDS)
+    if log or not has_log:  # an empty log may only mean that the cluster does not answer now
+        cache.set(key, diagnosis, CACHE_SECONDS)
     return diagnosis
 
 
