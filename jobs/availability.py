@@ -25,8 +25,8 @@ from jobs.states import ENDED, JobState
 from runtime.specs import Capacity, Resources
 
 MAX_OPEN_JOBS = 200
-"""Open jobs of a cluster that a forecast places, because the customer waits for it. If there are more, no time is
-given."""
+"""Open jobs of a cluster that a forecast places: as many as it can place while the customer waits. If there are more,
+no time is given."""
 
 
 @dataclass(frozen=True)

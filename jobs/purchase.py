@@ -43,7 +43,8 @@ from storage import selectors as storage
 from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
 MAX_ARGUMENTS_LENGTH = 8192
-"""Characters of all arguments together, with one separator each. They become the command line of a process."""
+"""Characters of all arguments together, with one separator each. They become the command line of a process. Scripts
+take far fewer, and Linux accepts far more."""
 MAX_PATH_LENGTH = 1000
 """Characters of a script's path: the length of its column."""
 MAX_LR_LENGTH = 32

@@ -28,7 +28,7 @@ READ_TIME_RETENTION_SECONDS = 60.0
 RECONNECT_PAUSES = (1, 2, 5, 10, 30)
 """Seconds before reconnecting to a cluster after the first, second, … failure in a row. The last one repeats."""
 STABLE_SECONDS = 60.0
-"""After a connection that lasted this long, earlier failures no longer count."""
+"""After a connection that lasted this long, longer than any pause, earlier failures no longer count."""
 STOP_SECONDS = 3.0
 """How long to wait for each thread at shutdown. After that, threads end with the process, which loses nothing."""
 
