@@ -220,7 +220,7 @@ def _require_extensible(job: Job) -> None:
         raise NotExtensible
     if not cluster(attempt.backend).extends_runs:
         raise NotExtensible(_("This cluster can't move the time limit of a notebook. Stop it, and resume it."))
-    attempt.job = job
+    attempt.job = job  # saves a query
     ends_at = attempt.started_at + timedelta(seconds=run_specs.deadline_seconds(attempt))
     if ends_at - timezone.now() < MIN_LEFT:
         raise NotExtensible(_("This notebook ends in less than a minute. Resume it once it has ended."))

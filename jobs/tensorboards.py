@@ -87,7 +87,8 @@ def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
     backend = cluster(attempt.backend)
     if not backend.shares_storage:
         return None
-    name = f"{job.pk}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', job.name)[:_MAX_NAME_LENGTH]}".strip("-_.")
+    file_name = re.sub(r"[^A-Za-z0-9_.-]+", "_", job.name)[:_MAX_NAME_LENGTH]  # the name becomes a folder's name
+    name = f"{job.pk}-{file_name}".strip("-_.")
     if not is_only:
         name += f"-attempt-{attempt.number}"
     run_folder = backend.run_folder(attempt.run_name)
