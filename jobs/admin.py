@@ -33,7 +33,7 @@ REPORT_PERIOD = timedelta(days=90)
 RUNS_SHOWN = 50
 """Runs that the report on estimates lists, the latest ones: a few screens."""
 TRIALS_SHOWN = 100
-"""Trials on one page of the list on a sweep's page. A sweep may have 1,000."""
+"""Trials on one page of the list on a sweep's page: a few screens. A sweep may have 1,000."""
 MAX_OFFSET_DIGITS = 15
 """Digits of an offset in a log: enough for any file, and within the range of a seek."""
 
@@ -186,7 +186,7 @@ class JobAdmin(LargeTableAdmin):
         description=gettext_lazy("Estimate accuracy"), permissions=("view",)
     )
     def calibration(self, request: HttpRequest) -> HttpResponse:
-        """Show the accuracy of estimates over time, and the latest completed runs."""
+        """Show the accuracy of estimates over time, and the latest completed runs. The page's URL has this name."""
         jobs = estimates.completed_jobs().filter(finished_at__gte=timezone.now() - REPORT_PERIOD)
         outcomes = [outcome for job in jobs.iterator(chunk_size=500) if (outcome := estimates.outcome(job))]
         return show(request, self, _accuracy_report(outcomes))

@@ -65,7 +65,7 @@ from jobs.serializers import (
 )
 
 MAX_NUMBER_DIGITS = 15
-"""Digits of a whole number in a query, such as an offset: enough for any file, and in the range of a file's offset."""
+"""Digits of a whole number in a query, such as an offset. No file is larger, and a seek accepts all such offsets."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of a log in one response, because they are held in memory."""
 MAX_QUERY_LENGTH = 200
@@ -217,7 +217,7 @@ class JobsView(TenantView, ListAPIView[Job]):
 
     capabilities = {"GET": Capability.VIEW}
     serializer_class = JobSerializer
-    queryset = Job.objects.none()
+    queryset = Job.objects.none()  # only tells the API schema the model
     filterset_class = JobFilter
 
     def get_queryset(self) -> Any:
@@ -325,7 +325,7 @@ class LogsView(JobView):
     )
     def get(self, request: Request, pk: int) -> Response | HttpResponseBase:
         """Return a part from `offset`. With `Accept: text/event-stream`, stream `log` events from there on."""
-        job = selectors.job_row(self.organization, pk)
+        job = selectors.job_without_relations(self.organization, pk)
         attempt = _whole_number(request, "attempt", 0) or None
         tail = _whole_number(request, "tail", 0)
         with_times = _is_set(request, "timestamps")
@@ -364,7 +364,7 @@ class LogSearchView(JobView):
         if len(query) > MAX_QUERY_LENGTH:
             raise InvalidInput(fields={"q": _("Use at most %(limit)d characters.") % {"limit": MAX_QUERY_LENGTH}})
         match = selectors.search_log(
-            selectors.job_row(self.organization, pk),
+            selectors.job_without_relations(self.organization, pk),
             _whole_number(request, "rank", 0),
             query,
             _whole_number(request, "offset", 0),
@@ -381,7 +381,7 @@ class StreamView(JobView):
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
     def get(self, _request: Request, pk: int) -> HttpResponseBase:
         """Stream `state` (the job) and `metrics` (new points by name) until the job has ended."""
-        return self.event_stream(streams.job_events(selectors.job_row(self.organization, pk)))
+        return self.event_stream(streams.job_events(selectors.job_without_relations(self.organization, pk)))
 
 
 class MetricsView(JobView):
@@ -390,7 +390,7 @@ class MetricsView(JobView):
     @extend_schema(responses=OpenApiTypes.OBJECT)
     def get(self, _request: Request, pk: int) -> Response:
         """Return curves by name, each a list of [step, value]."""
-        return Response({"metrics": selectors.metrics(self.job(pk))[0]})
+        return Response({"metrics": selectors.metrics(self.job(pk)).curves})
 
 
 class CurvesView(JobView):
@@ -448,7 +448,7 @@ class TelemetryView(JobView):
     @extend_schema(responses=TelemetrySerializer, parameters=[OpenApiParameter("attempt", OpenApiTypes.INT)])
     def get(self, request: Request, pk: int) -> Response:
         """Return nodes over time, ranks with their steps, slow ranks and scaling efficiency of an attempt."""
-        return Response(selectors.telemetry(self.job(pk), _whole_number(request, "attempt", 0) or None))
+        return Response(selectors.resource_usage_data(self.job(pk), _whole_number(request, "attempt", 0) or None))
 
 
 class StacksView(JobView):

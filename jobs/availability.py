@@ -25,8 +25,8 @@ from jobs.states import ENDED, JobState
 from runtime.specs import Capacity, Resources
 
 MAX_OPEN_JOBS = 200
-"""Open jobs of a cluster that a forecast places, because the customer waits for it. If there are more, no time is
-given."""
+"""Open jobs of a cluster that a forecast places: as many as it can place while the customer waits. If there are more,
+no time is given."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
         while capacity.nodes_now(load.resources, load.kind) < load.nodes:
             if not ends:
                 return None
-            now, _position, ended = heapq.heappop(ends)
+            now, _number, ended = heapq.heappop(ends)
             capacity = _release(capacity, ended)
         capacity = capacity_without(capacity, load.resources, load.nodes, load.kind)
         heapq.heappush(ends, (now + load.seconds, next_number, load))
@@ -150,8 +150,8 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
 def _release(capacity: Capacity, load: Load) -> Capacity:
     """Return the capacity after a load has ended.
 
-    The load's machines are not known. Each node is assumed to have run on the machine with the most free cores, among
-    the machines that have at least the node's resources in use.
+    The load's machines are not known. Only a machine that has at least the node's resources in use can have run a node.
+    Of these, the one with the most free cores is assumed.
     """
     machines = list(capacity.machines)
     resources = load.resources
@@ -180,7 +180,10 @@ def _release(capacity: Capacity, load: Load) -> Capacity:
 
 
 def _load(job: Job, now: datetime) -> Load:
-    """Return what a job occupies: for its estimated time, or for what is left of it, at most until its deadline."""
+    """Return the load of an open job: for its estimated time if it is queued, else for the rest of that time.
+
+    It never lasts longer than until the job's deadline.
+    """
     seconds = float(job.deadline_seconds)
     if not job.is_notebook:  # the estimate of a notebook's quote may be that before an extension
         seconds = min(float(job.order.quote.basis["p50_seconds"]), seconds)

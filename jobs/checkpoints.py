@@ -75,7 +75,8 @@ def copy_for(attempt: Attempt) -> None:
     source = job.from_checkpoint
     if source is None or job.checkpoints_copied_at is not None:
         return
-    copies: list[CopyResult] = []  # one: the backend passes the folder to the function below, whose result is lost
+    # Gets one item. `fill_checkpoints` drops the result of the function that it calls, so the function stores it here.
+    copies: list[CopyResult] = []
     with Reservation(job.organization, label=f"#{job.pk} {job.name}") as reservation:
         try:
             root, path = job_files.resolve(source, "checkpoints")

@@ -37,6 +37,10 @@ MAX_RANKS = 512
 """Ranks whose reports are read, because each is a file to open while the page is built."""
 MAX_FINDINGS = 1000
 """Findings of one report that are read. A real one has some twenty, and one for each of up to 100 datasets."""
+MAX_ERROR_LENGTH = 500
+"""Characters of a finding's error that the checklist shows: a few lines."""
+MAX_VALUE_LENGTH = 100
+"""Characters of any other value of a finding that the checklist shows. Real ones are versions, names and numbers."""
 PRODUCT = "image-check"
 """Name of the product that every check orders."""
 CLOCK_TOLERANCE_SECONDS = 1.0
@@ -70,7 +74,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
     placement = parse_placement(organization=organization, data=data)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
-        if idempotency_key and (existing := orders.order_by_key(organization, idempotency_key)):
+        if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
             return existing
         _require_quota(membership, limit=quota.max_checks_per_day)
         quote = make_free_quote(
@@ -109,7 +113,8 @@ def _item(name: str, findings: list[tuple[int, dict[str, Any]]], job: Job) -> Ch
     failed = [(rank, finding) for rank, finding in findings if finding.get("ok") is not True]
     if failed:
         rank, finding = failed[0]
-        detail = _("Rank %(rank)d: %(error)s") % {"rank": rank, "error": str(finding.get("error", ""))[:500]}
+        error = str(finding.get("error", ""))[:MAX_ERROR_LENGTH]
+        detail = _("Rank %(rank)d: %(error)s") % {"rank": rank, "error": error}
         return CheckItem(name, title, ok=False, detail=detail, remedy=remedy)
     if len({rank for rank, _finding in findings}) < min(MAX_RANKS, job.nodes * job.workers_per_node):
         detail = _("Not all ranks reached this step.") if job.is_ended else ""
@@ -146,7 +151,7 @@ def _folder_item(name: str, title: str, data: list[dict[str, Any]]) -> CheckItem
 
 def _detail(name: str, data: list[dict[str, Any]]) -> str:
     """Return details of a passed test, mostly of the first rank. Texts are cut, because reports may have long ones."""
-    first = {key: str(value)[:100] for key, value in data[0].items()} if data else {}
+    first = {key: _shown(value) for key, value in data[0].items()} if data else {}
     if name == "framework":
         return "{framework} {version}, {device}".format_map(_WithDash(first))
     if name == "python":
@@ -154,9 +159,14 @@ def _detail(name: str, data: list[dict[str, Any]]) -> str:
     if name == "sum":
         return _("The sum over all %(ranks)s ranks is correct; 4 MiB take %(milliseconds)s ms.") % _WithDash(first)
     if name == "dataset":
-        files = {str(values.get("name"))[:100]: str(values.get("files"))[:20] for values in data}
+        files = {_shown(values.get("name")): _shown(values.get("files")) for values in data}
         return ", ".join(_("%(name)s: %(files)s files") % {"name": name, "files": files[name]} for name in files)
     return ""
+
+
+def _shown(value: object) -> str:
+    """Return a value of a finding as the checklist shows it."""
+    return str(value)[:MAX_VALUE_LENGTH]
 
 
 class _WithDash(dict[str, str]):

@@ -36,7 +36,7 @@ MEMORY_SECONDS = 10 * PAUSES[-1]
 """How long the cache keeps the number of failures and the mark of a slow cluster. It is longer than any pause, because
 failures in a row are counted over several pauses."""
 SLOW_SECONDS = 20.0
-"""A successful call that took longer counts as a failure, because it kept a worker process busy for as long as a whole
+"""A successful call that took longer counts as a failure: it kept a worker process busy for as long as a whole
 reconciliation may take (`reconciliation.RECONCILE_SECONDS`)."""
 
 

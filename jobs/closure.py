@@ -170,12 +170,12 @@ def complete_due() -> int:
             problem = "Internal error: see the log."
         Closure.objects.filter(pk=closure.pk).update(problem=problem)
         completed += not problem
-    for account in unpaid_accounts():
+    for account in accounts_to_pay_back():
         refunds.pay_back(account=account, reason=REASON)
     return completed
 
 
-def unpaid_accounts() -> list[Account]:
+def accounts_to_pay_back() -> list[Account]:
     """Return the wallets of closed organizations that have money which was paid in, and so must be paid back."""
     wallets = Account.objects.filter(kind=Account.Kinds.WALLET, posted_minor__gt=F("held_minor"))
     closed = wallets.filter(organization__closure__closed_at__isnull=False).select_related("organization")
@@ -221,8 +221,8 @@ def _complete(closure: Closure) -> str:
 
 def _delete_data(organization: Organization) -> None:
     """Delete everything that members stored and runs wrote. Safe to repeat. Raises InUse, ClusterUnavailable."""
-    files = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
-    for job in organization.jobs.filter(pk__in=[row.job_pk for row in files]):
+    runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
+    for job in organization.jobs.filter(pk__in=[allocation.job_pk for allocation in runs]):
         results.remove(job=job, user=None)
         results.discard_count(job.pk)
     MetricPoint.objects.filter(job__organization=organization).delete()

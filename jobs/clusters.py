@@ -7,7 +7,7 @@ BackendUnavailable, also for a name that the settings no longer list.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -28,7 +28,7 @@ from runtime.backends.base import Backend, create
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.errors import BackendUnavailable, RuntimeFault
-from runtime.specs import Capacity, NodeCapacity, Resources
+from runtime.specs import Capacity, Resources
 from storage.models import Image
 
 LEGACY_NAME = "local"
@@ -89,7 +89,7 @@ def cluster(name: str = "") -> Backend:
     """Return the cluster's backend, created once per process. Raises BackendUnavailable for an unknown name."""
     resolved_name = resolve_cluster_name(name)
     if resolved_name != name:
-        return cluster(resolved_name)
+        return cluster(resolved_name)  # so that all names of a cluster share one backend in the cache
     if name not in settings.TRAINYARD_CLUSTERS:
         raise BackendUnavailable(f"TRAINYARD_CLUSTERS names no cluster '{name}'.")
     return _create(name)
@@ -211,18 +211,16 @@ def report_capacity(name: str) -> None:
         machines, gaps = cluster(name).capacity().machines, cluster(name).isolation_gaps()
     except BackendUnavailable:
         return  # the reconciliation stores with `record_status` that the cluster does not answer
-    total, free = _amounts(machines, lambda each: each.total), _amounts(machines, lambda each: each.free)
+    total = _as_json(_sums(each.total for each in machines))
+    free = _as_json(_sums(each.free for each in machines))
     heartbeats.send(heartbeats.CLUSTER, name, interval_seconds=REPORT_SECONDS, total=total, free=free, gaps=gaps)
 
 
 def totals(capacity: Capacity) -> ClusterTotals:
     """Return the sums over all machines."""
-    free_amounts = _amounts(capacity.machines, lambda each: each.free)
-    free = {(resource, gpu_type): amount for resource, gpu_type, amount in free_amounts}
-    amounts = {
-        (resource, gpu_type): Amount(free.get((resource, gpu_type), 0), amount)
-        for resource, gpu_type, amount in _amounts(capacity.machines, lambda each: each.total)
-    }
+    free = _sums(each.free for each in capacity.machines)
+    total = _sums(each.total for each in capacity.machines)
+    amounts = {key: Amount(free.get(key, 0), total_amount) for key, total_amount in total.items()}
     return ClusterTotals(
         machines=len(capacity.machines),
         cpus=amounts["cpus", ""],
@@ -257,19 +255,19 @@ def status_rows(*, with_gaps: bool = False) -> list[ClusterRow]:
     return rows
 
 
-def _amounts(
-    machines: Sequence[NodeCapacity], resources_of_machine: Callable[[NodeCapacity], Resources]
-) -> list[tuple[str, str, float]]:
-    """Return (resource, GPU type, amount) summed over the machines, with cores and memory even if there are none.
-
-    `resources_of_machine` returns the machine's total or free resources.
-    """
+def _sums(resources_of_machines: Iterable[Resources]) -> dict[tuple[str, str], float]:
+    """Return the sums over the machines by (resource, GPU type), with cores and memory even without machines."""
     sums: dict[tuple[str, str], float] = defaultdict(float, {("cpus", ""): 0, ("memory_mib", ""): 0})
-    for each in map(resources_of_machine, machines):
+    for each in resources_of_machines:
         sums["cpus", ""] += each.cpus
         sums["memory_mib", ""] += each.memory_mib
         if each.gpus or each.gpu_type:
             sums["gpus", each.gpu_type] += each.gpus
+    return sums
+
+
+def _as_json(sums: Mapping[tuple[str, str], float]) -> list[tuple[str, str, float]]:
+    """Return sums as a list of (resource, GPU type, amount), because keys in JSON cannot be pairs."""
     return [(resource, gpu_type, amount) for (resource, gpu_type), amount in sums.items()]
 
 

@@ -1,6 +1,6 @@
 """A quote beside the same run on other numbers of nodes, and on other node specs: time, price, efficiency, start.
 
-Nothing is stored. Each alternative is validated and priced by the code that makes quotes, so a quote for it has the
+Nothing is stored. Each alternative is validated and priced by the code that makes quotes. So a quote for it has the
 same price, unless prices or estimates change in between.
 """
 

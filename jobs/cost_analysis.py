@@ -57,7 +57,7 @@ def alternatives(job: Job) -> list[Alternative]:
     The times are estimates. If the job completed, they are all multiplied so that the estimate for its own number of
     nodes becomes its actual time.
     """
-    runs = estimates.samples_like(job)
+    runs = estimates.earlier_runs_like(job)
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
     all_estimates = {count: estimates.estimate_from_runs(runs, nodes=count, epochs=job.epochs) for count in counts}
     estimate_by_nodes = {count: each for count, each in all_estimates.items() if each}
@@ -161,12 +161,12 @@ class CostOfValue:
 
 
 def comparable_jobs(job: Job, limit: int) -> list[Job]:
-    """Return the job, followed by its latest siblings, without free ones and those in another currency.
+    """Return the job, followed by the latest other runs of its script, without free ones and other currencies.
 
-    Looks at no more than `limit` siblings. They are other runs of the same script: see `curves.siblings`.
+    Looks at no more than `limit` other runs.
     """
     quote = job.order.quote
-    others = [each for each in curves.siblings(job, limit) if each.order.quote.ceiling_minor]
+    others = [each for each in curves.other_runs(job, limit) if each.order.quote.ceiling_minor]
     return [job, *(each for each in others if each.order.quote.currency == quote.currency)]
 
 

@@ -76,7 +76,8 @@ class Spending:
 
     def cost_minor(self, at: datetime) -> float:
         """Return the cost until `at`, in minor units with fractions."""
-        moment, index = at.timestamp(), bisect.bisect_right(self._moments, at.timestamp())
+        moment = at.timestamp()
+        index = bisect.bisect_right(self._moments, moment)  # of the first moment after `at`
         if index == 0:
             return 0.0
         node_seconds = self._node_seconds[index - 1]
@@ -216,7 +217,7 @@ def extents(jobs: Sequence[Job]) -> dict[int, dict[str, Extent]]:
     return by_job
 
 
-def siblings(job: Job, limit: int) -> list[Job]:
+def other_runs(job: Job, limit: int) -> list[Job]:
     """Return the latest other jobs with the same script in the same workspace that have started, newest first."""
     runs = Job.objects.filter(organization=job.organization_id, code_key=job.code_key, builtin_script="")
     return list(
@@ -230,7 +231,7 @@ def siblings(job: Job, limit: int) -> list[Job]:
 CSV_HEADER = ("curve", "attempt", "step", "reported_step", "epoch", "time", "seconds", "cost_minor", "value")
 
 
-def table(job_curves: Curves) -> Iterator[tuple[Any, ...]]:
+def csv_rows(job_curves: Curves) -> Iterator[tuple[Any, ...]]:
     """Yield a row of cells for each point, in the order of CSV_HEADER."""
     for curve in job_curves.curves:
         columns = (curve.attempt, curve.step, curve.reported_step, curve.epoch)

@@ -126,7 +126,7 @@ def update_details(*, job: Job, user: User | None, data: Mapping[str, Any]) -> J
             _change_retention(current, changes["keep_until"])
         for name, value in changes.items():
             setattr(current, name, value)
-        current.save(update_fields=[*changes, "deletion_notice"])
+        current.save(update_fields=[*changes, "deletion_notice"])  # `_change_retention` may have cleared the notice
         record(
             organization=job.organization,
             actor=user,
@@ -151,7 +151,9 @@ def _change_retention(job: Job, keep_until: datetime | None) -> None:
     job.keep_until = keep_until
     new_time = results.deletion_time(job)
     # The deletion time of a job that has not ended is unknown. Any time that the customer sets then counts as longer.
-    is_longer = keep_until is not None if old_time is None or new_time is None else new_time > old_time
+    is_longer = keep_until is not None
+    if old_time is not None and new_time is not None:
+        is_longer = new_time > old_time
     if is_longer and not storage.quota_left(job.organization):
         sentence = _("Your storage quota is used up, so these files can't be kept longer. Delete other files first.")
         raise QuotaExceeded(sentence, fields={"keep_until": sentence})

@@ -115,6 +115,13 @@ class Cause:
     def __post_init__(self) -> None:
         object.__setattr__(self, "compiled", tuple(re.compile(pattern, re.MULTILINE) for pattern in self.patterns))
 
+    def search(self, text: str) -> re.Match[str] | None:
+        """Return the match of the first pattern that the text contains; None if it contains none."""
+        for pattern in self.compiled:
+            if match := pattern.search(text):
+                return match
+        return None
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -647,7 +654,7 @@ CAUSES: tuple[Cause, ...] = (
             r"Dataset not found",
         ),
     ),
-    # The same as the code sees it: its write failed. With `disk_full`, the platform ended the run.
+    # Here a write of the code failed. In the cause `disk_full` above, the platform ended the run.
     Cause(
         "full_disk_error",
         gettext_lazy("There is no space left to write to."),
@@ -848,16 +855,16 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _match(evidence: Evidence, headline: str, block: str) -> tuple[Cause, dict[str, str]]:
     """Return the first cause that matches, and the values of its pattern's named groups.
 
-    First the causes are compared with the run's reason and failure code, then their patterns with the exception's
-    headline, then with the whole block of lines, and last their signals with the run's. If none matches, the cause is
+    The causes are compared in this order: by the run's reason and failure code, by their patterns in the exception's
+    headline, by their patterns in the whole block of lines, and by the run's signal. If none matches, the cause is
     `exception` or `exit`.
     """
     for cause in CAUSES:
         if evidence.reason in cause.reasons or evidence.code in cause.codes:
             return cause, {}
     for text in (headline, block):
-        for cause in CAUSES if text else ():
-            match = next(filter(None, (pattern.search(text) for pattern in cause.compiled)), None)
+        for cause in CAUSES:
+            match = cause.search(text)
             if match and (not cause.context or re.search(cause.context, block)):
                 return cause, {name: value for name, value in match.groupdict().items() if value}
     for cause in CAUSES:
@@ -921,7 +928,7 @@ def _own_frame(block: list[str]) -> Frame | None:
 
 def _reported_frame(evidence: Evidence) -> Frame | None:
     """Return the line that the launcher reported; None if it reported none, or an invalid number."""
-    if not evidence.file or not evidence.line.isdecimal() or len(evidence.line) > 9:
+    if not evidence.file or not evidence.line.isdecimal() or len(evidence.line) > 9:  # 9 digits, as in FRAME
         return None
     return Frame(_short(evidence.file), int(evidence.line), _short(evidence.function))
 

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 COPYING = "copying_checkpoints"
 """The waiting code (`Job.waiting_code`) of a job that starts once the checkpoints of another job are copied for it."""
 SUBMIT_RETRY_PERIOD = timedelta(minutes=5)
-"""How long a submission that fails with unexpected errors is retried before the attempt ends, free of charge: long
-enough for an administrator to restart what is broken, short enough for a customer who waits."""
+"""How long a submission that fails with unexpected errors is retried. Then the attempt ends, free of charge. An
+administrator can restart what is broken within this time, and a customer does not wait for long."""
 
 
 # `acks_late=False`: Celery does not deliver the task again if its worker dies. A lost task delays a start by seconds,
@@ -52,7 +52,10 @@ def dispatch(cluster_name: str) -> None:
 
 
 def log_fields(attempt: Attempt, **_options: Any) -> dict[str, str | int]:
-    """Return the context fields of log lines and spans about an attempt."""
+    """Return the context fields of log lines and spans about an attempt.
+
+    `context.with_fields` calls this with all arguments of the decorated function, of which the options do not matter.
+    """
     return {"job": attempt.job_id, "run": attempt.run_name, "cluster": attempt.backend}
 
 

@@ -18,9 +18,11 @@ from runtime.specs import LrScaling
 
 MAX_EXPANDED_LENGTH = 100_000
 """Characters of all arguments after their variables were replaced. Linux accepts 131,071 bytes for one argument."""
+MAX_QUOTED_LENGTH = 100
+"""Characters of a customer's text that an error message repeats: enough to recognize it."""
 MAX_CONTRACT_LENGTH = 256
-"""Characters that are assumed for the value of a variable of the environment contract, which is not known at the order.
-Real values, such as paths and addresses, are shorter. `MAX_CONTRACT_LENGTHS` has the exceptions."""
+"""Characters that are assumed for the value of a variable of the environment contract. The value is not known before
+the run. Real ones, such as paths and addresses, are shorter. `MAX_CONTRACT_LENGTHS` has the exceptions."""
 MAX_CONTRACT_LENGTHS = {"DATASETS": 6400, "MODELS": 6400}
 """These variables are lists of up to 100 names. 64 characters are assumed for each, as names have at most 63."""
 
@@ -76,7 +78,7 @@ def check_name(name: Any) -> None:
     """Check the name of a variable. Raises ValidationError."""
     if not isinstance(name, str) or not environment.is_name(name):
         sentence = _("“%(name)s” is not a variable name. Use letters, digits and underscores.")
-        raise ValidationError(sentence % {"name": str(name)[:100]})
+        raise ValidationError(sentence % {"name": str(name)[:MAX_QUOTED_LENGTH]})
     if environment.is_reserved(name):
         raise ValidationError(_("The platform sets %(name)s itself. Choose another name.") % {"name": name})
 
@@ -99,7 +101,7 @@ def check_references(arguments: Collection[str], *, own: Mapping[str, str], secr
                 raise ValidationError(sentence % {"name": name})
             if name not in environment.CONTRACT and name not in own:
                 sentence = _("The variable %(name)s in the arguments is unknown. Write $$ for a dollar sign.")
-                raise ValidationError(sentence % {"name": name[:100]})
+                raise ValidationError(sentence % {"name": name[:MAX_QUOTED_LENGTH]})
             length += len(own.get(name, "")) or MAX_CONTRACT_LENGTHS.get(name, MAX_CONTRACT_LENGTH)
     if length > MAX_EXPANDED_LENGTH:
         raise ValidationError(_("The arguments are too long with the values of their variables."))
@@ -125,7 +127,7 @@ class CodeSettings:
 
 
 def code_settings(purchase: Mapping[str, Any]) -> CodeSettings | None:
-    """Return the settings that the code receives, from the purchase stored in a quote; None for an image check."""
+    """Return the settings that the code receives, from a quote's purchase; None for an image check and a notebook."""
     if "lr" not in purchase:
         return None
     world_size = int(purchase["nodes"]) * int(purchase["workers_per_node"])
@@ -155,6 +157,6 @@ def _parse_lines(text: str) -> dict[str, str]:
         if not separator:
             raise ValidationError(_("Line %(number)d needs the form NAME=value.") % {"number": number})
         if name.strip() in values:
-            raise ValidationError(_("The variable %(name)s is set twice.") % {"name": name.strip()[:100]})
+            raise ValidationError(_("The variable %(name)s is set twice.") % {"name": name.strip()[:MAX_QUOTED_LENGTH]})
         values[name.strip()] = value
     return values

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import Case, F, OuterRef, QuerySet, When
@@ -51,7 +51,7 @@ MIN_RUNS_FOR_START_UP = 4
 
 
 @dataclass(frozen=True)
-class Sample:
+class EarlierRun:
     """The time of one earlier run, and whether its batch size and dataset versions are those of the purchase."""
 
     nodes: int
@@ -78,20 +78,20 @@ class Pace:
 class History:
     """Earlier runs of a purchase's script on its node spec, on any number of nodes."""
 
-    runs: Sequence[Sample]
-    free_estimates: Sequence[Sample]
+    runs: Sequence[EarlierRun]
+    free_estimates: Sequence[EarlierRun]
     """The script's free estimates; read only if there are no runs."""
 
     @property
     def measures_scaling(self) -> bool:
         """Whether the runs that an estimate uses had different numbers of nodes, and so show the efficiency."""
-        return len({run.nodes for run in _most_similar(self.runs)[0]}) > 1
+        return len({run.nodes for run in _most_similar(self.runs).runs}) > 1
 
 
 def history(purchase: Purchase) -> History:
     """Read the earlier runs for `estimate_from`."""
-    runs = samples(purchase)
-    return History(runs, () if runs else free_estimate_samples(purchase))
+    runs = earlier_runs(purchase)
+    return History(runs, () if runs else free_estimate_runs(purchase))
 
 
 def estimate(purchase: Purchase) -> Estimate:
@@ -99,11 +99,11 @@ def estimate(purchase: Purchase) -> Estimate:
     return estimate_from(history(purchase), purchase)
 
 
-def estimate_from(earlier_runs: History, purchase: Purchase) -> Estimate:
+def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
     """Estimate a purchase's total time from its `history`; without earlier runs, from the product's reference speed."""
-    if from_runs := estimate_from_runs(earlier_runs.runs, nodes=purchase.nodes, epochs=purchase.epochs):
+    if from_runs := estimate_from_runs(earlier.runs, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_runs
-    measured = _estimate_from_free_estimates(earlier_runs.free_estimates, nodes=purchase.nodes, epochs=purchase.epochs)
+    measured = _estimate_from_free_estimates(earlier.free_estimates, nodes=purchase.nodes, epochs=purchase.epochs)
     if measured:
         return measured
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
@@ -127,27 +127,29 @@ def included_seconds(purchase: Purchase) -> int:
 # --- Earlier runs -----------------------------------------------------------------------------------------------------
 
 
-def samples(purchase: Purchase) -> list[Sample]:
+def earlier_runs(purchase: Purchase) -> list[EarlierRun]:
     """Return the latest runs of this script on this node spec that completed in one attempt.
 
     Elastic runs whose number of nodes changed during the run are left out.
     """
     versions = {version.pk for version in purchase.dataset_versions}
-    return _samples(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
+    return _earlier_runs(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
 
 
-def samples_like(job: Job) -> list[Sample]:
-    """Return the latest runs of a job's script on its node spec, as `samples` does for a purchase's script."""
-    code = {"organization": job.organization_id, "code_key": job.code_key, "node_spec": job.node_spec_id}
+def earlier_runs_like(job: Job) -> list[EarlierRun]:
+    """Return the latest runs of a job's script on its node spec, as `earlier_runs` does for a purchase's script."""
+    code_filter = {"organization": job.organization_id, "code_key": job.code_key, "node_spec": job.node_spec_id}
     versions = set(JobDataset.objects.filter(job=job).values_list("version", flat=True))
-    return _samples(code, job.workers_per_node, job.batch_size, versions)
+    return _earlier_runs(code_filter, job.workers_per_node, job.batch_size, versions)
 
 
-def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]) -> list[Sample]:
-    """Return the completed runs that match `code`, compared with a batch size and the ids of dataset versions."""
-    runs = _completed_first_attempts(code, workers_per_node)
+def _earlier_runs(
+    code_filter: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]
+) -> list[EarlierRun]:
+    """Return the completed runs that match `code_filter`, compared with a batch size and ids of dataset versions."""
+    runs = _completed_first_attempts(code_filter, workers_per_node)
     candidates = [
-        Sample(
+        EarlierRun(
             nodes=nodes,
             epochs=epochs,
             seconds=(finished_at - started_at).total_seconds(),
@@ -157,10 +159,10 @@ def _samples(code: Mapping[str, Any], workers_per_node: int, batch_size: int, ve
         for epochs, run_batch_size, started_at, finished_at, spans, nodes, run_versions in runs
         if started_at and finished_at and len(spans) <= 1  # more spans: the number of nodes changed during the run
     ]
-    return [sample for sample in candidates if sample.seconds > 0]
+    return [run for run in candidates if run.seconds > 0]
 
 
-def free_estimate_samples(purchase: Purchase) -> list[Sample]:
+def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
     """Return the free estimates of this script. One that was cut off counts up to its last finished epoch, if known."""
     jobs = (
         _runs_of(_code_filter(purchase))
@@ -177,7 +179,7 @@ def free_estimate_samples(purchase: Purchase) -> list[Sample]:
         until = last_epoch_at or job.finished_at
         seconds = (until - job.started_at).total_seconds()
         if seconds > 0:
-            result.append(Sample(1, job.epoch, seconds, has_same_batch=job.batch_size == purchase.batch_size))
+            result.append(EarlierRun(1, job.epoch, seconds, has_same_batch=job.batch_size == purchase.batch_size))
     return result
 
 
@@ -187,17 +189,19 @@ def _code_filter(purchase: Purchase) -> dict[str, Any]:
     return {"organization": organization, "code_key": purchase.code_key, "node_spec": purchase.node_spec}
 
 
-def _runs_of(code: Mapping[str, Any]) -> QuerySet[Job]:
-    """Return the trainings that match `code`, which comes from `_code_filter`: no checks and no notebooks."""
-    return Job.objects.filter(builtin_script="", **code)
+def _runs_of(code_filter: Mapping[str, Any]) -> QuerySet[Job]:
+    """Return the trainings that match `code_filter`, which comes from `_code_filter`: no checks and no notebooks."""
+    return Job.objects.filter(builtin_script="", **code_filter)
 
 
-def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) -> QuerySet[Attempt, tuple[Any, ...]]:
+def _completed_first_attempts(
+    code_filter: Mapping[str, Any], workers_per_node: int
+) -> QuerySet[Attempt, tuple[Any, ...]]:
     """Return epochs, batch size, start, end, spans, nodes and the ids of dataset versions of runs, newest first.
 
     A first attempt that completed was the job's only one. Only these columns are read, because every quote does that.
     """
-    succeeded = _runs_of(code).filter(state=JobState.SUCCEEDED, workers_per_node=workers_per_node)
+    succeeded = _runs_of(code_filter).filter(state=JobState.SUCCEEDED, workers_per_node=workers_per_node)
     # Limited, because an organization may have run the same code 100,000 times.
     latest = succeeded.filter(started_at__isnull=False, finished_at__isnull=False).order_by("-pk")[:MAX_JOBS_SEARCHED]
     return (
@@ -214,7 +218,7 @@ def _completed_first_attempts(code: Mapping[str, Any], workers_per_node: int) ->
 # --- Estimates (pure) ------------------------------------------------------------------------------------------------
 
 
-def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+def estimate_from_runs(runs: Sequence[EarlierRun], *, nodes: int, epochs: int) -> Estimate | None:
     """Estimate a run of `epochs` on `nodes` from earlier runs; None if there are none.
 
     The most similar runs are used: those with the same data and batch size, else with the same data, else all. If some
@@ -223,7 +227,8 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
     similar, p90_factor = _most_similar(runs)
     if not similar:
         return None
-    paces = {count: pace_of([run for run in similar if run.nodes == count]) for count in {run.nodes for run in similar}}
+    counts = {run.nodes for run in similar}
+    paces = {count: pace_of([run for run in similar if run.nodes == count]) for count in counts}
     if nodes in paces:
         pace = paces[nodes]
         p50 = pace.seconds(epochs)
@@ -244,11 +249,11 @@ def estimate_from_runs(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Es
     )
 
 
-def pace_of(runs: Sequence[Sample]) -> Pace:
+def pace_of(runs: Sequence[EarlierRun]) -> Pace:
     """Return the pace of runs on one number of nodes.
 
-    If the runs had different numbers of epochs, the time per epoch is the median slope over all pairs of runs
-    (Theil-Sen), which outliers hardly change. With fewer than MIN_RUNS_FOR_START_UP runs, or if the start-up time were
+    If the runs had different numbers of epochs, the time per epoch is the median slope over all pairs of runs. Outliers
+    hardly change it (Theil-Sen estimator). With fewer than MIN_RUNS_FOR_START_UP runs, or if the start-up time were
     negative, all time is attributed to the epochs.
     """
     if len({run.epochs for run in runs}) > 1 and len(runs) >= MIN_RUNS_FOR_START_UP:
@@ -266,7 +271,7 @@ def pace_of(runs: Sequence[Sample]) -> Pace:
     return Pace(0.0, epoch_seconds, tuple(run.seconds / (epoch_seconds * run.epochs) for run in runs))
 
 
-def _estimate_from_free_estimates(runs: Sequence[Sample], *, nodes: int, epochs: int) -> Estimate | None:
+def _estimate_from_free_estimates(runs: Sequence[EarlierRun], *, nodes: int, epochs: int) -> Estimate | None:
     """Estimate a run from free estimates, which all ran on one node; None if there are none."""
     if not runs:
         return None
@@ -276,14 +281,21 @@ def _estimate_from_free_estimates(runs: Sequence[Sample], *, nodes: int, epochs:
     return Estimate(round(p50, 3), round(p50 * p90_factor, 3), "probe", len(runs))
 
 
-def _most_similar(runs: Sequence[Sample]) -> tuple[list[Sample], float]:
-    """Return the runs most similar to the purchase, and the factor on p90 for their differences."""
-    tiers: list[tuple[list[Sample], float]] = [
-        ([run for run in runs if run.has_same_data and run.has_same_batch], 1.0),
-        ([run for run in runs if run.has_same_data], OTHER_BATCH_SPREAD),
-        (list(runs), OTHER_DATA_SPREAD),
+class _SimilarRuns(NamedTuple):
+    """Earlier runs that are equally similar to the purchase, and the factor on p90 for their differences from it."""
+
+    runs: Sequence[EarlierRun]
+    p90_factor: float
+
+
+def _most_similar(runs: Sequence[EarlierRun]) -> _SimilarRuns:
+    """Return the runs that are most similar to the purchase; no runs if there are none."""
+    groups = [
+        _SimilarRuns([run for run in runs if run.has_same_data and run.has_same_batch], 1.0),
+        _SimilarRuns([run for run in runs if run.has_same_data], OTHER_BATCH_SPREAD),
+        _SimilarRuns(runs, OTHER_DATA_SPREAD),
     ]
-    return next((tier for tier in tiers if tier[0]), ([], 1.0))
+    return next((group for group in groups if group.runs), _SimilarRuns([], 1.0))
 
 
 def _scaling(seconds: dict[int, float]) -> float | None:
@@ -334,7 +346,7 @@ class EstimateOutcome:
 
     @property
     def saved_share(self) -> float:
-        """Return the error as a positive fraction if the run took less time than p50."""
+        """Return the share of p50 that the run did not need; negative if the run took longer than p50."""
         return -self.error
 
     @property
@@ -375,14 +387,14 @@ class Accuracy:
 
 def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
     """Return the accuracy by week and source, newest week first. Free runs are left out. Pure."""
-    groups: dict[tuple[str, str], list[EstimateOutcome]] = {}
+    groups: dict[str, dict[str, list[EstimateOutcome]]] = {}  # by week and source
     for each in outcomes:
         finished_at = each.job.finished_at
         if finished_at is None or not each.p50_seconds or each.source == "free":
             continue
         week = f"{finished_at.isocalendar().year}-W{finished_at.isocalendar().week:02d}"
         for source in (each.source, "all"):
-            groups.setdefault((week, source), []).append(each)
+            groups.setdefault(week, {}).setdefault(source, []).append(each)
     return [
         Accuracy(
             week,
@@ -391,9 +403,8 @@ def accuracy(outcomes: Iterable[EstimateOutcome]) -> list[Accuracy]:
             statistics.median(abs(each.error) for each in group),
             sum(each.is_within_p90 for each in group) / len(group),
         )
-        for week in sorted({week for week, _source in groups}, reverse=True)
-        for source in sorted({source for _week, source in groups}, key=lambda name: (name != "all", name))
-        if (group := groups.get((week, source)))
+        for week, by_source in sorted(groups.items(), reverse=True)
+        for source, group in sorted(by_source.items(), key=lambda item: (item[0] != "all", item[0]))  # `all` first
     ]
 
 

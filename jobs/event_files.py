@@ -38,6 +38,7 @@ MAX_ENTRIES = 10_000
 MAX_DEPTH = 8
 """Levels of folders that are visited."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open only a folder, and no link to one."""
 DT_FLOAT, DT_DOUBLE = 1, 2
 """TensorFlow's codes of data types (`DataType`)."""
 
@@ -80,7 +81,7 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
                 yield from _scalars(file.read(length), folder=name.rpartition("/")[0])
             offset = next_offset
         limit -= min(limit, offset - start)
-        if offset:
+        if offset:  # a file without a complete record needs no entry
             cursor[key] = offset
 
 

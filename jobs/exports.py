@@ -14,6 +14,7 @@ COLUMNS = (
     "job", "name", "state", "reason", "workspace", "script", "image", "node_spec", "nodes", "member", "tags",
     "ordered_at", "started_at", "finished_at", "cost", "ceiling", "currency",
 )  # fmt: skip
+"""The header. `jobs_csv` writes the columns in this order."""
 
 
 def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:

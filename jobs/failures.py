@@ -114,10 +114,12 @@ def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
         return cached
     failure = (attempt and attempt.failure) or {}
     log = ""
-    if attempt and isinstance(failure.get("rank"), int):
+    has_log = attempt is not None and isinstance(failure.get("rank"), int)
+    if attempt and has_log:
         log = selectors.log(job, failure["rank"], -LOG_BYTES, attempt.number, limit=LOG_BYTES).text
     diagnosis = diagnose(evidence_of(job.reason, failure, log))
-    cache.set(key, diagnosis, CACHE_SECONDS)
+    if log or not has_log:  # an empty log may only mean that the cluster does not answer now
+        cache.set(key, diagnosis, CACHE_SECONDS)
     return diagnosis
 
 
@@ -201,6 +203,7 @@ def _correction(job: Job, fix: Fix) -> _Correction:
             # The cheapest of the node specs that suffice; of equally cheap ones, the smallest.
             offer = min(offers, key=lambda each: (each.hourly_minor, each.spec.memory_mib, each.spec.pk))
             return _Correction({"node_spec": offer.spec.name}, offer.spec.title, round(offer.hourly_minor or 0))
+    # A smaller batch needs less memory too, if no larger node spec is on offer.
     if fix in {Fix.LARGER_NODE, Fix.SMALLER_BATCH} and job.batch_size > 1:
         return _Correction({"batch_size": job.batch_size // 2})
     return _Correction()

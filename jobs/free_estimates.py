@@ -42,7 +42,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     script = orders.read_script(purchase)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
-        if idempotency_key and (existing := orders.order_by_key(organization, idempotency_key)):
+        if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
             return existing
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
         if not _is_eligible(organization):

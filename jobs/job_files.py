@@ -59,7 +59,7 @@ class JobEntry:
 
 
 @dataclass(frozen=True)
-class JobPage:
+class EntryPage:
     """A page of a folder's entries. `next` is the cursor `after` of the next page, None on the last page."""
 
     entries: tuple[JobEntry, ...]
@@ -87,7 +87,7 @@ def resolve(job: Job, path: str) -> Location:
     return Location(root, "/".join(below))
 
 
-def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobPage:
+def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> EntryPage:
     """Return at most `limit` entries of a folder, folders first. `after` is `next` of the previous page.
 
     A folder at the top that does not exist yet is returned as empty. Raises FileMissing, UnsafePath, WrongKind,
@@ -95,9 +95,9 @@ def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobP
     """
     parts = split_path(path)
     if not parts:
-        return JobPage(tuple(_folder_at(job, top) for top in TOPS))
+        return EntryPage(tuple(_folder_at(job, top) for top in TOPS))
     if parts == ("logs",):
-        return JobPage(tuple(_folder_at(job, f"logs/{name}") for name in _log_folders(job)))
+        return EntryPage(tuple(_folder_at(job, f"logs/{name}") for name in _log_folders(job)))
     try:
         root, below = resolve(job, path)
         listing = files.list_folder(
@@ -106,12 +106,12 @@ def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> JobP
     except FileMissing:
         if len(parts) > 1:
             raise
-        return JobPage(())
+        return EntryPage(())
     folder = "/".join(parts)
     # Checked again, because a running job may have replaced an entry by a link since the folder was scanned.
     visible = (each for each in listing.entries if each.kind in {Kind.FILE, Kind.FOLDER})
     entries = tuple(JobEntry(f"{folder}/{each.name}", each.kind, each.size, each.modified) for each in visible)
-    return JobPage(entries, listing.next)
+    return EntryPage(entries, listing.next)
 
 
 def read(job: Job, path: str) -> files.OpenFile:
@@ -126,7 +126,9 @@ def archive_sources(job: Job, path: str = "") -> list[Source]:
     """Return what an archive of a file or folder contains, for `storage.folder_archives`. Raises as `read` does."""
     parts = split_path(path)
     if parts in {(), ("logs",)}:
-        paths = [*(RESULTS if not parts else ()), *(f"logs/{name}" for name in _log_folders(job))]
+        paths = [f"logs/{name}" for name in _log_folders(job)]
+        if not parts:
+            paths = [*RESULTS, *paths]
         existing_paths = [each for each in paths if _folder_at(job, each).exists]
         return [_source(job, each, name=each) for each in existing_paths]
     source = _source(job, path, name=parts[-1])

@@ -127,10 +127,10 @@ class JobPage:
     """One page of a search."""
 
     jobs: list[Job]
-    newer: int | None = None
-    """Id of the first job of this page, before which the page of newer jobs ends; None on the first page."""
-    older: int | None = None
-    """Id of the last job of this page, after which the page of older jobs begins; None on the last page."""
+    before: int | None = None
+    """Id of the first job of this page, before which the previous page ends; None on the first page."""
+    after: int | None = None
+    """Id of the last job of this page, after which the next page begins; None on the last page."""
 
 
 class _Count(Subquery):
@@ -144,11 +144,11 @@ def matching(organization: Organization, search: JobSearch) -> QuerySet[Job]:
     """Return the jobs of a search in its order, without related rows."""
     jobs = _candidates(organization, search)
     if windowed := _windowed_filter(search):
-        end = _window_end(organization, search)
+        jobs = jobs.filter(windowed)
         # The window is a range of times, for which PostgreSQL scans a range of the index. A subquery with a LIMIT would
         # scan all rows.
-        window = {"queued_at__gte" if search.is_newest_first else "queued_at__lte": end} if end else {}
-        jobs = jobs.filter(windowed, **window)
+        if end := _window_end(organization, search):
+            jobs = jobs.filter(queued_at__gte=end) if search.is_newest_first else jobs.filter(queued_at__lte=end)
     return jobs
 
 
@@ -162,28 +162,43 @@ def page(
 ) -> JobPage:
     """Return the page that follows the job with the id `after`, or precedes the job with the id `before`.
 
-    Return the first page without such a job.
+    Without such a job, return the first page.
     """
-    jobs = matching(organization, search)
-    is_backwards = after is None and before is not None
-    position = _position(organization, before if is_backwards else after)
-    # One job more than a page is read, to know whether another page follows.
-    if position is None:
-        rows_read = _read(organization, search, jobs[: PAGE_SIZE + 1])
-        return JobPage(rows_read[:PAGE_SIZE], older=rows_read[PAGE_SIZE - 1].pk if len(rows_read) > PAGE_SIZE else None)
-    jobs = jobs.filter(_beyond(position, is_below=search.is_newest_first != is_backwards))
-    rows_read = _read(organization, search, (jobs.reverse() if is_backwards else jobs)[: PAGE_SIZE + 1])
-    has_more = len(rows_read) > PAGE_SIZE
-    if has_more:
-        # `_read` sorts, so the additional job is the first one of a page that was read backwards.
-        rows_read = rows_read[1:] if is_backwards else rows_read[:PAGE_SIZE]
-    if not rows_read or (is_backwards and not has_more):
-        return page(organization, search)  # the first page, which may have more jobs than the ones that were read
-    return JobPage(
-        rows_read,
-        newer=rows_read[0].pk if has_more or not is_backwards else None,
-        older=rows_read[-1].pk if has_more or is_backwards else None,
-    )
+    if after is not None:
+        position = _position(organization, after)
+        return _page_after(organization, search, position) if position else _first_page(organization, search)
+    position = _position(organization, before)
+    return _page_before(organization, search, position) if position else _first_page(organization, search)
+
+
+# These functions read one job more than a page, to know whether another page follows.
+
+
+def _first_page(organization: Organization, search: JobSearch) -> JobPage:
+    """Return the first page of a search."""
+    read = _read(organization, search, matching(organization, search)[: PAGE_SIZE + 1])
+    jobs = read[:PAGE_SIZE]
+    return JobPage(jobs, after=jobs[-1].pk if len(read) > PAGE_SIZE else None)
+
+
+def _page_after(organization: Organization, search: JobSearch, position: tuple[datetime, int]) -> JobPage:
+    """Return the page that follows a position; the first page if no job follows it."""
+    following = matching(organization, search).filter(_beyond(position, is_below=search.is_newest_first))
+    read = _read(organization, search, following[: PAGE_SIZE + 1])
+    if not read:
+        return _first_page(organization, search)
+    jobs = read[:PAGE_SIZE]
+    return JobPage(jobs, before=jobs[0].pk, after=jobs[-1].pk if len(read) > PAGE_SIZE else None)
+
+
+def _page_before(organization: Organization, search: JobSearch, position: tuple[datetime, int]) -> JobPage:
+    """Return the page that precedes a position."""
+    preceding = matching(organization, search).filter(_beyond(position, is_below=not search.is_newest_first))
+    read = _read(organization, search, preceding.reverse()[: PAGE_SIZE + 1])
+    if len(read) <= PAGE_SIZE:
+        return _first_page(organization, search)  # which may have more jobs than the ones that were read
+    jobs = read[1:]  # `_read` sorts in the search's order, so the additional job is the first one
+    return JobPage(jobs, before=jobs[0].pk, after=jobs[-1].pk)
 
 
 def counts(organization: Organization) -> dict[str, int]:
@@ -263,7 +278,7 @@ def _read(organization: Organization, search: JobSearch, jobs: QuerySet[Job], *c
 
     A second query joins the related rows, and only those of these jobs.
     """
-    with_relations = rows.listed(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
+    with_relations = rows.queryset(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
     return list(with_relations.order_by(*search.ordering).only(*rows.FIELDS, *columns))
 
 

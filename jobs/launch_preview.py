@@ -32,7 +32,7 @@ class LaunchPreview:
 def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
     """Return the arguments and variables that a rank of a quoted run will get.
 
-    Raises NotFound for an unknown rank and for a cluster that the settings no longer name, and ChoiceUnavailable if
+    Raises NotFound for an unknown rank, and for a cluster that the settings no longer name. Raises ChoiceUnavailable if
     something that the quote names no longer exists.
     """
     original = reruns.exact_original(quote)

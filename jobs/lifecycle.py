@@ -83,8 +83,8 @@ def transition(
     current = JobState(job.state)
     if not may_follow(current, to):
         raise StaleTransition
-    # A savepoint would cost two queries and has no use: only a database error can be raised in this block, and that
-    # aborts the caller's transaction anyway.
+    # A savepoint would cost two queries for nothing. Only a database error can be raised in this block, and that aborts
+    # the caller's transaction anyway.
     with transaction.atomic(savepoint=False):
         changed_rows = Job.objects.filter(pk=job.pk, state=current).update(state=to, **fields)
         if changed_rows:
@@ -202,7 +202,10 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
 
 
 def end_attempt(*, attempt: Attempt, reason: EndReason, failure: Failure | None = None, is_final: bool = False) -> None:
-    """End an open attempt that its backend has not reported as ended, such as a refused one. Safe to repeat."""
+    """End an open attempt that its backend has not reported as ended, such as a refused one. Safe to repeat.
+
+    `is_final`: the job ends too, without a retry.
+    """
     with transaction.atomic():
         locked = _lock(attempt)
         if locked and locked.finished_at is None and not locked.job.is_ended:
@@ -279,7 +282,10 @@ def _end_locked(
 
 
 def _reported_end(attempt: Attempt, outcome: Outcome, failure: Failure | None) -> tuple[EndReason, Failure | None]:
-    """Return why an attempt ended, from what its backend reports. If it was stopped to be moved: a platform fault."""
+    """Return why an attempt ended, from what its backend reports.
+
+    A run that was stopped in order to be moved ended by a platform fault.
+    """
     if outcome is Outcome.STOPPED and attempt.move_requested_at and attempt.job.cancel_requested_at is None:
         return EndReason.PLATFORM_ERROR, Failure("An administrator moved the run.", FailureCode.MOVED)
     return REASON_BY_OUTCOME[outcome], failure
@@ -348,7 +354,10 @@ def _meter(job: Job, attempts: list[Attempt] | None = None) -> None:
 
 
 def _failure_for_event(attempt: Attempt | None) -> dict[str, Any] | None:
-    """Return the attempt's failure as an event stores it, without the last lines of output; None if it has none."""
+    """Return the attempt's failure as an event stores it; None if it has none.
+
+    The last lines of output are left out, because they are long, and the attempt keeps them.
+    """
     failure = attempt.failure if attempt else None
     return failure and {name: value for name, value in failure.items() if name != "last_lines"}
 
@@ -377,10 +386,11 @@ def _finish(
         waiting_data={},
         **fields,
     )
+    # A first attempt is the only one, which saves a query.
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
     billed = [time_range for each in attempts for time_range in usage.billed_ranges(each, finished_at)]
     # A fixed price is due for a completed job. One that completed only after a cancel took effect pays for its time.
-    has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.has_ended_before_cancel(attempts[-1])
+    has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.is_billed_in_full(attempts[-1])
     receipt = charges.settle(
         hold=job.order.hold,
         usage=Usage.of(billed, completed=has_completed),

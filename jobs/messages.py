@@ -153,7 +153,7 @@ STEPS = {
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
     "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
 }
-"""What a starting run is doing, by the `step` in the data of WaitingCode.STARTING. Other steps have one sentence."""
+"""What a starting run is doing, by the `step` in the data of WaitingCode.STARTING. Other steps share one sentence."""
 WAITING_SENTENCES: dict[str, Any] = {
     "copying_checkpoints": gettext_lazy("The checkpoints of job #%(job)s are copied. Then the nodes start."),
     WaitingCode.IMAGE_NAME: gettext_lazy(
@@ -214,7 +214,7 @@ QUEUE_SENTENCES = {
     "drained": gettext_lazy("The administrator starts no runs on this cluster for now: %(why)s"),
     "packages": gettext_lazy("Installing the packages of the requirements file. Nothing is charged yet."),
 }
-"""Why a queued job waits, by the code of `waiting.Reason`. `waiting_sentence` builds those that contain numbers."""
+"""Why a queued job waits, by the code of `WaitingReason`. `waiting_sentence` builds the sentences with numbers."""
 REFUSALS = {
     "script": gettext_lazy("The script is no longer in the workspace."),
     "mounts": gettext_lazy("A folder of the run no longer exists: its workspace or one of its datasets."),
@@ -359,8 +359,8 @@ def terms_sentences(purchase: Mapping[str, Any]) -> list[str]:
 def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, ahead: int) -> str:
     """Return why a queued job waits, its place in the queue, and what could start now instead.
 
-    `code` and `data` are those of `waiting.Reason`. `nodes` is what the job needs, `spec` the title of its node spec,
-    `ahead` the number of jobs before it.
+    `code` and `data` are those of `waiting.WaitingReason`. `nodes` is what the job needs, `spec` the title of its node
+    spec, `ahead` the number of jobs before it.
     """
     place_in_queue = _("You're next in the queue.")
     if ahead:

@@ -16,15 +16,15 @@ from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.core.errors import InvalidInput
 from console.core.pagination import NewestFirst
-from jobs import model_publishing
-from jobs import selectors as jobs
-from storage import folder_archives, retention, selectors
+from jobs import model_publishing, selectors
+from storage import folder_archives, retention
+from storage import selectors as storage
 from storage.api import page_of
 from storage.downloads import download_archive
 from storage.folder_archives import Source
 from storage.models import Model, ModelVersion
 
-GZIP = {(200, "application/gzip"): OpenApiTypes.BINARY}
+ARCHIVE_RESPONSE = {(200, "application/gzip"): OpenApiTypes.BINARY}
 VERSION_PARAMETER = OpenApiParameter("version", OpenApiTypes.INT, description="Default: the latest.")
 
 
@@ -98,14 +98,14 @@ class ModelDetailSerializer(ModelSerializer):
     @extend_schema_field(ModelVersionSerializer(many=True))
     def get_versions(self, model: Model) -> Any:
         """Return the versions that are not deleted, newest first."""
-        return ModelVersionSerializer(selectors.model_versions_of(model), many=True).data
+        return ModelVersionSerializer(storage.model_versions_of(model), many=True).data
 
 
 class NewModelSerializer(serializers.Serializer[Any]):
     """Files of a job to publish as the next version of a model. The service validates the values."""
 
     name = serializers.CharField(trim_whitespace=False, help_text="The model; created with its first version.")
-    job = serializers.IntegerField(min_value=1, max_value=selectors.KEY_END - 1)
+    job = serializers.IntegerField(min_value=1, max_value=storage.KEY_END - 1)
     path = serializers.CharField(
         trim_whitespace=False, help_text="A file or folder of the job, below `outputs` or `checkpoints`."
     )
@@ -130,7 +130,7 @@ class ModelsView(TenantView):
     def get(self, request: Request) -> Response:
         """List the models, newest first."""
         paginator = NewestFirst()
-        page = paginator.paginate_queryset(selectors.models_for(self.organization), request, view=self) or ()
+        page = paginator.paginate_queryset(storage.models_for(self.organization), request, view=self) or ()
         return paginator.get_paginated_response(ModelSerializer(page, many=True).data)
 
     @extend_schema(operation_id="models_publish", request=NewModelSerializer, responses={201: PublishedSerializer})
@@ -140,7 +140,7 @@ class ModelsView(TenantView):
         form.is_valid(raise_exception=True)
         values = dict(form.validated_data)
         version = model_publishing.publish_model(
-            job=jobs.job_for(self.organization, values.pop("job")), user=self.membership.user, **values
+            job=selectors.job_for(self.organization, values.pop("job")), user=self.membership.user, **values
         )
         return Response(PublishedSerializer(version).data, status=201)
 
@@ -153,7 +153,7 @@ class ModelView(TenantView):
     @extend_schema(operation_id="models_read", responses=ModelDetailSerializer)
     def get(self, _request: Request, name: str) -> Response:
         """Return the model with its versions and their lineage."""
-        return Response(ModelDetailSerializer(selectors.model_named(self.organization, name)).data)
+        return Response(ModelDetailSerializer(storage.model_named(self.organization, name)).data)
 
     @extend_schema(
         operation_id="models_delete",
@@ -162,11 +162,11 @@ class ModelView(TenantView):
     )
     def delete(self, request: Request, name: str) -> Response:
         """Delete the model with all its versions, or one version. Refused while an open job uses one."""
-        model, number = selectors.model_named(self.organization, name), _version_number(request)
+        model, number = storage.model_named(self.organization, name), _version_number(request)
         if number is None:
             retention.delete_model(model=model, user=self.membership.user)
         else:
-            version = selectors.model_version(model, number)
+            version = storage.model_version(model, number)
             retention.delete_model_version(version=version, user=self.membership.user)
         return Response(status=204)
 
@@ -179,7 +179,7 @@ class ModelVersionView(TenantView):
     @extend_schema(operation_id="models_delete_version", responses={204: None})
     def delete(self, _request: Request, name: str, number: int) -> Response:
         """Delete the version. The newest remaining version becomes the latest; without one, the model is deleted."""
-        version = selectors.model_version(selectors.model_named(self.organization, name), number)
+        version = storage.model_version(storage.model_named(self.organization, name), number)
         retention.delete_model_version(version=version, user=self.membership.user)
         return Response(status=204)
 
@@ -189,12 +189,12 @@ class ModelArchiveView(TenantView):
 
     capabilities = {"GET": Capability.VIEW}
 
-    @extend_schema(operation_id="models_download", responses=GZIP, parameters=[VERSION_PARAMETER])
+    @extend_schema(operation_id="models_download", responses=ARCHIVE_RESPONSE, parameters=[VERSION_PARAMETER])
     def get(self, request: Request, name: str) -> HttpResponseBase:
         """Return the files of a version as a .tar.gz archive."""
-        version = selectors.model_version(selectors.model_named(self.organization, name), _version_number(request))
+        version = storage.model_version(storage.model_named(self.organization, name), _version_number(request))
         name = f"{name}-v{version.number}"
-        source = Source(selectors.model_folder(version), "", name)
+        source = Source(storage.model_folder(version), "", name)
         return download_archive(request, folder_archives.pack([source]), name=f"{name}.tar.gz")
 
 

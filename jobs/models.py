@@ -97,7 +97,7 @@ class ScriptSnapshot(models.Model):
     sha256 = models.CharField(max_length=64)
     size_bytes = models.PositiveBigIntegerField()
     content = models.BinaryField(null=True)
-    """The script's bytes; None if there are more than `files.TEXT_LIMIT`."""
+    """The script's bytes; None if there are more than `storage.files.TEXT_LIMIT`."""
 
     class Meta:
         verbose_name = _("script snapshot")
@@ -122,7 +122,7 @@ class PackageLayer(models.Model):
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="package_layers")
     image = models.ForeignKey(Image, models.PROTECT, related_name="+")
     key = models.CharField(max_length=64)
-    """Identifies image and requirements: from `layer_key` of `runtime.packages.layers` or of its `cluster_builder`."""
+    """Identifies image and requirements: `layer_key` of `runtime.packages.layers`, or that of `cluster_builder`."""
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: this machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
@@ -131,7 +131,7 @@ class PackageLayer(models.Model):
     """One per line, in their normal form."""
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.PENDING)
     reason = models.TextField(_("reason"), blank=True)
-    """Why the installation failed, as the installer says; empty if it did not fail, or by a fault of the platform."""
+    """Why the installation failed, in the installer's words. Empty if it did not fail, or the platform was at fault."""
     log = models.TextField(_("output"), blank=True)
     size_bytes = models.BigIntegerField(_("size"), default=0)
     faults = models.PositiveSmallIntegerField(default=0)
@@ -336,7 +336,7 @@ class Job(models.Model):
                 condition=~Q(state__in=sorted(ENDED)),
             ),
             models.Index(fields=["organization", "-id"], name="jobs_of_an_organization"),
-            # The orders and filters of the list of jobs: see `job_search`.
+            # For the sort orders and filters of the list of jobs: see `job_search`.
             models.Index(fields=["organization", "queued_at", "id"], name="jobs_by_order_time"),
             models.Index(fields=["organization", "state", "queued_at", "id"], name="jobs_in_a_state"),
             models.Index(fields=["organization", "node_spec", "queued_at", "id"], name="jobs_on_a_node_spec"),
@@ -515,8 +515,11 @@ class JobEvent(models.Model):
     attempt = models.PositiveSmallIntegerField(null=True, blank=True)
     """The attempt's number; None: the event is about the job as a whole."""
     kind = models.CharField(max_length=32)
+    """The new state if the event is a change of state, else what happened: see `messages.event_sentence`."""
     data = models.JSONField(default=dict, blank=True)
+    """The values that the event's sentence needs."""
     actor = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
+    """The member who caused the event; None if it was the platform or an administrator."""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -591,7 +594,7 @@ class CapacitySnapshot(models.Model):
     held_from = models.DateTimeField(null=True, blank=True)
     """When the job `held_from_job` was queued."""
     held_from_job = models.BigIntegerField(null=True, blank=True)
-    """Id of the job for which capacity is kept free: jobs behind it in the queue wait even if they fit. None: none."""
+    """Id of the job for which capacity is kept free; None: none is kept. Jobs behind it wait even if they fit."""
 
     class Meta:
         db_table = "jobs_room"  # the table's name in version 0.1, which must run on the same schema during an upgrade

@@ -125,7 +125,7 @@ class NotebooksView(NotebookApiView, ListAPIView[Job]):
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.RUN}
     serializer_class = NotebookSerializer
-    queryset = Job.objects.none()
+    queryset = Job.objects.none()  # only tells the API schema the model
     pagination_class = NewestFirst
 
     def get_queryset(self) -> Any:

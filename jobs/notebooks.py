@@ -90,6 +90,7 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         purchase=PricedPurchase(
             product=PRODUCT, mode=Mode.METERED, node_spec=purchase.node_spec.name, nodes=1, epochs=0
         ),
+        # How long a person uses a notebook is unknown, so the estimate is its time limit.
         estimate=Estimate(purchase.max_seconds, purchase.max_seconds, "notebook"),
         headroom=Decimal(1),
         max_deadline_seconds=MAX_NOTEBOOK_SECONDS,
@@ -219,7 +220,7 @@ def _require_extensible(job: Job) -> None:
         raise NotExtensible
     if not cluster(attempt.backend).extends_runs:
         raise NotExtensible(_("This cluster can't move the time limit of a notebook. Stop it, and resume it."))
-    attempt.job = job
+    attempt.job = job  # saves a query
     ends_at = attempt.started_at + timedelta(seconds=run_specs.deadline_seconds(attempt))
     if ends_at - timezone.now() < MIN_LEFT:
         raise NotExtensible(_("This notebook ends in less than a minute. Resume it once it has ended."))
@@ -279,7 +280,7 @@ def _job_columns(purchase: NotebookPurchase) -> dict[str, Any]:
         "workspace": purchase.workspace,
         "code_path": "",
         "builtin_script": NOTEBOOK_SCRIPT,
-        "arguments": [str(purchase.idle_seconds)],
+        "arguments": [str(purchase.idle_seconds)],  # read by `runtime/launcher/notebook.py`
         "epochs": 1,
         "lr": "0.01",
         "batch_size": 1,

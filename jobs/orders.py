@@ -34,11 +34,11 @@ from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, Qu
 from jobs.fields import is_text
 from jobs.models import Job, JobDataset, JobModel, Order, PackageLayer, Product
 from jobs.packages import Requirements
-from jobs.purchase import EXTENSION_MARK, Purchase, parse, purchase_data
+from jobs.purchase import EXTENSION_MARK, Purchase, asks_for_exact_rerun, parse, purchase_data
 from jobs.states import OPEN, JobState
 from jobs.tasks import install_packages, stop_job
 from storage import registries, secret_store
-from storage import selectors as storage_selectors
+from storage import selectors as storage
 from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
 MAX_REASON_LENGTH = 200
@@ -52,12 +52,12 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     """
     organization = membership.organization
     require_active(organization=organization)
-    is_exact = str(data.get("exact")).lower() in {"true", "1"}  # as `QuoteRequestSerializer` reads it
+    is_exact = asks_for_exact_rerun(data)
     original = None
     if is_exact:
         data, original = reruns.exact_purchase(organization=organization, data=data)
     purchase = parse(organization=organization, data=data, is_pinned=is_exact, original=original)
-    digest = pinned_digest(original.order.quote, purchase.image) if original else ""
+    digest = pinned_digest(original.order.quote, purchase.image) if original else ""  # "": the current digest
     return make_quote(
         organization=organization,
         user=membership.user,
@@ -340,7 +340,7 @@ def write_order(
         quote=quote,
         reference=f"order:{quote.pk}",  # one hold per quote: `charges.hold` returns an existing one
         user=membership.user,
-        labels={
+        labels={  # by which the cost pages group
             "workspace": columns["workspace"].name,
             "node_spec": columns["node_spec"].name,
             "product": product.name,
@@ -412,7 +412,7 @@ def storage_refusal(organization: Organization) -> str:
 
     A run's limit (`RunSpec.storage_left_mib`) is in MiB, so less than that is nothing.
     """
-    if storage_selectors.quota_left(organization) >> 20:
+    if storage.quota_left(organization) >> 20:
         return ""
     if Quota.objects.filter(organization=organization, stops_writes=True).exists():
         return _("Your wallet can't pay for storage, so a run can't save its results. Top up the wallet.")
@@ -426,7 +426,7 @@ def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], m
     the new job.
     """
     keys = [version.pk for version in versions]
-    existing = storage_selectors.lock_versions(keys) if keys else 0
+    existing = storage.lock_versions(keys) if keys else 0
     if existing < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
         raise ChoiceUnavailable
     model_keys = [version.pk for version in models]
@@ -453,7 +453,7 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
 def _existing_rerun(organization: Organization, job: Job, key: str) -> Order | None:
     """Return the rerun of `job` that this key bought, if any. Raises IdempotencyConflict if it bought another job."""
-    order = order_by_key(organization, key) if key else None
+    order = order_with_key(organization, key) if key else None
     if order and order.job.rerun_of_id != job.pk:
         raise IdempotencyConflict
     return order
@@ -466,6 +466,6 @@ def _earlier_job_id(organization: Organization, value: Any) -> int | None:
     return Job.objects.filter(organization=organization, pk=value).values_list("pk", flat=True).first()
 
 
-def order_by_key(organization: Organization, key: str) -> Order | None:
+def order_with_key(organization: Organization, key: str) -> Order | None:
     """Return the organization's order with this idempotency key, if any."""
     return Order.objects.filter(organization=organization, idempotency_key=key).select_related("job").first()

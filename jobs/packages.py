@@ -1,9 +1,9 @@
 """Extra Python packages of runs: read a requirements file, install its packages once, release the jobs that wait.
 
-An order with requirements refers to a PackageLayer. While the layer is not installed, its jobs wait in the queue. The
-packages are installed by a separate process on this machine, which `advance` starts for the layer
-(`runtime.packages.builder`), or by a run on a Kubernetes cluster (`runtime.packages.cluster_builder`). Both survive a
-restart of the console, so `advance` only starts them and reads their results. Each step can be repeated.
+An order with requirements refers to a PackageLayer. While the layer is not installed, its jobs wait in the queue. For
+runs on Kubernetes, a run on the cluster installs the packages (`runtime.packages.cluster_builder`). For all others, a
+separate process on this machine does (`runtime.packages.builder`). Both survive a restart of the console, so `advance`
+only starts them and reads their results. Each step can be repeated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from runtime.packages import builder, cluster_builder, layers, requirements
 from runtime.packages.builder import InstallRequest, InstallResult
 from runtime.packages.layers import Layer
 from runtime.packages.requirements import InvalidRequirements, Problem
-from storage import files, selectors
+from storage import files
+from storage import selectors as storage
 from storage.errors import NotText
 from storage.models import Image, Workspace
 from storage.paths import split_path
@@ -70,7 +71,7 @@ class Requirements:
 
 def read_requirements(workspace: Workspace, path: str) -> Requirements:
     """Read a requirements file of a workspace. Raises InvalidInput at the field `requirements`."""
-    root = selectors.workspace_folder(workspace)
+    root = storage.workspace_folder(workspace)
     try:
         text = files.read_text(root=root, path=path, limit_bytes=requirements.MAX_BYTES)
         return Requirements("/".join(split_path(path)), requirements.parse(text))
@@ -123,7 +124,7 @@ def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> st
         return ""  # an exact rerun keeps the choice of its original
     path = posixpath.join(posixpath.dirname(str(purchase.get("code_path", ""))), FILE_NAME)
     try:
-        workspace = selectors.workspace_named(organization, str(purchase.get("workspace", "")))
+        workspace = storage.workspace_named(organization, str(purchase.get("workspace", "")))
         return read_requirements(workspace, path).path
     except CustomerError:
         return ""

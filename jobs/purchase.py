@@ -1,6 +1,10 @@
 """Validate purchases, both from pages and from the API.
 
 All errors are reported at once, each at its field. A Purchase is created only if everything that it names exists.
+
+A quote stores its purchase as JSON (`Quote.purchase`): the fields of `to_json`, and further keys. `sweep`, `notebook`,
+`check` and `probe` (a free estimate) mark purchases of these kinds, and EXTENSION_MARK marks the extension of a
+notebook. `orders` adds `rerun_of`, `exact` and `pinned_image`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from console.accounts.models import Organization
 from jobs import checkpoints, images, packages
 from jobs.clusters import cluster, image_of, resolve_cluster_name, resources_of
 from jobs.details import JobNameField, NotesField, TagsField
-from jobs.environment import EnvironmentField, SecretsField, check_references
+from jobs.environment import MAX_QUOTED_LENGTH, EnvironmentField, SecretsField, check_references
 from jobs.fault_tolerance import FaultTolerance, FaultToleranceSerializer
 from jobs.fields import EnumField, FormField, FormSerializer, NameField, ValidValues, WholeNumberField, is_text
 from jobs.models import Job, Product
@@ -34,11 +38,13 @@ from jobs.packages import Requirements
 from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.launcher.variables import escape
 from runtime.specs import Framework, LocalRankArgument, LrScaling
-from storage import mounts, secret_store, selectors, sharing
+from storage import mounts, secret_store, sharing
+from storage import selectors as storage
 from storage.models import DatasetVersion, Image, ModelVersion, Workspace
 
 MAX_ARGUMENTS_LENGTH = 8192
-"""Characters of all arguments together, with one separator each. They become the command line of a process."""
+"""Characters of all arguments together, with one separator each. They become the command line of a process. Scripts
+take far fewer, and Linux accepts far more."""
 MAX_PATH_LENGTH = 1000
 """Characters of a script's path: the length of its column."""
 MAX_LR_LENGTH = 32
@@ -57,9 +63,6 @@ MIN_TIME_LIMIT_SECONDS = 60
 """Shortest time limit on sale: start-up alone takes several seconds."""
 DEFAULT_NOTEBOOK_SECONDS = 4 * 3600
 """Default time limit of a notebook: half a working day."""
-EXTENSION_MARK = "extends"
-"""Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
-and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
 """Longest time limit of a notebook: a week, as for a training."""
 DEFAULT_IDLE_SECONDS = 30 * 60
@@ -68,6 +71,9 @@ PROCESSES_PER_CPU = 4
 """Maximum processes per CPU of a node. While some wait for I/O, others compute; still more only compete for the CPU."""
 EXPANDS_ARGUMENTS = "expands_arguments"
 """Key of a stored purchase whose arguments may refer to variables. Purchases of older versions lack it."""
+EXTENSION_MARK = "extends"
+"""Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
+and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,14 @@ def parse(
     return Purchase(**values, fault_tolerance=fault_tolerance)
 
 
+def asks_for_exact_rerun(data: Mapping[str, Any]) -> bool:
+    """Whether the field `exact` of a request is true. False for an invalid value, which `parse` reports."""
+    try:
+        return bool(QuoteRequestSerializer().fields["exact"].run_validation(data.get("exact", empty)))
+    except ValidationError:
+        return False
+
+
 def purchase_data(purchase: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored purchase of a quote as data for `parse`.
 
@@ -257,7 +271,10 @@ def parse_notebook(*, organization: Organization, data: Mapping[str, Any], is_pi
 
 
 def max_workers_per_node(spec: NodeSpec) -> int:
-    """Return the maximum number of processes on a node: one for each GPU, or a few per CPU."""
+    """Return the maximum number of processes on a node: one for each GPU, or a few per CPU.
+
+    At least two without GPUs, so that several ranks on one node can be tried even on a fraction of a CPU.
+    """
     return spec.gpus or max(2, math.floor(spec.cpus * PROCESSES_PER_CPU))
 
 
@@ -334,11 +351,12 @@ class PinnedVersionsField(FormField, serializers.ListField):
 
     def run_validation(self, data: Any = empty) -> Any:
         """Return the keys. Raises ValidationError."""
-        keys = data if self.context.get("is_pinned") and data is not empty and data else []
+        if not self.context.get("is_pinned") or data is empty or not data:
+            return []
         # `type` instead of isinstance, because true and false are instances of int.
-        if not isinstance(keys, list) or not all(type(key) is int and 0 < key < selectors.KEY_END for key in keys):
+        if not isinstance(data, list) or not all(type(key) is int and 0 < key < storage.KEY_END for key in data):
             raise ValidationError(_("The versions must be a list of numbers."))
-        return keys
+        return data
 
 
 class LearningRateField(FormField, serializers.CharField):
@@ -369,7 +387,7 @@ class _PlacementSerializer(FormSerializer):
 
     def validate_image(self, name: str) -> Image:
         """Return the image, which must include the framework and run on the cluster of the node spec."""
-        image = selectors.image_named(self.context["organization"], name)
+        image = storage.image_named(self.context["organization"], name)
         framework, spec = self.valid_values.get("framework"), self.valid_values.get("node_spec")
         if framework and framework not in image.frameworks:
             raise ValidationError(
@@ -391,15 +409,17 @@ class _PlacementSerializer(FormSerializer):
 
     def validate_workspace(self, name: str) -> Workspace:
         """Return the workspace."""
-        return selectors.workspace_named(self.context["organization"], name)
+        return storage.workspace_named(self.context["organization"], name)
 
     def validate_datasets(self, choices: Sequence[VersionChoice]) -> tuple[DatasetVersion, ...]:
         """Return the chosen version of each dataset, by default the latest.
 
         A stored purchase also has the pinned versions, in the same order.
         """
+        # The ids from the field `dataset_versions`, which is read first. There must be no more of them than choices.
         pinned = self.valid_values.get("dataset_versions", [])[: len(choices)]
-        # The versions are stored under `dataset_versions`, this field's source. The choices are needed as well.
+        # What this method returns replaces the pinned ids under `dataset_versions`, the source of this field. The
+        # choices themselves are needed too.
         self.valid_values["datasets"] = tuple(choices)
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 
@@ -441,7 +461,7 @@ class _PlacementSerializer(FormSerializer):
     def _version(self, choice: VersionChoice, pinned_key: int | None) -> DatasetVersion:
         """Return the chosen version of a dataset: the pinned one, else the one with its number, else the latest."""
         dataset = sharing.dataset_named(self.context["organization"], choice.name)
-        versions = selectors.versions_of(dataset)
+        versions = storage.versions_of(dataset)
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is not None:
@@ -454,7 +474,10 @@ class _PlacementSerializer(FormSerializer):
 
 
 class _PurchaseSerializer(_PlacementSerializer):
-    """The fields of a purchase except those of fault tolerance."""
+    """The fields of a purchase except those of fault tolerance.
+
+    They are checked in this order, and each check may use the values of the fields above it.
+    """
 
     # If the product is invalid, the purchase is refused anyway. Loose limits then replace those of the product.
     product = NameField()
@@ -495,7 +518,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         default=list, source="model_versions", help_text="Each as `name` for the latest version, or `name@2`."
     )
     from_checkpoint = WholeNumberField(
-        most=selectors.KEY_END - 1,
+        most=storage.KEY_END - 1,
         default=None,
         help_text="Number of an ended job: its checkpoints are copied to the new job.",
     )
@@ -544,7 +567,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         """Check that the organization has these secrets, and that none has the name of a variable."""
         if missing := secret_store.missing(self.context["organization"], names):
             sentence = _("There is no secret %(name)s. Create it first, or choose another one.")
-            raise ValidationError(sentence % {"name": missing[0][:100]})
+            raise ValidationError(sentence % {"name": missing[0][:MAX_QUOTED_LENGTH]})
         for name in names:
             if name in self.valid_values.get("environment", {}):
                 sentence = _("%(name)s is also an environment variable. Remove it there, or do not choose the secret.")
@@ -565,8 +588,8 @@ class _PurchaseSerializer(_PlacementSerializer):
 
     def _model_version(self, choice: VersionChoice, pinned_key: int | None) -> ModelVersion:
         """Return the chosen version of a model, as `_version` does for a dataset."""
-        model = selectors.model_named(self.context["organization"], choice.name)
-        versions = selectors.model_versions_of(model).select_related("model")
+        model = storage.model_named(self.context["organization"], choice.name)
+        versions = storage.model_versions_of(model).select_related("model")
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is None:
@@ -620,7 +643,7 @@ class QuoteRequestSerializer(_PurchaseSerializer, FaultToleranceSerializer):
     )
 
 
-class _AnyFrameworkSerializer(_PlacementSerializer):
+class _OptionalFrameworkSerializer(_PlacementSerializer):
     """A placement whose framework is by default the image's first one."""
 
     node_spec = NameField()
@@ -642,7 +665,7 @@ class _AnyFrameworkSerializer(_PlacementSerializer):
 
 
 @extend_schema_serializer(exclude_fields=("dataset_versions", "nodes", "workers_per_node"))  # not chosen by customers
-class NotebookQuoteRequestSerializer(_AnyFrameworkSerializer):
+class NotebookQuoteRequestSerializer(_OptionalFrameworkSerializer):
     """A notebook to price."""
 
     image = NameField(help_text="An image with JupyterLab.")
@@ -682,7 +705,7 @@ class NotebookExtensionRequestSerializer(FormSerializer):
 
 
 @extend_schema_serializer(exclude_fields=("image",))  # the API has it in the path
-class CheckRequestSerializer(_AnyFrameworkSerializer):
+class CheckRequestSerializer(_OptionalFrameworkSerializer):
     """An image check: which image, and on which nodes."""
 
     image = NameField()
@@ -697,7 +720,7 @@ class CheckRequestSerializer(_AnyFrameworkSerializer):
         """Return the workspace, or the organization's first one."""
         if name:
             return super().validate_workspace(name)
-        workspace = selectors.workspaces_for(self.context["organization"]).first()
+        workspace = storage.workspaces_for(self.context["organization"]).first()
         if workspace is None:
             raise ValidationError(_("Create a workspace first."))
         return workspace

@@ -1,8 +1,8 @@
 """Update jobs to the state that their clusters report, and repair missed changes.
 
-The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds: it asks for the
-status of every open run, makes a scheduling pass, stops runs of ended attempts, and deletes runs without an attempt.
-So a lost task, a dead worker or an outage of Redis delays a job by one such interval at most.
+The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds. It asks for the
+status of every open run and makes a scheduling pass. It stops runs of ended attempts, and deletes runs without an
+attempt. So a lost task, a dead worker or an outage of Redis delays a job by one such interval at most.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_SECONDS = 20.0
 """After this time a reconciliation asks for no further status, so that a slow cluster cannot keep a worker process busy
-for minutes. The jobs are read in random order, so that all are read in the course of some reconciliations."""
+for minutes. The jobs are read in random order, so that several reconciliations together reach all of them."""
 RUN_NAME = re.compile(r"job-([0-9]+)-([0-9]+)")
 """`Attempt.run_name`: the id of the job and the number of the attempt."""
 
@@ -215,12 +215,15 @@ def _runs_on(cluster_name: str, *, live: bool) -> list[tuple[str, Attempt | None
     """
     names = [run_name for run_name in cluster(cluster_name).names(live=live) if run_name.startswith("job-")]
     attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}
-    clusters_by_run = {run_name: resolve_cluster_name(attempt.backend) for run_name, attempt in attempts.items()}
-    return [
-        (run_name, attempts[run_name] if clusters_by_run.get(run_name) == cluster_name else None)
-        for run_name in names
-        if clusters_by_run.get(run_name, cluster_name) in {cluster_name, *cluster_names()}
-    ]
+    runs: list[tuple[str, Attempt | None]] = []
+    for run_name in names:
+        attempt = attempts.get(run_name)
+        attempts_cluster = resolve_cluster_name(attempt.backend) if attempt else None
+        if attempts_cluster == cluster_name:
+            runs.append((run_name, attempt))
+        elif attempts_cluster is None or attempts_cluster in cluster_names():
+            runs.append((run_name, None))
+    return runs
 
 
 def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:

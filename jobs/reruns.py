@@ -87,6 +87,7 @@ def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tu
     jobs = Job.objects.filter(organization=organization, builtin_script="").select_related(
         "order__quote", "workspace", "packages"
     )
+    # `type` instead of isinstance, because true is an instance of int.
     job = jobs.filter(pk=pk).first() if type(pk) is int and 0 < pk < storage.KEY_END else None
     if job is None:
         raise InvalidInput(fields={"rerun_of": _("Choose a training of your organization to run again.")})
@@ -98,6 +99,7 @@ def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tu
     if refused:
         raise InvalidInput(fields=dict.fromkeys(refused, sentence))
     new_values = {name: data[name] for name in CHANGEABLE if name in data}
+    # The other CHANGEABLE fields may be emptied: that removes a limit. An empty name or label means "as it was".
     kept_details = {name: original.get(name) for name in ("name", "tags", "notes") if data.get(name) in EMPTY}
     return {**original, **new_values, **kept_details, "rerun_of": pk}, job
 

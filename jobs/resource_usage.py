@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.clusters import cluster
 from jobs.models import Attempt, Job
@@ -20,7 +20,7 @@ from jobs.states import JobState
 from runtime.errors import RuntimeFault
 
 CHUNK_BYTES = 1024 * 1024
-"""Bytes of samples that one call to the cluster reads."""
+"""Bytes of samples that one call to the cluster reads, so that no call takes long."""
 MAX_BYTES = 16 * CHUNK_BYTES
 """Bytes of samples that are read per node: about those of a day."""
 MAX_SAMPLES = 1200
@@ -32,7 +32,7 @@ RECENT_SECONDS = 60
 SLOW_RATIO = 1.3
 """A rank whose steps take this much longer than those of the median rank is slow. Smaller differences are noise."""
 MAX_RUNS_COMPARED = 20
-"""How many of the latest one-node runs are searched for one with the same data."""
+"""How many of the latest one-node runs are searched for one with the same data. Older ones rarely have the same."""
 GPU_SERIES = {"gpu": "utilization", "gpu_memory": "memory"}
 """Series that average over a node's GPUs, and the keys of a GPU's sample that they show."""
 SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
@@ -105,8 +105,8 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
-class Telemetry:
-    """Resource usage of the attempt with the number `attempt`; None if the job has no such attempt."""
+class AttemptUsage:
+    """The resource usage of an attempt. `attempt` is its number; None if the job has no such attempt."""
 
     attempt: int | None
     nodes: list[NodeUse]
@@ -115,14 +115,16 @@ class Telemetry:
     efficiency: Efficiency | None
 
 
-def telemetry(job: Job, attempt_number: int | None = None) -> Telemetry:
+def usage_of(job: Job, attempt_number: int | None = None) -> AttemptUsage:
     """Return the resource usage of an attempt (default: the latest)."""
     attempts = list(job.attempts.all())
-    attempt = next((each for each in reversed(attempts) if attempt_number in {None, each.number}), None)
+    if attempt_number is not None:
+        attempts = [each for each in attempts if each.number == attempt_number]
+    attempt = attempts[-1] if attempts else None
     if attempt is None:
-        return Telemetry(None, [], [], [], None)
+        return AttemptUsage(None, [], [], [], None)
     nodes, ranks = _read(attempt)
-    return Telemetry(attempt.number, nodes, ranks, stragglers(ranks), _efficiency(job, attempt, ranks))
+    return AttemptUsage(attempt.number, nodes, ranks, stragglers(ranks), _efficiency(job, attempt, ranks))
 
 
 def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
@@ -142,8 +144,15 @@ def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
     ]
 
 
-def _read(attempt: Attempt) -> tuple[list[NodeUse], list[RankUse]]:
-    """Return the usage of an attempt's nodes and ranks, in order of their numbers."""
+class _Usage(NamedTuple):
+    """The usage of an attempt's nodes and ranks, in order of their numbers."""
+
+    nodes: list[NodeUse]
+    ranks: list[RankUse]
+
+
+def _read(attempt: Attempt) -> _Usage:
+    """Return the usage of an attempt's nodes and ranks."""
     nodes: list[NodeUse] = []
     ranks: dict[int, RankUse] = {}
     for node in range(attempt.granted_nodes):
@@ -151,7 +160,7 @@ def _read(attempt: Attempt) -> tuple[list[NodeUse], list[RankUse]]:
         if samples:
             nodes.append(_node_use(node, samples))
             _add_ranks(ranks, node, samples)
-    return nodes, [ranks[rank] for rank in sorted(ranks)]
+    return _Usage(nodes, [ranks[rank] for rank in sorted(ranks)])
 
 
 def _read_samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
@@ -244,8 +253,8 @@ def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency 
     baseline = one_node_job.attempts.filter(reason="completed").last()
     if baseline is None:
         return None
-    rate = _samples_per_second(job, nodes, ranks)
-    base_rate = _samples_per_second(one_node_job, 1, _read(baseline)[1]) if rate else None
+    rate = _throughput(job, nodes, ranks)
+    base_rate = _throughput(one_node_job, 1, _read(baseline).ranks) if rate else None
     if rate and base_rate:
         return Efficiency(rate / (nodes * base_rate), nodes, one_node_job.pk, "steps")
     rate, base_rate = _epochs_per_second(job, attempt), _epochs_per_second(one_node_job, baseline)
@@ -271,7 +280,7 @@ def _dataset_versions(job: Job) -> set[int]:
     return {item.version_id for item in job.job_datasets.all()}
 
 
-def _samples_per_second(job: Job, nodes: int, ranks: list[RankUse]) -> float | None:
+def _throughput(job: Job, nodes: int, ranks: list[RankUse]) -> float | None:
     """Return training samples per second of all ranks together, during steps."""
     steps, seconds = sum(each.steps for each in ranks), sum(each.step_seconds for each in ranks)
     return nodes * job.workers_per_node * job.batch_size * steps / seconds if steps and seconds > 0 else None
@@ -293,6 +302,7 @@ def _parts(sample: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 def _number(value: Any) -> float | None:
     """Return a value that is a number and not negative, NaN or infinite; None for any other."""
+    # The upper bound excludes infinity, NaN, and whole numbers that are too large for a float.
     is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
     return float(value) if is_valid else None
 

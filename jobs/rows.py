@@ -17,7 +17,7 @@ FIELDS = (
 """The columns of a job that `row` reads."""
 
 
-def listed(organization: Organization) -> QuerySet[Job]:
+def queryset(organization: Organization) -> QuerySet[Job]:
     """Return an organization's jobs, newest first, annotated for `row`."""
     return (
         Job.objects.filter(organization=organization)
@@ -38,7 +38,7 @@ def listed(organization: Organization) -> QuerySet[Job]:
 
 
 def row(job: Any) -> dict[str, Any]:
-    """Return the context of one row; `job` comes from `listed`."""
+    """Return the context of one row; `job` comes from `queryset`."""
     return {
         "job": job,
         "title": free_runs.title(job, is_free_estimate=job.is_free_estimate),

@@ -15,7 +15,7 @@ from jobs.usage import GRACE_SECONDS
 from runtime.errors import InvalidSpec
 from runtime.specs import Controller, Framework, LocalRankArgument, LrScaling, RunSpec
 from storage import mounts, secret_store
-from storage import selectors as storage_selectors
+from storage import selectors as storage
 from storage.errors import SecretUnreadable
 from storage.models import DatasetVersion, ModelVersion
 
@@ -43,7 +43,7 @@ def mounted_models(job: Job) -> list[ModelVersion]:
 
 
 def run_spec(attempt: Attempt) -> RunSpec:
-    """Return the attempt's spec without what only its start needs: see `launch_spec`.
+    """Return the attempt's spec without the values that only a submission needs: see `launch_spec`.
 
     Every call returns the same spec, so that a repeated submission adopts the run. Only the deadline of a running
     notebook changes, when the notebook is extended.
@@ -100,7 +100,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
 
 
 def launch_spec(attempt: Attempt) -> RunSpec:
-    """Return `run_spec` with what only the start needs: the remaining storage quota, the pull secret and the secrets.
+    """Return the spec for a submission: `run_spec` with the remaining storage quota, the pull secret and the secrets.
 
     Writes a copy of the ordered script to the workspace if the job needs one. Raises InvalidSpec.
     """
@@ -108,7 +108,7 @@ def launch_spec(attempt: Attempt) -> RunSpec:
     snapshots.restore(job)
     return replace(
         run_spec(attempt),
-        storage_left_mib=None if job.is_check else storage_selectors.quota_left(job.organization) >> 20,
+        storage_left_mib=None if job.is_check else storage.quota_left(job.organization) >> 20,
         pull_secret=pull_secret(organization=job.organization, image=job.image),
         secrets=_secrets(job),
     )

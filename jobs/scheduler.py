@@ -1,7 +1,7 @@
 """The queue of a cluster: choose the job that starts next, and store why the others wait.
 
-The cost of a pass depends on the number of jobs that it starts, not on the length of the queue: a job that cannot start
-is never loaded. The capacity is stored once per node spec (`CapacitySnapshot`), and `waiting` derives from it why a job
+The cost of a pass depends on the number of jobs that it starts, not on the length of the queue. Jobs that cannot start
+are never loaded. The capacity is stored once per node spec (`CapacitySnapshot`). `waiting` derives from it why a job
 waits.
 """
 

@@ -16,7 +16,8 @@ from django.utils.translation import gettext as _
 from console.accounts.models import Organization
 from console.core.errors import CustomerError
 from runtime import environment
-from storage import files, selectors, sharing
+from storage import files, sharing
+from storage import selectors as storage
 
 MAX_WARNINGS = 5
 """Warnings that are shown. If there are more, the patterns have probably misread the script."""
@@ -43,7 +44,7 @@ class DatasetUse:
     possible: frozenset[str] = frozenset()
 
 
-def read_script(text: str) -> DatasetUse:
+def find_datasets(text: str) -> DatasetUse:
     """Return the datasets that a script's text refers to."""
     code = COMMENT.sub("", text)
     if not VARIABLE.search(code):
@@ -68,8 +69,8 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
     script = str(purchase.get("code_path", ""))
     ordered = {str(dataset).partition("@")[0] for dataset in purchase.get("datasets") or ()}
     try:
-        workspace = selectors.workspace_named(organization, str(purchase.get("workspace", "")))
-        use = read_script(files.read_text(root=selectors.workspace_folder(workspace), path=script))
+        workspace = storage.workspace_named(organization, str(purchase.get("workspace", "")))
+        use = find_datasets(files.read_text(root=storage.workspace_folder(workspace), path=script))
     except CustomerError:
         return []
     if not use.uses_datasets:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Case, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, When
 from django.db.models.functions import Coalesce
@@ -67,8 +67,8 @@ def products() -> QuerySet[Product]:
 def jobs_for(organization: Organization) -> QuerySet[Job]:
     """Return an organization's jobs, newest first, with their related rows.
 
-    A queued job also has `ahead`, the number of queued jobs before it on its cluster, of any organization, and
-    `running_nodes`, the number of nodes that its organization runs. Both are 0 for other jobs.
+    A queued job also has `ahead` and `running_nodes`. `ahead` is the number of queued jobs before it on its cluster, of
+    any organization. `running_nodes` is the number of nodes that its organization runs. Both are 0 for other jobs.
     """
     # A subquery must return one row. All its jobs have the same state, so grouping by the state gives one: the count.
     queued_before = (
@@ -125,7 +125,7 @@ def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
     return jobs.filter(state__in=ENDED, builtin_script="").order_by("-pk")
 
 
-def job_row(organization: Organization, pk: int) -> Job:
+def job_without_relations(organization: Organization, pk: int) -> Job:
     """Return a job without its related objects except the organization: enough to read its output. Raises NotFound."""
     job = Job.objects.filter(organization=organization, pk=pk).first()
     if job is None:
@@ -312,19 +312,26 @@ def events(job: Job) -> list[EventRow]:
     return [EventRow(event, event_sentence(event.kind, event.data)) for event in rows]
 
 
-def metrics(job: Job, after: int = 0) -> tuple[dict[str, list[list[float]]], int]:
-    """Return the curves by name, from points with an id above `after`, and the id of the last point.
+class Metrics(NamedTuple):
+    """Points of a job's curves by name, and the id of the last point that was read.
 
     A curve is a list of [step, value], sorted by step. If the script restarts its count of steps, the steps continue
     (`MetricPoint.position`).
     """
+
+    curves: dict[str, list[list[float]]]
+    last: int
+
+
+def metrics(job: Job, after: int = 0) -> Metrics:
+    """Return the curves of a job from points with an id above `after`. `last` is `after` if there are none."""
     curves: dict[str, list[list[float]]] = {}
     last = after
     points = MetricPoint.objects.filter(job=job, pk__gt=after).order_by("pk")
     for pk, name, position, value in points.values_list("pk", "name", "position", "value"):
         curves.setdefault(name, []).append([position, value])
         last = pk
-    return {name: _thinned(sorted(curve, key=itemgetter(0))) for name, curve in curves.items()}, last
+    return Metrics({name: _thinned(sorted(curve, key=itemgetter(0))) for name, curve in curves.items()}, last)
 
 
 def nodes(job: Job) -> list[dict[str, Any]]:
@@ -341,7 +348,7 @@ def environment(job: Job, rank: int = 0) -> dict[str, str]:
     _require_rank(job, rank)
     attempt = _latest_attempt(job)
     number = attempt.number if attempt else 1
-    # The attempt is not saved: it stands for the next one, so that a job shows its environment before it has run.
+    # The attempt is not saved. It stands for the latest one, or for the first one of a job that has not run yet.
     spec = run_spec(Attempt(job=job, number=number, granted_nodes=job.nodes))
     return dict(sorted({**cluster(job.node_spec.cluster).environment(spec, rank), **job.environment}.items()))
 
@@ -467,9 +474,9 @@ def _read_log(
         return empty_chunk
 
 
-def telemetry(job: Job, attempt_number: int | None = None) -> dict[str, Any]:
+def resource_usage_data(job: Job, attempt_number: int | None = None) -> dict[str, Any]:
     """Return the resource usage of an attempt, by default the latest, as the API shows it, with sentences about it."""
-    attempt_usage = resource_usage.telemetry(job, attempt_number)
+    attempt_usage = resource_usage.usage_of(job, attempt_number)
     sentences = [straggler_sentence(each) for each in attempt_usage.stragglers]
     if efficiency := attempt_usage.efficiency:
         sentences.append(efficiency_sentence(efficiency))

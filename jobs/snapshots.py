@@ -21,7 +21,8 @@ from jobs import lifecycle
 from jobs.clusters import cluster, image_of
 from jobs.models import Job, ScriptSnapshot
 from runtime.errors import InvalidSpec, RuntimeFault
-from storage import catalog, files, selectors
+from storage import catalog, files
+from storage import selectors as storage
 from storage.diffs import DiffLine, line_diff
 from storage.models import Image, Workspace
 
@@ -54,7 +55,7 @@ class ScriptState(enum.StrEnum):
 
 def read_script(workspace: Workspace, path: str) -> Script | None:
     """Return the script at a path of a workspace; None if it is larger than HASH_LIMIT. Raises as `files.read` does."""
-    file = files.read(root=selectors.workspace_folder(workspace), path=path)
+    file = files.read(root=storage.workspace_folder(workspace), path=path)
     with file.stream:
         if file.size > HASH_LIMIT:
             return None
@@ -108,7 +109,7 @@ def current_script(job: Job) -> Script | None:
 
 
 def state_of(job: Job, current: Script | None) -> ScriptState:
-    """Compare the snapshot with the script in the workspace, as `current_script` returns it."""
+    """Compare the snapshot with the script in the workspace. `current` comes from `current_script`."""
     if job.script is None:
         return ScriptState.UNKNOWN
     if current is None:

@@ -63,7 +63,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 ENDED: frozenset[JobState] = frozenset(state for state, following in TRANSITIONS.items() if not following)
 """Final states."""
 OPEN: frozenset[JobState] = frozenset(JobState) - ENDED
-"""All other states. Queries filter by these: an index on the state is of no use to a query that excludes ENDED."""
+"""All other states. Queries that use an index on the state filter by these, because PostgreSQL can't look up an
+exclusion of ENDED in such an index."""
 ACTIVE: frozenset[JobState] = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 """States in which a cluster may have a run of the job."""
 
@@ -97,7 +98,8 @@ BILLED: frozenset[EndReason] = frozenset(
 free for all other reasons."""
 
 PLATFORM_FAULTS: frozenset[EndReason] = frozenset(EndReason) - BILLED - {EndReason.PACKAGES_FAILED}
-"""Reasons that the platform is responsible for. The attempt is free, and is retried for free."""
+"""Reasons that the platform is responsible for. The attempt is free, and is retried for free. PACKAGES_FAILED is
+neither billed nor in this set, because the job then has no attempt."""
 
 CODE_FAILURES: frozenset[EndReason] = frozenset({EndReason.CODE_FAILED, EndReason.OUT_OF_MEMORY, EndReason.HUNG})
 """Failures of the code that may be transient. They are retried as often as the order says; each attempt is billed."""

@@ -261,7 +261,7 @@ class JobFilesView(TenantView):
     )
     def get(self, request: Request, pk: int) -> Response:
         """List a folder by name, folders first. Links and devices are left out."""
-        job = selectors.job_row(self.organization, pk)
+        job = selectors.job_without_relations(self.organization, pk)
         query = FilesQuerySerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
         values = query.validated_data
@@ -285,7 +285,7 @@ class JobFileView(TenantView):
     )
     def get(self, request: Request, pk: int, path: str) -> HttpResponseBase:
         """Return the file's bytes, or the range of them that the Range header asks for."""
-        file = job_files.read(selectors.job_row(self.organization, pk), path)
+        file = job_files.read(selectors.job_without_relations(self.organization, pk), path)
         return download(request, file, name=path.rpartition("/")[2])
 
 
@@ -301,7 +301,7 @@ class JobArchiveView(TenantView):
     )
     def get(self, request: Request, pk: int) -> HttpResponseBase:
         """Return a .tar.gz of a file or folder. Links and devices are left out."""
-        job = selectors.job_row(self.organization, pk)
+        job = selectors.job_without_relations(self.organization, pk)
         query = ArchiveQuerySerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
         return archive_of(request, job, query.validated_data["path"])

@@ -39,8 +39,10 @@ def charge_all() -> None:
     wallets = Account.objects.filter(kind=Account.Kinds.WALLET).exclude(is_closed)
     currencies = wallets.order_by().values_list("currency", flat=True).distinct()
     priced = [currency for currency in currencies if storage_price(currency) is not None]
+    # A wallet whose organization may not write is looked at every time, so that a payment soon allows writes again.
     due = Q(storage_balance__due_minor__gte=1) | Q(organization__quota__stops_writes=True)
-    wallets = wallets.filter(due | Q(currency__in=priced) & ~Q(pk__in=charged_today))
+    not_charged_today = Q(currency__in=priced) & ~Q(pk__in=charged_today)
+    wallets = wallets.filter(due | not_charged_today)
     for account in wallets.select_related("organization").iterator():
         try:
             if account.currency in priced:
@@ -62,8 +64,9 @@ def _enforce(account: Account) -> None:
     balance = StorageBalance.objects.filter(account=account).first()
     since = balance.unpaid_since if balance else None
     unpaid_for = timezone.now() - since if since else timedelta(0)
-    stops = unpaid_for >= storage_charges.STOP_WRITES_AFTER
-    Quota.objects.filter(organization=account.owner).exclude(stops_writes=stops).update(stops_writes=stops)
+    stops_writes = unpaid_for >= storage_charges.STOP_WRITES_AFTER
+    changed_quota = Quota.objects.filter(organization=account.owner).exclude(stops_writes=stops_writes)
+    changed_quota.update(stops_writes=stops_writes)
     if unpaid_for >= storage_charges.DELETE_AFTER:
         _expire_oldest(account.owner)
 

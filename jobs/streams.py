@@ -109,10 +109,15 @@ class ChangeBroadcaster:
 
 
 def _output_changes(cluster_name: str) -> Changes:
-    """Yield the jobs whose runs have changed, from the runs' names `job-<id>-<attempt>`. Other names are skipped."""
-    for names in cluster(cluster_name).changes():
-        numbers = (name.split("-")[1:2] for name in names)
-        yield {int(number[0]) for number in numbers if number and number[0].isdecimal()}
+    """Yield the jobs whose runs have changed. Runs with names of another form are skipped."""
+    for run_names in cluster(cluster_name).changes():
+        yield {job_pk for job_pk in map(_job_pk_of, run_names) if job_pk is not None}
+
+
+def _job_pk_of(run_name: str) -> int | None:
+    """Return the id of the job of a run `job-<id>-<attempt>`; None for a name of another form."""
+    parts = run_name.split("-")
+    return int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else None
 
 
 def _row_changes(_source: str) -> Changes:
@@ -179,7 +184,7 @@ async def log_events(
                 await _wait(change, POLL_SECONDS)
                 # If the cluster has no output, `selectors.log` takes `eof` from the job's state, which may have changed
                 # since.
-                job = await query_in_thread(selectors.job_row, job.organization, job.pk)
+                job = await query_in_thread(selectors.job_without_relations, job.organization, job.pk)
 
 
 async def all_log_events(
@@ -205,7 +210,7 @@ async def all_log_events(
                 return
             if not any(chunk.text for chunk in chunks.values()):
                 await _wait(change, POLL_SECONDS)
-                job = await query_in_thread(selectors.job_row, job.organization, job.pk)
+                job = await query_in_thread(selectors.job_without_relations, job.organization, job.pk)
 
 
 def log_data(chunk: LogChunk) -> dict[str, Any]:

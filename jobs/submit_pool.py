@@ -48,7 +48,7 @@ class SubmitPool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for _thread in self._threads:
-            self._queue.put(None)
+            self._queue.put(None)  # ends one thread
         for thread in self._threads:
             thread.join()
 

@@ -134,7 +134,7 @@ class SweepsView(TenantView, ListAPIView[Sweep]):
 
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.RUN}
     serializer_class = SweepSerializer
-    queryset = Sweep.objects.none()
+    queryset = Sweep.objects.none()  # only tells the API schema the model
     pagination_class = NewestFirst
 
     def get_queryset(self) -> Any:

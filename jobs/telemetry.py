@@ -45,9 +45,9 @@ MAX_POSITION = 2**62
 """Largest position on a curve, within the column's 64 bits. Only a script that reports huge steps and starts again at a
 low one, over and over, reaches it."""
 READ_DELAY_SECONDS = 2.0
-"""Assumed maximum time between the writing of a line and its read. The lines of one read are given times that are
-spread evenly over this time, or over the time since the last read if that is shorter. The exact times are in a second
-file (`runtime.launcher.log_times`). Curves and estimates do not need them, so it is not read."""
+"""Assumed maximum time between the writing of a line and its read. The lines of one read get times that are evenly
+spread over this time. If the last read was more recent, they are spread over the time since then. The exact times are
+in a second file (`runtime.launcher.log_times`). Curves and estimates do not need them, so it is not read."""
 MAX_LINE_LENGTH = 2000
 """Characters of an output line that are searched for metrics; lines with metrics are short."""
 MAX_FINAL_READS = 80

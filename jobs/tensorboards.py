@@ -25,7 +25,7 @@ _MAX_NAME_LENGTH = 60
 """Characters of a job's name in TensorBoard's list of runs, which is narrow."""
 
 
-def root() -> Path:
+def tools_folder() -> Path:
     """Return the folder in which the process that owns the tools has its socket and its sessions."""
     folder: Path = settings.EMBEDDED.socket_dir
     return folder
@@ -38,7 +38,7 @@ def url_path(key: str) -> str:
 
 def is_available() -> bool:
     """Whether the process that starts TensorBoard (`manage.py run_tools`) runs."""
-    return control.has_owner(root())
+    return control.has_owner(tools_folder())
 
 
 def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
@@ -64,7 +64,7 @@ def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
         raise LogsUnreachable if is_unreachable else NoLogs
     request = SessionRequest(membership.organization_id, membership.user_id, tuple(logs))
     try:
-        return f"{url_path(control.start(root(), request))}/"
+        return f"{url_path(control.start(tools_folder(), request))}/"
     except control.TooManySessions:
         raise TooManyTools from None
     except control.ToolsUnavailable as error:
@@ -73,7 +73,7 @@ def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
 
 def find_session(*, membership: Membership, key: str) -> Session | None:
     """Return the session with this key; None if it does not exist or is another member's."""
-    session = control.find(root(), key)
+    session = control.find(tools_folder(), key)
     owner_ids = (membership.organization_id, membership.user_id)
     is_own = session is not None and (session.organization_id, session.user_id) == owner_ids
     return session if is_own else None
@@ -87,7 +87,8 @@ def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
     backend = cluster(attempt.backend)
     if not backend.shares_storage:
         return None
-    name = f"{job.pk}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', job.name)[:_MAX_NAME_LENGTH]}".strip("-_.")
+    file_name = re.sub(r"[^A-Za-z0-9_.-]+", "_", job.name)[:_MAX_NAME_LENGTH]  # the name becomes a folder's name
+    name = f"{job.pk}-{file_name}".strip("-_.")
     if not is_only:
         name += f"-attempt-{attempt.number}"
     run_folder = backend.run_folder(attempt.run_name)

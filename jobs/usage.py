@@ -1,8 +1,8 @@
 """Compute a job's usage from its attempts: the billable time, the free lines of its receipt, the time left. Reads only.
 
-Attempts are measured by the backend's clock. Only those with a reason in `states.BILLED` are billed: a hung attempt up
-to its last sign of progress, a cancelled one up to the end of its grace period at most. An attempt on fewer nodes costs
-less: one second on half of the job's nodes is half a billable second.
+Attempts are measured by the backend's clock. Only those with a reason in `states.BILLED` are billed. A hung attempt is
+billed up to its last sign of progress, and a cancelled one at most up to the end of its grace period. An attempt on
+fewer nodes costs less: one second on half of the job's nodes is half a billable second.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def spans(attempt: Attempt, until: datetime) -> Iterator[NodeSpan]:
     """Yield the spans of the run up to `until`."""
     if attempt.started_at is None:
         return
+    # Without reported spans, all nodes of the attempt ran from its start.
     span_rows = attempt.spans or [{"nodes": attempt.granted_nodes, "started_at": attempt.started_at.timestamp()}]
     for span in span_rows:
         began_at = to_datetime(span["started_at"]) or attempt.started_at
@@ -130,8 +131,8 @@ def _billed_until(attempt: Attempt, now: datetime) -> datetime:
 def _billed_end(attempt: Attempt, ended_at: datetime) -> datetime:
     """Return the end of the time that a cancelled run is billed for; `ended_at` if the job was not cancelled.
 
-    That is `ended_at`, but at most the end of the grace period; or the time of the cancel request, if the run ended
-    more than STOP_SECONDS after the grace period.
+    That is `ended_at`, but at most the end of the grace period. If the run ended more than STOP_SECONDS after that, it
+    is the time of the cancel request.
     """
     requested_at = attempt.job.cancel_requested_at
     if requested_at is None:
@@ -141,8 +142,8 @@ def _billed_end(attempt: Attempt, ended_at: datetime) -> datetime:
     return requested_at if is_late else min(ended_at, grace_ends)
 
 
-def has_ended_before_cancel(attempt: Attempt) -> bool:
-    """Whether a cancel did not shorten the billed time of an attempt, so that it may count as completed."""
+def is_billed_in_full(attempt: Attempt) -> bool:
+    """Whether no cancel shortened the billed time of an attempt. Only then may it count as completed."""
     return attempt.finished_at is None or _billed_end(attempt, attempt.finished_at) == attempt.finished_at
 
 

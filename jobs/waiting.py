@@ -14,35 +14,35 @@ RETRY_CODES = frozenset({"retry", "backoff"})
 
 
 @dataclass(frozen=True)
-class Reason:
+class WaitingReason:
     """Why a job waits: a code, and the figures that `messages.waiting_sentence` needs for it."""
 
     code: str
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def waiting_reason(job: Job) -> Reason:
+def waiting_reason(job: Job) -> WaitingReason:
     """Return why a queued job waits. `job` comes from `selectors.jobs_for`."""
     if job.awaits_packages:
-        return Reason("packages")
+        return WaitingReason("packages")
     snapshot = snapshot_of(job)
-    own_reason = Reason(job.waiting_code, job.waiting_data)
+    own_reason = WaitingReason(job.waiting_code, job.waiting_data)
     if snapshot is None or (job.not_before and job.not_before > timezone.now()):
         return own_reason
     running: int = job.running_nodes  # type: ignore[attr-defined]  # an annotation of `jobs_for`
     limit = job.organization.quota.max_running_nodes
     if not snapshot.answers:
-        reason = Reason("backend_unavailable")
+        reason = WaitingReason("backend_unavailable")
     elif snapshot.drain_reason:
-        reason = Reason("drained", {"why": snapshot.drain_reason})
+        reason = WaitingReason("drained", {"why": snapshot.drain_reason})
     elif limit - running < job.least_nodes:
-        reason = Reason("quota", {"running": running, "most": limit})
+        reason = WaitingReason("quota", {"running": running, "most": limit})
     elif snapshot.most < job.least_nodes:
-        reason = Reason("too_large", {"most": snapshot.most})
+        reason = WaitingReason("too_large", {"most": snapshot.most})
     elif snapshot.free < job.least_nodes:
-        reason = Reason("capacity", {"free": snapshot.free})
+        reason = WaitingReason("capacity", {"free": snapshot.free})
     elif snapshot.held_from and (snapshot.held_from, snapshot.held_from_job) < (job.queued_at, job.pk):
-        reason = Reason("reserved")
+        reason = WaitingReason("reserved")
     else:
         reason = own_reason
     return reason

@@ -28,7 +28,7 @@ READ_TIME_RETENTION_SECONDS = 60.0
 RECONNECT_PAUSES = (1, 2, 5, 10, 30)
 """Seconds before reconnecting to a cluster after the first, second, … failure in a row. The last one repeats."""
 STABLE_SECONDS = 60.0
-"""After a connection that lasted this long, earlier failures no longer count."""
+"""After a connection that lasted this long, longer than any pause, earlier failures no longer count."""
 STOP_SECONDS = 3.0
 """How long to wait for each thread at shutdown. After that, threads end with the process, which loses nothing."""
 
@@ -52,8 +52,8 @@ class ClusterFollower:
     def __init__(self, name: str, stop: threading.Event) -> None:
         self.name = name
         self._stop = stop
-        self._read_at: dict[str, float] = {}
-        self._unread: set[str] = set()
+        self._read_at: dict[str, float] = {}  # when each run was last read, by the monotonic clock
+        self._unread: set[str] = set()  # runs that have changed since they were last read
 
     def run(self) -> None:
         """Follow the cluster until stopped; reconnect whenever the connection breaks."""

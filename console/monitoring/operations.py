@@ -98,7 +98,7 @@ def _problems() -> list[Figure]:
     )
     stuck_count = stuck.count()
     quarantined_count = StripeEvent.objects.filter(state=StripeEvent.States.QUARANTINED).count()
-    unpaid_count = len(closure.unpaid_accounts())
+    unpaid_count = len(closure.accounts_to_pay_back())
     return [
         Figure(_("Stuck jobs"), str(stuck_count), f"{jobs_url}?state__exact={JobState.STARTING}", stuck_count > 0),
         Figure(

@@ -30,7 +30,7 @@ PAGE_ROWS = 200
 @member(Capability.VIEW)
 def job_files(request: MemberRequest, pk: int, path: str = "") -> HttpResponse:
     """Show a folder of a job's files. htmx gets only the contents of the tab *Files* on the job's page."""
-    job = selectors.job_row(request.membership.organization, pk)
+    job = selectors.job_without_relations(request.membership.organization, pk)
     context: dict[str, Any] = {
         "job": job,
         "path": path.strip("/"),
@@ -56,7 +56,7 @@ def job_files(request: MemberRequest, pk: int, path: str = "") -> HttpResponse:
 @member(Capability.VIEW)
 def job_file(request: MemberRequest, pk: int, path: str) -> HttpResponse:
     """Show the beginning of a file, or why it cannot be shown."""
-    job = selectors.job_row(request.membership.organization, pk)
+    job = selectors.job_without_relations(request.membership.organization, pk)
     name = posixpath.basename(path)
     context: dict[str, Any] = {"job": job, "path": path, "crumbs": _crumbs(job, posixpath.dirname(path)), "name": name}
     try:
@@ -74,7 +74,7 @@ def job_file(request: MemberRequest, pk: int, path: str) -> HttpResponse:
 def job_picture(request: MemberRequest, pk: int, path: str) -> HttpResponseBase:
     """Return a file of the job that is a picture, for the page `job_file`. A file of another type gives 404."""
     try:
-        file = files.read(selectors.job_row(request.membership.organization, pk), path)
+        file = files.read(selectors.job_without_relations(request.membership.organization, pk), path)
     except CustomerError as error:
         raise NotFound(error.message) from error
     return show_image(request, file)

@@ -35,7 +35,7 @@ POINTS_PER_PAGE = 100
 def job_metrics(request: MemberRequest, pk: int) -> HttpResponse:
     """Return the tab *Metrics* of a job, for htmx; its script requests the points from the API."""
     job = selectors.job_for(request.membership.organization, pk)
-    siblings = curves.siblings(job, MAX_SIBLINGS)
+    siblings = curves.other_runs(job, MAX_SIBLINGS)
     context = {"job": job, "runs": [_chart_run(job)], "siblings": siblings, "limit": MAX_COMPARED - 1}
     return render(request, "jobs/_job_metrics.html", context)
 
@@ -70,7 +70,7 @@ def job_points_csv(request: MemberRequest, pk: int) -> HttpResponse:
     response["Content-Disposition"] = f'attachment; filename="job-{job.pk}-points.csv"'
     writer = csv.writer(response)
     writer.writerow(curves.CSV_HEADER)
-    writer.writerows(curves.table(curves.curves(job, limit=None)))
+    writer.writerows(curves.csv_rows(curves.curves(job, limit=None)))
     return response
 
 
@@ -111,7 +111,7 @@ def _compared_jobs(organization: Organization, text: str) -> list[Any]:
     pks = [pk for part in parts if (pk := parse_row_id(part)) is not None]
     if len(pks) < len(parts):
         raise NotFound(_("Name the jobs by their numbers, for example ?jobs=12,15."))
-    listed = rows.listed(organization).filter(pk__in=pks).only(*rows.FIELDS, "lr", "batch_size")
+    listed = rows.queryset(organization).filter(pk__in=pks).only(*rows.FIELDS, "lr", "batch_size")
     jobs_by_pk: dict[int, Any] = {job.pk: job for job in listed}
     if not set(pks) <= set(jobs_by_pk):
         raise NotFound

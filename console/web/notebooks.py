@@ -67,7 +67,7 @@ TICKET_PURPOSE, COOKIE_PURPOSE = b"trainyard notebook ticket", b"trainyard noteb
 @member(Capability.VIEW)
 def notebook_list(request: MemberRequest) -> HttpResponse:
     """List the notebooks, newest first. While one is open, htmx requests the rows again and again."""
-    listed = rows.listed(request.membership.organization).filter(builtin_script=NOTEBOOK_SCRIPT)
+    listed = rows.queryset(request.membership.organization).filter(builtin_script=NOTEBOOK_SCRIPT)
     page = Paginator(listed.only(*rows.FIELDS, "finished_at"), PAGE_SIZE).get_page(request.GET.get("page"))
     context = {
         "page": page,
@@ -241,7 +241,7 @@ def _notebook_of_session(session: str, pk: int) -> Job | None:
     membership = membership_of_session(session, organization=organization[0])
     if membership is None or not membership.allows(Capability.RUN):
         return None
-    return selectors.job_row(membership.organization, pk)
+    return selectors.job_without_relations(membership.organization, pk)
 
 
 def _seal(pk: int, session: str, *, seconds: int, purpose: bytes) -> str:

@@ -48,7 +48,7 @@ def overview(request: MemberRequest) -> HttpResponse:
     """Show jobs, spend, storage, capacity and notices, and the steps to the first run until that has ended."""
     organization = request.membership.organization
     account = billing.wallet(organization)
-    ended_jobs = list(rows.listed(organization).filter(state__in=ENDED)[:MAX_ROWS])
+    ended_jobs = list(rows.queryset(organization).filter(state__in=ENDED)[:MAX_ROWS])
     open_jobs = _open_jobs(organization)
     steps = [] if ended_jobs else _steps(organization, account, has_job=bool(open_jobs))
     usage, quota_bytes = storage.usage(organization), organization.quota.max_storage_bytes
@@ -95,7 +95,7 @@ def _open_jobs(organization: Organization) -> list[Job]:
         for state in sorted(OPEN)
     ]
     newest = [row["pk"] for row in first.union(*others, all=True)]
-    return list(rows.listed(organization).filter(pk__in=newest)[:MAX_ROWS])
+    return list(rows.queryset(organization).filter(pk__in=newest)[:MAX_ROWS])
 
 
 def _open_rows(organization: Organization, jobs: list[Job]) -> list[dict[str, Any]]:

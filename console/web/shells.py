@@ -66,7 +66,7 @@ def admit(request: HttpRequest) -> HttpResponse:
     membership = _find_membership(request.session.session_key or "", shell_request.job_id)
     if membership is None:
         return HttpResponse(status=403)
-    job = selectors.job_row(membership.organization, shell_request.job_id)
+    job = selectors.job_without_relations(membership.organization, shell_request.job_id)
     socket = shells.socket_of(job, shell_request.node)
     if socket is None:
         return HttpResponse(status=409)

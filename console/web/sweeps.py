@@ -34,8 +34,7 @@ from jobs.messages import SWEEP_END_SENTENCES
 from jobs.models import Job, Sweep, Trial
 from jobs.purchase import purchase_data
 from jobs.sweeps import purchase, selectors
-from jobs.sweeps.plan import FIELDS as PURCHASE_FIELDS
-from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, Goal, Plan
+from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, PURCHASE_FIELDS, Goal, Plan
 from jobs.sweeps.space import Condition, Parameter
 from jobs.sweeps.suggestions import Method, Pruner
 
@@ -84,7 +83,8 @@ OPEN = "open"
 @member(Capability.VIEW)
 def sweep_list(request: MemberRequest) -> HttpResponse:
     """List the sweeps, newest first. While one is open, htmx polls the rows."""
-    page = Paginator(selectors.listed(request.membership.organization), PAGE_SIZE).get_page(request.GET.get("page"))
+    sweeps = selectors.list_queryset(request.membership.organization)
+    page = Paginator(sweeps, PAGE_SIZE).get_page(request.GET.get("page"))
     context = {
         "page": page,
         "rows": [selectors.list_row(sweep) for sweep in page],
@@ -102,7 +102,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
         return render(request, "jobs/training_inactive.html")
     origin = _find_origin(organization, request.GET)
     if origin is None:
-        trainings = rows.listed(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
+        trainings = rows.queryset(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
         job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_CHOICES]]
         return render(request, "jobs/sweep_new_start.html", {"rows": job_rows})
     base = _base_purchase(origin)
@@ -197,7 +197,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
         "outcome": outcome,
         "orders": ORDERS,
         "outcomes": outcomes,
-        "search": selectors.search(sweep.extends_id or sweep.pk).order_by("pk"),
+        "search": selectors.sweeps_of_search(sweep.extends_id or sweep.pk).order_by("pk"),
         "chart": _chart_data(sweep),
         "method": METHODS[plan.method],
         "pruner": PRUNERS[plan.pruner],

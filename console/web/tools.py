@@ -28,7 +28,8 @@ empty segments, or `..`."""
 @member(Capability.VIEW)
 def job_tensorboard(request: MemberRequest, pk: int) -> HttpResponse:
     """Open TensorBoard on a job."""
-    return _open_tensorboard(request, [selectors.job_row(request.membership.organization, pk)], "job_detail", pk)
+    job = selectors.job_without_relations(request.membership.organization, pk)
+    return _open_tensorboard(request, [job], "job_detail", pk)
 
 
 @require_POST

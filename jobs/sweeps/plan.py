@@ -27,7 +27,7 @@ MAX_CONCURRENCY = 100
 """Maximum trials at once. Each is a job in the queue, and counts for the organization's limit of open jobs."""
 MAX_METRIC_LENGTH = 100
 """Characters of the name of a metric: the length of its column. Also limits the names of parameters."""
-FIELDS = {"LR": "lr", "EPOCHS": "epochs", "BATCH_SIZE": "batch_size"}
+PURCHASE_FIELDS = {"LR": "lr", "EPOCHS": "epochs", "BATCH_SIZE": "batch_size"}
 """The purchase's field by the parameter that sets it. Other parameters set an argument, if their name begins with a
 hyphen (`--hidden`), or an environment variable (`DEPTH`)."""
 PRICED_PARAMETERS = frozenset({"EPOCHS", "BATCH_SIZE"})
@@ -61,8 +61,8 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Return the plan that a quote stores as its object `sweep`.
 
-        The space is stored as a list of pairs, because the order of parameters matters, and PostgreSQL does not keep
-        the order of an object's keys.
+        The space is stored as a list of pairs. The order of parameters matters, and PostgreSQL does not keep the order
+        of an object's keys.
         """
         return cls(
             space=spaces.parse(dict(data["space"])),
@@ -91,7 +91,12 @@ def apply_parameters(purchase: Mapping[str, Any], values: Mapping[str, Value]) -
     Arguments are appended, because argument parsers use the last value of an argument that occurs twice. Dollar signs
     in them are escaped, so that they are not expanded as variables.
     """
-    fields = {FIELDS[name]: str(value) if name == "LR" else value for name, value in values.items() if name in FIELDS}
+    # The learning rate is text in a purchase.
+    fields = {
+        PURCHASE_FIELDS[name]: str(value) if name == "LR" else value
+        for name, value in values.items()
+        if name in PURCHASE_FIELDS
+    }
     arguments = list(purchase.get("arguments") or [])
     environment = dict(purchase.get("environment") or {})
     for name, value in values.items():
@@ -99,23 +104,24 @@ def apply_parameters(purchase: Mapping[str, Any], values: Mapping[str, Value]) -
             arguments.append(escape(f"{name}={value}"))
         elif name.startswith("-"):
             arguments += [escape(name), escape(str(value))]
-        elif name not in FIELDS:
+        elif name not in PURCHASE_FIELDS:
             environment[name] = str(value)
     return {**purchase, **fields, "arguments": arguments, "environment": environment}
 
 
 def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
-    """Return parameters that bound a trial's price: all combinations of the ends of PRICED_PARAMETERS.
+    """Return parameters that bound a trial's price: all combinations of the extreme values of PRICED_PARAMETERS.
 
-    Other parameters hardly change the price, so they have their first value. Conditions are ignored, so that the names
-    of all parameters are validated.
+    These are the ends of a range, or all choices of a categorical parameter, because their order says nothing about the
+    price. Other parameters hardly change the price, so they have their first value. Conditions are ignored, so that the
+    names of all parameters are validated.
     """
     combinations: list[Values] = [{}]
     for parameter in space:
-        ends = parameter.choices if parameter.kind == "categorical" else (parameter.low, parameter.high)
+        extremes = parameter.choices if parameter.kind == "categorical" else (parameter.low, parameter.high)
         if parameter.name not in PRICED_PARAMETERS:
-            ends = ends[:1]
-        combinations = [{**values, parameter.name: end} for values in combinations for end in ends]
+            extremes = extremes[:1]
+        combinations = [{**values, parameter.name: extreme} for values in combinations for extreme in extremes]
     return combinations
 
 
@@ -153,7 +159,7 @@ class SpaceField(serializers.JSONField):
             texts = [value for value in data[name].get("choices", ()) if isinstance(value, str)]
             if any(not is_text(text) or any(character < " " for character in text) for text in texts):
                 raise ValidationError(_("A choice of %(name)s contains invalid characters.") % {"name": name})
-            if name in FIELDS and name != "LR" and data[name]["type"] == "float":
+            if name in PURCHASE_FIELDS and name != "LR" and data[name]["type"] == "float":
                 raise ValidationError(_("%(name)s must be of the type int or categorical.") % {"name": name})
         return data
 

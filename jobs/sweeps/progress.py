@@ -107,7 +107,7 @@ def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = No
 def _prune(sweep: Sweep, plan: Plan) -> None:
     """Mark the trials that the pruner stops.
 
-    Trials whose jobs have ended since the last call are judged too: successive halving stores with each trial how far
+    Trials whose jobs have ended since the last call are judged too. Successive halving stores with each trial how far
     it came, and compares other trials with that.
     """
     trials = list(sweep.trials.select_related("job__order__hold"))
@@ -120,14 +120,14 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
     for trial in trials:
         if trial.outcome or trial.is_pruned or not values.get(trial.job_id):
             continue
-        verdict = judge(
+        decision = judge(
             space=plan.space,
             goal=plan.goal,
             pruner=plan.pruner,
-            trials=_past_trials(trials, values),
+            trials=_past_trials(trials, values),  # built again, because the last decision changed a trial's state
             number=trial.number,
         )
-        trial.sampler_state, trial.is_pruned = verdict.state, verdict.is_pruned and not trial.job.is_ended
+        trial.sampler_state, trial.is_pruned = decision.state, decision.is_pruned and not trial.job.is_ended
         trial.save(update_fields=["sampler_state", "is_pruned"])
 
 
@@ -151,7 +151,7 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
         return False
     outcomes = [trial.outcome for trial in trials if trial.outcome]
     if len(outcomes) >= FAILING_TRIALS and all(outcome == Trial.Outcomes.FAILED for outcome in outcomes):
-        _stop(sweep, Sweep.Reasons.FAILING)
+        _order_no_more(sweep, Sweep.Reasons.FAILING)
         return False
     suggestion = _suggest(sweep, plan, trials)
     try:
@@ -161,13 +161,13 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
         return False
     except HoldUsedUp:
         if all(trial.outcome for trial in trials):  # an open trial could return a part of the hold when it ends
-            _stop(sweep, Sweep.Reasons.CEILING)
+            _order_no_more(sweep, Sweep.Reasons.CEILING)
         return False
     except CustomerError as error:
         logger.info("Sweep %s can order no trial: %s %s", sweep.pk, error.code, error.fields)
         sentence = " ".join(map(str, error.fields.values())) or str(error.message)
         Sweep.objects.filter(pk=sweep.pk).update(waiting=sentence)
-        _stop(sweep, Sweep.Reasons.UNAVAILABLE)
+        _order_no_more(sweep, Sweep.Reasons.UNAVAILABLE)
         return False
     return is_ordered
 
@@ -238,7 +238,7 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     return True
 
 
-def _stop(sweep: Sweep, reason: Sweep.Reasons) -> None:
+def _order_no_more(sweep: Sweep, reason: Sweep.Reasons) -> None:
     """Order no more trials. Open trials continue."""
     Sweep.objects.filter(pk=sweep.pk, state=Sweep.States.RUNNING).update(state=Sweep.States.STOPPING, reason=reason)
 

@@ -23,7 +23,15 @@ from jobs.models import Product, Sweep, Trial
 from jobs.orders import normalize_reason, pinned_image, pricing_inputs
 from jobs.purchase import parse
 from jobs.sweeps import selectors
-from jobs.sweeps.plan import FIELDS, MAX_TRIALS, ExtensionSerializer, Plan, apply_parameters, extreme_values, parse_plan
+from jobs.sweeps.plan import (
+    MAX_TRIALS,
+    PURCHASE_FIELDS,
+    ExtensionSerializer,
+    Plan,
+    apply_parameters,
+    extreme_values,
+    parse_plan,
+)
 from jobs.sweeps.progress import advance_sweep
 from jobs.sweeps.suggestions import Method
 
@@ -36,15 +44,17 @@ def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     """
     organization = membership.organization
     require_active(organization=organization)
-    sweep = parse_plan(data)
-    example = extreme_values(Plan.from_json(sweep).space)[0]
-    searched_fields = {FIELDS[name]: value for name, value in example.items() if name in FIELDS}
+    plan = parse_plan(data)
+    # Fields that the search sets may be missing in `data`. Any value of the space then makes the purchase complete.
+    example = extreme_values(Plan.from_json(plan).space)[0]
+    searched_fields = {PURCHASE_FIELDS[name]: value for name, value in example.items() if name in PURCHASE_FIELDS}
+    # `exact` is ignored: a sweep changes parameters, so no trial can repeat a job exactly.
     purchase = parse(organization=organization, data={**searched_fields, **_without_empty(data), "exact": False})
     base = {**purchase.to_json(), "ceiling_minor": None}  # the ceiling is the sweep's, not that of each trial
-    return _price(
+    return _make_quote(
         membership=membership,
         base=base,
-        sweep=sweep,
+        plan_json=plan,
         pinned_image=pinned_image(organization, purchase.image),
         ceiling_minor=purchase.ceiling_minor,
     )
@@ -60,7 +70,7 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     require_active(organization=organization)
     limits = ExtensionSerializer(data=data).values()
     first = sweep.extends or sweep
-    search = selectors.search(first.pk)
+    search = selectors.sweeps_of_search(first.pk)
     if search.filter(ended_at=None).exists():
         raise InvalidInput(fields={"trials": _("A sweep of this search is open. Wait for it to end, or stop it.")})
     tried = Trial.objects.filter(sweep__in=search).count()
@@ -73,30 +83,30 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
     base = {name: value for name, value in first_purchase.items() if name not in {"sweep", "pinned_image"}}
     parse(organization=organization, data=base, is_pinned=True)  # a dataset, for example, may have been deleted since
-    return _price(
+    return _make_quote(
         membership=membership,
         base=base,
-        sweep=extension,
+        plan_json=extension,
         pinned_image={"pinned_image": first_purchase["pinned_image"]},
         ceiling_minor=limits["ceiling_minor"],
     )
 
 
-def _price(
+def _make_quote(
     *,
     membership: Membership,
     base: Mapping[str, Any],
-    sweep: Mapping[str, Any],
+    plan_json: Mapping[str, Any],
     pinned_image: Mapping[str, Any],
     ceiling_minor: int | None,
 ) -> Quote:
     """Price a sweep and store its quote.
 
-    `base` is the purchase of its trials, `sweep` the plan as `Plan.from_json` reads it, and `pinned_image` comes from
-    `orders.pinned_image`.
+    `base` is the purchase of its trials, `plan_json` the plan as `Plan.from_json` reads it, and `pinned_image` comes
+    from `orders.pinned_image`.
     """
     organization = membership.organization
-    plan = Plan.from_json(sweep)
+    plan = Plan.from_json(plan_json)
     prices = current_prices(organization)
     offers = []
     for values in extreme_values(plan.space):
@@ -111,7 +121,7 @@ def _price(
         organization=organization,
         user=membership.user,
         prices=prices,
-        payload={**base, "sweep": sweep, **pinned_image},
+        payload={**base, "sweep": plan_json, **pinned_image},
         offers=offers,
         trials=plan.trials,
         ceiling_minor=ceiling_minor,
@@ -165,19 +175,19 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     return sweep
 
 
-def _extended_sweep(sweep: Mapping[str, Any]) -> Sweep | None:
-    """Return the first sweep of the search that a plan extends; None if it extends none.
+def _extended_sweep(plan_json: Mapping[str, Any]) -> Sweep | None:
+    """Return the first sweep of the search that a stored plan extends; None if it extends none.
 
     The caller has locked the quota. Only one sweep of a search may be open, so that each learns from all earlier
     trials. Raises ChoiceUnavailable if one is open, or if trials were added since the quote.
     """
-    if "extends" not in sweep:
+    if "extends" not in plan_json:
         return None
-    search = selectors.search(sweep["extends"])
+    search = selectors.sweeps_of_search(plan_json["extends"])
     is_open = search.filter(ended_at=None).exists()
-    if is_open or Trial.objects.filter(sweep__in=search).count() != sweep["tried"]:
+    if is_open or Trial.objects.filter(sweep__in=search).count() != plan_json["tried"]:
         raise ChoiceUnavailable
-    return Sweep.objects.get(pk=sweep["extends"])
+    return Sweep.objects.get(pk=plan_json["extends"])
 
 
 def stop_sweep(*, membership: Membership, sweep: Sweep) -> Sweep:

@@ -42,7 +42,7 @@ def sweeps_for(organization: Organization) -> QuerySet[Sweep]:
     return Sweep.objects.filter(organization=organization).select_related("quote", "hold", "product", "placed_by")
 
 
-def listed(organization: Organization) -> QuerySet[Sweep]:
+def list_queryset(organization: Organization) -> QuerySet[Sweep]:
     """Return the organization's sweeps, newest first, annotated for `list_row`.
 
     The annotations are `done` (the number of ended trials), `lowest` and `highest` (of the values of completed trials;
@@ -60,7 +60,7 @@ def listed(organization: Organization) -> QuerySet[Sweep]:
 
 
 def list_row(sweep: Any) -> dict[str, Any]:
-    """Return a sweep from `listed` as the list of sweeps shows it."""
+    """Return a sweep from `list_queryset` as the list of sweeps shows it."""
     plan = plan_of(sweep)
     return {
         "sweep": sweep,
@@ -81,7 +81,7 @@ def sweep_for(organization: Organization, pk: int) -> Sweep:
     return sweep
 
 
-def search(first_pk: int) -> QuerySet[Sweep]:
+def sweeps_of_search(first_pk: int) -> QuerySet[Sweep]:
     """Return the sweeps of a search: its first sweep, and the sweeps that extend it."""
     return Sweep.objects.filter(Q(pk=first_pk) | Q(extends=first_pk))
 
@@ -90,7 +90,7 @@ def earlier_trials(sweep: Sweep) -> QuerySet[Trial]:
     """Return the trials of the earlier sweeps of the same search, in the order in which they were ordered."""
     if sweep.extends_id is None:
         return Trial.objects.none()
-    trials = Trial.objects.filter(sweep__in=search(sweep.extends_id), sweep__lt=sweep.pk)
+    trials = Trial.objects.filter(sweep__in=sweeps_of_search(sweep.extends_id), sweep__lt=sweep.pk)
     return trials.select_related("job__order__hold").order_by("sweep", "number")
 
 

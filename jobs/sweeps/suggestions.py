@@ -125,8 +125,8 @@ def values_of(trial: optuna.Trial, space: Sequence[Parameter]) -> Values:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether to stop a trial, and the pruner's `state` to store with it."""
+class PruningDecision:
+    """Whether to stop a trial early, and the pruner's `state` to store with it."""
 
     is_pruned: bool
     state: dict[str, Any]
@@ -139,7 +139,7 @@ def judge(
     pruner: Pruner,
     trials: Sequence[PastTrial],
     number: int,
-) -> Verdict:
+) -> PruningDecision:
     """Return whether to stop the open trial `number`. `trials` are all trials of the sweep, in order of number."""
     optuna_pruner = (
         optuna.pruners.MedianPruner(n_startup_trials=MEDIAN_TRIALS)
@@ -149,7 +149,7 @@ def judge(
     study = optuna.create_study(direction=goal, pruner=optuna_pruner)
     study.add_trials([_frozen_trial(space, past) for past in trials])
     is_pruned = optuna_pruner.prune(study, study.get_trials(deepcopy=False)[number])
-    return Verdict(is_pruned, dict(study.get_trials(deepcopy=False)[number].system_attrs))
+    return PruningDecision(is_pruned, dict(study.get_trials(deepcopy=False)[number].system_attrs))
 
 
 def importance(

@@ -40,7 +40,7 @@ IS_DRAWN = """() => {
 @pytest.fixture
 def root(short_folders, monkeypatch):
     folder = short_folders()
-    monkeypatch.setattr(tensorboards, "root", lambda: folder)
+    monkeypatch.setattr(tensorboards, "tools_folder", lambda: folder)
     return folder
 
 

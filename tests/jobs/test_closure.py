@@ -154,7 +154,7 @@ def test_closes_open_payment_pages_and_pays_back_what_arrives_later(provider, me
         account=account, amount_minor=900, currency="USD", state=TopUp.States.PENDING, created_by=member.user
     )
     payments.credit_top_up(late, intent="pi_late", at=None)
-    assert closure.unpaid_accounts() == [account]
+    assert closure.accounts_to_pay_back() == [account]
     closure.complete_due()
     assert Refund.objects.get().top_up == late
 
@@ -170,7 +170,7 @@ def test_a_refund_that_fails_is_tried_again_and_then_left_to_an_administrator(pr
         assert Refund.objects.count() == min(tries, refunds.MAX_FAILURES)
         assert balance(member) == 5000
         Refund.objects.update(ended_at=timezone.now() - refunds.RETRY_AFTER)
-    assert closure.unpaid_accounts() == [wallet(member.organization)]
+    assert closure.accounts_to_pay_back() == [wallet(member.organization)]
     assert both_sides_agree(provider)
     assert broken(BROKEN_BOOKS) == {}
 

@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from jobs import estimates, free_estimates, reconciliation
-from jobs.estimates import Sample, estimate_from_runs, pace_of
+from jobs.estimates import EarlierRun, estimate_from_runs, pace_of
 from jobs.models import Attempt, Job
 from jobs.purchase import parse
 from jobs.states import EndReason, JobState
@@ -16,10 +16,10 @@ from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 
 def runs(*times, nodes=2, epochs=10, **same):
-    return [Sample(nodes, epochs, seconds, **same) for seconds in times]
+    return [EarlierRun(nodes, epochs, seconds, **same) for seconds in times]
 
 
-LENGTHS = [Sample(2, epochs, 30 + 5 * epochs) for epochs in (1, 2, 5, 10, 20, 40)]
+LENGTHS = [EarlierRun(2, epochs, 30 + 5 * epochs) for epochs in (1, 2, 5, 10, 20, 40)]
 NEAREST = runs(100, has_same_data=True, has_same_batch=True)
 OTHER_BATCH = runs(200, has_same_data=True, has_same_batch=False)
 OTHER_DATA = runs(300, has_same_data=False, has_same_batch=False)
@@ -29,7 +29,7 @@ LEARNED = {
     "one run leaves a margin": (runs(100), 2, 10, 100, 120),
     "many equal runs leave none": (runs(100, 100, 100, 100, 100), 2, 10, 100, 100),
     "start-up time is separated from the time of the epochs": (LENGTHS, 2, 100, 530, None),
-    "one outlier changes little": ([*LENGTHS, Sample(2, 10, 4000)], 2, 100, pytest.approx(530, rel=0.1), None),
+    "one outlier changes little": ([*LENGTHS, EarlierRun(2, 10, 4000)], 2, 100, pytest.approx(530, rel=0.1), None),
     "runs on as many nodes count alone": ([*runs(100), *runs(9999, nodes=1)], 2, 10, 100, 120),
     "other node counts are scaled by their efficiency": (ONE_AND_TWO, 4, 10, 62.5, 62.5 * 1.2 * 1.2),
     "fewer nodes": ([*runs(100, nodes=4), *runs(50, nodes=8)], 1, 10, 400, None),
@@ -56,7 +56,7 @@ def test_an_estimate_names_what_it_is_based_on():
     assert (same.source, same.runs, same.measured_nodes, same.efficiency) == ("history", 3, (), None)
     scaled = estimate_from_runs(ONE_AND_TWO, nodes=4, epochs=10)
     assert (scaled.runs, scaled.measured_nodes, scaled.efficiency) == (2, (1, 2), pytest.approx(0.8))
-    pace = pace_of([Sample(2, 1, 100), Sample(2, 2, 90), Sample(2, 3, 80), Sample(2, 4, 70)])
+    pace = pace_of([EarlierRun(2, 1, 100), EarlierRun(2, 2, 90), EarlierRun(2, 3, 80), EarlierRun(2, 4, 70)])
     assert pace.start_seconds == 0, "noise"
 
 

@@ -69,13 +69,13 @@ def test_pages_follow_each_other_in_both_directions(customer, jobs, monkeypatch)
     for sort, expected in (("", jobs[::-1]), ("oldest", jobs)):
         search, organization = JobSearch(sort=sort), customer.organization
         first = job_search.page(organization, search)
-        assert (first.jobs, first.newer, first.older) == (expected[:2], None, expected[1].pk)
-        second = job_search.page(organization, search, after=first.older)
-        assert (second.jobs, second.newer, second.older) == (expected[2:4], expected[2].pk, expected[3].pk)
-        third = job_search.page(organization, search, after=second.older)
-        assert (third.jobs, third.newer, third.older) == (expected[4:], expected[4].pk, None)
-        assert job_search.page(organization, search, before=third.newer) == second
-        assert job_search.page(organization, search, before=second.newer) == first
+        assert (first.jobs, first.before, first.after) == (expected[:2], None, expected[1].pk)
+        second = job_search.page(organization, search, after=first.after)
+        assert (second.jobs, second.before, second.after) == (expected[2:4], expected[2].pk, expected[3].pk)
+        third = job_search.page(organization, search, after=second.after)
+        assert (third.jobs, third.before, third.after) == (expected[4:], expected[4].pk, None)
+        assert job_search.page(organization, search, before=third.before) == second
+        assert job_search.page(organization, search, before=second.before) == first
         assert job_search.page(organization, search, after=10**12) == first
 
 
@@ -85,8 +85,8 @@ def test_pages_do_not_lose_jobs_of_the_same_moment(customer, jobs, monkeypatch):
     Job.objects.update(queued_at=timezone.now())
     page = job_search.page(customer.organization, JobSearch())
     seen = [*page.jobs]
-    while page.older:
-        page = job_search.page(customer.organization, JobSearch(), after=page.older)
+    while page.after:
+        page = job_search.page(customer.organization, JobSearch(), after=page.after)
         seen += page.jobs
     assert seen == jobs[::-1] == list(job_search.export(customer.organization, JobSearch()))
 

@@ -27,10 +27,10 @@ def fill(backend, name, *, node, ranks, count=20, **more):
 def test_nodes_and_ranks_of_an_attempt(customer, backend):
     attempt = customer.started()
     empty = {"attempt": None, "nodes": [], "ranks": [], "efficiency": None, "sentences": []}
-    assert selectors.telemetry(customer.job()) == selectors.telemetry(attempt.job, 7) == empty
+    assert selectors.resource_usage_data(customer.job()) == selectors.resource_usage_data(attempt.job, 7) == empty
     fill(backend, attempt.run_name, node=0, ranks=[rank(0)], gpus=[{"utilization": 40}, {"utilization": 60}])
     fill(backend, attempt.run_name, node=1, ranks=[rank(1)])
-    data = selectors.telemetry(attempt.job)
+    data = selectors.resource_usage_data(attempt.job)
     assert (data["attempt"], data["efficiency"], data["sentences"]) == (1, None, [])
     first, second = data["nodes"]
     assert first["at"] == [1000.0 + number for number in range(20)]
@@ -42,14 +42,14 @@ def test_nodes_and_ranks_of_an_attempt(customer, backend):
         "comm_share": pytest.approx(0.2), "is_slow": False,
     }  # fmt: skip
     backend.lose(attempt.run_name)
-    assert selectors.telemetry(attempt.job)["nodes"] == []
+    assert selectors.resource_usage_data(attempt.job)["nodes"] == []
 
 
 def test_long_files_are_read_in_pieces_up_to_a_limit_and_averaged(customer, backend, monkeypatch):
     monkeypatch.setattr(resource_usage, "CHUNK_BYTES", 4096)
     attempt = customer.started(nodes=1)
     fill(backend, attempt.run_name, node=0, ranks=[rank(0)], count=5000)
-    (node,) = resource_usage.telemetry(attempt.job).nodes
+    (node,) = resource_usage.usage_of(attempt.job).nodes
     assert len(node.at) <= resource_usage.POINTS_SHOWN
     assert node.at[-1] == 1000.0 + 4999
     cpu = [value for value in node.series["cpu"] if value is not None]
@@ -58,7 +58,7 @@ def test_long_files_are_read_in_pieces_up_to_a_limit_and_averaged(customer, back
     monkeypatch.setattr(resource_usage, "MAX_BYTES", 3 * 4096)
     reads = []
     monkeypatch.setattr(backend, "samples", lambda *given, real=backend.samples: reads.append(given) or real(*given))
-    resource_usage.telemetry(attempt.job)
+    resource_usage.usage_of(attempt.job)
     assert 3 <= len(reads) <= 4
 
 
@@ -70,7 +70,7 @@ def test_chart_and_table_agree_on_the_cpu_of_the_last_minute(customer, backend):
         ranks = [rank(0, cpu=cpu)] if 40 <= number < 70 else [rank(0, cpu=cpu), rank(1, cpu=cpu)]
         sample = {"at": 1000.0 + number, "seconds": 1.0, "cpu": cpu * len(ranks), "ranks": ranks}
         backend.sample(attempt.run_name, sample, node=0)
-    data = selectors.telemetry(attempt.job)
+    data = selectors.resource_usage_data(attempt.job)
     (node,) = data["nodes"]
     assert [each["cpu"] for each in data["ranks"]] == [0.5, 0.25]
     assert node["recent_cpu"] == sum(each["cpu"] for each in data["ranks"])
@@ -87,7 +87,7 @@ HOSTILE = [
 def test_hostile_samples_are_ignored(customer, backend):
     attempt = customer.started(nodes=1)
     backend.runs[attempt.run_name].samples[0] = ("\n".join([*HOSTILE, json.dumps({"at": 7, "cpu": 2})]) + "\n").encode()
-    data = selectors.telemetry(attempt.job)
+    data = selectors.resource_usage_data(attempt.job)
     assert data["nodes"][0]["at"] == [5.0, 6.0, 7.0]
     assert data["nodes"][0]["series"] == {"cpu": [None, None, 2.0]}
     assert [each["rank"] for each in data["ranks"]] == [0]
@@ -99,7 +99,7 @@ def test_a_rank_that_the_others_wait_for_is_named(customer, backend):
     # All steps take equally long, because all wait for rank 3; only it does not wait.
     fill(backend, attempt.run_name, node=0, ranks=[rank(0, comm_seconds=0.6), rank(1, comm_seconds=0.6)])
     fill(backend, attempt.run_name, node=1, ranks=[rank(2, comm_seconds=0.6), rank(3, comm_seconds=0.0)])
-    data = selectors.telemetry(attempt.job)
+    data = selectors.resource_usage_data(attempt.job)
     assert [each["rank"] for each in data["ranks"] if each["is_slow"]] == [3]
     (sentence,) = data["sentences"]
     assert sentence.startswith("Rank 3 on node 1 is slow: its compute time per step is 2.5 times")
@@ -127,17 +127,17 @@ def completed(customer, *, seconds, step_seconds=None, **changes):
 def test_efficiency_is_relative_to_a_one_node_run_of_the_same_code(customer):
     alone = completed(customer, seconds=1000, nodes=1, step_seconds=1.0)
     many = completed(customer, seconds=500, nodes=4, step_seconds=1.25)
-    data = selectors.telemetry(many)
+    data = selectors.resource_usage_data(many)
     assert data["efficiency"] == {"value": pytest.approx(0.8), "nodes": 4, "job": alone.pk, "by": "steps"}
     assert "Scaling efficiency 80 %: 4 nodes process 3.2 times as much data per second" in data["sentences"][0]
     assert f"#{alone.pk}" in data["sentences"][0]
-    assert selectors.telemetry(alone)["efficiency"] is None
+    assert selectors.resource_usage_data(alone)["efficiency"] is None
 
 
 def test_without_steps_epochs_are_compared(customer):
     alone = completed(customer, seconds=1000, nodes=1)
     many = completed(customer, seconds=500, nodes=4)
-    efficiency = resource_usage.telemetry(many).efficiency
+    efficiency = resource_usage.usage_of(many).efficiency
     assert efficiency == resource_usage.Efficiency(pytest.approx(0.5), 4, alone.pk, "epochs")
     assert "epochs per second" in efficiency_sentence(efficiency)
 
@@ -150,4 +150,4 @@ def test_runs_of_something_else_are_no_measure(customer):
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization))
     JobDataset.objects.create(job=other_data, version=version, position=0)
     type(failed).objects.filter(pk=failed.pk).update(state="failed")
-    assert resource_usage.telemetry(completed(customer, seconds=500, nodes=4)).efficiency is None
+    assert resource_usage.usage_of(completed(customer, seconds=500, nodes=4)).efficiency is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.script_data import read_script, warnings
+from jobs.script_data import find_datasets, warnings
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 NAMING = [
@@ -21,7 +21,7 @@ NONE = "train.py uses datasets, but none is chosen."
 
 @pytest.mark.parametrize("line", NAMING)
 def test_a_dataset_named_after_the_variable_is_recognized(line):
-    assert read_script(f"import os\ndata = {line}\n").certain == {"digits"}
+    assert find_datasets(f"import os\ndata = {line}\n").certain == {"digits"}
 
 
 WARNED = [

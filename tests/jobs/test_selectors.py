@@ -21,7 +21,7 @@ def points(job, name, values, attempt=1):
 
 def test_a_job_of_another_organization_does_not_exist(customer, other):
     job, theirs = customer.job(), other.job()
-    for select in (selectors.job_for, selectors.job_row):
+    for select in (selectors.job_for, selectors.job_without_relations):
         assert select(customer.organization, job.pk) == job
         for pk in (theirs.pk, 10**9, 10**30):
             with pytest.raises(NotFound):
@@ -62,7 +62,7 @@ def test_the_time_left_is_estimated_and_never_past_the_deadline(customer):
         Job.objects.filter(pk=attempt.job_id).update(**fields)
         job = selectors.job_for(customer.organization, attempt.job_id)
         left = selectors.summary(job)["progress"]["eta_seconds"]
-        assert rows.row(rows.listed(customer.organization).get())["progress"]["eta_seconds"] == left
+        assert rows.row(rows.queryset(customer.organization).get())["progress"]["eta_seconds"] == left
         return left
 
     assert eta() is None, "the quote's 100 s at p50 are over"

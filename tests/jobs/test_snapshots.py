@@ -174,6 +174,12 @@ def test_an_exact_rerun_runs_the_script_and_data_of_the_order(client, customer, 
     assert Job.objects.get(pk=again).script == original.script
 
 
+@pytest.mark.parametrize("true", [1, "True", "yes", "on"])
+def test_every_spelling_of_true_asks_for_an_exact_rerun(client, customer, original, true):
+    job = Job.objects.get(pk=client.post(f"/api/v1/jobs/{original.pk}/rerun/", {"exact": true}).json()["job"])
+    assert (job.runs_snapshot, job.script) == (True, original.script)
+
+
 @pytest.mark.parametrize("change", ["edited", "deleted"])
 def test_a_job_runs_the_script_of_its_order_though_it_was_changed_while_it_waited(client, customer, change):
     script = customer.folder / "src/train.py"

@@ -88,7 +88,7 @@ def _buy_and_show(customer: Customer, console: Console) -> None:
 @contextlib.contextmanager
 def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
     """Serve the console during the `with` block. Yield the process that was started for it; None if it already ran."""
-    if _ready():
+    if _is_ready():
         yield None
         return
     server = subprocess.Popen([sys.executable, str(settings.BASE_DIR / "manage.py"), "up"], start_new_session=True)
@@ -109,7 +109,7 @@ def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
 def _await_ready(server: subprocess.Popen[bytes]) -> None:
     """Wait until the console is ready. Raises CommandError if its process ends or READY_SECONDS have passed."""
     deadline = time.monotonic() + READY_SECONDS
-    while not _ready():
+    while not _is_ready():
         if server.poll() is not None:
             raise CommandError("The console did not start; see the lines above.")
         if time.monotonic() > deadline:
@@ -117,7 +117,7 @@ def _await_ready(server: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)  # nothing announces that another process is ready
 
 
-def _ready() -> bool:
+def _is_ready() -> bool:
     """Whether the console answers and all its parts are ready."""
     try:
         return httpx.get(f"{settings.TRAINYARD_URL}/readyz", timeout=5).status_code == httpx.codes.OK

@@ -26,7 +26,7 @@ class Command(BaseCommand):
             idle_seconds=settings.TOOLS_IDLE_SECONDS,
             memory_mib=settings.TOOLS_MEMORY_MIB,
         )
-        owner = Owner(tensorboards.root(), limits, tensorboards.url_path)
+        owner = Owner(tensorboards.tools_folder(), limits, tensorboards.url_path)
         for number in (signal.SIGTERM, signal.SIGINT):
             # In a thread, because `stop` waits for `serve`, which this handler interrupts.
             signal.signal(number, lambda *_: threading.Thread(target=owner.stop).start())

@@ -55,6 +55,14 @@ def test_a_failed_job_opens_on_its_diagnosis(customer, owner_page, api):
     assert failures.explain(succeeded) is None
 
 
+def test_a_diagnosis_without_the_log_is_made_again(customer):
+    job = failed(customer, "ModuleNotFoundError: No module named 'cv2'", "import cv2")
+    customer.backend.available = False
+    assert failures.explain(job).diagnosis.cause != "missing_module"
+    customer.backend.available = True
+    assert failures.explain(job).diagnosis.cause == "missing_module"
+
+
 def test_a_missing_file_shows_what_there_is(customer, owner_page):
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
     for name in ("train.csv", "test.csv"):

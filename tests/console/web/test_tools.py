@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.late("TensorBoard starts"), pytest.mark.django_db(tran
 @pytest.fixture
 def root(short_folders, monkeypatch):
     folder = short_folders()
-    monkeypatch.setattr(tensorboards, "root", lambda: folder)
+    monkeypatch.setattr(tensorboards, "tools_folder", lambda: folder)
     return folder
 
 
