@@ -117,7 +117,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "console.monitoring.middleware.RequestMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "console.accounts.middleware.QueryMiddleware",
+    "console.accounts.middleware.NulByteMiddleware",
     "console.serving.static.StaticMiddleware",
     "console.content_security.PolicyMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

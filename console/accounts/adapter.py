@@ -21,8 +21,8 @@ from console.accounts.models import User
 from console.observability import addresses
 
 MAX_LOGIN_FAILURES, LOGIN_WINDOW_SECONDS = 5, 300
-"""How many log-ins to one account may fail from one IP address in this window. These are the numbers of allauth's own
-limit, which counts by account alone, so that anyone could lock the owner out."""
+"""How many log-ins to one account may fail from one IP address in this window. The numbers are those of allauth's own
+limit, which ACCOUNT_RATE_LIMITS switches off: it counts by account alone, so anyone could lock the owner out."""
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -70,7 +70,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
     def _attempts_key(self, email: str) -> str:
         """Return the cache key of the count of attempts at one account from one IP address.
 
-        It has a digest, because what was typed as an e-mail address may be long, and is nothing to keep.
+        The key contains a digest, because the typed address may be very long, and must not be stored.
         """
         address = addresses.rate_limit_key(self.get_client_ip(self.request))
         return f"login_attempts:{hashlib.sha256(f'{email.lower()} {address}'.encode()).hexdigest()}"

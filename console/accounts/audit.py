@@ -24,7 +24,10 @@ PREFIX = "account."
 
 
 def record_for_person(*, user: User, action: str, target: str = "", address: str | None = None) -> None:
-    """Write an entry for each organization of the person, or one without an organization."""
+    """Write an entry for each organization of the person, or one without an organization.
+
+    `address` is the IP address from which the person acted; None: that of the current request.
+    """
     memberships = Membership.objects.filter(user=user)
     organization_ids: list[int | None] = [*memberships.values_list("organization_id", flat=True)]
     AuditEvent.objects.bulk_create(

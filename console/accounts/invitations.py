@@ -25,7 +25,7 @@ from console.core.errors import InvalidInput, InvitationNotForYou, NotFound, Too
 from console.installation.selectors import installation
 
 VALID_FOR = timedelta(days=7)
-"""How long a recipient may accept an invitation."""
+"""How long a recipient may accept an invitation: a week outlasts most absences. The inviter can send a new one."""
 MAX_OPEN = 100
 """Largest number of unexpired open invitations of an organization: more than any team needs at once."""
 MAX_PER_DAY = 50

@@ -30,7 +30,7 @@ MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that must be served without a session: reading it needs the database, which may be down."""
 
 
-class QueryMiddleware:
+class NulByteMiddleware:
     """Refuses query strings with a NUL byte, which PostgreSQL rejects.
 
     Forms, paths and API fields are checked where they are parsed. The admin would pass query strings on unchecked.

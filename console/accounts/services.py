@@ -72,7 +72,8 @@ def create_organization(*, user: User, name: str) -> Membership:
 
 def rename_organization(*, organization: Organization, name: str, actor: User) -> Organization:
     """Rename the organization. Its slug stays, because URLs may contain it. Raises InvalidInput."""
-    previous_name, organization.name = organization.name, _checked_name(name)
+    previous_name = organization.name
+    organization.name = _checked_name(name)
     with transaction.atomic():
         organization.save(update_fields=["name"])
         data = {"from": previous_name, "to": organization.name}
@@ -80,7 +81,7 @@ def rename_organization(*, organization: Organization, name: str, actor: User) -
     return organization
 
 
-def require_second_factor(*, organization: Organization, is_required: bool, actor: User) -> Organization:
+def set_second_factor_required(*, organization: Organization, is_required: bool, actor: User) -> Organization:
     """Set whether all members need a second factor. Idempotent.
 
     Raises InvalidInput if the actor has none: they would lock themselves out.
@@ -99,7 +100,7 @@ def require_second_factor(*, organization: Organization, is_required: bool, acto
     return organization
 
 
-def enable_shells(*, organization: Organization, is_enabled: bool, actor: User) -> Organization:
+def set_shells_enabled(*, organization: Organization, is_enabled: bool, actor: User) -> Organization:
     """Set whether members may open shells in nodes. Idempotent. Open shells end at their next check."""
     with transaction.atomic():
         lock(organization)
@@ -236,12 +237,13 @@ def end_memberships(*, organization: Organization) -> None:
 def close_account(*, user: User) -> None:
     """Delete a person's account with memberships and tokens. The audit log keeps their address with their actions.
 
-    Raises SoleOwner while an organization that is not being closed has no other owner.
+    Raises SoleOwner for administrators, and while an organization that is not being closed has no other owner.
     """
     if user.is_staff:
         raise SoleOwner(_("Administrators can't delete their own account. Ask another administrator."))
     with transaction.atomic():
-        organizations = (
+        # Locked, so that two owners who delete their accounts at once cannot leave an organization without an owner.
+        organizations = list(
             Organization.objects.select_for_update(of=("self",)).filter(memberships__user=user).order_by("pk")
         )
         closing_ids = set(
@@ -412,7 +414,7 @@ def _insert_organization(name: str) -> Organization:
     The slug's unique constraint decides which is free, so concurrent calls cannot choose the same.
     """
     base = slugify(name)[:50].strip("-") or "organization"  # a slug has 60 characters: the rest is for the number
-    for number in range(1, MAX_SLUG_ATTEMPTS):
+    for number in range(1, MAX_SLUG_ATTEMPTS + 1):
         if number < MAX_SLUG_ATTEMPTS // 2:
             slug = base if number == 1 else f"{base}-{number}"
         else:

@@ -235,10 +235,11 @@ def _refuse(request: HttpRequest, pk: int) -> HttpResponse:
 
 def _notebook_of_session(session: str, pk: int) -> Job | None:
     """Return the notebook if the session belongs to a member who may use it."""
-    organization = Job.objects.filter(pk=pk, builtin_script=NOTEBOOK_SCRIPT).values_list("organization").first()
-    if organization is None:
+    notebook = Job.objects.filter(pk=pk, builtin_script=NOTEBOOK_SCRIPT)
+    organization_id = notebook.values_list("organization_id", flat=True).first()
+    if organization_id is None:
         return None
-    membership = membership_of_session(session, organization=organization[0])
+    membership = membership_of_session(session, organization_id=organization_id)
     if membership is None or not membership.allows(Capability.RUN):
         return None
     return selectors.job_row(membership.organization, pk)

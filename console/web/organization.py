@@ -136,11 +136,11 @@ def rename(request: MemberRequest) -> HttpResponse:
 
 @require_POST
 @member(Capability.MANAGE)
-def require_second_factor(request: MemberRequest) -> HttpResponse:
+def set_second_factor_required(request: MemberRequest) -> HttpResponse:
     """Set whether all members need a second factor."""
     is_required = request.POST.get("required") == "1"
     with errors_as_message(request):
-        services.require_second_factor(
+        services.set_second_factor_required(
             organization=request.membership.organization, is_required=is_required, actor=request.membership.user
         )
         messages.success(
@@ -152,10 +152,10 @@ def require_second_factor(request: MemberRequest) -> HttpResponse:
 
 @require_POST
 @member(Capability.MANAGE)
-def enable_shells(request: MemberRequest) -> HttpResponse:
+def set_shells_enabled(request: MemberRequest) -> HttpResponse:
     """Set whether members may open shells in nodes."""
     is_enabled = request.POST.get("enabled") == "1"
-    services.enable_shells(
+    services.set_shells_enabled(
         organization=request.membership.organization, is_enabled=is_enabled, actor=request.membership.user
     )
     messages.success(

@@ -85,8 +85,10 @@ def admit(request: HttpRequest) -> HttpResponse:
 
 def _find_membership(session_key: str, job_pk: int) -> Membership | None:
     """Return the membership by which the session may open shells in a job's nodes."""
-    organization = Job.objects.filter(pk=job_pk).values_list("organization", flat=True).first()
-    membership = None if organization is None else membership_of_session(session_key, organization=organization)
+    organization_id = Job.objects.filter(pk=job_pk).values_list("organization_id", flat=True).first()
+    if organization_id is None:
+        return None
+    membership = membership_of_session(session_key, organization_id=organization_id)
     return membership if membership is not None and membership.allows(Capability.RUN) else None
 
 
