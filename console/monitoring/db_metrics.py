@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -205,11 +206,8 @@ def _update_sums() -> dict[str, Any]:
             sums["ends"][f"{reason} {is_retried}"] += 1
     sums["behind"] = int(len(rows) == MAX_EVENTS_PER_SCRAPE)
     if sums["after"] != after_id:
-        try:
+        with suppress(redis.RedisError):  # while Redis is down, each scrape sums the same events again
             redis_client.client().set(key, json.dumps(sums))
-        except redis.RedisError:
-            # Nothing is cached, so each scrape begins at the first event and sums at most MAX_EVENTS_PER_SCRAPE.
-            sums["behind"] = int(after_id == 0 and bool(rows)) or sums["behind"]
     return sums
 
 
