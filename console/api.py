@@ -44,7 +44,7 @@ from storage import (
 API_PREFIXES = ("/api/", "/webhooks/")
 """Paths below which errors are JSON. Everywhere else they are pages."""
 ERRORS_PATH = "/docs/errors/"
-"""The page that explains all error codes (`console.web.docs`). The anchor of each is its code."""
+"""The page that explains all error codes (`console.web.docs`). Each code is the anchor of its explanation."""
 
 INVALID: Text = _("Some values are invalid. Correct them and try again.")
 NOT_AUTHENTICATED: Text = _("Log in, or send an API token: Authorization: Token ty_...")

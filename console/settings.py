@@ -112,8 +112,8 @@ INSTALLED_APPS = [
     "storage",
     "jobs",
 ]
-# RequestMiddleware must be the first: it answers monitoring, and its id must be in all log lines. Static files come
-# before the session, which they do not need. The last three need the user.
+# RequestMiddleware must be the first: it answers probes, and the id that it gives a request must be in all log lines.
+# Static files come before the session, which they do not need. The last three need the user.
 MIDDLEWARE = [
     "console.monitoring.middleware.RequestMiddleware",
     "django.middleware.security.SecurityMiddleware",
@@ -175,6 +175,7 @@ CACHES: dict[str, dict[str, Any]] = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # --- Celery ----------------------------------------------------------------------------------------------------------
+# Celery writes the URL of a Unix socket differently from redis-py.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
 # A worker acknowledges a message after its task, so that the broker delivers the message of a killed worker again. All
@@ -193,8 +194,8 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 # Dispatch has its own queue and its own worker processes, so that no slow task delays the start of a job.
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {"jobs.dispatch.dispatch": {"queue": "dispatch"}}
-# The docstring of each task says what it does. `schedule` is the interval in seconds. A message `expires` when the next
-# one is due, so that messages do not pile up while workers are down.
+# The docstring of each task says what it does. `schedule` is the interval in seconds. A message of a frequent task
+# `expires` when the next one is due, so that messages do not pile up while workers are down.
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},
     "announce-deletions": {"task": "jobs.tasks.announce_deletions", "schedule": 3600.0},
@@ -264,8 +265,8 @@ SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
 SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP_EMAIL_DOMAINS", default=[])]
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
 API_REQUESTS_PER_MINUTE: int = env.int("API_REQUESTS_PER_MINUTE", 6000)
-# Single sign-on. That a provider reports the e-mail address of an account does not log in to this account: its owner
-# must first connect both (SOCIALACCOUNT_EMAIL_AUTHENTICATION).
+# Single sign-on. A provider may report the e-mail address of an existing account. This alone does not open the account:
+# its owner must first connect the two (SOCIALACCOUNT_EMAIL_AUTHENTICATION).
 OIDC_PROVIDERS = sign_in.parse_oidc_providers(env.str("OIDC_PROVIDERS", ""))
 SAML_PROVIDERS = sign_in.parse_saml_providers(env.str("SAML_PROVIDERS", ""), console_url=TRAINYARD_URL)
 SOCIALACCOUNT_PROVIDERS = {
@@ -341,8 +342,8 @@ SANDBOX_URL: str = f"http://127.0.0.1:{SANDBOX_PORT}"
 PAYMENTS_SANDBOX: bool = not STRIPE_SECRET_KEY
 QUOTE_TTL_SECONDS: int = env.int("QUOTE_TTL_SECONDS", 1800)
 TOP_UP_MINIMUM_MINOR: int = env.int("TOP_UP_MINIMUM_MINOR", 500)
-CLOSURE_NOTICE_DAYS: int = env.int("CLOSURE_NOTICE_DAYS", 14)
 TOP_UP_MAXIMUM_MINOR: int = env.int("TOP_UP_MAXIMUM_MINOR", 1_000_000)
+CLOSURE_NOTICE_DAYS: int = env.int("CLOSURE_NOTICE_DAYS", 14)
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
 TRAINYARD_CLUSTERS = clusters.parse(env.str("TRAINYARD_CLUSTERS", ""), backend=env.str("RUNTIME_BACKEND", "local"))
@@ -387,7 +388,7 @@ TIME_ZONE = env.str("TIME_ZONE", "UTC")
 USE_TZ = True
 FORMAT_MODULE_PATH = "console.formats"
 EMAIL_CONFIG = env.email_url("EMAIL_URL", default="consolemail://")
-vars().update(EMAIL_CONFIG)
+vars().update(EMAIL_CONFIG)  # sets EMAIL_BACKEND, EMAIL_HOST and the like
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", "Trainyard <noreply@localhost>")
 STATIC_URL = "/static/"
 STATIC_ROOT: Path = Path(env.str("TRAINYARD_STATIC_ROOT", str(VAR_DIR / "static")))

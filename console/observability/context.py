@@ -86,8 +86,9 @@ def fields_from_header(header: Any) -> dict[str, Value]:
     """Return the fields in a message's header. Invalid values are left out: other programs may use the broker too."""
     if not isinstance(header, Mapping):
         return {}
+    received = {name: header.get(name) for name in TASK_FIELDS}
     return {
         name: value
-        for name in TASK_FIELDS
-        if isinstance(value := header.get(name), int) or (isinstance(value, str) and VALID_ID.fullmatch(value))
+        for name, value in received.items()
+        if isinstance(value, int) or (isinstance(value, str) and VALID_ID.fullmatch(value))
     }

@@ -149,7 +149,9 @@ def child_traceparent(traceparent: str, name: str) -> str:
 
 def export(spans: Sequence[FinishedSpan]) -> None:
     """Export spans that have already ended. Does nothing while tracing is off."""
-    for finished in spans if is_on() else ():
+    if not is_on():
+        return
+    for finished in spans:
         with _provider.next_span_id(int(finished.traceparent[SPAN_ID], 16)):
             exported = _provider.get_tracer("trainyard").start_span(
                 finished.name,

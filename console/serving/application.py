@@ -115,7 +115,7 @@ class Application:
                     spool.seek(0)
                     await notebooks.forward(socket_path, scope, spool, receive, send)
             return
-        exchange: Exchange = scope.setdefault(SCOPE_KEY, Exchange())
+        exchange = scope[SCOPE_KEY] = Exchange()
         with ExitStack() as resources:
             if (pattern := UPLOAD_PATHS.get(scope["method"])) and pattern.fullmatch(scope["path"]):
                 resources.enter_context(self._upload_limit.slot(addresses.rate_limit_key(_client_of(scope))))

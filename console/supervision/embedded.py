@@ -24,7 +24,8 @@ import psutil
 import redis
 
 MAX_SOCKET_PATH_LENGTH = 100
-"""Linux allows 107 bytes for a socket's path. The longest path in the folder is that of PostgreSQL's lock file."""
+"""How long the path of PostgreSQL's lock file may be in the folder of the sockets. Linux allows 107 bytes for the path
+of a socket. The lock file's name is the longest but one, which supervisord uses for a moment: it has 5 bytes more."""
 POSTGRES_VERSION_FOLDER = "pginstall18"
 """The folder in the wheel with PostgreSQL 18. Another major version could not read the existing data."""
 DATABASE = "trainyard"

@@ -45,7 +45,7 @@ and most end within a second."""
 LEFTOVER_SECONDS = 15.0
 """How long left-over processes may take to end after SIGTERM, and again after SIGKILL."""
 LOG_BYTES = 10 * 1024**2
-"""The size at which supervisord rotates a program's log. It keeps three older files."""
+"""The size at which supervisord rotates a program's log. It keeps three older files: 40 MiB for each program."""
 MAX_RESTARTS = 1000
 """After this many failed starts in a row supervisord gives a program up. It waits a second longer after each, so this
 takes days, and a program outlasts a long outage of PostgreSQL."""
@@ -111,7 +111,10 @@ def start_services() -> None:
 
 
 def prepare() -> None:
-    """Start the embedded servers, migrate the database and collect static files. Safe to repeat."""
+    """Prepare the database and the static files. Safe to repeat.
+
+    Start the embedded servers, migrate the database, fill an empty catalogue and collect static files.
+    """
     start_services()
     call_command("migrate", interactive=False, verbosity=0)
     call_command("seed_catalogue", verbosity=0)
