@@ -310,7 +310,7 @@ def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") ->
         "may_store": is_own and request.membership.allows(Capability.STORE),
         "shares": sharing.open_shares(dataset) if is_own else (),
         "code": code,
-        "direct_from": direct_uploads.page_from_bytes(),
+        "direct_from_bytes": direct_uploads.page_from_bytes(),
         "offers_imports": imports.is_offered(),
         "endpoints": bucket_import.allowed_endpoints(),
         "secrets": secret_store.secrets_for(request.membership.organization)

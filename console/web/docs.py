@@ -201,7 +201,8 @@ def _plain(token: Token) -> str:
     """Return the text of a token without markup."""
     if token.children is None:
         return token.content
-    return " ".join("".join(child.content if child.content else " " for child in token.children).split())
+    text = "".join(child.content or " " for child in token.children)  # a line break has no content
+    return " ".join(text.split())
 
 
 def _anchor(title: str, used: dict[str, int]) -> str:

@@ -150,14 +150,17 @@ def _overview(job: Job) -> dict[str, Any]:
 
 def _logs(job: Job) -> dict[str, Any]:
     attempts = list(job.attempts.all())
-    last_attempt = attempts[-1].number if attempts else 1
-    failed_rank = ((attempts[-1].failure or {}).get("rank") or 0) if attempts else 0
+    last_attempt = attempts[-1] if attempts else None
+    failure = (last_attempt.failure if last_attempt else None) or {}
+    shown_rank = failure.get("rank") or 0  # the rank that failed first; without one, rank 0
+    last_number = last_attempt.number if last_attempt else 1
     return {
         "ranks": range(job.nodes * job.workers_per_node),
-        "first_failed": failed_rank,
+        "shown_rank": shown_rank,
         "attempt_numbers": [attempt.number for attempt in attempts],
-        "log_path": f"logs/attempt-{last_attempt}/rank-0.log",
-        "text": selectors.log(job, failed_rank, -LOG_BYTES_SHOWN, at_line=True).text,
+        # The script replaces attempt and rank in this path by those that the reader chooses.
+        "log_path": f"logs/attempt-{last_number}/rank-0.log",
+        "text": selectors.log(job, shown_rank, -LOG_BYTES_SHOWN, at_line=True).text,
     }
 
 

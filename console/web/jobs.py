@@ -49,7 +49,7 @@ def job_list(request: MemberRequest) -> HttpResponse:
         "search": search,
         "page": page,
         "rows": [rows.row(job) for job in page.jobs],
-        "moving": any(not job.is_ended for job in page.jobs),
+        "has_open": any(not job.is_ended for job in page.jobs),
         "has_tensorboard": tensorboards.is_available(),
     }
     if request.htmx:

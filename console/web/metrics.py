@@ -1,4 +1,4 @@
-"""Curves of jobs: the tab *Metrics*, points as a table and as CSV, compared runs, and the cost of values."""
+"""Curves of jobs: the tab *Metrics*, points as a table and CSV, compared runs, and what it cost to reach a value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from console.core.errors import NotFound
 from console.web.access import MemberRequest, member
 from console.web.amounts import parse_row_id
 from jobs import cost_analysis, curves, estimates, free_runs, rows, selectors
-from jobs.models import Job, MetricPoint
+from jobs.models import Attempt, Job, MetricPoint
 
 MAX_COMPARED = 8
 """Largest number of runs in one chart: a chart has eight colors."""
@@ -142,7 +142,10 @@ def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
     `text` is the typed value. If it is empty, `cost_analysis` chooses the value.
     """
     names = cost_analysis.curve_names(job)
-    if not names or curves.Spending(job, [], job.queued_at).is_free:
+    if not names:
+        return {}
+    no_attempts: list[Attempt] = []  # whether node time is free depends on the quote alone
+    if curves.Spending(job, no_attempts, job.queued_at).is_free:
         return {}
     name = curve if curve in names else names[0]
     target, error = _parse_target(text if name == curve else "")

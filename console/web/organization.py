@@ -184,7 +184,7 @@ def invite(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.MANAGE)
 def revoke_invitation(request: MemberRequest, pk: int) -> HttpResponse:
-    """Withdraw an invitation."""
+    """Revoke an invitation."""
     open_invitations = selectors.open_invitations(organization=request.membership.organization)
     invitations.revoke(invitation=get_object_or_404(open_invitations, pk=pk), actor=request.membership.user)
     messages.success(request, _("The invitation was revoked. Its link no longer works."))
@@ -254,7 +254,7 @@ def tokens(request: MemberRequest) -> HttpResponse:
     form, secret = TokenForm(request.membership, request.POST if request.method == "POST" else None), ""
     if form.is_valid():
         with errors_in_form(form):
-            secret = services.create_token(membership=request.membership, **form.cleaned_data)[1]
+            _token, secret = services.create_token(membership=request.membership, **form.cleaned_data)
             form = TokenForm(request.membership)
     rows = selectors.tokens(membership=request.membership)
     context = {"form": form, "tokens": rows, "secret": secret, "now": timezone.now()}

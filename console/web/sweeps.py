@@ -88,7 +88,7 @@ def sweep_list(request: MemberRequest) -> HttpResponse:
     context = {
         "page": page,
         "rows": [selectors.list_row(sweep) for sweep in page],
-        "moving": any(sweep.ended_at is None for sweep in page),
+        "has_open": any(sweep.ended_at is None for sweep in page),
     }
     return render(request, "jobs/_sweep_rows.html" if request.htmx else "jobs/sweep_list.html", context)
 
@@ -197,6 +197,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
         "outcome": outcome,
         "orders": ORDERS,
         "outcomes": outcomes,
+        # This sweep, and those that extend it or that it extends.
         "search": selectors.search(sweep.extends_id or sweep.pk).order_by("pk"),
         "chart": _chart_data(sweep),
         "method": METHODS[plan.method],
@@ -345,7 +346,7 @@ def _parse_space(posted: QueryDict) -> dict[str, Any]:
     """Return the search space of the form's parameters. Rows without a name are left out. Raises InvalidInput."""
     columns = [posted.getlist(f"parameter_{name}") for name in ROW_FIELDS]
     space: dict[str, Any] = {}
-    for cells in zip(*columns, strict=False):
+    for cells in zip(*columns, strict=False):  # only a forged form has columns of different lengths
         row = dict(zip(ROW_FIELDS, map(str.strip, cells), strict=True))
         name = row["name"]
         if not name:
@@ -357,8 +358,10 @@ def _parse_space(posted: QueryDict) -> dict[str, Any]:
             space[name] = {"type": row["type"], "choices": choices}
         else:
             space[name] = {"type": row["type"], "low": _parse_number(row["low"]), "high": _parse_number(row["high"])}
-            space[name] |= {"log": True} if row["scale"] == "log" else {}
-            space[name] |= {"step": _parse_number(row["step"])} if row["step"] else {}
+            if row["scale"] == "log":
+                space[name]["log"] = True
+            if row["step"]:
+                space[name]["step"] = _parse_number(row["step"])
         if row["when"]:
             try:
                 space[name]["when"] = json.loads(row["when"])
@@ -406,7 +409,7 @@ def _chart_data(sweep: Sweep) -> dict[str, Any]:
     ]
     return {
         "trials": reverse("api_sweep_trials", args=[sweep.pk]),
-        "job": reverse("job_detail", args=[0]),
+        "job": reverse("job_detail", args=[0]),  # the script replaces 0 by the number of a trial's job
         "axes": axes,
         "metric": plan.metric,
         "goal": plan.goal,

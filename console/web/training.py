@@ -192,7 +192,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "secrets": secret_store.secrets_for(organization),
             "specs": specs,
             "account": account,
-            "wallet": account,  # for the frame, which would read it again
+            "wallet": account,  # for base.html, which would read it again
             "units": TIME_UNITS,
             "lr_scalings": Job.LrScalings.choices,
             "retry_counts": range(MAX_RETRIES + 1),
@@ -459,7 +459,10 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
 
 
 def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[SpecChoice]) -> dict[str, Any]:
-    """Return the fields' defaults: two nodes of the first node spec, or one if it has no more. `images` can run."""
+    """Return the fields' defaults: two nodes of the first node spec, or one if it has no more.
+
+    `images` are those that a cluster can run.
+    """
     product = jobs.products().first()
     image = default_image(images)
     spec = specs[0] if specs else None

@@ -178,7 +178,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
         "billing/wallet.html",
         {
             "account": account,
-            "wallet": account,  # for the frame, which would read it again
+            "wallet": account,  # for base.html, which would read it again
             "form": form,
             "suggested_amounts": suggested_amounts(account.currency),
             "page": entries_page,
