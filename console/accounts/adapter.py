@@ -77,15 +77,16 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
         """Send a mail whose links use TRAINYARD_URL, not the host of the request."""
-        request_url = str(self.request.build_absolute_uri("/")) if self.request else ""
-        rewritten = {
-            name: f"{settings.TRAINYARD_URL}/{value.removeprefix(request_url)}"
-            if request_url and isinstance(value, str) and value.startswith(request_url)
-            else value
-            for name, value in context.items()
-        }
+        rewritten = {name: self._with_console_url(value) for name, value in context.items()}
         site = {"name": "Trainyard", "domain": settings.TRAINYARD_URL}
         super().send_mail(template_prefix, email, rewritten | {"current_site": site})
+
+    def _with_console_url(self, value: Any) -> Any:
+        """Return a URL on the request's host with TRAINYARD_URL instead of the host; return other values unchanged."""
+        request_url = str(self.request.build_absolute_uri("/")) if self.request else ""
+        if request_url and isinstance(value, str) and value.startswith(request_url):
+            return f"{settings.TRAINYARD_URL}/{value.removeprefix(request_url)}"
+        return value
 
     def login(self, request: HttpRequest, user: User) -> None:
         """Log a user in, and store the language of the page for later mails.

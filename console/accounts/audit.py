@@ -15,12 +15,9 @@ from celery import shared_task
 from django.contrib.auth.signals import user_login_failed
 from django.dispatch import receiver
 
-from console.accounts.models import MAX_TARGET_LENGTH, AuditEvent, Membership, User
+from console.accounts.models import ACCOUNT_ACTION_PREFIX, MAX_TARGET_LENGTH, AuditEvent, Membership, User
 from console.core.enqueue import send
 from console.observability import context
-
-PREFIX = "account."
-"""The `action` of every entry of this module begins with this prefix."""
 
 
 def record_for_person(*, user: User, action: str, target: str = "", address: str | None = None) -> None:
@@ -34,7 +31,7 @@ def record_for_person(*, user: User, action: str, target: str = "", address: str
         AuditEvent(
             organization_id=organization_id,
             actor=user,
-            action=f"{PREFIX}{action}",
+            action=f"{ACCOUNT_ACTION_PREFIX}{action}",
             target=target[:MAX_TARGET_LENGTH],
             address=address or context.fields().get("client"),
         )

@@ -14,6 +14,8 @@ from console.accounts.roles import Capability, Role, allows
 
 DISTRIBUTED_TRAINING = "distributed-training"
 """The service that organizations activate before they order. So far the console sells no other."""
+ACCOUNT_ACTION_PREFIX = "account."
+"""How the `action` of each audit event about a person's own log-in begins (`console.accounts.audit`)."""
 MAX_TARGET_LENGTH = 128
 """The length of the database column `AuditEvent.target`; longer texts are cut."""
 

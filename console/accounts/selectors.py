@@ -8,6 +8,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from console.accounts.models import (
+    ACCOUNT_ACTION_PREFIX,
     DISTRIBUTED_TRAINING,
     ApiToken,
     AuditEvent,
@@ -82,7 +83,7 @@ def audit_events(*, organization: Organization) -> QuerySet[AuditEvent]:
 
 def activity(*, organization: Organization) -> QuerySet[AuditEvent]:
     """Return what members did, newest first, without their log-ins, which concern owners alone."""
-    return audit_events(organization=organization).exclude(action__startswith="account.")  # `audit.PREFIX`
+    return audit_events(organization=organization).exclude(action__startswith=ACCOUNT_ACTION_PREFIX)
 
 
 def filtered_audit_events(

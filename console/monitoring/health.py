@@ -157,7 +157,7 @@ def _check_database() -> str:
 
 
 def _check_migrations() -> str:
-    """Check that all migrations were applied. A newer schema is no problem: the previous version works with it."""
+    """Check that all migrations were applied. A newer schema is no problem: each version works with the next one's."""
     if time.monotonic() - _migrated_at.get(connection.alias, float("-inf")) < SCHEMA_CACHE_SECONDS:
         return ""
     executor = MigrationExecutor(connection)

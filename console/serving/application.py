@@ -63,8 +63,8 @@ class Application:
         # One address or organization can use at most half of the upload threads, so that others can always upload.
         self._upload_limit = Limit(max(1, settings.UPLOAD_THREADS // 2), refusals.TOO_MANY_UPLOADS)
         self._streams = Streams()
-        self._notebooks = notebooks.NotebookForwarder(self._run_page)
-        self._shells = shells.ShellConnector(self._run_page)
+        self._notebooks = notebooks.NotebookForwarder(self._run_django)
+        self._shells = shells.ShellConnector(self._run_django)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or websocket, or ASGI's lifespan events of the process."""
@@ -137,7 +137,7 @@ class Application:
             for message in messages:
                 await send(message)
 
-    async def _run_page(self, scope: Scope) -> list[Message]:
+    async def _run_django(self, scope: Scope) -> list[Message]:
         """Return Django's response to a request without a body. Raises Refused."""
         return await self._pages.run(self._respond, scope, b"")
 

@@ -106,7 +106,7 @@ class Embedded:
         if self._postgres_process():
             return
         if not (self.data_dir / "PG_VERSION").exists():
-            self._create_cluster()
+            self._create_data_dir()
         self._end_orphans()
         self._remove_reused_pid_files()
         log = self.log_dir / "postgres.log"
@@ -151,7 +151,7 @@ class Embedded:
             if psutil.pid_exists(pid):
                 pidfile.unlink()
 
-    def _create_cluster(self) -> None:
+    def _create_data_dir(self) -> None:
         """Run initdb in a temporary folder and rename it, so that a crash leaves no incomplete data folder."""
         new_dir = Path(tempfile.mkdtemp(prefix="postgres.", dir=self.var))
         try:

@@ -81,8 +81,10 @@ def job_compare(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     jobs = _compared_jobs(organization, ",".join(request.GET.getlist("jobs")))
     extents = curves.extents(jobs)
-    all_names = {name for extents_by_name in extents.values() for name in extents_by_name if curves.better(name)}
-    names = sorted(all_names)[:MAX_CURVES_IN_TABLE]
+    all_names = {name for extents_by_name in extents.values() for name in extents_by_name}
+    # The table shows the best value of each curve, so it needs to know whether higher or lower is better.
+    judged_names = {name for name in all_names if curves.better(name) is not curves.Better.UNKNOWN}
+    names = sorted(judged_names)[:MAX_CURVES_IN_TABLE]
 
     def best_values(job: Any) -> list[tuple[str, float | None]]:
         extents_by_name = extents[job.pk]

@@ -1,4 +1,4 @@
-"""The context of each page's frame: sidebar, organization, wallet. A template that needs none causes no query."""
+"""The context of `base.html`: sidebar, organization, wallet. A template that needs none of them causes no query."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ HELP = {
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
-    """Return the template variables of the frame. `may` says whether the member has each capability.
+    """Return the variables of `base.html`. `may` says whether the member has each capability.
 
     `sections` and `wallet` are functions, so that only templates that use them cause queries.
 

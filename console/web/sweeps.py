@@ -69,7 +69,7 @@ KINDS = {
     "int": gettext_lazy("Whole number"),
     "categorical": gettext_lazy("Choices"),
 }
-ORDERS = {
+SORT_ORDERS = {
     "": gettext_lazy("By number"),
     "newest": gettext_lazy("Newest first"),
     "best": gettext_lazy("Best first"),
@@ -195,7 +195,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
     context |= {
         "sort": sort,
         "outcome": outcome,
-        "orders": ORDERS,
+        "orders": SORT_ORDERS,
         "outcomes": outcomes,
         # This sweep, and those that extend it or that it extends.
         "search": selectors.search(sweep.extends_id or sweep.pk).order_by("pk"),
@@ -384,7 +384,7 @@ def _parse_number(text: str) -> int | float | str:
 
 
 def _sort_trials(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: bool) -> list[selectors.TrialRow]:
-    """Return the trials in one of ORDERS. Those without a value come last."""
+    """Return the trials in one of SORT_ORDERS. Those without a value come last."""
     if sort == "newest":
         return trials[::-1]
     if sort == "cheapest":

@@ -70,7 +70,8 @@ def _locale() -> Locale:
 def icon(name: str, classes: str = "") -> SafeString:
     """Render an icon of Tabler's outline set inline, hidden from screen readers."""
     text = (ICONS_FOLDER / f"{name}.svg").read_text()
-    shapes = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")].strip()
+    start_tag_end = text.index(">", text.index("<svg"))
+    shapes = text[start_tag_end + 1 : text.rindex("</svg>")].strip()
     return format_html(
         '<svg class="icon {}" viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2"'
         ' stroke-linecap="round" stroke-linejoin="round" width="20" height="20" aria-hidden="true">{}</svg>',
