@@ -100,7 +100,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
         for user in queryset:
             with transaction.atomic():
                 if second_factors.reset(user=user):
-                    services.record(
+                    services.record_audit_event(
                         organization=None, actor=_actor_of(request), action="factors.reset", target=user.email
                     )
 

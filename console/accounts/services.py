@@ -66,7 +66,9 @@ def create_organization(*, user: User, name: str) -> Membership:
         organization = _insert_organization(name)
         Quota.objects.create(organization=organization)
         membership = Membership.objects.create(user=user, organization=organization, role=Role.OWNER)
-        record(organization=organization, actor=user, action="organization.created", target=organization.slug)
+        record_audit_event(
+            organization=organization, actor=user, action="organization.created", target=organization.slug
+        )
     return membership
 
 
@@ -77,7 +79,7 @@ def rename_organization(*, organization: Organization, name: str, actor: User) -
     with transaction.atomic():
         organization.save(update_fields=["name"])
         data = {"from": previous_name, "to": organization.name}
-        record(organization=organization, actor=actor, action="organization.renamed", data=data)
+        record_audit_event(organization=organization, actor=actor, action="organization.renamed", data=data)
     return organization
 
 
@@ -96,7 +98,7 @@ def set_second_factor_required(*, organization: Organization, is_required: bool,
             organization.requires_second_factor = is_required
             organization.save(update_fields=["requires_second_factor"])
             action = "organization.second_factor_" + ("required" if is_required else "optional")
-            record(organization=organization, actor=actor, action=action)
+            record_audit_event(organization=organization, actor=actor, action=action)
     return organization
 
 
@@ -109,7 +111,7 @@ def set_shells_enabled(*, organization: Organization, is_enabled: bool, actor: U
             organization.shell_enabled = is_enabled
             organization.save(update_fields=["shell_enabled"])
             action = "organization.shells_" + ("enabled" if is_enabled else "disabled")
-            record(organization=organization, actor=actor, action=action)
+            record_audit_event(organization=organization, actor=actor, action=action)
     return organization
 
 
@@ -126,7 +128,7 @@ def change_role(*, membership: Membership, role: str, actor: User | None) -> Mem
         data = {"from": membership.role, "to": role}
         membership.role = role
         membership.save(update_fields=["role"])
-        record(
+        record_audit_event(
             organization=membership.organization,
             actor=actor,
             action="member.role_changed",
@@ -146,7 +148,9 @@ def remove_member(*, membership: Membership, actor: User | None) -> None:
         if current.role == Role.OWNER:
             _require_another_owner(current)
         current.delete()
-        record(organization=membership.organization, actor=actor, action="member.removed", target=membership.user.email)
+        record_audit_event(
+            organization=membership.organization, actor=actor, action="member.removed", target=membership.user.email
+        )
 
 
 # --- The service ------------------------------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
         activation.deactivated_at = None
         activation.save()
         data = {"terms_version": version}
-        record(
+        record_audit_event(
             organization=organization,
             actor=membership.user,
             action="service.activated",
@@ -202,7 +206,9 @@ def suspend_service(*, organization: Organization, actor: User | None) -> Servic
             return activation
         activation.deactivated_at = timezone.now()
         activation.save(update_fields=["deactivated_at"])
-        record(organization=organization, actor=actor, action="service.deactivated", target=DISTRIBUTED_TRAINING)
+        record_audit_event(
+            organization=organization, actor=actor, action="service.deactivated", target=DISTRIBUTED_TRAINING
+        )
     return activation
 
 
@@ -254,7 +260,7 @@ def close_account(*, user: User) -> None:
             message = _("You are the only owner of %(names)s. Make another member an owner, or close it first.")
             raise SoleOwner(message % {"names": ", ".join(solely_owned)})
         for organization in organizations:
-            record(organization=organization, actor=user, action="account.closed", target=user.email)
+            record_audit_event(organization=organization, actor=user, action="account.closed", target=user.email)
         AuditEvent.objects.filter(actor=user).update(actor_email=user.email)
         user.delete()
 
@@ -300,7 +306,7 @@ def create_token(
             scopes=None if limits is None else sorted(limits),
             expires_at=min(expiries, default=None),
         )
-        record(
+        record_audit_event(
             organization=membership.organization,
             actor=actor or membership.user,
             action="token.created",
@@ -324,7 +330,7 @@ def revoke_token(*, token: ApiToken, actor: User | None) -> None:
     with transaction.atomic():
         if ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now()):
             organization = token.membership.organization
-            record(organization=organization, actor=actor, action="token.revoked", target=str(token))
+            record_audit_event(organization=organization, actor=actor, action="token.revoked", target=str(token))
 
 
 # --- Sign-up ----------------------------------------------------------------------------------------------------------
@@ -341,7 +347,7 @@ def request_approval(*, user: User) -> None:
     if settings.SIGNUP == "approval":
         user.awaits_approval = True
         user.save(update_fields=["awaits_approval"])
-        record(organization=None, actor=user, action="approval.requested", target=user.email)
+        record_audit_event(organization=None, actor=user, action="approval.requested", target=user.email)
 
 
 def approve_user(*, user: User, actor: User | None) -> bool:
@@ -349,7 +355,7 @@ def approve_user(*, user: User, actor: User | None) -> bool:
     with transaction.atomic():
         if not User.objects.filter(pk=user.pk, awaits_approval=True).update(awaits_approval=False):
             return False
-        record(organization=None, actor=actor, action="approval.given", target=user.email)
+        record_audit_event(organization=None, actor=actor, action="approval.given", target=user.email)
     return True
 
 
@@ -383,7 +389,7 @@ def store_browser_time_zone(*, user: User, name: str) -> None:
 # --- The audit log ----------------------------------------------------------------------------------------------------
 
 
-def record(
+def record_audit_event(
     *,
     organization: Organization | None,
     actor: User | None,

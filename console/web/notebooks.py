@@ -27,7 +27,7 @@ from billing.models import Quote
 from billing.quotes import quote_for
 from console.accounts.access import membership_of_session
 from console.accounts.roles import Capability
-from console.accounts.services import is_active, record
+from console.accounts.services import is_active, record_audit_event
 from console.core import encryption
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from console.serving.exchange import exchange_of
@@ -186,7 +186,7 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
     if notebooks.socket_of(job) is None:
         messages.info(request, _("This notebook does not run now."))
         return redirect("job_detail", pk)
-    record(
+    record_audit_event(
         organization=job.organization, actor=request.membership.user, action="notebook.opened", target=f"job:{job.pk}"
     )
     ticket = _seal(job.pk, request.session.session_key or "", seconds=TICKET_SECONDS, purpose=TICKET_PURPOSE)

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from console.accounts.models import Organization
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.web import job_page
 from console.web.access import operator
 from jobs import curves, free_runs, selectors
@@ -73,7 +73,7 @@ def _audited_job(request: Any, pk: int, tab: str) -> Job:
     """Return a job of any organization, and write to that organization's audit log who opened it. Raises Http404."""
     organization = get_object_or_404(Organization, jobs=pk)
     job = selectors.job_for(organization, pk)
-    record(
+    record_audit_event(
         organization=organization,
         actor=request.user,
         action="job.page_opened_by_operator",

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_GET
 from console.accounts.access import membership_of_session
 from console.accounts.models import Membership, Organization, User
 from console.accounts.roles import Capability
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import NotFound
 from console.serving.exchange import AdmittedShell, ShellEnd, exchange_of
 from console.web.access import MemberRequest, member
@@ -72,7 +72,7 @@ def admit(request: HttpRequest) -> HttpResponse:
         return HttpResponse(status=409)
     if shell_request.is_new:
         data = {"node": shell_request.node}
-        record(
+        record_audit_event(
             organization=job.organization,
             actor=membership.user,
             action="shell.opened",
@@ -97,7 +97,7 @@ def _record_end(job_pk: int, node: int, end: ShellEnd) -> None:
     organization = Organization.objects.filter(pk=end.shell.organization_id).first()
     if organization is None:
         return
-    record(
+    record_audit_event(
         organization=organization,
         actor=User.objects.filter(pk=end.shell.user_id).first(),
         action="shell.closed",
