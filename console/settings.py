@@ -227,6 +227,7 @@ CELERY_BEAT_SCHEDULE = {
 AUTH_USER_MODEL = "accounts.User"
 # allauth's backend is a subclass of ModelBackend. With both in the list, each wrong password would be hashed twice.
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+# The first hashes passwords; the second can still verify hashes that Django made by default.
 PASSWORD_HASHERS = [
     "console.accounts.hashers.BoundedArgon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",

@@ -1,7 +1,8 @@
 """Every change to accounts: organizations, members, the service's activation, API tokens, and the audit log.
 
-Callers check the actor's capability. The rules for everyone are enforced here: an organization always has an owner,
-and a service is activated only after its terms were accepted.
+Callers check the actor's capability, except for the activation of the service, which checks it here. The rules for
+everyone are enforced here: an organization always has an owner, and a service is activated only after its terms were
+accepted.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def deactivate_service(*, membership: Membership) -> ServiceActivation | None:
 
 
 def suspend_service(*, organization: Organization, actor: User | None) -> ServiceActivation | None:
-    """Deactivate the service as an administrator, who is not a member."""
+    """Deactivate the service without a check of a capability, because an administrator is no member."""
     with transaction.atomic():
         lock(organization)
         activation = selectors.activation(organization=organization)
@@ -333,6 +334,11 @@ def revoke_token(*, token: ApiToken, actor: User | None) -> None:
             record_audit_event(organization=organization, actor=actor, action="token.revoked", target=str(token))
 
 
+def token_digest(secret: str) -> str:
+    """Return the stored digest of a secret. Secrets are random, so a plain SHA-256 suffices."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
 # --- Sign-up ----------------------------------------------------------------------------------------------------------
 
 
@@ -359,9 +365,7 @@ def approve_user(*, user: User, actor: User | None) -> bool:
     return True
 
 
-def token_digest(secret: str) -> str:
-    """Return the stored digest of a secret. Secrets are random, so a plain SHA-256 suffices."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+# --- Language and time zone -------------------------------------------------------------------------------------------
 
 
 def set_mail_language(*, user: User, language: str | None) -> None:

@@ -104,7 +104,8 @@ def open_work() -> Iterator[Metric]:
     oldest = GaugeMetricFamily(
         "trainyard_queue_oldest_seconds", "Wait of the oldest job that may start.", labels=("cluster", "node_spec")
     )
-    for cluster, spec, count, age in _query(QUEUE, [resolve_cluster_name("")]):
+    default_cluster = resolve_cluster_name("")  # node specs that name no cluster belong to it
+    for cluster, spec, count, age in _query(QUEUE, [default_cluster]):
         queued.add_metric((cluster, spec), count)
         oldest.add_metric((cluster, spec), age)
     yield queued

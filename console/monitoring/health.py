@@ -56,6 +56,7 @@ CHECK_NAMES: dict[str, Text] = {
     heartbeats.WATCHER: gettext_lazy("Watcher"),
     heartbeats.CLUSTER: gettext_lazy("Cluster"),
 }
+"""The labels of the checks, for operators."""
 
 
 @dataclass(frozen=True)

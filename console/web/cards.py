@@ -131,14 +131,14 @@ def _initial_amounts(account: Account, setup: AutoTopUp | None) -> dict[str, str
 def _render_cards(
     request: MemberRequest, account: Account, setup: AutoTopUp | None, form: AutoTopUpForm
 ) -> HttpResponse:
-    # If the provider does not answer, the page is still shown, with the problem in place of the cards.
+    """Render the page. If the provider does not answer, the problem is in place of the cards."""
     cards: list[SavedCard] = []
     problem = ""
     try:
         cards = customers.saved_cards(request.membership.organization)
     except BillingError as error:
         problem = str(error.message)
-    # The page then explains why the cards are gone: the provider deleted them with the customer.
+    # If so, the page explains why the cards are gone: the provider deleted them with the customer.
     has_deleted_customer = not cards and not problem and customers.has_deleted_customer(request.membership.organization)
     context = {
         "account": account,

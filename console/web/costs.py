@@ -111,6 +111,7 @@ def _chart_data(names: list[str], days: Mapping[date, list[int]], currency: str)
     return {
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],
+        # `days` has the amounts of all names for each day. The chart needs the amounts of all days for each name.
         "amounts": [
             [float(to_major(amounts[index], currency)) for amounts in days.values()] for index in range(len(names))
         ],

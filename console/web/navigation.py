@@ -71,7 +71,7 @@ SECTIONS = (
     ),
     Section(_("Help"), (Entry(_("Documentation"), "docs", "book", ("docs",)),)),
 )
-
+"""The sidebar for members with every capability."""
 REQUIRED_CAPABILITIES = {"training_new": Capability.RUN, "invoice_list": Capability.PAY}
 """The capability that an entry needs, if not every member has it."""
 HELP = {

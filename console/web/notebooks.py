@@ -292,6 +292,7 @@ def _parse_times(posted: QueryDict, controls: Mapping[str, tuple[str, int]]) -> 
 
 
 def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: bool = False) -> HttpResponse:
+    """Render the card of a quote for a new notebook or for more time."""
     is_extension = EXTENSION_MARK in quote.purchase
     return quote_card(
         request,

@@ -25,6 +25,7 @@ from jobs.models import Job
 from jobs.serializers import CurvesSerializer
 
 METRICS = "metrics"
+"""The tab that `job_page.TABS` does not have, because a script draws the curves."""
 TAB_TITLES = {
     job_page.OVERVIEW: _("Overview"),
     "logs": _("Logs"),
@@ -34,8 +35,8 @@ TAB_TITLES = {
     "cost": _("Cost"),
     "configuration": _("Configuration"),
 }
-"""The titles of the tabs, by their names in `job_page.TABS`. There is no tab *Files*: operators do not see customers'
-data."""
+"""The titles of the tabs: METRICS, and those of `job_page.TABS`. There is no tab *Files*: operators do not see
+customers' data."""
 
 
 @require_GET

@@ -93,7 +93,7 @@ def _find_membership(session_key: str, job_pk: int) -> Membership | None:
 
 
 def _record_end(job_pk: int, node: int, end: ShellEnd) -> None:
-    # The organization and the user may have been deleted while the shell was open.
+    """Write the end of a shell to the audit log. Organization and user may have been deleted while it was open."""
     organization = Organization.objects.filter(pk=end.shell.organization_id).first()
     if organization is None:
         return

@@ -69,6 +69,7 @@ KINDS = {
     "int": gettext_lazy("Whole number"),
     "categorical": gettext_lazy("Choices"),
 }
+"""The labels of the form's choices: methods, pruners, goals, and types of parameters."""
 SORT_ORDERS = {
     "": gettext_lazy("By number"),
     "newest": gettext_lazy("Newest first"),
@@ -421,6 +422,7 @@ def _chart_data(sweep: Sweep) -> dict[str, Any]:
 def _quote_card(
     request: MemberRequest, quote: Quote, fields: Sequence[str] = (), *, problem: str = "", stale: bool = False
 ) -> HttpResponse:
+    """Render the card of a quote for a new sweep or for more trials."""
     return quote_card(
         request, quote, template="jobs/_sweep_quote.html", order_url=reverse("sweep_order"), fields=fields,
         problem=problem, stale=stale, trials=quote.purchase["sweep"]["trials"],

@@ -109,6 +109,7 @@ MAX_CHECKPOINT_JOBS = 20
 MAX_FOLDERS = 200
 """How many folders are searched for scripts: the form is shown only after the search."""
 SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
+"""Folders that are not searched, because programs write them."""
 
 
 @dataclass
@@ -364,7 +365,7 @@ def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
         url = reverse("job_detail", args=[order.job.pk])
         return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
     template = "jobs/_training_paid.html" if request.htmx else "jobs/training_paid.html"
-    is_waiting = top_up.state in payments.OPEN_STATES and "paid" in request.GET
+    is_waiting = top_up.state in payments.OPEN_STATES and "paid" in request.GET  # the payment page returns to `?paid`
     return render(request, template, {"top_up": top_up, "quote": quote, "is_waiting": is_waiting})
 
 

@@ -164,6 +164,7 @@ def _matching(receipts: QuerySet[Receipt], query: str) -> QuerySet[Receipt]:
 
 
 def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResponse:
+    """Render the wallet with the form of a top-up, and after a payment with a notice until it is credited."""
     organization = request.membership.organization
     pending = None
     if "paid" in request.GET:  # the payment page returns to `?paid`

@@ -15,6 +15,7 @@ from onelogin.saml2.constants import OneLogin_Saml2_Constants as Saml
 from onelogin.saml2.xml_utils import OneLogin_Saml2_XML as Xml
 
 ASSERTION = "/samlp:Response/saml:Assertion"
+"""The XPath of the assertion in a response."""
 CLOCK_DRIFT_SECONDS = 300
 """How long python3-saml accepts an assertion after its end."""
 MAX_SUBJECT_LENGTH = 191

@@ -48,6 +48,7 @@ STATE_COLOURS = {
     JobState.FAILED: "red",
     JobState.CANCELLED: "secondary",
 }
+"""Tabler's name of each state's colour."""
 FRAMEWORK_TITLES = {
     Framework.PYTORCH.value: "PyTorch",
     Framework.HOROVOD.value: "Horovod",
