@@ -78,7 +78,7 @@ def webhooks_of(organization: Organization) -> QuerySet[Webhook]:
     return Webhook.objects.filter(organization=organization)
 
 
-def webhook(organization: Organization, pk: int) -> Webhook:
+def webhook_for(organization: Organization, pk: int) -> Webhook:
     """Return the organization's webhook with this id. Raises NotFound."""
     matching = webhooks_of(organization).filter(pk=pk).first()
     if matching is None:

@@ -93,7 +93,7 @@ class Embedded:
                 redis_server.send_signal(signal.SIGTERM)
                 redis_server.wait(30)  # it writes its data to the disk first
             if self._postgres_process():
-                self._postgres_tool("pg_ctl", "stop", "-w", "-m", "fast", "-D", str(self.data_dir))
+                self._run_postgres_tool("pg_ctl", "stop", "-w", "-m", "fast", "-D", str(self.data_dir))
 
     def processes(self) -> list[psutil.Process]:
         """Return the running server processes."""
@@ -114,12 +114,12 @@ class Embedded:
             f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' "
             f"-c max_connections={MAX_CONNECTIONS} -c random_page_cost={RANDOM_PAGE_COST}"
         )
-        result = self._postgres_tool(
+        result = self._run_postgres_tool(
             "pg_ctl", "start", "-w", "-t", "60", "-D", str(self.data_dir), "-l", str(log), "-o", options, check=False
         )
         if result.returncode:
             raise ServiceError(f"PostgreSQL did not start: {result.stdout.strip()}. Its log is {log}.")
-        self._postgres_tool(
+        self._run_postgres_tool(
             "psql", "-h", str(self.socket_dir), "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-q",
             stdin=f"SELECT 'CREATE DATABASE {DATABASE}' WHERE NOT EXISTS "  # noqa: S608  # a constant of ours
             f"(SELECT FROM pg_database WHERE datname = '{DATABASE}')\\gexec",
@@ -155,7 +155,7 @@ class Embedded:
         """Run initdb in a temporary folder and rename it, so that a crash leaves no incomplete data folder."""
         new_dir = Path(tempfile.mkdtemp(prefix="postgres.", dir=self.var))
         try:
-            self._postgres_tool(
+            self._run_postgres_tool(
                 "initdb", "-D", str(new_dir), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"
             )
             if self.data_dir.exists():
@@ -164,7 +164,7 @@ class Embedded:
         finally:
             shutil.rmtree(new_dir, ignore_errors=True)
 
-    def _postgres_tool(
+    def _run_postgres_tool(
         self, tool: str, *arguments: str, stdin: str = "", check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run one of PostgreSQL's programs, and return its exit status and output.
