@@ -378,7 +378,8 @@ TRAINYARD_GIT_HOSTS: list[str] = env.list(
 )
 MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
-# The largest body of every request but uploads, which `console.serving.application` reads before Django.
+# The largest body of every request but uploads, which `console.serving.application` reads before Django. The editor's
+# files are the largest: 1 MiB of text, as JSON with escapes.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
 # --- Language, mail, files -------------------------------------------------------------------------------------------

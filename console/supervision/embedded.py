@@ -24,8 +24,8 @@ import psutil
 import redis
 
 MAX_SOCKET_PATH_LENGTH = 100
-"""How long the path of PostgreSQL's lock file may be in the folder of the sockets. Linux allows 107 bytes for the path
-of a socket. The lock file's name is the longest but one, which supervisord uses for a moment: it has 5 bytes more."""
+"""The longest path of PostgreSQL's lock file in the folder of the sockets. Linux allows 107 bytes for a socket's path.
+supervisord first binds its socket under a name with its pid, which may be 5 bytes longer than the lock file's name."""
 POSTGRES_VERSION_FOLDER = "pginstall18"
 """The folder in the wheel with PostgreSQL 18. Another major version could not read the existing data."""
 DATABASE = "trainyard"

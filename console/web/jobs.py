@@ -30,7 +30,7 @@ from jobs.models import Job
 from storage import selectors as storage
 
 MAX_SELECTED = 100
-"""How many jobs one form may cancel."""
+"""How many jobs one form may cancel: a page of the list has 25."""
 
 
 @require_GET

@@ -60,7 +60,7 @@ def check_response(request: HttpRequest, organization_slug: str) -> HttpResponse
 
 @require_GET
 def metadata(request: HttpRequest, organization_slug: str) -> HttpResponse:
-    """Return the console's metadata as a service provider. They never expire: some providers read them only once."""
+    """Return the console's metadata as a service provider. It never expires: some providers read it only once."""
     app = get_app_or_404(request, organization_slug)
     config = build_saml_config(request, app.settings, organization_slug)
     del config["sp"]["singleLogoutService"]  # see `log_out`
