@@ -1,4 +1,4 @@
-"""Middleware: the request's organization and time zone, and a check of the query string.
+"""Middleware: a check of the query string, the reader's time zone, the request's organization, administrators' factors.
 
 The membership is read at each request, so a removed member loses access at once.
 """
@@ -24,8 +24,6 @@ ORGANIZATION_SESSION_KEY = "organization"
 """Session key of the chosen organization's id. A cookie of the same name survives the session."""
 COOKIE_SECONDS = 365 * 86400
 """How long a browser remembers the chosen organization after a log-out: a year."""
-
-
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that must be served without a session: reading it needs the database, which may be down."""
 

@@ -41,8 +41,9 @@ def service_accounts(*, organization: Organization) -> QuerySet[ServiceAccount]:
 
 def usable_memberships() -> QuerySet[Membership]:
     """Return the memberships that may act: of active people, and of service accounts that are not disabled."""
-    is_service = Q(service_account__isnull=False, service_account__disabled_at=None)
-    return Membership.objects.filter(Q(user__is_active=True) | is_service)
+    # The user of a service account is never active.
+    of_service_account = Q(service_account__isnull=False, service_account__disabled_at=None)
+    return Membership.objects.filter(Q(user__is_active=True) | of_service_account)
 
 
 def owners_count(*, organization: Organization) -> int:
@@ -96,7 +97,7 @@ def filtered_audit_events(
     until: date | None = None,
     before: int | None = None,
 ) -> QuerySet[AuditEvent]:
-    """Return the audit log, newest first: actions of an area, of a user, from an address, between days (inclusive).
+    """Return the audit log, newest first: actions of an area, of a user, from an IP address, between days (inclusive).
 
     Days are those of the current time zone. `before`: only events with a smaller id.
     """
