@@ -203,8 +203,8 @@ def _update_sums() -> dict[str, Any]:
         if submit_seconds is not None:
             _add_duration(sums["times"]["dispatch"], submit_seconds)
         if reason:
-            is_retried = "yes" if kind == JobState.QUEUED else "no"
-            sums["ends"][f"{reason} {is_retried}"] += 1
+            retried = "yes" if kind == JobState.QUEUED else "no"
+            sums["ends"][f"{reason} {retried}"] += 1
     sums["behind"] = int(len(rows) == MAX_EVENTS_PER_SCRAPE)
     if sums["after"] != after_id:
         with suppress(redis.RedisError):  # while Redis is down, each scrape sums the same events again

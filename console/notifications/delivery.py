@@ -161,8 +161,8 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
         receiver = connections.connection_to(
             f"{parts.scheme}://{parts.netloc}", allows_private=settings.WEBHOOK_PRIVATE_ADDRESSES
         )
-        # The timeout limits connecting. It also applies to each read, but anew, so that a receiver that sends single
-        # bytes could hold the thread forever. Therefore `time_limit` limits the request as a whole.
+        # The timeout limits connecting, and then each read on its own. A receiver that sends single bytes could hold
+        # the thread forever. Therefore `time_limit` limits the request as a whole.
         receiver.timeout = REQUEST_SECONDS
         with closing(receiver):
             receiver.connect()

@@ -41,7 +41,7 @@ from jobs.sweeps.suggestions import Method, Pruner
 
 PAGE_SIZE = 50
 """How many sweeps one page of the list shows, and how many trials one page of a sweep."""
-MAX_CHOICES = 20
+MAX_OFFERED_JOBS = 20
 """How many earlier jobs the form offers to start from."""
 ROW_FIELDS = ("name", "type", "low", "high", "scale", "step", "choices", "when")
 """The form controls of one parameter; their names begin with `parameter_`. The form sends each once per parameter."""
@@ -104,7 +104,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
     origin = _find_origin(organization, request.GET)
     if origin is None:
         trainings = rows.listed(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
-        job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_CHOICES]]
+        job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_OFFERED_JOBS]]
         return render(request, "jobs/sweep_new_start.html", {"rows": job_rows})
     base = _base_purchase(origin)
     if isinstance(origin, Job):

@@ -160,7 +160,9 @@ def _matching(receipts: QuerySet[Receipt], query: str) -> QuerySet[Receipt]:
         return receipts.filter(by_title)
     if query.startswith("#"):
         return receipts.filter(title__startswith=f"#{number} ")
-    return receipts.filter(Q(pk=number) if query.upper().startswith("R-") else by_title | Q(pk=number))
+    if query.upper().startswith("R-"):
+        return receipts.filter(pk=number)
+    return receipts.filter(by_title | Q(pk=number))
 
 
 def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResponse:
