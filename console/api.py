@@ -106,7 +106,8 @@ def _framework_error_response(error: exceptions.APIException) -> Response:
         fields = dict(_flatten_errors(error.detail))
         form_error = fields.pop(NON_FIELD_ERRORS, None)
         return Response(error_body("invalid", form_error or INVALID, fields), status=400)
-    code = next((code for kind, code in CODE_OF_EXCEPTION.items() if isinstance(error, kind)), "error")
+    codes = (code for error_class, code in CODE_OF_EXCEPTION.items() if isinstance(error, error_class))
+    code = next(codes, CustomerError.code)
     message: Text = str(error.detail)
     if type(error) is exceptions.NotAuthenticated:
         message = NOT_AUTHENTICATED

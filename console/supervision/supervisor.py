@@ -274,7 +274,7 @@ def supervisor_config() -> str:
 
 
 def _python_command() -> list[str]:
-    """Return the interpreter's command with the mark as an `-X` option, of which Python ignores unknown ones."""
+    """Return the interpreter's command with the mark as an `-X` option: Python ignores unknown ones."""
     return [sys.executable, "-X", _installation_mark()]
 
 

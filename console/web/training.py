@@ -444,6 +444,7 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
     data["models"] = [model for model in posted.getlist("models") if model]  # a control without a choice sends ""
     limit_errors: dict[str, Any] = {}
     unit_seconds = TIME_UNITS.get(str(posted.get("max_time_unit")), TIME_UNITS["minutes"])
+    # By the API's field: the form's control, and the function that parses its text.
     parsers: dict[str, tuple[str, Callable[[str], int]]] = {
         "max_seconds": ("max_time", lambda text: parse_seconds(text, unit_seconds)),
         "ceiling_minor": ("ceiling", lambda text: parse_amount(text, currency)),
