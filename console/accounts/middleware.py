@@ -80,8 +80,8 @@ class TenantRequest(HttpRequest):
         if not self.user.is_authenticated:
             return None
         cookie = self.COOKIES.get(ORGANIZATION_SESSION_KEY, "")
-        last_organization = int(cookie) if re.fullmatch(r"[0-9]{1,18}", cookie) else None
-        preferred = self.session.get(ORGANIZATION_SESSION_KEY, last_organization)
+        last_organization_id = int(cookie) if re.fullmatch(r"[0-9]{1,18}", cookie) else None  # no id has more digits
+        preferred = self.session.get(ORGANIZATION_SESSION_KEY, last_organization_id)
         oldest = next(iter(self.memberships), None)
         matching = (membership for membership in self.memberships if membership.organization_id == preferred)
         chosen = next(matching, oldest)

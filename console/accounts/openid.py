@@ -99,7 +99,9 @@ def clients_of(user: User) -> list[Client]:
 def revoke_client_tokens(*, user: User, client: Client | None = None) -> None:
     """End the access of a client, or of every client, to a person's account."""
     tokens = Token.objects.filter(user=user)
-    (tokens.filter(client=client) if client else tokens).delete()
+    if client is not None:
+        tokens = tokens.filter(client=client)
+    tokens.delete()
 
 
 @receiver([account_signals.password_changed, account_signals.password_set, account_signals.password_reset])

@@ -50,7 +50,7 @@ TOKEN_PREFIX = "ty_"  # noqa: S105  # how a token begins, not a token
 TOKEN_BYTES = 30
 """Token length: 240 random bits, 40 characters of URL-safe base64."""
 MAX_TOKEN_DAYS = 3650
-"""The longest life of a token that expires: ten years. A token for longer has no expiry."""
+"""The longest life of a token that expires: ten years. For a longer life, create one that never expires."""
 MAX_NAME_LENGTH = 100
 """The length of the database columns that hold names of organizations and tokens."""
 MAX_SLUG_ATTEMPTS = 20
@@ -403,7 +403,7 @@ def record_audit_event(
 ) -> AuditEvent:
     """Write an entry of the audit log in the caller's transaction. `action` has the form `noun.past_participle`.
 
-    Within a request, the client's address is stored too.
+    Within a request, the client's IP address is stored too.
     """
     return AuditEvent.objects.create(
         organization=organization,

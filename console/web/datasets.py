@@ -313,6 +313,7 @@ def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") ->
         "direct_from_bytes": direct_uploads.page_from_bytes(),
         "offers_imports": imports.is_offered(),
         "endpoints": bucket_import.allowed_endpoints(),
+        # An import from a bucket takes its credentials from secrets.
         "secrets": secret_store.secrets_for(request.membership.organization)
         if bucket_import.allowed_endpoints()
         else (),
