@@ -166,7 +166,9 @@ def unfinished_restore() -> str:
 def roots() -> dict[str, Path]:
     """Return the folders that a backup packs. The part of the root `runs`, for example, is `runs.tar`."""
     folders = {"storage": settings.TRAINYARD_STORAGE_ROOT, "runs": settings.TRAINYARD_RUNS_ROOT}
-    return folders | ({"sandbox": settings.VAR_DIR / "sandbox"} if settings.PAYMENTS_SANDBOX else {})
+    if settings.PAYMENTS_SANDBOX:
+        folders["sandbox"] = settings.VAR_DIR / "sandbox"
+    return folders
 
 
 # --- Backup -----------------------------------------------------------------------------------------------------------

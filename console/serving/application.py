@@ -108,12 +108,12 @@ class Application:
         Raises Refused, ClientDisconnected.
         """
         if (job_id := notebooks.requested_job_id(scope)) is not None:
-            socket_path = await self._notebooks.admit(job_id, scope, send)
-            if socket_path is not None:
+            address = await self._notebooks.admit(job_id, scope, send)
+            if address is not None:
                 with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
                     await _read_into(spool, scope, receive, limit=notebooks.MAX_BODY_BYTES)
                     spool.seek(0)
-                    await notebooks.forward(socket_path, scope, spool, receive, send)
+                    await notebooks.forward(address, scope, spool, receive, send)
             return
         exchange = scope[SCOPE_KEY] = Exchange()
         with ExitStack() as resources:
@@ -142,7 +142,7 @@ class Application:
         return await self._pages.run(self._respond, scope, b"")
 
     def _count_upload(self, scope: Scope, resources: ExitStack) -> None:
-        """Count an upload under its organization too, whose users can have many addresses. Raises Refused.
+        """Count an upload under its organization too, whose users can have many IP addresses. Raises Refused.
 
         `resources` stops counting it when the request ends.
         """
