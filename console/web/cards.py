@@ -88,17 +88,17 @@ def card_add(request: MemberRequest) -> HttpResponse:
 @member(Capability.PAY)
 def card_default(request: MemberRequest) -> HttpResponse:
     """Make a card the default."""
-    return _change(request, customers.make_default, _("This is now the default card."))
+    return _change_card(request, customers.make_default, _("This is now the default card."))
 
 
 @require_POST
 @member(Capability.PAY)
 def card_remove(request: MemberRequest) -> HttpResponse:
     """Delete a card."""
-    return _change(request, customers.remove_card, _("The card was removed."))
+    return _change_card(request, customers.remove_card, _("The card was removed."))
 
 
-def _change(request: MemberRequest, change: Callable[..., object], success: str) -> HttpResponse:
+def _change_card(request: MemberRequest, change: Callable[..., object], success: str) -> HttpResponse:
     """Call `change` with the chosen card, and show `success` or the error."""
     try:
         change(organization=request.membership.organization, method_id=request.POST.get("method", ""))
