@@ -23,7 +23,7 @@ from billing.costs import month_of
 from billing.errors import BudgetExceeded, NoWallet
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold
 from console.accounts.models import Membership, Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import InvalidInput
 from console.notifications import services as notifications
 
@@ -91,7 +91,7 @@ def set_budget(*, membership: Membership, user: User | None, amount_minor: int |
         raise InvalidInput(fields={"amount": _("A budget must be between %(least)s and %(most)s.") % limits})
     with transaction.atomic():
         data = {"member": user.email if user else "", "amount_minor": amount_minor}
-        record(organization=organization, actor=membership.user, action="budget.changed", data=data)
+        record_audit_event(organization=organization, actor=membership.user, action="budget.changed", data=data)
         if amount_minor is None:
             Budget.objects.filter(organization=organization, user=user).delete()
             return None

@@ -110,7 +110,7 @@ def write_off(*, account: Account, amount_minor: int, reason: str, user: User) -
         description=row.reason,
         entries=[(debt, amount_minor), (ledger.written_off_account(wallet), -amount_minor)],
     )
-    services.record(
+    services.record_audit_event(
         organization=wallet.organization,
         actor=user,
         action="debt.written_off",

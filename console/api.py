@@ -44,7 +44,7 @@ from storage import (
 API_PREFIXES = ("/api/", "/webhooks/")
 """Paths below which errors are JSON. Everywhere else they are pages."""
 ERRORS_PATH = "/docs/errors/"
-"""The page that explains all error codes (`console.web.docs`). The anchor of each is its code."""
+"""The page that explains all error codes (`console.web.docs`). Each code is the anchor of its explanation."""
 
 INVALID: Text = _("Some values are invalid. Correct them and try again.")
 NOT_AUTHENTICATED: Text = _("Log in, or send an API token: Authorization: Token ty_...")
@@ -106,7 +106,8 @@ def _framework_error_response(error: exceptions.APIException) -> Response:
         fields = dict(_flatten_errors(error.detail))
         form_error = fields.pop(NON_FIELD_ERRORS, None)
         return Response(error_body("invalid", form_error or INVALID, fields), status=400)
-    code = next((code for kind, code in CODE_OF_EXCEPTION.items() if isinstance(error, kind)), "error")
+    codes = (code for error_class, code in CODE_OF_EXCEPTION.items() if isinstance(error, error_class))
+    code = next(codes, CustomerError.code)
     message: Text = str(error.detail)
     if type(error) is exceptions.NotAuthenticated:
         message = NOT_AUTHENTICATED

@@ -16,11 +16,13 @@ from runtime.backends.slurm.config import SlurmConfig
 LOCAL = "local"
 KUBERNETES = "kubernetes"
 SLURM = "slurm"
+"""The values of a cluster's `backend`."""
 DEFAULT = "default"
+"""The name of the only cluster if the setting is empty."""
 MAX_NAME_LENGTH = 32
 """The length of the database columns that hold a cluster's name."""
 EXAMPLE = '{"default": {"backend": "local"}}'
-
+"""A valid value, which error messages quote."""
 
 Config = ClusterConfig | SlurmConfig | None
 """The settings of one cluster; None: the cluster is this machine, whose settings are LOCAL_CPUS and so on."""

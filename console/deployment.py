@@ -83,7 +83,7 @@ def _find_local_servers() -> Iterator[Finding]:
 
 
 def _find_trial_settings() -> Iterator[Finding]:
-    """Find settings that are not good enough for customers, but for a trial."""
+    """Find settings that are good enough for a trial, but not for customers."""
     if not settings.HTTPS:
         yield Finding(
             "TRAINYARD_URL",

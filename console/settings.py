@@ -112,12 +112,12 @@ INSTALLED_APPS = [
     "storage",
     "jobs",
 ]
-# RequestMiddleware must be the first: it answers monitoring, and its id must be in all log lines. Static files come
-# before the session, which they do not need. The last three need the user.
+# RequestMiddleware must be the first: it answers probes, and the id that it gives a request must be in all log lines.
+# Static files come before the session, which they do not need. The last three need the user.
 MIDDLEWARE = [
     "console.monitoring.middleware.RequestMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "console.accounts.middleware.QueryMiddleware",
+    "console.accounts.middleware.NulByteMiddleware",
     "console.serving.static.StaticMiddleware",
     "console.content_security.PolicyMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -175,6 +175,7 @@ CACHES: dict[str, dict[str, Any]] = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # --- Celery ----------------------------------------------------------------------------------------------------------
+# Celery writes the URL of a Unix socket differently from redis-py.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://").replace("?db=", "?virtual_host=")
 CELERY_TASK_IGNORE_RESULT = True
 # A worker acknowledges a message after its task, so that the broker delivers the message of a killed worker again. All
@@ -193,8 +194,8 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 # Dispatch has its own queue and its own worker processes, so that no slow task delays the start of a job.
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {"jobs.dispatch.dispatch": {"queue": "dispatch"}}
-# The docstring of each task says what it does. `schedule` is the interval in seconds. A message `expires` when the next
-# one is due, so that messages do not pile up while workers are down.
+# The docstring of each task says what it does. `schedule` is the interval in seconds. A message of a frequent task
+# `expires` when the next one is due, so that messages do not pile up while workers are down.
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "jobs.tasks.reconcile", "schedule": 5.0, "options": {"expires": 5}},
     "announce-deletions": {"task": "jobs.tasks.announce_deletions", "schedule": 3600.0},
@@ -226,6 +227,7 @@ CELERY_BEAT_SCHEDULE = {
 AUTH_USER_MODEL = "accounts.User"
 # allauth's backend is a subclass of ModelBackend. With both in the list, each wrong password would be hashed twice.
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+# The first hashes passwords; the second can still verify hashes that Django made by default.
 PASSWORD_HASHERS = [
     "console.accounts.hashers.BoundedArgon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
@@ -264,8 +266,8 @@ SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
 SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP_EMAIL_DOMAINS", default=[])]
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
 API_REQUESTS_PER_MINUTE: int = env.int("API_REQUESTS_PER_MINUTE", 6000)
-# Single sign-on. That a provider reports the e-mail address of an account does not log in to this account: its owner
-# must first connect both (SOCIALACCOUNT_EMAIL_AUTHENTICATION).
+# Single sign-on. A provider may report the e-mail address of an existing account. This alone does not open the account:
+# its owner must first connect the two (SOCIALACCOUNT_EMAIL_AUTHENTICATION).
 OIDC_PROVIDERS = sign_in.parse_oidc_providers(env.str("OIDC_PROVIDERS", ""))
 SAML_PROVIDERS = sign_in.parse_saml_providers(env.str("SAML_PROVIDERS", ""), console_url=TRAINYARD_URL)
 SOCIALACCOUNT_PROVIDERS = {
@@ -341,8 +343,8 @@ SANDBOX_URL: str = f"http://127.0.0.1:{SANDBOX_PORT}"
 PAYMENTS_SANDBOX: bool = not STRIPE_SECRET_KEY
 QUOTE_TTL_SECONDS: int = env.int("QUOTE_TTL_SECONDS", 1800)
 TOP_UP_MINIMUM_MINOR: int = env.int("TOP_UP_MINIMUM_MINOR", 500)
-CLOSURE_NOTICE_DAYS: int = env.int("CLOSURE_NOTICE_DAYS", 14)
 TOP_UP_MAXIMUM_MINOR: int = env.int("TOP_UP_MAXIMUM_MINOR", 1_000_000)
+CLOSURE_NOTICE_DAYS: int = env.int("CLOSURE_NOTICE_DAYS", 14)
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
 TRAINYARD_CLUSTERS = clusters.parse(env.str("TRAINYARD_CLUSTERS", ""), backend=env.str("RUNTIME_BACKEND", "local"))
@@ -376,7 +378,8 @@ TRAINYARD_GIT_HOSTS: list[str] = env.list(
 )
 MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
-# The largest body of every request but uploads, which `console.serving.application` reads before Django.
+# The largest body of every request but uploads, which `console.serving.application` reads before Django. The editor's
+# files are the largest: 1 MiB of text, as JSON with escapes.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
 # --- Language, mail, files -------------------------------------------------------------------------------------------
@@ -387,7 +390,7 @@ TIME_ZONE = env.str("TIME_ZONE", "UTC")
 USE_TZ = True
 FORMAT_MODULE_PATH = "console.formats"
 EMAIL_CONFIG = env.email_url("EMAIL_URL", default="consolemail://")
-vars().update(EMAIL_CONFIG)
+vars().update(EMAIL_CONFIG)  # sets EMAIL_BACKEND, EMAIL_HOST and the like
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", "Trainyard <noreply@localhost>")
 STATIC_URL = "/static/"
 STATIC_ROOT: Path = Path(env.str("TRAINYARD_STATIC_ROOT", str(VAR_DIR / "static")))

@@ -22,7 +22,7 @@ OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
 SAML_FIELDS = ("id", "name", "entity_id", "sso_url", "certificate")
 SAML_OPTIONAL_FIELDS = ("verified_domains", "id_attribute", "email_attribute", "allow_idp_initiated")
 """These are fields of the objects in OIDC_PROVIDERS and SAML_PROVIDERS."""
-SAML_PACKAGE = "onelogin.saml2.auth"
+SAML_MODULE = "onelogin.saml2.auth"
 """A module of python3-saml, which allauth uses. It is not installed everywhere, because it needs C libraries."""
 SAML_ID_ATTRIBUTES = [
     "urn:oasis:names:tc:SAML:attribute:subject-id",
@@ -141,7 +141,7 @@ def _parse_saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str,
 def _load_saml_packages() -> None:
     """Import python3-saml, so that a missing package stops the process now. Raises ImproperlyConfigured."""
     try:
-        importlib.import_module(SAML_PACKAGE)
+        importlib.import_module(SAML_MODULE)
     except ImportError as error:
         raise ImproperlyConfigured(
             f"SAML_PROVIDERS needs packages that are not installed ({error}). "

@@ -31,7 +31,7 @@ from billing.models import (
 )
 from console.accounts import openid
 from console.accounts.models import ApiToken, AuditEvent, Invitation, Membership, Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.zip_stream import zip_stream
 from console.notifications import services as notifications
 from console.notifications.models import Notification, Webhook
@@ -48,14 +48,16 @@ ArchiveFiles = Iterator[tuple[str, Iterable[str]]]
 
 def export_person(*, user: User) -> Iterator[bytes]:
     """Return the archive of what is kept about a person, in parts, and write an audit log entry."""
-    record(organization=None, actor=user, action="account.exported", target=user.email)
+    record_audit_event(organization=None, actor=user, action="account.exported", target=user.email)
     return zip_stream(_person_files(user))
 
 
 def export_organization(*, membership: Membership) -> Iterator[bytes]:
     """Return the archive of an organization, in parts, and write an audit log entry. The caller checks the role."""
     organization = membership.organization
-    record(organization=organization, actor=membership.user, action="organization.exported", target=organization.slug)
+    record_audit_event(
+        organization=organization, actor=membership.user, action="organization.exported", target=organization.slug
+    )
     return zip_stream(_organization_files(organization))
 
 

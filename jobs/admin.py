@@ -21,7 +21,7 @@ from unfold.decorators import action
 from billing.amounts import money
 from console.accounts.models import User
 from console.accounts.reports import Report, Table, show
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import CustomerError
 from console.core.readonly import LargeTableAdmin, ReadOnlyAdmin, ReadOnlyInline
 from jobs import estimates, models, operations, orders, selectors
@@ -116,7 +116,7 @@ class JobAdmin(LargeTableAdmin):
         rank, offset, attempt_number = (_query_number(request, name) for name in ("rank", "offset", "attempt"))
         rank = min(rank, ranks - 1)
         chunk = selectors.log(job, rank, offset, attempt_number or None)
-        record(
+        record_audit_event(
             organization=job.organization,
             actor=_person(request),
             action="job.log_read_by_operator",

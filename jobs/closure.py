@@ -118,7 +118,7 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
             requested_by=membership.user,
             ends_at=timezone.now() + timedelta(days=settings.CLOSURE_NOTICE_DAYS),
         )
-        services.record(
+        services.record_audit_event(
             organization=organization,
             actor=membership.user,
             action="organization.closure_requested",
@@ -144,7 +144,7 @@ def withdraw(*, membership: Membership) -> None:
         if closure.is_due:
             raise OrganizationClosing(_("The notice is over. The closure can no longer be withdrawn."))
         closure.delete()
-        services.record(
+        services.record_audit_event(
             organization=organization,
             actor=membership.user,
             action="organization.closure_withdrawn",
@@ -213,7 +213,7 @@ def _complete(closure: Closure) -> str:
         services.lock(organization)
         if Closure.objects.filter(pk=closure.pk, closed_at=None).update(closed_at=timezone.now()):
             services.end_memberships(organization=organization)
-            services.record(
+            services.record_audit_event(
                 organization=organization, actor=None, action="organization.closed", target=organization.slug
             )
     return ""

@@ -15,7 +15,7 @@ from rest_framework import serializers
 from rest_framework.serializers import ValidationError
 
 from console.accounts.models import User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import InvalidInput
 from jobs import results
 from jobs.errors import QuotaExceeded
@@ -127,7 +127,7 @@ def update_details(*, job: Job, user: User | None, data: Mapping[str, Any]) -> J
         for name, value in changes.items():
             setattr(current, name, value)
         current.save(update_fields=[*changes, "deletion_notice"])  # `_change_retention` may have cleared the notice
-        record(
+        record_audit_event(
             organization=job.organization,
             actor=user,
             action="job.changed",

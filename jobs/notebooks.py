@@ -30,7 +30,7 @@ from billing.pricing import Estimate, Mode
 from billing.pricing import Purchase as PricedPurchase
 from billing.quotes import make_extension_quote, make_quote, require_valid
 from console.accounts.models import Membership, Organization
-from console.accounts.services import record, require_active
+from console.accounts.services import record_audit_event, require_active
 from console.core.enqueue import send_on_commit
 from console.core.errors import InvalidInput, NotFound
 from jobs import lifecycle, orders, quotas, run_specs, selectors
@@ -188,7 +188,9 @@ def _place_extension(membership: Membership, quote: Quote, key: str) -> Order:
             actor=membership.user,
             data={"amount_minor": extension.amount_minor, "currency": quote.currency},
         )
-        record(organization=organization, actor=membership.user, action="notebook.extended", target=f"job:{job.pk}")
+        record_audit_event(
+            organization=organization, actor=membership.user, action="notebook.extended", target=f"job:{job.pk}"
+        )
         send_on_commit(extend_job, job.pk)
     return order
 

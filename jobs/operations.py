@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from console.accounts.models import User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.enqueue import send_on_commit
 from jobs import lifecycle
 from jobs.dispatch import dispatch
@@ -29,7 +29,9 @@ def drain(*, cluster_name: str, actor: User, why: str) -> None:
         status = ClusterStatus.objects.select_for_update().get(name=cluster_name)
         status.drained_since, status.drain_reason = status.drained_since or timezone.now(), reason
         status.save(update_fields=["drained_since", "drain_reason"])
-        record(organization=None, actor=actor, action="cluster.drained", target=cluster_name, data={"why": reason})
+        record_audit_event(
+            organization=None, actor=actor, action="cluster.drained", target=cluster_name, data={"why": reason}
+        )
         send_on_commit(dispatch, cluster_name)  # the pass stores the reason, so that pages of waiting jobs show it
 
 
@@ -41,7 +43,7 @@ def resume(*, cluster_name: str, actor: User) -> None:
             return
         status.drained_since, status.drain_reason = None, ""
         status.save(update_fields=["drained_since", "drain_reason"])
-        record(organization=None, actor=actor, action="cluster.resumed", target=cluster_name)
+        record_audit_event(organization=None, actor=actor, action="cluster.resumed", target=cluster_name)
         send_on_commit(dispatch, cluster_name)
 
 
@@ -56,7 +58,7 @@ def move_job(*, actor: User, job: Job, why: str) -> None:
         if lifecycle.request_move(job=job, why=reason) is None:
             raise AlreadyEnded
         target = f"job:{job.pk}"
-        record(
+        record_audit_event(
             organization=job.organization,
             actor=actor,
             action="job.moved_by_operator",

@@ -22,7 +22,7 @@ from billing.pricing import Purchase as PricedPurchase
 from billing.quotes import make_quote, require_valid
 from billing.selectors import wallet
 from console.accounts.models import Membership, Organization, Quota, User
-from console.accounts.services import record, require_active
+from console.accounts.services import record_audit_event, require_active
 from console.core.enqueue import send_on_commit
 from console.core.errors import CustomerError, InvalidInput
 from console.observability import tracing
@@ -180,7 +180,9 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
             if why:
                 lifecycle.record_event(job=job, kind="stopped_by_operator", data=data)
             lifecycle.request_cancel(job=job, actor=actor)
-            record(organization=job.organization, actor=requested_by, action=action, target=f"job:{job.pk}", data=data)
+            record_audit_event(
+                organization=job.organization, actor=requested_by, action=action, target=f"job:{job.pk}", data=data
+            )
             if job.state == JobState.STOPPING:
                 send_on_commit(stop_job, job.pk)
             else:
@@ -371,7 +373,7 @@ def write_order(
         JobModel(job=job, version=version, position=position) for position, version in enumerate(models)
     )
     lifecycle.record_event(job=job, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
-    record(organization=organization, actor=membership.user, action="order.placed", target=f"job:{job.pk}")
+    record_audit_event(organization=organization, actor=membership.user, action="order.placed", target=f"job:{job.pk}")
     send_on_commit(dispatch, cluster_name)
     return order
 

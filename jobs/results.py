@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.accounts.models import User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import CustomerError
 from jobs.clusters import cluster
 from jobs.errors import JobsError
@@ -155,7 +155,7 @@ def remove(*, job: Job, user: User | None) -> None:
             delete_run(attempt)
     except BackendUnavailable:
         raise ClusterUnavailable from None
-    record(organization=job.organization, actor=user, action="job.results_removed", target=f"job:{job.pk}")
+    record_audit_event(organization=job.organization, actor=user, action="job.results_removed", target=f"job:{job.pk}")
 
 
 def _run_usage(attempt: Attempt) -> trees.Usage:

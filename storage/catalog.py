@@ -23,7 +23,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.accounts.models import Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import CustomerError, InvalidInput, NotFound, Text
 from storage import blobs, files, manifests, quota, selectors, trees
 from storage.archive_readers import ArchiveLimits
@@ -62,7 +62,7 @@ def create_dataset(*, organization: Organization, user: User | None, name: str, 
         quota.lock(organization)
         require_room_for(organization, "datasets")
         dataset = Dataset.objects.create(organization=organization, name=name, description=description, created_by=user)
-        record(organization=organization, actor=user, action="dataset.created", target=name)
+        record_audit_event(organization=organization, actor=user, action="dataset.created", target=name)
     return dataset
 
 
@@ -218,7 +218,7 @@ def _publish(
             )
             current.latest = dataset.latest = version
             current.save(update_fields=["latest"])
-            record(
+            record_audit_event(
                 organization=dataset.organization,
                 actor=user,
                 action="dataset.published",
@@ -275,7 +275,7 @@ def create_workspace(
                     entry_count=usage.entry_count,
                     created_by=user,
                 )
-                record(organization=organization, actor=user, action="workspace.created", target=name)
+                record_audit_event(organization=organization, actor=user, action="workspace.created", target=name)
                 if on_created:
                     on_created(workspace)
                 reservation.release()

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from console.accounts.models import Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import NotFound, Text
 from runtime.specs import Framework
 from storage import in_use, quota
@@ -74,7 +74,7 @@ def create_image(
             setattr(image, column, value)
         image.is_active = True
         image.save()
-        record(organization=organization, actor=user, action="image.created", target=name)
+        record_audit_event(organization=organization, actor=user, action="image.created", target=name)
     return image
 
 
@@ -97,7 +97,7 @@ def update_image(
         for column, value in columns.items():
             setattr(image, column, value)
         image.save(update_fields=list(columns))
-        record(organization=organization, actor=user, action="image.changed", target=image.name)
+        record_audit_event(organization=organization, actor=user, action="image.changed", target=image.name)
     return image
 
 
@@ -108,7 +108,7 @@ def delete_image(*, image: Image, user: User | None = None) -> None:
         quota.lock(organization)
         in_use.require_unused(ObjectIds(images=[image.pk]), viewer_organization_id=organization.pk)
         if Image.objects.filter(pk=image.pk, is_active=True).update(is_active=False):
-            record(organization=organization, actor=user, action="image.deleted", target=image.name)
+            record_audit_event(organization=organization, actor=user, action="image.deleted", target=image.name)
 
 
 def _image_columns(

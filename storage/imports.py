@@ -34,7 +34,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from console.accounts.models import Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core import connections
 from console.core.enqueue import send, send_on_commit
 from console.core.errors import CustomerError, InvalidInput
@@ -116,7 +116,9 @@ def start_import(
         if open_imports().filter(dataset__organization=dataset.organization_id).count() >= MAX_OPEN:
             raise InvalidInput(_("Your organization has 3 imports in progress. Wait for one to end."))
         row = DatasetImport.objects.create(dataset=dataset, url=url, created_by=user, **source._asdict())
-        record(organization=dataset.organization, actor=user, action="dataset.import_started", target=dataset.name)
+        record_audit_event(
+            organization=dataset.organization, actor=user, action="dataset.import_started", target=dataset.name
+        )
         send_on_commit(import_dataset, row.pk)
     return row
 

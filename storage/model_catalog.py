@@ -15,7 +15,7 @@ from django.db.models import Max
 from django.utils.translation import gettext_lazy as _
 
 from console.accounts.models import Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import CustomerError, InvalidInput
 from storage import quota, trees
 from storage.catalog import move_into_place, scratch, scratch_folder, validate_texts
@@ -111,7 +111,7 @@ def _get_or_create_model(organization: Organization, user: User | None, name: st
     if model is None:
         quota.require_room_for(organization, "models")
         model = Model.objects.create(organization=organization, name=name, description=description, created_by=user)
-        record(organization=organization, actor=user, action="model.created", target=name)
+        record_audit_event(organization=organization, actor=user, action="model.created", target=name)
     elif description:
         model.description = description
     return model
@@ -137,7 +137,7 @@ def _create_version(
     )
     model.latest = version
     model.save(update_fields=["latest", "description"])
-    record(
+    record_audit_event(
         organization=model.organization,
         actor=user,
         action="model.published",

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.debug import sensitive_variables
 
 from console.accounts.models import Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core import encryption
 from console.core.errors import InvalidInput, NotFound, Text
 from storage import in_use, quota, registry_client
@@ -106,7 +106,7 @@ def save_registry(
             sentence = _("Your organization has reached its limit of %(most)d registries. Delete one first.")
             raise InvalidInput(fields={"host": sentence % {"most": MAX_REGISTRIES}})
         registry, _created = Registry.objects.update_or_create(organization=organization, host=host, defaults=values)
-        record(organization=organization, actor=user, action="registry.saved", target=host)
+        record_audit_event(organization=organization, actor=user, action="registry.saved", target=host)
     return registry
 
 
@@ -120,7 +120,7 @@ def delete_registry(*, registry: Registry, user: User | None = None) -> None:
             ObjectIds(images=list(images.values_list("pk", flat=True))), viewer_organization_id=organization.pk
         )
         if Registry.objects.filter(pk=registry.pk).delete()[0]:
-            record(organization=organization, actor=user, action="registry.deleted", target=registry.host)
+            record_audit_event(organization=organization, actor=user, action="registry.deleted", target=registry.host)
 
 
 def registry_for(*, organization: Organization, reference: str) -> Registry | None:

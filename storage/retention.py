@@ -16,7 +16,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from console.accounts.models import Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import NotFound
 from storage import in_use, manifests, quota, recycle_bin, selectors, trees
 from storage.catalog import scratch
@@ -37,7 +37,9 @@ def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:
         now = timezone.now()
         if Dataset.objects.filter(pk=dataset.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
             selectors.versions_of(dataset).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
-            record(organization=dataset.organization, actor=user, action="dataset.deleted", target=dataset.name)
+            record_audit_event(
+                organization=dataset.organization, actor=user, action="dataset.deleted", target=dataset.name
+            )
 
 
 def delete_version(*, version: DatasetVersion, user: User | None = None) -> None:
@@ -49,7 +51,9 @@ def delete_version(*, version: DatasetVersion, user: User | None = None) -> None
         in_use.require_unused(ObjectIds(dataset_versions=[version.pk]), viewer_organization_id=organization.pk)
         if _mark_deleted(version):
             _set_latest(version.dataset)
-            record(organization=organization, actor=user, action="dataset.version_deleted", target=str(version))
+            record_audit_event(
+                organization=organization, actor=user, action="dataset.version_deleted", target=str(version)
+            )
 
 
 def delete_model(*, model: Model, user: User | None = None) -> None:
@@ -61,7 +65,7 @@ def delete_model(*, model: Model, user: User | None = None) -> None:
         now = timezone.now()
         if Model.objects.filter(pk=model.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
             selectors.model_versions_of(model).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
-            record(organization=model.organization, actor=user, action="model.deleted", target=model.name)
+            record_audit_event(organization=model.organization, actor=user, action="model.deleted", target=model.name)
 
 
 def delete_model_version(*, version: ModelVersion, user: User | None = None) -> None:
@@ -72,7 +76,9 @@ def delete_model_version(*, version: ModelVersion, user: User | None = None) -> 
         in_use.require_unused(ObjectIds(model_versions=[version.pk]), viewer_organization_id=organization.pk)
         if _mark_deleted(version):
             _set_latest_model(version.model)
-            record(organization=organization, actor=user, action="model.version_deleted", target=str(version))
+            record_audit_event(
+                organization=organization, actor=user, action="model.version_deleted", target=str(version)
+            )
 
 
 def delete_workspace(*, workspace: Workspace, user: User | None = None) -> None:
@@ -81,7 +87,9 @@ def delete_workspace(*, workspace: Workspace, user: User | None = None) -> None:
         quota.lock(workspace.organization)
         in_use.require_unused(ObjectIds(workspaces=[workspace.pk]), viewer_organization_id=workspace.organization.pk)
         if _mark_deleted(workspace):
-            record(organization=workspace.organization, actor=user, action="workspace.deleted", target=workspace.name)
+            record_audit_event(
+                organization=workspace.organization, actor=user, action="workspace.deleted", target=workspace.name
+            )
 
 
 def restore(*, item: Item, user: User | None = None) -> None:
@@ -115,7 +123,9 @@ def restore(*, item: Item, user: User | None = None) -> None:
             if isinstance(item, DatasetVersion):
                 Dataset.objects.filter(pk=item.dataset_id).update(deleted_at=None)
                 _set_latest(item.dataset)
-            record(organization=organization, actor=user, action=f"{_action_prefix(item)}.restored", target=str(item))
+            record_audit_event(
+                organization=organization, actor=user, action=f"{_action_prefix(item)}.restored", target=str(item)
+            )
     except IntegrityError:  # names are unique among objects that are not deleted, and a new one has this name
         raise NameTaken from None
 
@@ -136,7 +146,9 @@ def remove(*, item: Item, user: User | None = None) -> None:
         if item.kept_until is None or item.kept_until > now:
             item.kept_until = now
             item.save(update_fields=["kept_until"])
-            record(organization=organization, actor=user, action=f"{_action_prefix(item)}.removed", target=str(item))
+            record_audit_event(
+                organization=organization, actor=user, action=f"{_action_prefix(item)}.removed", target=str(item)
+            )
     remove_files(item)  # outside the transaction, which locks the quota, because it can take minutes
 
 

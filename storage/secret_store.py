@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.debug import sensitive_variables
 
 from console.accounts.models import Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core import encryption
 from console.core.errors import InvalidInput, NotFound
 from runtime import environment
@@ -68,7 +68,7 @@ def save_secret(*, organization: Organization, name: str, value: str, user: User
             name=name,
             defaults={"encrypted": encryption.encrypt(value, purpose=ENCRYPTION_PURPOSE), "updated_by": user},
         )
-        record(
+        record_audit_event(
             organization=organization,
             actor=user,
             action="secret.created" if created else "secret.changed",
@@ -84,7 +84,7 @@ def delete_secret(*, secret: Secret, user: User | None = None) -> None:
         quota.lock(organization)
         in_use.require_unused(ObjectIds(secrets=[secret.pk]), viewer_organization_id=organization.pk)
         if Secret.objects.filter(pk=secret.pk).delete()[0]:
-            record(organization=organization, actor=user, action="secret.deleted", target=secret.name)
+            record_audit_event(organization=organization, actor=user, action="secret.deleted", target=secret.name)
 
 
 def missing(organization: Organization, names: Collection[str]) -> list[str]:

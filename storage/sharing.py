@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.accounts.models import Organization, Quota, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import InvalidInput, NotFound
 from storage import catalog, quota, selectors
 from storage.errors import NameTaken
@@ -134,7 +134,7 @@ def create_share(*, dataset: Dataset, user: User | None, label: str) -> tuple[Da
             created_by=user,
             expires_at=timezone.now() + CODE_LIFETIME,
         )
-        record(organization=dataset.organization, actor=user, action="dataset.shared", target=dataset.name)
+        record_audit_event(organization=dataset.organization, actor=user, action="dataset.shared", target=dataset.name)
     return share, code
 
 
@@ -165,8 +165,10 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
             )
         share.recipient, share.accepted_at = organization, now
         share.save(update_fields=["recipient", "accepted_at"])
-        record(organization=organization, actor=user, action="dataset.share_accepted", target=dataset.name)
-        record(organization=share.dataset.organization, actor=None, action="dataset.share_taken", target=dataset.name)
+        record_audit_event(organization=organization, actor=user, action="dataset.share_accepted", target=dataset.name)
+        record_audit_event(
+            organization=share.dataset.organization, actor=None, action="dataset.share_taken", target=dataset.name
+        )
     return dataset
 
 
@@ -175,7 +177,9 @@ def revoke_share(*, share: DatasetShare, user: User | None) -> None:
     with transaction.atomic():
         if DatasetShare.objects.filter(pk=share.pk, revoked_at=None).update(revoked_at=timezone.now()):
             dataset = share.dataset
-            record(organization=dataset.organization, actor=user, action="dataset.share_revoked", target=dataset.name)
+            record_audit_event(
+                organization=dataset.organization, actor=user, action="dataset.share_revoked", target=dataset.name
+            )
 
 
 def leave_share(*, organization: Organization, user: User | None, name: str) -> None:
@@ -185,7 +189,7 @@ def leave_share(*, organization: Organization, user: User | None, name: str) -> 
         shares = DatasetShare.objects.filter(dataset=dataset, recipient=organization, revoked_at=None)
         if not shares.update(revoked_at=timezone.now()):
             raise NotFound
-        record(organization=organization, actor=user, action="dataset.share_left", target=name)
+        record_audit_event(organization=organization, actor=user, action="dataset.share_left", target=name)
 
 
 # --- Publish for everyone ---------------------------------------------------------------------------------------------
@@ -200,7 +204,7 @@ def set_public(*, dataset: Dataset, is_public: bool, actor: User | None) -> None
         rows = Dataset.objects.filter(pk=dataset.pk, deleted_at=None).exclude(is_public=is_public)
         if rows.update(is_public=is_public):
             action = "dataset.made_public" if is_public else "dataset.withdrawn"
-            record(organization=dataset.organization, actor=actor, action=action, target=dataset.name)
+            record_audit_event(organization=dataset.organization, actor=actor, action=action, target=dataset.name)
 
 
 def has_public(name: str) -> bool:

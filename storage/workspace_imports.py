@@ -19,7 +19,7 @@ from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
 from console.accounts.models import Organization, User
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.enqueue import send, send_on_commit
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from storage import catalog, imports, selectors
@@ -71,7 +71,7 @@ def start_import(
             git_secret=git_secret,
             created_by=user,
         )
-        record(organization=organization, actor=user, action="workspace.import_started", target=name)
+        record_audit_event(organization=organization, actor=user, action="workspace.import_started", target=name)
         send_on_commit(import_workspace, row.pk)
     return row
 

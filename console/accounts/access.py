@@ -58,7 +58,7 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
 
     Return False if the API token was revoked or has expired, if the session has ended, or if the password was changed.
     Return False too if the member was removed, was deactivated, lacks a second factor that became required, or has a
-    new role without the capability.
+    new role without the capability. Requests of OpenID clients are not handled, because their views stream nothing.
     """
     membership = request_membership(request)
     if membership is None:
@@ -76,14 +76,14 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
     return current.allows(capability)
 
 
-def membership_of_session(session_key: str, *, organization: int) -> Membership | None:
+def membership_of_session(session_key: str, *, organization_id: int) -> Membership | None:
     """Return the usable membership in an organization of the user who is logged in with this session.
 
     None after a log-out, a changed password, or if a second factor that the organization requires is missing.
     """
     user = user_of_session(session_key)
     usable = selectors.usable_memberships().select_related("organization", "user")
-    membership = usable.filter(user=user.pk, organization=organization).first() if user else None
+    membership = usable.filter(user=user.pk, organization=organization_id).first() if user else None
     return None if membership is None or second_factors.is_missing(membership) else membership
 
 

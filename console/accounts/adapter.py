@@ -21,8 +21,8 @@ from console.accounts.models import User
 from console.observability import addresses
 
 MAX_LOGIN_FAILURES, LOGIN_WINDOW_SECONDS = 5, 300
-"""How many log-ins to one account may fail from one IP address in this window. These are the numbers of allauth's own
-limit, which counts by account alone, so that anyone could lock the owner out."""
+"""How many log-ins to one account may fail from one IP address in this window. The numbers are those of allauth's own
+limit, which ACCOUNT_RATE_LIMITS switches off: it counts by account alone, so anyone could lock the owner out."""
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -70,22 +70,23 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
     def _attempts_key(self, email: str) -> str:
         """Return the cache key of the count of attempts at one account from one IP address.
 
-        It has a digest, because what was typed as an e-mail address may be long, and is nothing to keep.
+        The key contains a digest, because the typed address may be very long, and must not be stored.
         """
         address = addresses.rate_limit_key(self.get_client_ip(self.request))
         return f"login_attempts:{hashlib.sha256(f'{email.lower()} {address}'.encode()).hexdigest()}"
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
         """Send a mail whose links use TRAINYARD_URL, not the host of the request."""
-        request_url = str(self.request.build_absolute_uri("/")) if self.request else ""
-        rewritten = {
-            name: f"{settings.TRAINYARD_URL}/{value.removeprefix(request_url)}"
-            if request_url and isinstance(value, str) and value.startswith(request_url)
-            else value
-            for name, value in context.items()
-        }
+        rewritten = {name: self._with_console_url(value) for name, value in context.items()}
         site = {"name": "Trainyard", "domain": settings.TRAINYARD_URL}
         super().send_mail(template_prefix, email, rewritten | {"current_site": site})
+
+    def _with_console_url(self, value: Any) -> Any:
+        """Return a URL on the request's host with TRAINYARD_URL instead of the host; return other values unchanged."""
+        request_url = str(self.request.build_absolute_uri("/")) if self.request else ""
+        if request_url and isinstance(value, str) and value.startswith(request_url):
+            return f"{settings.TRAINYARD_URL}/{value.removeprefix(request_url)}"
+        return value
 
     def login(self, request: HttpRequest, user: User) -> None:
         """Log a user in, and store the language of the page for later mails.

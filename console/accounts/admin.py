@@ -1,4 +1,7 @@
-"""Admin pages of users and organizations. Changes go through `services`, which keeps owners and the audit log."""
+"""Admin pages of users and organizations.
+
+Changes go through `services`, which writes the audit log and never leaves an organization without an owner.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
         for user in queryset:
             with transaction.atomic():
                 if second_factors.reset(user=user):
-                    services.record(
+                    services.record_audit_event(
                         organization=None, actor=_actor_of(request), action="factors.reset", target=user.email
                     )
 
@@ -301,7 +304,8 @@ class ClientForm(ModelForm):  # type: ignore[type-arg]  # allauth publishes no t
 
     def clean_scopes(self) -> str:
         """Return one scope on each line. OpenID Connect requires `openid`."""
-        return "\n".join({"openid": None} | dict.fromkeys(self.cleaned_data["scopes"]))
+        further_scopes = [scope for scope in self.cleaned_data["scopes"] if scope != "openid"]
+        return "\n".join(["openid", *further_scopes])
 
 
 @admin.register(Client)

@@ -162,6 +162,7 @@ class WhoAmIView(TenantView):
 class TokensView(TenantView):
     """The member's own API tokens."""
 
+    # Every member may create tokens, because a token never allows more than the member's role.
     capabilities: ClassVar = {"GET": Capability.VIEW, "POST": Capability.VIEW}
 
     @extend_schema(operation_id="tokens_list", responses=TOKENS_RESPONSE)
@@ -218,11 +219,11 @@ class OrganizationView(TenantView):
             if "name" in data:
                 services.rename_organization(organization=organization, name=data["name"], actor=actor)
             if "requires_second_factor" in data:
-                services.require_second_factor(
+                services.set_second_factor_required(
                     organization=organization, is_required=data["requires_second_factor"], actor=actor
                 )
             if "shell_enabled" in data:
-                services.enable_shells(organization=organization, is_enabled=data["shell_enabled"], actor=actor)
+                services.set_shells_enabled(organization=organization, is_enabled=data["shell_enabled"], actor=actor)
         return Response(OrganizationSerializer(organization).data)
 
 

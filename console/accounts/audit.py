@@ -15,23 +15,23 @@ from celery import shared_task
 from django.contrib.auth.signals import user_login_failed
 from django.dispatch import receiver
 
-from console.accounts.models import MAX_TARGET_LENGTH, AuditEvent, Membership, User
+from console.accounts.models import ACCOUNT_ACTION_PREFIX, MAX_TARGET_LENGTH, AuditEvent, Membership, User
 from console.core.enqueue import send
 from console.observability import context
 
-PREFIX = "account."
-"""The `action` of every entry of this module begins with this prefix."""
-
 
 def record_for_person(*, user: User, action: str, target: str = "", address: str | None = None) -> None:
-    """Write an entry for each organization of the person, or one without an organization."""
+    """Write an entry for each organization of the person, or one without an organization.
+
+    `address` is the IP address from which the person acted; None: that of the current request.
+    """
     memberships = Membership.objects.filter(user=user)
     organization_ids: list[int | None] = [*memberships.values_list("organization_id", flat=True)]
     AuditEvent.objects.bulk_create(
         AuditEvent(
             organization_id=organization_id,
             actor=user,
-            action=f"{PREFIX}{action}",
+            action=f"{ACCOUNT_ACTION_PREFIX}{action}",
             target=target[:MAX_TARGET_LENGTH],
             address=address or context.fields().get("client"),
         )

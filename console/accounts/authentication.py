@@ -1,5 +1,6 @@
-"""API authentication by the token in the `Authorization` header. An invalid token is a 401, never a session.
+"""API authentication by the token in the `Authorization` header.
 
+A request with an invalid token gets a 401, even if it also has a valid session.
 All views accept API tokens. Views with `ClientTokenAuthentication` also accept access tokens of OpenID clients.
 """
 
@@ -48,7 +49,7 @@ class TokenAuthentication(BaseAuthentication):
             raise AuthenticationFailed(
                 _("This API token is unknown, expired or revoked. Create a new one in the console.")
             )
-        token.membership.scopes = token.limits()
+        token.membership.scopes = token.scope_set()
         self._record_use(token)
         context.add(user=token.membership.user_id, organization=token.membership.organization_id)
         return token.membership.user, token
@@ -92,6 +93,7 @@ class ClientTokenAuthentication(BaseAuthentication):
         # A token that names resources (RFC 8707) is for those alone.
         if token is None or token.user is None or not token.user.is_active or token.get_resources():
             raise AuthenticationFailed(_("This access token is unknown or expired. Log in again."))
+        # An administrator may have taken a scope from the client after it got the token.
         granted = set(token.get_scopes()) & set(token.client.get_scopes())
         if openid.NOTEBOOKS not in granted:
             raise PermissionDenied(_("This access token has no scope for notebooks."))
@@ -107,8 +109,8 @@ class ClientTokenAuthentication(BaseAuthentication):
     def _find_membership(self, request: Request, user: User) -> Membership:
         """Return the membership in which the token acts. Raises PermissionDenied."""
         slug = request.headers.get(ORGANIZATION_HEADER, "")
-        usable = openid.usable_memberships(user)
-        chosen = [each for each in usable if slug in {"", each.organization.slug}]
+        usable = openid.accessible_memberships(user)
+        chosen = [each for each in usable if each.organization.slug == slug] if slug else usable
         if not usable:
             raise PermissionDenied(_("You belong to no organization, or lack the second factor that it requires."))
         if len(chosen) != 1:

@@ -63,7 +63,8 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> b
     """Claim the row by setting `mailed_at`, then send a mail to each recipient. Return whether the mails were sent.
 
     `rows` selects the one row that marks the mail as due. If several workers call this at once, only one sends. After
-    a failure the row is released, and the next periodic task tries again.
+    a failure the row is released, and the next periodic task tries again. It then sends all mails of the row again,
+    also those that were sent before the failure.
     """
     if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
         return False

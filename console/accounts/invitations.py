@@ -25,7 +25,7 @@ from console.core.errors import InvalidInput, InvitationNotForYou, NotFound, Too
 from console.installation.selectors import installation
 
 VALID_FOR = timedelta(days=7)
-"""How long a recipient may accept an invitation."""
+"""How long a recipient may accept an invitation: a week outlasts most absences. The inviter can send a new one."""
 MAX_OPEN = 100
 """Largest number of unexpired open invitations of an organization: more than any team needs at once."""
 MAX_PER_DAY = 50
@@ -50,7 +50,7 @@ def invite(*, organization: Organization, email: str, role: str, actor: User) ->
         invitation = Invitation.objects.create(
             organization=organization, email=email, role=role, invited_by=actor, expires_at=now + VALID_FOR
         )
-        services.record(
+        services.record_audit_event(
             organization=organization, actor=actor, action="member.invited", target=email, data={"role": role}
         )
         send_on_commit(send_due)
@@ -82,7 +82,7 @@ def accept(*, invitation: Invitation, user: User) -> Membership:
         membership, _is_new = Membership.objects.get_or_create(
             user=user, organization=invitation.organization, defaults={"role": invitation.role}
         )
-        services.record(
+        services.record_audit_event(
             organization=invitation.organization,
             actor=user,
             action="member.joined",
@@ -139,4 +139,6 @@ def _end_invitation(invitation: Invitation, actor: User | None, action: str) -> 
     with transaction.atomic():
         rows = Invitation.objects.filter(pk=invitation.pk, accepted_at=None, revoked_at=None)
         if rows.update(revoked_at=timezone.now()):
-            services.record(organization=invitation.organization, actor=actor, action=action, target=invitation.email)
+            services.record_audit_event(
+                organization=invitation.organization, actor=actor, action=action, target=invitation.email
+            )

@@ -1,4 +1,4 @@
-"""Middleware: the request's organization and time zone, and a check of the query string.
+"""Middleware: a check of the query string, the reader's time zone, the request's organization, administrators' factors.
 
 The membership is read at each request, so a removed member loses access at once.
 """
@@ -24,13 +24,11 @@ ORGANIZATION_SESSION_KEY = "organization"
 """Session key of the chosen organization's id. A cookie of the same name survives the session."""
 COOKIE_SECONDS = 365 * 86400
 """How long a browser remembers the chosen organization after a log-out: a year."""
-
-
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that must be served without a session: reading it needs the database, which may be down."""
 
 
-class QueryMiddleware:
+class NulByteMiddleware:
     """Refuses query strings with a NUL byte, which PostgreSQL rejects.
 
     Forms, paths and API fields are checked where they are parsed. The admin would pass query strings on unchecked.
@@ -82,8 +80,8 @@ class TenantRequest(HttpRequest):
         if not self.user.is_authenticated:
             return None
         cookie = self.COOKIES.get(ORGANIZATION_SESSION_KEY, "")
-        last_organization = int(cookie) if re.fullmatch(r"[0-9]{1,18}", cookie) else None
-        preferred = self.session.get(ORGANIZATION_SESSION_KEY, last_organization)
+        last_organization_id = int(cookie) if re.fullmatch(r"[0-9]{1,18}", cookie) else None  # no id has more digits
+        preferred = self.session.get(ORGANIZATION_SESSION_KEY, last_organization_id)
         oldest = next(iter(self.memberships), None)
         matching = (membership for membership in self.memberships if membership.organization_id == preferred)
         chosen = next(matching, oldest)

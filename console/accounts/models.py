@@ -14,8 +14,10 @@ from console.accounts.roles import Capability, Role, allows
 
 DISTRIBUTED_TRAINING = "distributed-training"
 """The service that organizations activate before they order. So far the console sells no other."""
+ACCOUNT_ACTION_PREFIX = "account."
+"""How the `action` of each audit event about a person's own log-in begins (`console.accounts.audit`)."""
 MAX_TARGET_LENGTH = 128
-"""The length of the database column of the audit log's objects; longer texts are cut."""
+"""The length of the database column `AuditEvent.target`; longer texts are cut."""
 
 
 class UserManager(BaseUserManager["User"]):
@@ -310,7 +312,7 @@ class ApiToken(models.Model):
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
 
-    def limits(self) -> frozenset[str] | None:
+    def scope_set(self) -> frozenset[str] | None:
         """Return the capabilities that the token is limited to; None: all that the role allows."""
         return None if self.scopes is None else frozenset(self.scopes)
 

@@ -35,7 +35,8 @@ SCOPES = {
 }
 """All scopes, with what the consent page says about each."""
 GRANT_TYPES = (Client.GrantType.AUTHORIZATION_CODE, Client.GrantType.REFRESH_TOKEN)
-"""The grant types of every client. Device codes and client credentials, which involve no browser or person, are off."""
+"""The grant types of every client. Two others are off: device codes need no browser, and client credentials no person.
+"""
 
 
 class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -61,7 +62,7 @@ class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publ
         if ORGANIZATIONS in scopes:
             claims[ORGANIZATIONS] = [
                 {"slug": each.organization.slug, "name": each.organization.name, "role": each.role}
-                for each in usable_memberships(user)
+                for each in accessible_memberships(user)
             ]
         return claims
 
@@ -73,7 +74,7 @@ class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publ
         data["scopes_supported"] = list(SCOPES)
 
 
-def usable_memberships(user: User) -> list[Membership]:
+def accessible_memberships(user: User) -> list[Membership]:
     """Return the memberships in which a person may act now, oldest first. A missing second factor excludes one."""
     memberships = selectors.usable_memberships().filter(user=user).select_related("organization", "user")
     return [each for each in memberships.order_by("pk") if not second_factors.is_missing(each)]
@@ -98,7 +99,9 @@ def clients_of(user: User) -> list[Client]:
 def revoke_client_tokens(*, user: User, client: Client | None = None) -> None:
     """End the access of a client, or of every client, to a person's account."""
     tokens = Token.objects.filter(user=user)
-    (tokens.filter(client=client) if client else tokens).delete()
+    if client is not None:
+        tokens = tokens.filter(client=client)
+    tokens.delete()
 
 
 @receiver([account_signals.password_changed, account_signals.password_set, account_signals.password_reset])

@@ -1,7 +1,7 @@
 """Second factors of a log-in: authenticator apps, passkeys and recovery codes, by allauth's `mfa`.
 
 Their keys are encrypted in the database. The number of codes that can be tried is limited by account: an attacker who
-tries codes knows the password already, and may have many addresses.
+tries codes knows the password already, and may have many IP addresses.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth p
 
 
 class _LimitedByAccount:
-    """Refuses codes after too many wrong ones for one account. allauth's own limit counts by address."""
+    """Refuses codes after too many wrong ones for one account. allauth's own limit counts by IP address."""
 
     user: User
 

@@ -8,6 +8,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from console.accounts.models import (
+    ACCOUNT_ACTION_PREFIX,
     DISTRIBUTED_TRAINING,
     ApiToken,
     AuditEvent,
@@ -40,8 +41,9 @@ def service_accounts(*, organization: Organization) -> QuerySet[ServiceAccount]:
 
 def usable_memberships() -> QuerySet[Membership]:
     """Return the memberships that may act: of active people, and of service accounts that are not disabled."""
-    is_service = Q(service_account__isnull=False, service_account__disabled_at=None)
-    return Membership.objects.filter(Q(user__is_active=True) | is_service)
+    # The user of a service account is never active.
+    of_service_account = Q(service_account__isnull=False, service_account__disabled_at=None)
+    return Membership.objects.filter(Q(user__is_active=True) | of_service_account)
 
 
 def owners_count(*, organization: Organization) -> int:
@@ -82,7 +84,7 @@ def audit_events(*, organization: Organization) -> QuerySet[AuditEvent]:
 
 def activity(*, organization: Organization) -> QuerySet[AuditEvent]:
     """Return what members did, newest first, without their log-ins, which concern owners alone."""
-    return audit_events(organization=organization).exclude(action__startswith="account.")  # `audit.PREFIX`
+    return audit_events(organization=organization).exclude(action__startswith=ACCOUNT_ACTION_PREFIX)
 
 
 def filtered_audit_events(
@@ -95,7 +97,7 @@ def filtered_audit_events(
     until: date | None = None,
     before: int | None = None,
 ) -> QuerySet[AuditEvent]:
-    """Return the audit log, newest first: actions of an area, of a user, from an address, between days (inclusive).
+    """Return the audit log, newest first: actions of an area, of a user, from an IP address, between days (inclusive).
 
     Days are those of the current time zone. `before`: only events with a smaller id.
     """

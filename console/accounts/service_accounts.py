@@ -128,7 +128,7 @@ def _checked_role(actor: Membership, role: str) -> Role:
 
 def _record(account: ServiceAccount, actor: Membership, verb: str, **data: str) -> None:
     """Write an entry of the audit log; `verb` is a past participle such as "created"."""
-    services.record(
+    services.record_audit_event(
         organization=actor.organization,
         actor=actor.user,
         action=f"service_account.{verb}",

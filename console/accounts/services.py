@@ -1,7 +1,8 @@
 """Every change to accounts: organizations, members, the service's activation, API tokens, and the audit log.
 
-Callers check the actor's capability. The rules for everyone are enforced here: an organization always has an owner,
-and a service is activated only after its terms were accepted.
+Callers check the actor's capability, except for the activation of the service, which checks it here. The rules for
+everyone are enforced here: an organization always has an owner, and a service is activated only after its terms were
+accepted.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TOKEN_PREFIX = "ty_"  # noqa: S105  # how a token begins, not a token
 TOKEN_BYTES = 30
 """Token length: 240 random bits, 40 characters of URL-safe base64."""
 MAX_TOKEN_DAYS = 3650
-"""The longest life of a token that expires: ten years. A token for longer has no expiry."""
+"""The longest life of a token that expires: ten years. For a longer life, create one that never expires."""
 MAX_NAME_LENGTH = 100
 """The length of the database columns that hold names of organizations and tokens."""
 MAX_SLUG_ATTEMPTS = 20
@@ -66,21 +67,24 @@ def create_organization(*, user: User, name: str) -> Membership:
         organization = _insert_organization(name)
         Quota.objects.create(organization=organization)
         membership = Membership.objects.create(user=user, organization=organization, role=Role.OWNER)
-        record(organization=organization, actor=user, action="organization.created", target=organization.slug)
+        record_audit_event(
+            organization=organization, actor=user, action="organization.created", target=organization.slug
+        )
     return membership
 
 
 def rename_organization(*, organization: Organization, name: str, actor: User) -> Organization:
     """Rename the organization. Its slug stays, because URLs may contain it. Raises InvalidInput."""
-    previous_name, organization.name = organization.name, _checked_name(name)
+    previous_name = organization.name
+    organization.name = _checked_name(name)
     with transaction.atomic():
         organization.save(update_fields=["name"])
         data = {"from": previous_name, "to": organization.name}
-        record(organization=organization, actor=actor, action="organization.renamed", data=data)
+        record_audit_event(organization=organization, actor=actor, action="organization.renamed", data=data)
     return organization
 
 
-def require_second_factor(*, organization: Organization, is_required: bool, actor: User) -> Organization:
+def set_second_factor_required(*, organization: Organization, is_required: bool, actor: User) -> Organization:
     """Set whether all members need a second factor. Idempotent.
 
     Raises InvalidInput if the actor has none: they would lock themselves out.
@@ -95,11 +99,11 @@ def require_second_factor(*, organization: Organization, is_required: bool, acto
             organization.requires_second_factor = is_required
             organization.save(update_fields=["requires_second_factor"])
             action = "organization.second_factor_" + ("required" if is_required else "optional")
-            record(organization=organization, actor=actor, action=action)
+            record_audit_event(organization=organization, actor=actor, action=action)
     return organization
 
 
-def enable_shells(*, organization: Organization, is_enabled: bool, actor: User) -> Organization:
+def set_shells_enabled(*, organization: Organization, is_enabled: bool, actor: User) -> Organization:
     """Set whether members may open shells in nodes. Idempotent. Open shells end at their next check."""
     with transaction.atomic():
         lock(organization)
@@ -108,7 +112,7 @@ def enable_shells(*, organization: Organization, is_enabled: bool, actor: User) 
             organization.shell_enabled = is_enabled
             organization.save(update_fields=["shell_enabled"])
             action = "organization.shells_" + ("enabled" if is_enabled else "disabled")
-            record(organization=organization, actor=actor, action=action)
+            record_audit_event(organization=organization, actor=actor, action=action)
     return organization
 
 
@@ -125,7 +129,7 @@ def change_role(*, membership: Membership, role: str, actor: User | None) -> Mem
         data = {"from": membership.role, "to": role}
         membership.role = role
         membership.save(update_fields=["role"])
-        record(
+        record_audit_event(
             organization=membership.organization,
             actor=actor,
             action="member.role_changed",
@@ -145,7 +149,9 @@ def remove_member(*, membership: Membership, actor: User | None) -> None:
         if current.role == Role.OWNER:
             _require_another_owner(current)
         current.delete()
-        record(organization=membership.organization, actor=actor, action="member.removed", target=membership.user.email)
+        record_audit_event(
+            organization=membership.organization, actor=actor, action="member.removed", target=membership.user.email
+        )
 
 
 # --- The service ------------------------------------------------------------------------------------------------------
@@ -176,7 +182,7 @@ def activate_service(*, membership: Membership, accept_terms: bool) -> ServiceAc
         activation.deactivated_at = None
         activation.save()
         data = {"terms_version": version}
-        record(
+        record_audit_event(
             organization=organization,
             actor=membership.user,
             action="service.activated",
@@ -193,7 +199,7 @@ def deactivate_service(*, membership: Membership) -> ServiceActivation | None:
 
 
 def suspend_service(*, organization: Organization, actor: User | None) -> ServiceActivation | None:
-    """Deactivate the service as an administrator, who is not a member."""
+    """Deactivate the service without a check of a capability, because an administrator is no member."""
     with transaction.atomic():
         lock(organization)
         activation = selectors.activation(organization=organization)
@@ -201,7 +207,9 @@ def suspend_service(*, organization: Organization, actor: User | None) -> Servic
             return activation
         activation.deactivated_at = timezone.now()
         activation.save(update_fields=["deactivated_at"])
-        record(organization=organization, actor=actor, action="service.deactivated", target=DISTRIBUTED_TRAINING)
+        record_audit_event(
+            organization=organization, actor=actor, action="service.deactivated", target=DISTRIBUTED_TRAINING
+        )
     return activation
 
 
@@ -236,12 +244,13 @@ def end_memberships(*, organization: Organization) -> None:
 def close_account(*, user: User) -> None:
     """Delete a person's account with memberships and tokens. The audit log keeps their address with their actions.
 
-    Raises SoleOwner while an organization that is not being closed has no other owner.
+    Raises SoleOwner for administrators, and while an organization that is not being closed has no other owner.
     """
     if user.is_staff:
         raise SoleOwner(_("Administrators can't delete their own account. Ask another administrator."))
     with transaction.atomic():
-        organizations = (
+        # Locked, so that two owners who delete their accounts at once cannot leave an organization without an owner.
+        organizations = list(
             Organization.objects.select_for_update(of=("self",)).filter(memberships__user=user).order_by("pk")
         )
         closing_ids = set(
@@ -252,7 +261,7 @@ def close_account(*, user: User) -> None:
             message = _("You are the only owner of %(names)s. Make another member an owner, or close it first.")
             raise SoleOwner(message % {"names": ", ".join(solely_owned)})
         for organization in organizations:
-            record(organization=organization, actor=user, action="account.closed", target=user.email)
+            record_audit_event(organization=organization, actor=user, action="account.closed", target=user.email)
         AuditEvent.objects.filter(actor=user).update(actor_email=user.email)
         user.delete()
 
@@ -298,7 +307,7 @@ def create_token(
             scopes=None if limits is None else sorted(limits),
             expires_at=min(expiries, default=None),
         )
-        record(
+        record_audit_event(
             organization=membership.organization,
             actor=actor or membership.user,
             action="token.created",
@@ -322,7 +331,12 @@ def revoke_token(*, token: ApiToken, actor: User | None) -> None:
     with transaction.atomic():
         if ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now()):
             organization = token.membership.organization
-            record(organization=organization, actor=actor, action="token.revoked", target=str(token))
+            record_audit_event(organization=organization, actor=actor, action="token.revoked", target=str(token))
+
+
+def token_digest(secret: str) -> str:
+    """Return the stored digest of a secret. Secrets are random, so a plain SHA-256 suffices."""
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 # --- Sign-up ----------------------------------------------------------------------------------------------------------
@@ -339,7 +353,7 @@ def request_approval(*, user: User) -> None:
     if settings.SIGNUP == "approval":
         user.awaits_approval = True
         user.save(update_fields=["awaits_approval"])
-        record(organization=None, actor=user, action="approval.requested", target=user.email)
+        record_audit_event(organization=None, actor=user, action="approval.requested", target=user.email)
 
 
 def approve_user(*, user: User, actor: User | None) -> bool:
@@ -347,13 +361,11 @@ def approve_user(*, user: User, actor: User | None) -> bool:
     with transaction.atomic():
         if not User.objects.filter(pk=user.pk, awaits_approval=True).update(awaits_approval=False):
             return False
-        record(organization=None, actor=actor, action="approval.given", target=user.email)
+        record_audit_event(organization=None, actor=actor, action="approval.given", target=user.email)
     return True
 
 
-def token_digest(secret: str) -> str:
-    """Return the stored digest of a secret. Secrets are random, so a plain SHA-256 suffices."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+# --- Language and time zone -------------------------------------------------------------------------------------------
 
 
 def set_mail_language(*, user: User, language: str | None) -> None:
@@ -381,7 +393,7 @@ def store_browser_time_zone(*, user: User, name: str) -> None:
 # --- The audit log ----------------------------------------------------------------------------------------------------
 
 
-def record(
+def record_audit_event(
     *,
     organization: Organization | None,
     actor: User | None,
@@ -391,7 +403,7 @@ def record(
 ) -> AuditEvent:
     """Write an entry of the audit log in the caller's transaction. `action` has the form `noun.past_participle`.
 
-    Within a request, the client's address is stored too.
+    Within a request, the client's IP address is stored too.
     """
     return AuditEvent.objects.create(
         organization=organization,
@@ -412,7 +424,7 @@ def _insert_organization(name: str) -> Organization:
     The slug's unique constraint decides which is free, so concurrent calls cannot choose the same.
     """
     base = slugify(name)[:50].strip("-") or "organization"  # a slug has 60 characters: the rest is for the number
-    for number in range(1, MAX_SLUG_ATTEMPTS):
+    for number in range(1, MAX_SLUG_ATTEMPTS + 1):
         if number < MAX_SLUG_ATTEMPTS // 2:
             slug = base if number == 1 else f"{base}-{number}"
         else:

@@ -37,4 +37,4 @@ class RequestsPerMinute(BaseThrottle):
 
     def wait(self) -> float:
         """Return the seconds until the next window, for the `Retry-After` header."""
-        return WINDOW_SECONDS - time.time() % WINDOW_SECONDS + 1
+        return WINDOW_SECONDS - time.time() % WINDOW_SECONDS + 1  # one more, for clients that come a little early

@@ -140,7 +140,7 @@ def restore(source: Path, *, force: bool = False, report: ReportProgress = lambd
     report("Reading the backup ...")
     manifest = verify(source)
     # `fresh_connection`: a connection from before may be broken, and none may remain when the database is stopped.
-    with _stopped_console(), database.fresh_connection():
+    with _while_console_is_stopped(), database.fresh_connection():
         # Check everything before the first change.
         database.check_readable(source / DATABASE_FILE)
         _refuse_newer(manifest)
@@ -166,7 +166,9 @@ def unfinished_restore() -> str:
 def roots() -> dict[str, Path]:
     """Return the folders that a backup packs. The part of the root `runs`, for example, is `runs.tar`."""
     folders = {"storage": settings.TRAINYARD_STORAGE_ROOT, "runs": settings.TRAINYARD_RUNS_ROOT}
-    return folders | ({"sandbox": settings.VAR_DIR / "sandbox"} if settings.PAYMENTS_SANDBOX else {})
+    if settings.PAYMENTS_SANDBOX:
+        folders["sandbox"] = settings.VAR_DIR / "sandbox"
+    return folders
 
 
 # --- Backup -----------------------------------------------------------------------------------------------------------
@@ -371,12 +373,12 @@ def _running_database() -> Iterator[None]:
     if not settings.EMBEDDED_DATABASE or settings.EMBEDDED.processes():  # not ours, or its servers run already
         yield
         return
-    with _stopped_console():
+    with _while_console_is_stopped():
         yield
 
 
 @contextmanager
-def _stopped_console() -> Iterator[None]:
+def _while_console_is_stopped() -> Iterator[None]:
     """Hold the lock of `up`, so that no console starts during the block. Raises BackupRefused if `up` runs.
 
     The embedded database is started for the block. It is stopped afterwards, unless it ran before. Without an embedded

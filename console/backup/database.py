@@ -78,7 +78,8 @@ def replace(archive: Path) -> None:
             )
             _copy_statements(pg_restore.stdout, psql.stdin)
             # If pg_restore failed, COMMIT is not sent: psql's session ends and nothing changes.
-            if was_commit_sent := pg_restore.wait() == 0:
+            was_commit_sent = pg_restore.wait() == 0
+            if was_commit_sent:
                 psql.stdin.write(b"COMMIT;\n")
         except BrokenPipeError:
             pass  # psql has ended; its error output, read below, tells why
@@ -89,8 +90,10 @@ def replace(archive: Path) -> None:
         if psql.returncode:
             # A failed statement, also a failed COMMIT, rolls everything back. But if the connection broke after COMMIT
             # was sent, the server may have committed.
-            is_unknown = was_commit_sent and psql.returncode != STATEMENT_FAILED
-            raise (DatabaseStateUnknown if is_unknown else DatabaseToolFailed)(_last_lines("psql", psql_errors))
+            message = _last_lines("psql", psql_errors)
+            if was_commit_sent and psql.returncode != STATEMENT_FAILED:
+                raise DatabaseStateUnknown(message)
+            raise DatabaseToolFailed(message)
         if pg_restore.wait():
             raise DatabaseToolFailed(_last_lines("pg_restore", restore_errors))
 

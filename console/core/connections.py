@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from runtime.packages.proxy import is_public
 
 TIMEOUT_SECONDS = 60
-"""How long a connection waits for the server to accept it, or to send the next bytes."""
+"""How long a connection waits for the server to accept it, or to send the next bytes: servers of large files may be
+slow. Webhooks set a shorter limit."""
 _TUNNELS = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 """IPv6 ranges (NAT64, 6to4, Teredo) whose addresses contain an IPv4 address, which may be private."""
 

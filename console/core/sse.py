@@ -21,7 +21,8 @@ from rest_framework.renderers import JSONRenderer
 HEARTBEAT_SECONDS = 15.0
 """After this time without an event, a comment is sent. Proxies close idle connections, often after 30 or 60 seconds."""
 RECHECK_SECONDS = 1.0
-"""Access is checked again before an event or heartbeat if the last check is older than this."""
+"""Access is checked again before an event or heartbeat if the last check is older than this. So a stream with many
+events a second reads the database for this only once a second."""
 RETRY_MILLISECONDS = 2000
 """How long a browser waits before it reconnects: long enough that a restarted server is not flooded."""
 MEDIA_TYPE = "text/event-stream"

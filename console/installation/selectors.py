@@ -17,7 +17,8 @@ from console.installation.models import DEFAULT_NAME, Brand, LegalText, Notice
 
 CACHE_KEY = "installation"
 CACHE_SECONDS = 20
-"""How long a process caches the installation. Every process shows a change made in /admin/ after this time."""
+"""How long a process caches the installation. Every process shows a change made in /admin/ after this time, which is
+short enough for an operator who checks the result."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -103,7 +104,8 @@ def open_work() -> Iterator[Metric]:
     oldest = GaugeMetricFamily(
         "trainyard_queue_oldest_seconds", "Wait of the oldest job that may start.", labels=("cluster", "node_spec")
     )
-    for cluster, spec, count, age in _query(QUEUE, [resolve_cluster_name("")]):
+    default_cluster = resolve_cluster_name("")  # node specs that name no cluster belong to it
+    for cluster, spec, count, age in _query(QUEUE, [default_cluster]):
         queued.add_metric((cluster, spec), count)
         oldest.add_metric((cluster, spec), age)
     yield queued
@@ -201,15 +203,12 @@ def _update_sums() -> dict[str, Any]:
         if submit_seconds is not None:
             _add_duration(sums["times"]["dispatch"], submit_seconds)
         if reason:
-            is_retried = "yes" if kind == JobState.QUEUED else "no"
-            sums["ends"][f"{reason} {is_retried}"] += 1
+            retried = "yes" if kind == JobState.QUEUED else "no"
+            sums["ends"][f"{reason} {retried}"] += 1
     sums["behind"] = int(len(rows) == MAX_EVENTS_PER_SCRAPE)
     if sums["after"] != after_id:
-        try:
+        with suppress(redis.RedisError):  # while Redis is down, each scrape sums the same events again
             redis_client.client().set(key, json.dumps(sums))
-        except redis.RedisError:
-            # Nothing is cached, so each scrape begins at the first event and sums at most MAX_EVENTS_PER_SCRAPE.
-            sums["behind"] = int(after_id == 0 and bool(rows)) or sums["behind"]
     return sums
 
 

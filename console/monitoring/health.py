@@ -56,6 +56,7 @@ CHECK_NAMES: dict[str, Text] = {
     heartbeats.WATCHER: gettext_lazy("Watcher"),
     heartbeats.CLUSTER: gettext_lazy("Cluster"),
 }
+"""The labels of the checks, for operators."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _check_database() -> str:
 
 
 def _check_migrations() -> str:
-    """Check that all migrations were applied. A newer schema is no problem: the previous version works with it."""
+    """Check that all migrations were applied. A newer schema is no problem: each version works with the next one's."""
     if time.monotonic() - _migrated_at.get(connection.alias, float("-inf")) < SCHEMA_CACHE_SECONDS:
         return ""
     executor = MigrationExecutor(connection)

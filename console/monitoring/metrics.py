@@ -178,7 +178,8 @@ def _collect_capacity(clusters: dict[str, heartbeats.Heartbeat]) -> Iterator[Met
 def _collect_ledger(heartbeat: heartbeats.Heartbeat | None) -> Iterator[Metric]:
     """Yield the numbers of findings of the last check of the ledger, by kind."""
     findings = GaugeMetricFamily("trainyard_ledger_wrong", "Findings of the last ledger check.", labels=("what",))
-    for kind, count in (heartbeat.details.get("wrong", {}) if heartbeat else {}).items():
+    counts = heartbeat.details.get("wrong", {}) if heartbeat else {}
+    for kind, count in counts.items():
         findings.add_metric((kind,), count)
     yield findings
 
@@ -193,5 +194,5 @@ def _collect_task_queue() -> Iterator[Metric]:
         yield GaugeMetricFamily(name, text, value=value)
 
 
-REGISTRY = CollectorRegistry(auto_describe=False)
+REGISTRY = CollectorRegistry(auto_describe=False)  # else `register` would collect, and so read the database on import
 REGISTRY.register(Collector())

@@ -1,4 +1,4 @@
-"""The first middleware: it gives each request an id, context fields and a span, counts it, and answers monitoring.
+"""The first middleware. It gives each request an id, context fields and a span, counts it, and answers probes.
 
 It also hands streaming responses to the server (`_detach_stream`). The access log is written by `console.serving`,
 which knows when a response was sent completely.

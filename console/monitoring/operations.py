@@ -100,18 +100,23 @@ def _problems() -> list[Figure]:
     quarantined_count = StripeEvent.objects.filter(state=StripeEvent.States.QUARANTINED).count()
     unpaid_count = len(closure.accounts_to_pay_back())
     return [
-        Figure(_("Stuck jobs"), str(stuck_count), f"{jobs_url}?state__exact={JobState.STARTING}", stuck_count > 0),
+        Figure(
+            _("Stuck jobs"),
+            str(stuck_count),
+            f"{jobs_url}?state__exact={JobState.STARTING}",
+            is_bad=stuck_count > 0,
+        ),
         Figure(
             _("Quarantined payment events"),
             str(quarantined_count),
             reverse("admin:billing_stripeevent_changelist") + "?state__exact=quarantined",
-            quarantined_count > 0,
+            is_bad=quarantined_count > 0,
         ),
         Figure(
             _("Closed organizations with money left"),
             str(unpaid_count),
             reverse("admin:accounts_closure_changelist"),
-            unpaid_count > 0,
+            is_bad=unpaid_count > 0,
         ),
     ]
 

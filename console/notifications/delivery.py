@@ -38,8 +38,8 @@ THREADS = 8
 """How many requests are sent at once, so that a few slow receivers do not delay the others much."""
 ROUND_SIZE = 64
 """The most deliveries that a round sends: 8 for each thread. If every receiver is slow, it takes 80 to 240 seconds."""
-NOTIFICATIONS_PER_QUEUE = 500
-"""The most notifications that one call of `queue` handles, so that its transaction stays short."""
+NOTIFICATIONS_PER_CALL = 500
+"""The most notifications that one call of `create_deliveries` handles, so that its transaction stays short."""
 RETENTION = timedelta(days=90)
 """How long notifications and the log of their deliveries are kept."""
 ERROR_LENGTH = 200
@@ -61,11 +61,11 @@ class RequestResult:
         return self.status is not None and 200 <= self.status < 300
 
 
-def queue() -> int:
+def create_deliveries() -> int:
     """Create the deliveries of new notifications, and return the number of notifications. Safe to repeat."""
     with transaction.atomic():
         unqueued = Notification.objects.select_for_update(skip_locked=True).filter(queued_at=None).order_by("id")
-        notifications = list(unqueued[:NOTIFICATIONS_PER_QUEUE])
+        notifications = list(unqueued[:NOTIFICATIONS_PER_CALL])
         organization_ids = {notification.organization_id for notification in notifications}
         webhooks_by_organization: dict[int, list[Webhook]] = {}
         for webhook in Webhook.objects.filter(organization__in=organization_ids):
@@ -161,8 +161,8 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
         receiver = connections.connection_to(
             f"{parts.scheme}://{parts.netloc}", allows_private=settings.WEBHOOK_PRIVATE_ADDRESSES
         )
-        # The timeout limits connecting. It also applies to each read, but anew, so that a receiver that sends single
-        # bytes could hold the thread forever. Therefore `time_limit` limits the request as a whole.
+        # The timeout limits connecting, and then each read on its own. A receiver that sends single bytes could hold
+        # the thread forever. Therefore `time_limit` limits the request as a whole.
         receiver.timeout = REQUEST_SECONDS
         with closing(receiver):
             receiver.connect()

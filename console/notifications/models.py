@@ -21,7 +21,7 @@ class Notification(models.Model):
     user = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
     """Who gets the mail of `jobs.run_mails`: the user who ordered the run or sweep. None: nobody gets it.
 
-    Pages and webhooks ignore this field. So deleting a user shows the notifications to no further people.
+    Pages and webhooks ignore this field. Therefore a deleted user, which makes it None, changes nothing for them.
     """
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
     mailed_at = models.DateTimeField(null=True, blank=True)

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from console.accounts.models import Membership, Organization, User
-from console.accounts.services import lock, record
+from console.accounts.services import lock, record_audit_event
 from console.core import encryption
 from console.core.errors import InvalidInput, NotFound
 from console.notifications.kinds import KINDS
@@ -78,7 +78,7 @@ def webhooks_of(organization: Organization) -> QuerySet[Webhook]:
     return Webhook.objects.filter(organization=organization)
 
 
-def webhook(organization: Organization, pk: int) -> Webhook:
+def webhook_for(organization: Organization, pk: int) -> Webhook:
     """Return the organization's webhook with this id. Raises NotFound."""
     matching = webhooks_of(organization).filter(pk=pk).first()
     if matching is None:
@@ -107,14 +107,14 @@ def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] =
             secret=encryption.encrypt(secret, purpose=ENCRYPTION_PURPOSE),
             created_by=membership.user,
         )
-        record(organization=organization, actor=membership.user, action="webhook.created", target=url)
+        record_audit_event(organization=organization, actor=membership.user, action="webhook.created", target=url)
     return created, secret
 
 
 def delete_webhook(*, webhook: Webhook, user: User) -> None:
     """Delete a webhook and the log of its deliveries."""
     with transaction.atomic():
-        record(organization=webhook.organization, actor=user, action="webhook.deleted", target=webhook.url)
+        record_audit_event(organization=webhook.organization, actor=user, action="webhook.deleted", target=webhook.url)
         webhook.delete()
 
 

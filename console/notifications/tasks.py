@@ -10,7 +10,7 @@ from console.notifications import delivery
 @shared_task
 def deliver() -> None:
     """Create the deliveries of new notifications, and send those that are due."""
-    delivery.queue()
+    delivery.create_deliveries()
     delivery.deliver_due()
 
 

@@ -34,7 +34,8 @@ def resolve_client(environ: MutableMapping[str, Any]) -> str | None:
 
     Return None if the connection has no IP address, as on a Unix socket.
     """
-    peer, forwarded_for = (str(environ.get(name) or "") for name in ("REMOTE_ADDR", "HTTP_X_FORWARDED_FOR"))
+    peer = str(environ.get("REMOTE_ADDR") or "")
+    forwarded_for = str(environ.get("HTTP_X_FORWARDED_FOR") or "")
     address = client_address(peer, forwarded_for, settings.TRUSTED_PROXIES)
     if address is not None:
         environ["REMOTE_ADDR"] = address

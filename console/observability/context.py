@@ -44,8 +44,8 @@ def fields() -> dict[str, Value]:
 def bound(**values: Value | None) -> Iterator[dict[str, Value]]:
     """Add fields for the duration of the block; values of None are left out.
 
-    Yield the mapping of all current fields. `add` adds to the same mapping, so the caller can read there, also after
-    the block, which fields the block added.
+    Yield the mapping of all current fields, to which `add` adds. The caller can read the mapping after the block, and
+    then finds the added fields too.
     """
     merged = dict(_bound.get() or {})
     merged.update((name, value) for name, value in values.items() if value is not None)
@@ -86,8 +86,9 @@ def fields_from_header(header: Any) -> dict[str, Value]:
     """Return the fields in a message's header. Invalid values are left out: other programs may use the broker too."""
     if not isinstance(header, Mapping):
         return {}
+    received = {name: header.get(name) for name in TASK_FIELDS}
     return {
         name: value
-        for name in TASK_FIELDS
-        if isinstance(value := header.get(name), int) or (isinstance(value, str) and VALID_ID.fullmatch(value))
+        for name, value in received.items()
+        if isinstance(value, int) or (isinstance(value, str) and VALID_ID.fullmatch(value))
     }

@@ -30,7 +30,7 @@ from console.observability import redis_client
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
-"""How often the buffer is added to Redis."""
+"""How often the buffer is added to Redis. A killed process loses the counts of this time."""
 RETRY_SECONDS = 5.0
 """How long to wait before the next transfer after Redis did not answer."""
 MAX_BUFFER_KEYS = 5000

@@ -34,8 +34,8 @@ INTERVAL_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 """How long a process sends no heartbeat after Redis did not answer, so that its loop seldom waits for Redis."""
 EXPIRY_SECONDS = 600.0
-"""After this long the heartbeat of a process is removed, unless it is the latest of its kind and part. The process has
-ended, since monitoring calls one late after a minute."""
+"""After this long the heartbeat of a process is removed, unless it is the latest of its kind and part. A process that
+was silent for so long has ended: monitoring reports a late one after a minute at most."""
 _KEY = "signs"
 """The name of the Redis hash. It is older than the term heartbeat; the processes of two versions must agree on it."""
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 def touch(name: str) -> None:
     """Touch the liveness file of the program `name`, such as `watcher`. A failure is only logged: work goes on."""
-    path = settings.VAR_DIR / "pulse" / name
+    path = settings.VAR_DIR / "pulse" / name  # the probes in operators' manifests name this path
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch()

@@ -107,7 +107,8 @@ def span(
     links = [Link(trace.get_current_span(_context(link)).get_span_context())] if link else []
     if parent and (not current.is_valid or trace.format_trace_id(current.trace_id) != parent[TRACE_ID]):
         parent_context = _context(parent)
-        links += [Link(current)] if current.is_valid else []
+        if current.is_valid:
+            links.append(Link(current))
     tracer = _provider.get_tracer("trainyard")
     with tracer.start_as_current_span(
         name, context=parent_context, kind=kind, attributes=attributes, links=links
@@ -149,7 +150,9 @@ def child_traceparent(traceparent: str, name: str) -> str:
 
 def export(spans: Sequence[FinishedSpan]) -> None:
     """Export spans that have already ended. Does nothing while tracing is off."""
-    for finished in spans if is_on() else ():
+    if not is_on():
+        return
+    for finished in spans:
         with _provider.next_span_id(int(finished.traceparent[SPAN_ID], 16)):
             exported = _provider.get_tracer("trainyard").start_span(
                 finished.name,

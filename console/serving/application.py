@@ -63,8 +63,8 @@ class Application:
         # One address or organization can use at most half of the upload threads, so that others can always upload.
         self._upload_limit = Limit(max(1, settings.UPLOAD_THREADS // 2), refusals.TOO_MANY_UPLOADS)
         self._streams = Streams()
-        self._notebooks = notebooks.NotebookForwarder(self._run_page)
-        self._shells = shells.ShellConnector(self._run_page)
+        self._notebooks = notebooks.NotebookForwarder(self._run_django)
+        self._shells = shells.ShellConnector(self._run_django)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or websocket, or ASGI's lifespan events of the process."""
@@ -108,14 +108,14 @@ class Application:
         Raises Refused, ClientDisconnected.
         """
         if (job_id := notebooks.requested_job_id(scope)) is not None:
-            socket_path = await self._notebooks.admit(job_id, scope, send)
-            if socket_path is not None:
+            address = await self._notebooks.admit(job_id, scope, send)
+            if address is not None:
                 with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
                     await _read_into(spool, scope, receive, limit=notebooks.MAX_BODY_BYTES)
                     spool.seek(0)
-                    await notebooks.forward(socket_path, scope, spool, receive, send)
+                    await notebooks.forward(address, scope, spool, receive, send)
             return
-        exchange: Exchange = scope.setdefault(SCOPE_KEY, Exchange())
+        exchange = scope[SCOPE_KEY] = Exchange()
         with ExitStack() as resources:
             if (pattern := UPLOAD_PATHS.get(scope["method"])) and pattern.fullmatch(scope["path"]):
                 resources.enter_context(self._upload_limit.slot(addresses.rate_limit_key(_client_of(scope))))
@@ -137,12 +137,12 @@ class Application:
             for message in messages:
                 await send(message)
 
-    async def _run_page(self, scope: Scope) -> list[Message]:
+    async def _run_django(self, scope: Scope) -> list[Message]:
         """Return Django's response to a request without a body. Raises Refused."""
         return await self._pages.run(self._respond, scope, b"")
 
     def _count_upload(self, scope: Scope, resources: ExitStack) -> None:
-        """Count an upload under its organization too, whose users can have many addresses. Raises Refused.
+        """Count an upload under its organization too, whose users can have many IP addresses. Raises Refused.
 
         `resources` stops counting it when the request ends.
         """

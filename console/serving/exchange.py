@@ -153,9 +153,9 @@ class _End(enum.Enum):
 class IncomingBody:
     """The body of an upload's request, which its view reads in the view's thread while the body arrives.
 
-    A view first calls `begin`, which counts the upload by calling `count_upload` on the server's event loop. This
-    function raises Refused if the sender has too many uploads in progress. The first `read` starts a task that receives
-    up to READ_AHEAD_BYTES ahead, so that receiving and the view's work overlap.
+    A view first calls `begin`, which counts the upload by calling `count_upload` on the server's event loop.
+    `count_upload` raises Refused if the sender has too many uploads in progress. The first `read` starts a task that
+    receives up to READ_AHEAD_BYTES ahead, so that receiving and the view's work overlap.
     """
 
     def __init__(self, receive: Receive, count_upload: Callable[[], None]) -> None:

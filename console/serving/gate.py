@@ -80,5 +80,5 @@ def verified_socket(path: Path) -> Iterator[str]:
 
 
 def header(scope: Mapping[str, Any], name: bytes) -> str:
-    """Return the first value of the header `name`, in lower case; empty if the request lacks it."""
+    """Return the first value of a header; empty if the request lacks it. `name` is in lower case, as in the scope."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

@@ -6,8 +6,8 @@ its pages from reading the console or another notebook.
 
 Before the server forwards a request, it asks Django whether the browser may use the notebook: it sends a subrequest to
 the view `console.web.notebooks.admit`. The view checks a cookie of the notebook's host. The notebook itself never
-receives this cookie, and cannot set cookies. Its JupyterLab asks for no password or token, because
-browsers reach it only through this module. The run's own processes can reach it too.
+receives this cookie, and cannot set cookies. Its JupyterLab asks for no password or token, because browsers reach it
+only through this module. The run's own processes can reach it too.
 """
 
 from __future__ import annotations

@@ -153,7 +153,8 @@ class GuardedProtocol(H11Protocol):
     def _is_late(self, now: float) -> bool:
         """Return whether the client is too slow to send its headers or its body.
 
-        A body must bring BODY_BYTES_PER_SECOND on average in each window of BODY_SECONDS.
+        A body must bring BODY_BYTES_PER_SECOND on average in each window of BODY_SECONDS. Each call also updates the
+        times from which it measures.
         """
         if self._head_since is not None:
             return now - self._head_since > settings.HEADER_SECONDS

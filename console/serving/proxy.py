@@ -84,7 +84,7 @@ async def relay(
     `response_headers` returns the headers for the browser, or raises Refused. Raises Refused if the program does not
     respond.
     """
-    # There is no TLS on a Unix socket; without `verify`, httpx would load certificates for each request.
+    # There is no TLS on a Unix socket. `verify=False` only keeps httpx from loading certificates for each request.
     transport = httpx.AsyncHTTPTransport(uds=socket_path, verify=False)
     async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT, trust_env=False) as client:
         try:

@@ -1,7 +1,7 @@
 """The threads that run views.
 
 By default asgiref runs each request in a new thread with a new database connection. Here a fixed number of threads
-serves all requests, and each thread keeps its connection. Therefore no number of clients can exhaust them.
+serves all requests, and each thread keeps its connection. Therefore no number of clients can use up the connections.
 """
 
 from __future__ import annotations

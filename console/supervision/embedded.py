@@ -24,7 +24,8 @@ import psutil
 import redis
 
 MAX_SOCKET_PATH_LENGTH = 100
-"""Linux allows 107 bytes for a socket's path. The longest path in the folder is that of PostgreSQL's lock file."""
+"""The longest path of PostgreSQL's lock file in the folder of the sockets. Linux allows 107 bytes for a socket's path.
+supervisord first binds its socket under a name with its pid, which may be 5 bytes longer than the lock file's name."""
 POSTGRES_VERSION_FOLDER = "pginstall18"
 """The folder in the wheel with PostgreSQL 18. Another major version could not read the existing data."""
 DATABASE = "trainyard"
@@ -92,7 +93,7 @@ class Embedded:
                 redis_server.send_signal(signal.SIGTERM)
                 redis_server.wait(30)  # it writes its data to the disk first
             if self._postgres_process():
-                self._postgres_tool("pg_ctl", "stop", "-w", "-m", "fast", "-D", str(self.data_dir))
+                self._run_postgres_tool("pg_ctl", "stop", "-w", "-m", "fast", "-D", str(self.data_dir))
 
     def processes(self) -> list[psutil.Process]:
         """Return the running server processes."""
@@ -105,7 +106,7 @@ class Embedded:
         if self._postgres_process():
             return
         if not (self.data_dir / "PG_VERSION").exists():
-            self._create_cluster()
+            self._create_data_dir()
         self._end_orphans()
         self._remove_reused_pid_files()
         log = self.log_dir / "postgres.log"
@@ -113,12 +114,12 @@ class Embedded:
             f"-c listen_addresses='' -c unix_socket_directories='{self.socket_dir}' "
             f"-c max_connections={MAX_CONNECTIONS} -c random_page_cost={RANDOM_PAGE_COST}"
         )
-        result = self._postgres_tool(
+        result = self._run_postgres_tool(
             "pg_ctl", "start", "-w", "-t", "60", "-D", str(self.data_dir), "-l", str(log), "-o", options, check=False
         )
         if result.returncode:
             raise ServiceError(f"PostgreSQL did not start: {result.stdout.strip()}. Its log is {log}.")
-        self._postgres_tool(
+        self._run_postgres_tool(
             "psql", "-h", str(self.socket_dir), "-U", "postgres", "-v", "ON_ERROR_STOP=1", "-q",
             stdin=f"SELECT 'CREATE DATABASE {DATABASE}' WHERE NOT EXISTS "  # noqa: S608  # a constant of ours
             f"(SELECT FROM pg_database WHERE datname = '{DATABASE}')\\gexec",
@@ -150,11 +151,11 @@ class Embedded:
             if psutil.pid_exists(pid):
                 pidfile.unlink()
 
-    def _create_cluster(self) -> None:
+    def _create_data_dir(self) -> None:
         """Run initdb in a temporary folder and rename it, so that a crash leaves no incomplete data folder."""
         new_dir = Path(tempfile.mkdtemp(prefix="postgres.", dir=self.var))
         try:
-            self._postgres_tool(
+            self._run_postgres_tool(
                 "initdb", "-D", str(new_dir), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"
             )
             if self.data_dir.exists():
@@ -163,7 +164,7 @@ class Embedded:
         finally:
             shutil.rmtree(new_dir, ignore_errors=True)
 
-    def _postgres_tool(
+    def _run_postgres_tool(
         self, tool: str, *arguments: str, stdin: str = "", check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run one of PostgreSQL's programs, and return its exit status and output.

@@ -45,7 +45,7 @@ and most end within a second."""
 LEFTOVER_SECONDS = 15.0
 """How long left-over processes may take to end after SIGTERM, and again after SIGKILL."""
 LOG_BYTES = 10 * 1024**2
-"""The size at which supervisord rotates a program's log. It keeps three older files."""
+"""The size at which supervisord rotates a program's log. It keeps three older files: 40 MiB for each program."""
 MAX_RESTARTS = 1000
 """After this many failed starts in a row supervisord gives a program up. It waits a second longer after each, so this
 takes days, and a program outlasts a long outage of PostgreSQL."""
@@ -87,20 +87,20 @@ def programs() -> list[Program]:
     # Without a pid file: one of a killed beat would keep the next from starting.
     beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")
     selected_programs = [
-        Program("web", ("-m", "console.serving.server"), "pages, API and live views", 30, stop_seconds=15),
-        Program("worker", (*celery, *tasks), "tasks", 40, stop_seconds=20),
-        Program("dispatcher", (*celery, *dispatcher), "starts jobs", 40, stop_seconds=20),
-        Program("beat", (*celery, *beat), "sends periodic tasks", 50),
-        Program("watcher", ("manage.py", "watch_runs"), "follows runs as they happen", 60),
+        Program("web", ("-m", "console.serving.server"), "pages, API and live views", priority=30, stop_seconds=15),
+        Program("worker", (*celery, *tasks), "tasks", priority=40, stop_seconds=20),
+        Program("dispatcher", (*celery, *dispatcher), "starts jobs", priority=40, stop_seconds=20),
+        Program("beat", (*celery, *beat), "sends periodic tasks", priority=50),
+        Program("watcher", ("manage.py", "watch_runs"), "follows runs as they happen", priority=60),
     ]
     if None in settings.TRAINYARD_CLUSTERS.values():  # this machine is a cluster, so it has sandboxes
-        selected_programs.append(Program("tools", ("manage.py", "run_tools"), "TensorBoard", 35))
+        selected_programs.append(Program("tools", ("manage.py", "run_tools"), "TensorBoard", priority=35))
     if settings.EMBEDDED_DATABASE or settings.EMBEDDED_REDIS:
         # Starts a server again after it has died. `manage.py up` stops the servers, after all programs.
-        services = Program("services", ("manage.py", "hold_services"), "embedded PostgreSQL and Redis", 10)
+        services = Program("services", ("manage.py", "hold_services"), "embedded PostgreSQL and Redis", priority=10)
         selected_programs.append(services)
     if settings.PAYMENTS_SANDBOX:
-        sandbox = Program("sandbox", ("manage.py", "payments_sandbox"), "payments without Stripe", 35)
+        sandbox = Program("sandbox", ("manage.py", "payments_sandbox"), "payments without Stripe", priority=35)
         selected_programs.append(sandbox)
     return sorted(selected_programs, key=lambda program: program.priority)
 
@@ -111,7 +111,10 @@ def start_services() -> None:
 
 
 def prepare() -> None:
-    """Start the embedded servers, migrate the database and collect static files. Safe to repeat."""
+    """Prepare the database and the static files. Safe to repeat.
+
+    Start the embedded servers, migrate the database, fill an empty catalogue and collect static files.
+    """
     start_services()
     call_command("migrate", interactive=False, verbosity=0)
     call_command("seed_catalogue", verbosity=0)
@@ -271,7 +274,7 @@ def supervisor_config() -> str:
 
 
 def _python_command() -> list[str]:
-    """Return the interpreter's command with the mark as an `-X` option, of which Python ignores unknown ones."""
+    """Return the interpreter's command with the mark as an `-X` option: Python ignores unknown ones."""
     return [sys.executable, "-X", _installation_mark()]
 
 

@@ -43,7 +43,7 @@ class MemberRequest(HttpRequest):
 View = Callable[Concatenate[Any, Arguments], HttpResponseBase]
 
 
-def signed_in(view: View[Arguments]) -> View[Arguments]:
+def require_log_in(view: View[Arguments]) -> View[Arguments]:
     """Require a log-in.
 
     Anonymous users are redirected to the log-in page. After the log-in they get the requested page, or the page with
@@ -74,7 +74,7 @@ def _page_of_form(request: HttpRequest) -> str:
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponseBase:
     """Return the response to a failed CSRF check (CSRF_FAILURE_VIEW).
 
-    htmx gets a 401, as in `signed_in`: a log-in in another tab has made this page's token invalid.
+    htmx gets a 401, as in `require_log_in`: a log-in in another tab has made this page's token invalid.
     """
     return HttpResponse(status=401) if is_htmx(request) else csrf.csrf_failure(request, reason)
 
@@ -110,7 +110,7 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
     """
 
     def decorate(view: View[Arguments]) -> View[Arguments]:
-        @signed_in
+        @require_log_in
         @wraps(view)
         def wrapper(request: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> HttpResponseBase:
             if request.membership is None:
@@ -142,7 +142,7 @@ def operator(permission: str) -> Callable[[View[Arguments]], View[Arguments]]:
     """
 
     def decorate(view: View[Arguments]) -> View[Arguments]:
-        @signed_in
+        @require_log_in
         @wraps(view)
         def wrapper(request: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> HttpResponseBase:
             if not (request.user.is_staff and request.user.has_perm(permission)):

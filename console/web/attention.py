@@ -58,15 +58,15 @@ def notices(data: OverviewData) -> list[Notice]:
     """Return the notices, the urgent ones first."""
     organization = data.membership.organization
     all_notices = [
-        *_money(data),
-        *_failed_jobs(organization),
-        *_files(organization, data.usage),
-        *_clusters(data.silent_clusters),
+        *_money_notices(data),
+        *_failed_job_notices(organization),
+        *_file_notices(organization, data.usage),
+        *_cluster_notices(data.silent_clusters),
     ]
     return sorted(all_notices, key=lambda notice: not notice.is_urgent)
 
 
-def _money(data: OverviewData) -> Iterator[Notice]:
+def _money_notices(data: OverviewData) -> Iterator[Notice]:
     account, may_pay = data.account, data.membership.allows(Capability.PAY)
     if account is None:
         return
@@ -95,10 +95,10 @@ def _money(data: OverviewData) -> Iterator[Notice]:
         yield Notice("unpaid_storage", text, action, url, is_urgent=True)
     for state in data.budgets:
         if state.reached_percent >= BUDGET_WARNING_PERCENT:
-            yield _budget(state)
+            yield _budget_notice(state)
 
 
-def _budget(state: BudgetState) -> Notice:
+def _budget_notice(state: BudgetState) -> Notice:
     percent = round(state.fraction * 100)
     if state.budget.user:
         text = _("%(percent)d%% of the budget of %(member)s is charged or held this month.") % {
@@ -113,7 +113,7 @@ def _budget(state: BudgetState) -> Notice:
     return Notice("budget", text, _("Budgets"), f"{reverse('cost_list')}#budgets", is_urgent=is_exceeded)
 
 
-def _failed_jobs(organization: Organization) -> Iterator[Notice]:
+def _failed_job_notices(organization: Organization) -> Iterator[Notice]:
     search = JobSearch(state="failed", since=str(timezone.localdate() - FAILED_JOB_PERIOD))
     count = job_search.count(organization, search)
     if count:
@@ -122,7 +122,7 @@ def _failed_jobs(organization: Organization) -> Iterator[Notice]:
         yield Notice("failed_jobs", text % {"count": count}, _("Failed jobs"), url)
 
 
-def _files(organization: Organization, usage: Usage) -> Iterator[Notice]:
+def _file_notices(organization: Organization, usage: Usage) -> Iterator[Notice]:
     runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
     count = runs.filter(kept_until__lte=timezone.now() + expiry.NOTICE).count()
     usage_url = reverse("storage_usage")
@@ -141,7 +141,7 @@ def _files(organization: Organization, usage: Usage) -> Iterator[Notice]:
         yield Notice("storage", text, _("Usage"), usage_url, is_urgent=share >= 1)
 
 
-def _clusters(silent_clusters: list[str]) -> Iterator[Notice]:
+def _cluster_notices(silent_clusters: list[str]) -> Iterator[Notice]:
     for name in silent_clusters:
         text = _("The cluster %(name)s is not responding. You can still order; runs start when it responds again.")
         yield Notice("cluster", text % {"name": name}, _("Status"), reverse("status"))

@@ -65,7 +65,7 @@ class FilterForm(forms.Form):
 @require_GET
 @member(Capability.MANAGE)
 def audit_log(request: MemberRequest) -> HttpResponse:
-    """Show who did what, when and from which address, newest first."""
+    """Show who did what, when and from which IP address, newest first."""
     organization = request.membership.organization
     form = FilterForm(list(organization.memberships.select_related("user").order_by("id")), request.GET)
     filters = form.cleaned_data if form.is_valid() else {}

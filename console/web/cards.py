@@ -88,17 +88,17 @@ def card_add(request: MemberRequest) -> HttpResponse:
 @member(Capability.PAY)
 def card_default(request: MemberRequest) -> HttpResponse:
     """Make a card the default."""
-    return _change(request, customers.make_default, _("This is now the default card."))
+    return _change_card(request, customers.make_default, _("This is now the default card."))
 
 
 @require_POST
 @member(Capability.PAY)
 def card_remove(request: MemberRequest) -> HttpResponse:
     """Delete a card."""
-    return _change(request, customers.remove_card, _("The card was removed."))
+    return _change_card(request, customers.remove_card, _("The card was removed."))
 
 
-def _change(request: MemberRequest, change: Callable[..., object], success: str) -> HttpResponse:
+def _change_card(request: MemberRequest, change: Callable[..., object], success: str) -> HttpResponse:
     """Call `change` with the chosen card, and show `success` or the error."""
     try:
         change(organization=request.membership.organization, method_id=request.POST.get("method", ""))
@@ -131,14 +131,14 @@ def _initial_amounts(account: Account, setup: AutoTopUp | None) -> dict[str, str
 def _render_cards(
     request: MemberRequest, account: Account, setup: AutoTopUp | None, form: AutoTopUpForm
 ) -> HttpResponse:
-    # If the provider does not answer, the page is still shown, with the problem in place of the cards.
+    """Render the page. If the provider does not answer, the problem is in place of the cards."""
     cards: list[SavedCard] = []
     problem = ""
     try:
         cards = customers.saved_cards(request.membership.organization)
     except BillingError as error:
         problem = str(error.message)
-    # The page then explains why the cards are gone: the provider deleted them with the customer.
+    # If so, the page explains why the cards are gone: the provider deleted them with the customer.
     has_deleted_customer = not cards and not problem and customers.has_deleted_customer(request.membership.organization)
     context = {
         "account": account,

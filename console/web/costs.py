@@ -51,7 +51,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
         "billing/cost_list.html",
         {
             "account": account,
-            "wallet": account,  # for the frame, which would read it again
+            "wallet": account,  # for base.html, which would read it again
             "month": month,
             "months": costs.months_with_costs(organization),
             "dimension": dimension,
@@ -97,7 +97,7 @@ def budget_set(request: MemberRequest) -> HttpResponse:
 def csv_file(lines: Iterable[str], name: str) -> StreamingHttpResponse:
     """Return CSV lines as a download. A byte order mark comes first, because Excel reads UTF-8 only after one."""
     response = StreamingHttpResponse(_with_byte_order_mark(lines), content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = content_disposition_header(True, name) or ""
+    response["Content-Disposition"] = content_disposition_header(as_attachment=True, filename=name) or ""
     return response
 
 
@@ -111,6 +111,7 @@ def _chart_data(names: list[str], days: Mapping[date, list[int]], currency: str)
     return {
         "names": [name or "–" for name in names],
         "days": [day.isoformat() for day in days],
+        # `days` has the amounts of all names for each day. The chart needs the amounts of all days for each name.
         "amounts": [
             [float(to_major(amounts[index], currency)) for amounts in days.values()] for index in range(len(names))
         ],

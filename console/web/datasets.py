@@ -310,9 +310,10 @@ def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") ->
         "may_store": is_own and request.membership.allows(Capability.STORE),
         "shares": sharing.open_shares(dataset) if is_own else (),
         "code": code,
-        "direct_from": direct_uploads.min_bytes_in_pages(),
+        "direct_from_bytes": direct_uploads.min_bytes_in_pages(),
         "offers_imports": imports.is_offered(),
         "endpoints": bucket_import.allowed_endpoints(),
+        # An import from a bucket takes its credentials from secrets.
         "secrets": secret_store.secrets_for(request.membership.organization)
         if bucket_import.allowed_endpoints()
         else (),

@@ -46,7 +46,7 @@ GUIDES = {
 """The guides that are shown, by file name in `docs/`."""
 ERRORS = "errors"
 """The name of the page of error codes in URLs."""
-ERRORS_TITLE = PageEntry(_("Error codes"), _("Every error of the API: its status and what to do."))
+ERRORS_ENTRY = PageEntry(_("Error codes"), _("Every error of the API: its status and what to do."))
 MAX_RESULTS = 30
 """How many sections a search shows."""
 MAX_QUERY_LENGTH = 100
@@ -89,7 +89,7 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
     """Show a guide, or the error codes."""
     context: dict[str, Any] = {"page": page, "pages": _pages()}
     if page == ERRORS:
-        context |= {"title": ERRORS_TITLE.title, "codes": error_reference()}
+        context |= {"title": ERRORS_ENTRY.title, "codes": error_reference()}
     elif page in GUIDES:
         guide = _guide(page)
         contents = [section for section in guide.sections if section.level == 2]
@@ -101,7 +101,7 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
 
 def _pages() -> dict[str, PageEntry]:
     """Return all pages by their names in URLs."""
-    return GUIDES | {ERRORS: ERRORS_TITLE}
+    return GUIDES | {ERRORS: ERRORS_ENTRY}
 
 
 def _results(query: str) -> list[dict[str, Any]]:
@@ -201,7 +201,8 @@ def _plain(token: Token) -> str:
     """Return the text of a token without markup."""
     if token.children is None:
         return token.content
-    return " ".join("".join(child.content if child.content else " " for child in token.children).split())
+    text = "".join(child.content or " " for child in token.children)  # a line break has no content
+    return " ".join(text.split())
 
 
 def _anchor(title: str, used: dict[str, int]) -> str:

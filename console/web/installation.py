@@ -16,8 +16,8 @@ CACHE_CONTROL = "public, max-age=31536000, immutable"
 """Browsers keep the brand's files for a year: the files get new URLs when the brand changes."""
 
 MIN_BRIGHTNESS = 160
-"""The lowest average of red, green and blue (0 to 255) of a colour on a dark page. A gray of 160 has a
-contrast of 5.6 to the cards of the dark theme; WCAG requires 4.5."""
+"""The lowest average of red, green and blue (0 to 255) of a colour on a dark page. A grey of 160 has a contrast of 5.6
+with the cards of the dark theme; WCAG requires 4.5."""
 HOVER_SHARE = 0.15
 """The share of black (light theme) or white (dark theme) in the colour of a button under the pointer."""
 

@@ -89,7 +89,8 @@ def invoice_pdf(request: MemberRequest, pk: int) -> HttpResponse:
         messages.error(request, str(error.message))
         return redirect("invoice_detail", pk)
     response = HttpResponse(content, content_type="application/pdf")
-    response["Content-Disposition"] = content_disposition_header(True, f"{invoice.number}.pdf") or ""
+    disposition = content_disposition_header(as_attachment=True, filename=f"{invoice.number}.pdf")
+    response["Content-Disposition"] = disposition or ""
     return response
 
 

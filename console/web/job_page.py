@@ -150,14 +150,17 @@ def _overview(job: Job) -> dict[str, Any]:
 
 def _logs(job: Job) -> dict[str, Any]:
     attempts = list(job.attempts.all())
-    last_attempt = attempts[-1].number if attempts else 1
-    failed_rank = ((attempts[-1].failure or {}).get("rank") or 0) if attempts else 0
+    last_attempt = attempts[-1] if attempts else None
+    failure = (last_attempt.failure if last_attempt else None) or {}
+    shown_rank = failure.get("rank") or 0  # the rank that failed first; without one, rank 0
+    last_number = last_attempt.number if last_attempt else 1
     return {
         "ranks": range(job.nodes * job.workers_per_node),
-        "first_failed": failed_rank,
+        "shown_rank": shown_rank,
         "attempt_numbers": [attempt.number for attempt in attempts],
-        "log_path": f"logs/attempt-{last_attempt}/rank-0.log",
-        "text": selectors.log(job, failed_rank, -LOG_BYTES_SHOWN, at_line=True).text,
+        # The script replaces attempt and rank in this path by those that the reader chooses.
+        "log_path": f"logs/attempt-{last_number}/rank-0.log",
+        "text": selectors.log(job, shown_rank, -LOG_BYTES_SHOWN, at_line=True).text,
     }
 
 
@@ -199,7 +202,7 @@ TABS: dict[str, Callable[[Job], dict[str, Any]]] = {
 
 def _fix_button(job: Job, explanation: Explanation, *, has_files: bool) -> dict[str, str]:
     """Return the button beside a diagnosis, as `url`, `title` and `icon`. It leads to what the customer can do now."""
-    kind, frame = explanation.diagnosis.fix, explanation.diagnosis.frame
+    fix, frame = explanation.diagnosis.fix, explanation.diagnosis.frame
     order_url = f"{reverse('training_new')}?"
     if explanation.changes:
         url = order_url + urlencode({"rerun": job.pk, **explanation.changes})
@@ -211,16 +214,16 @@ def _fix_button(job: Job, explanation: Explanation, *, has_files: bool) -> dict[
                 "price": money(explanation.hourly_minor, job.order.quote.currency),
             }
         return {"url": url, "title": title, "icon": "repeat"}
-    if kind is Fix.LONGER and has_files:
+    if fix is Fix.LONGER and has_files:
         url = order_url + urlencode({"rerun": job.pk, "from_checkpoint": job.pk})
         return {"url": url, "title": _("Continue with a higher time limit"), "icon": "rocket"}
-    if kind is Fix.FILES and has_files:
+    if fix is Fix.FILES and has_files:
         return {"url": reverse("job_files", args=[job.pk]), "title": _("Look at the files"), "icon": "folder"}
-    if kind is Fix.REQUIREMENTS and not job.workspace.deleted_at:
+    if fix is Fix.REQUIREMENTS and not job.workspace.deleted_at:
         path = job.requirements_path or posixpath.join(posixpath.dirname(job.code_path), "requirements.txt")
         url = reverse("workspace_file", args=[job.workspace.name, path])
         return {"url": f"{url}?new=1", "title": _("Open requirements.txt"), "icon": "file-text"}
-    if kind is Fix.EDIT and frame is not None and not job.workspace.deleted_at:
+    if fix is Fix.EDIT and frame is not None and not job.workspace.deleted_at:
         path = _path_in_workspace(job, frame.file)
         url = reverse("workspace_file", args=[job.workspace.name, path or job.code_path])
         title = _("Open %(file)s") % {"file": posixpath.basename(path or job.code_path)}

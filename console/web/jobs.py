@@ -30,7 +30,7 @@ from jobs.models import Job
 from storage import selectors as storage
 
 MAX_SELECTED = 100
-"""How many jobs one form may cancel."""
+"""How many jobs one form may cancel: a page of the list has 25."""
 
 
 @require_GET
@@ -49,7 +49,7 @@ def job_list(request: MemberRequest) -> HttpResponse:
         "search": search,
         "page": page,
         "rows": [rows.row(job) for job in page.jobs],
-        "moving": any(not job.is_ended for job in page.jobs),
+        "has_open": any(not job.is_ended for job in page.jobs),
         "has_tensorboard": tensorboards.is_available(),
     }
     if request.htmx:

@@ -1,4 +1,4 @@
-"""Curves of jobs: the tab *Metrics*, points as a table and as CSV, compared runs, and the cost of values."""
+"""Curves of jobs: the tab *Metrics*, points as a table and CSV, compared runs, and what it cost to reach a value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from console.core.errors import NotFound
 from console.web.access import MemberRequest, member
 from console.web.amounts import parse_row_id
 from jobs import cost_analysis, curves, estimates, free_runs, rows, selectors
-from jobs.models import Job, MetricPoint
+from jobs.models import Attempt, Job, MetricPoint
 
 MAX_COMPARED = 8
 """Largest number of runs in one chart: a chart has eight colors."""
@@ -81,8 +81,10 @@ def job_compare(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     jobs = _compared_jobs(organization, ",".join(request.GET.getlist("jobs")))
     extents = curves.extents(jobs)
-    all_names = {name for extents_by_name in extents.values() for name in extents_by_name if curves.better(name)}
-    names = sorted(all_names)[:MAX_CURVES_IN_TABLE]
+    all_names = {name for extents_by_name in extents.values() for name in extents_by_name}
+    # The table shows the best value of each curve, so it needs to know whether higher or lower is better.
+    judged_names = {name for name in all_names if curves.better(name) is not curves.Better.UNKNOWN}
+    names = sorted(judged_names)[:MAX_CURVES_IN_TABLE]
 
     def best_values(job: Any) -> list[tuple[str, float | None]]:
         extents_by_name = extents[job.pk]
@@ -142,7 +144,10 @@ def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
     `text` is the typed value. If it is empty, `cost_analysis` chooses the value.
     """
     names = cost_analysis.curve_names(job)
-    if not names or curves.Spending(job, [], job.queued_at).is_free:
+    if not names:
+        return {}
+    no_attempts: list[Attempt] = []  # whether node time is free depends on the quote alone
+    if curves.Spending(job, no_attempts, job.queued_at).is_free:
         return {}
     name = curve if curve in names else names[0]
     target, error = _parse_target(text if name == curve else "")

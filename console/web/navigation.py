@@ -1,4 +1,4 @@
-"""The context of each page's frame: sidebar, organization, wallet. A template that needs none causes no query."""
+"""The context of `base.html`: sidebar, organization, wallet. A template that needs none of them causes no query."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ SECTIONS = (
     ),
     Section(_("Help"), (Entry(_("Documentation"), "docs", "book", ("docs",)),)),
 )
-
+"""The sidebar for members with every capability."""
 REQUIRED_CAPABILITIES = {"training_new": Capability.RUN, "invoice_list": Capability.PAY}
 """The capability that an entry needs, if not every member has it."""
 HELP = {
@@ -95,7 +95,7 @@ HELP = {
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
-    """Return the template variables of the frame. `may` says whether the member has each capability.
+    """Return the variables of `base.html`. `may` says whether the member has each capability.
 
     `sections` and `wallet` are functions, so that only templates that use them cause queries.
 

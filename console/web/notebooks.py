@@ -27,7 +27,7 @@ from billing.models import Quote
 from billing.quotes import quote_for
 from console.accounts.access import membership_of_session
 from console.accounts.roles import Capability
-from console.accounts.services import is_active, record
+from console.accounts.services import is_active, record_audit_event
 from console.core import encryption
 from console.core.errors import CustomerError, InvalidInput, NotFound
 from console.serving.exchange import exchange_of
@@ -72,7 +72,7 @@ def notebook_list(request: MemberRequest) -> HttpResponse:
     context = {
         "page": page,
         "rows": [rows.row(job) for job in page],
-        "moving": any(not job.is_ended for job in page),
+        "has_open": any(not job.is_ended for job in page),
         "is_offered": notebooks.is_offered(),
     }
     return render(request, "jobs/_notebook_rows.html" if request.htmx else "jobs/notebook_list.html", context)
@@ -186,7 +186,7 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
     if notebooks.socket_of(job) is None:
         messages.info(request, _("This notebook does not run now."))
         return redirect("job_detail", pk)
-    record(
+    record_audit_event(
         organization=job.organization, actor=request.membership.user, action="notebook.opened", target=f"job:{job.pk}"
     )
     ticket = _seal(job.pk, request.session.session_key or "", seconds=TICKET_SECONDS, purpose=TICKET_PURPOSE)
@@ -205,20 +205,20 @@ def admit(request: HttpRequest) -> HttpResponse:
         return HttpResponseNotFound()
     if notebook_request.path == ENTER_PATH:
         ticket = parse_qs(notebook_request.query).get("ticket", [""])[0]
-        session = _unseal(ticket, notebook_request.job_id, purpose=TICKET_PURPOSE)
-        if session is None or _notebook_of_session(session, notebook_request.job_id) is None:
+        session_key = _unseal(ticket, notebook_request.job_id, purpose=TICKET_PURPOSE)
+        if session_key is None or _notebook_of_session(session_key, notebook_request.job_id) is None:
             return _refuse(request, notebook_request.job_id)
         response = HttpResponse(status=303, headers={"Location": "/lab", "Referrer-Policy": "no-referrer"})
         response.set_cookie(
             COOKIE,
-            _seal(notebook_request.job_id, session, seconds=COOKIE_SECONDS, purpose=COOKIE_PURPOSE),
+            _seal(notebook_request.job_id, session_key, seconds=COOKIE_SECONDS, purpose=COOKIE_PURPOSE),
             secure=COOKIE.startswith("__Host-"),
             httponly=True,
             samesite="Lax",
         )
         return response
-    session = _unseal(request.COOKIES.get(COOKIE, ""), notebook_request.job_id, purpose=COOKIE_PURPOSE)
-    job = None if session is None else _notebook_of_session(session, notebook_request.job_id)
+    session_key = _unseal(request.COOKIES.get(COOKIE, ""), notebook_request.job_id, purpose=COOKIE_PURPOSE)
+    job = None if session_key is None else _notebook_of_session(session_key, notebook_request.job_id)
     exchange.notebook_socket = notebooks.socket_of(job) if job else None
     return HttpResponse() if exchange.notebook_socket else _refuse(request, notebook_request.job_id)
 
@@ -233,25 +233,26 @@ def _refuse(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "jobs/notebook_closed.html", {"address": address}, status=403)
 
 
-def _notebook_of_session(session: str, pk: int) -> Job | None:
+def _notebook_of_session(session_key: str, pk: int) -> Job | None:
     """Return the notebook if the session belongs to a member who may use it."""
-    organization = Job.objects.filter(pk=pk, builtin_script=NOTEBOOK_SCRIPT).values_list("organization").first()
-    if organization is None:
+    notebook = Job.objects.filter(pk=pk, builtin_script=NOTEBOOK_SCRIPT)
+    organization_id = notebook.values_list("organization_id", flat=True).first()
+    if organization_id is None:
         return None
-    membership = membership_of_session(session, organization=organization[0])
+    membership = membership_of_session(session_key, organization_id=organization_id)
     if membership is None or not membership.allows(Capability.RUN):
         return None
     return selectors.job_without_relations(membership.organization, pk)
 
 
-def _seal(pk: int, session: str, *, seconds: int, purpose: bytes) -> str:
-    """Return an encrypted text from which `_unseal` reads the session, for `seconds`."""
-    data = {"job": pk, "session": session, "until": time.time() + seconds}
+def _seal(pk: int, session_key: str, *, seconds: int, purpose: bytes) -> str:
+    """Return an encrypted text from which `_unseal` reads the key of a session, for `seconds`."""
+    data = {"job": pk, "session": session_key, "until": time.time() + seconds}
     return encryption.encrypt(json.dumps(data), purpose=purpose).decode()
 
 
 def _unseal(text: str, pk: int, *, purpose: bytes) -> str | None:
-    """Return the session in a text of `_seal`. None if the text is for another notebook, expired or forged."""
+    """Return the session key in a text of `_seal`. None if the text is for another notebook, expired or forged."""
     data = encryption.decrypt(text.encode(), purpose=purpose) if text.isascii() else None
     sealed = json.loads(data) if data else {}
     return str(sealed["session"]) if sealed.get("job") == pk and time.time() < sealed["until"] else None
@@ -291,6 +292,7 @@ def _parse_times(posted: QueryDict, controls: Mapping[str, tuple[str, int]]) -> 
 
 
 def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: bool = False) -> HttpResponse:
+    """Render the card of a quote for a new notebook or for more time."""
     is_extension = EXTENSION_MARK in quote.purchase
     return quote_card(
         request,

@@ -91,7 +91,7 @@ def webhook_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.MANAGE)
 def webhook_detail(request: MemberRequest, pk: int) -> HttpResponse:
     """Show the log of a webhook's deliveries."""
-    webhook = services.webhook(request.membership.organization, pk)
+    webhook = services.webhook_for(request.membership.organization, pk)
     deliveries = webhook.deliveries.select_related("notification")[:DELIVERIES_SHOWN]
     rows = [{"delivery": delivery, "title": KINDS[delivery.notification.kind].title} for delivery in deliveries]
     return render(request, "notifications/webhook.html", {"webhook": webhook, "rows": rows})
@@ -101,7 +101,7 @@ def webhook_detail(request: MemberRequest, pk: int) -> HttpResponse:
 @member(Capability.MANAGE)
 def webhook_delete(request: MemberRequest, pk: int) -> HttpResponse:
     """Delete a webhook."""
-    webhook = services.webhook(request.membership.organization, pk)
+    webhook = services.webhook_for(request.membership.organization, pk)
     services.delete_webhook(webhook=webhook, user=request.membership.user)
     messages.success(request, _("The webhook was deleted."))
     return redirect("webhook_list")
@@ -111,7 +111,7 @@ def webhook_delete(request: MemberRequest, pk: int) -> HttpResponse:
 @member(Capability.MANAGE)
 def webhook_send_again(request: MemberRequest, pk: int, delivery: int) -> HttpResponse:
     """Send a delivery once more."""
-    webhook = services.webhook(request.membership.organization, pk)
+    webhook = services.webhook_for(request.membership.organization, pk)
     with errors_as_message(request):
         services.redeliver(webhook=webhook, delivery_pk=delivery)
         messages.success(request, _("It is sent again within seconds."))

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from console.accounts.models import Organization
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.web import job_page
 from console.web.access import operator
 from jobs import curves, free_runs, selectors
@@ -25,6 +25,7 @@ from jobs.models import Job
 from jobs.serializers import CurvesSerializer
 
 METRICS = "metrics"
+"""The tab that `job_page.TABS` does not have, because a script draws the curves."""
 TAB_TITLES = {
     job_page.OVERVIEW: _("Overview"),
     "logs": _("Logs"),
@@ -34,8 +35,8 @@ TAB_TITLES = {
     "cost": _("Cost"),
     "configuration": _("Configuration"),
 }
-"""The titles of the tabs, by their names in `job_page.TABS`. There is no tab *Files*: operators do not see customers'
-data."""
+"""The titles of the tabs: METRICS, and those of `job_page.TABS`. There is no tab *Files*: operators do not see
+customers' data."""
 
 
 @require_GET
@@ -73,7 +74,7 @@ def _audited_job(request: Any, pk: int, tab: str) -> Job:
     """Return a job of any organization, and write to that organization's audit log who opened it. Raises Http404."""
     organization = get_object_or_404(Organization, jobs=pk)
     job = selectors.job_for(organization, pk)
-    record(
+    record_audit_event(
         organization=organization,
         actor=request.user,
         action="job.page_opened_by_operator",

@@ -136,11 +136,11 @@ def rename(request: MemberRequest) -> HttpResponse:
 
 @require_POST
 @member(Capability.MANAGE)
-def require_second_factor(request: MemberRequest) -> HttpResponse:
+def set_second_factor_required(request: MemberRequest) -> HttpResponse:
     """Set whether all members need a second factor."""
     is_required = request.POST.get("required") == "1"
     with errors_as_message(request):
-        services.require_second_factor(
+        services.set_second_factor_required(
             organization=request.membership.organization, is_required=is_required, actor=request.membership.user
         )
         messages.success(
@@ -152,10 +152,10 @@ def require_second_factor(request: MemberRequest) -> HttpResponse:
 
 @require_POST
 @member(Capability.MANAGE)
-def enable_shells(request: MemberRequest) -> HttpResponse:
+def set_shells_enabled(request: MemberRequest) -> HttpResponse:
     """Set whether members may open shells in nodes."""
     is_enabled = request.POST.get("enabled") == "1"
-    services.enable_shells(
+    services.set_shells_enabled(
         organization=request.membership.organization, is_enabled=is_enabled, actor=request.membership.user
     )
     messages.success(
@@ -184,7 +184,7 @@ def invite(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.MANAGE)
 def revoke_invitation(request: MemberRequest, pk: int) -> HttpResponse:
-    """Withdraw an invitation."""
+    """Revoke an invitation."""
     open_invitations = selectors.open_invitations(organization=request.membership.organization)
     invitations.revoke(invitation=get_object_or_404(open_invitations, pk=pk), actor=request.membership.user)
     messages.success(request, _("The invitation was revoked. Its link no longer works."))
@@ -254,7 +254,7 @@ def tokens(request: MemberRequest) -> HttpResponse:
     form, secret = TokenForm(request.membership, request.POST if request.method == "POST" else None), ""
     if form.is_valid():
         with errors_in_form(form):
-            secret = services.create_token(membership=request.membership, **form.cleaned_data)[1]
+            _token, secret = services.create_token(membership=request.membership, **form.cleaned_data)
             form = TokenForm(request.membership)
     rows = selectors.tokens(membership=request.membership)
     context = {"form": form, "tokens": rows, "secret": secret, "now": timezone.now()}

@@ -66,7 +66,7 @@ def overview(request: MemberRequest) -> HttpResponse:
         "overview.html",
         {
             "account": account,
-            "wallet": account,  # for the frame, which would read it again
+            "wallet": account,  # for base.html, which would read it again
             "notices": attention.notices(notice_data),
             "open": selectors.open_totals(organization),
             "budget": next((state for state in budget_states if state.budget.user is None), None),
@@ -87,8 +87,9 @@ def overview(request: MemberRequest) -> HttpResponse:
 def _open_jobs(organization: Organization) -> list[Job]:
     """Return the newest open jobs for `rows.row`.
 
-    Each state has its own query, so that an index gives its rows in order. One query for all states would be planned
-    without their values, as a prepared statement, and read every job of an organization that has no open one.
+    Each state has its own query, for which an index returns the rows in order. One query for all states would be a
+    prepared statement, which PostgreSQL plans without the states' values. If an organization has no open job, it would
+    read every job.
     """
     first, *others = [
         Job.objects.filter(organization=organization, state=state).order_by("-queued_at", "-id").values("pk")[:MAX_ROWS]
@@ -121,34 +122,34 @@ def _steps(organization: Organization, account: Account | None, *, has_job: bool
             _("Read and accept the terms. This creates your wallet and a first workspace."),
             reverse("activation"),
             Capability.MANAGE,
-            is_active(organization),
+            is_done=is_active(organization),
         ),
         Step(
             _("Top up the wallet"),
             _("Runs are paid in advance; unused funds are returned."),
             reverse("wallet"),
             Capability.PAY,
-            bool(account and account.posted_minor > 0),
+            is_done=bool(account and account.posted_minor > 0),
         ),
         Step(
             _("Upload a dataset"),
             _("Upload an archive or a folder. Your code reads it from $DATASETS_PATH/<name>."),
             reverse("dataset_list"),
             Capability.STORE,
-            storage.datasets_for(organization).filter(latest__isnull=False).exists(),
+            is_done=storage.datasets_for(organization).filter(latest__isnull=False).exists(),
         ),
         Step(
             _("Add a script to the workspace"),
             _("Upload a script or write one in the editor."),
             reverse("workspace_detail", args=[workspace.name]) if workspace else reverse("workspace_list"),
             Capability.STORE,
-            bool(workspace and has_script(workspace)),
+            is_done=bool(workspace and has_script(workspace)),
         ),
         Step(
             _("Buy your first run"),
             _("Choose nodes and settings. The price and the ceiling update as you type."),
             reverse("training_new"),
             Capability.RUN,
-            has_job,
+            is_done=has_job,
         ),
     ]

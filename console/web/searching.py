@@ -14,17 +14,17 @@ MAX_QUERY_LENGTH = 100
 """Longer queries are cut. No name in these lists is as long."""
 
 
-class Order(NamedTuple):
+class SortOrder(NamedTuple):
     """An order of the rows."""
 
     title: str | Promise
     column: str
 
 
-ORDERS = {
-    "": Order(_("By name"), "name"),
-    "newest": Order(_("Newest first"), "-pk"),
-    "oldest": Order(_("Oldest first"), "pk"),
+SORT_ORDERS = {
+    "": SortOrder(_("By name"), "name"),
+    "newest": SortOrder(_("Newest first"), "-pk"),
+    "oldest": SortOrder(_("Oldest first"), "pk"),
 }
 """The orders by their values of `?sort=`."""
 
@@ -33,8 +33,8 @@ def search_and_sort(request: HttpRequest, rows: QuerySet[Row]) -> tuple[QuerySet
     """Return the matching rows in the chosen order, and the context of the template `list_search.html`."""
     query = request.GET.get("q", "").strip()[:MAX_QUERY_LENGTH]
     sort = request.GET.get("sort", "")
-    sort = sort if sort in ORDERS else ""
+    sort = sort if sort in SORT_ORDERS else ""
     if query:
         rows = rows.filter(name__icontains=query)
-    titles = {name: order.title for name, order in ORDERS.items()}
-    return rows.order_by(ORDERS[sort].column), {"query": query, "sort": sort, "orders": titles}
+    titles = {name: order.title for name, order in SORT_ORDERS.items()}
+    return rows.order_by(SORT_ORDERS[sort].column), {"query": query, "sort": sort, "orders": titles}

@@ -63,7 +63,7 @@ def account(request: MemberRequest, pk: int) -> HttpResponse:
     form, secret = TokenForm(row.membership, request.POST if request.method == "POST" else None), ""
     if form.is_valid():
         with errors_in_form(form):
-            secret = service.create_token(account=row, actor=request.membership, **form.cleaned_data)[1]
+            _token, secret = service.create_token(account=row, actor=request.membership, **form.cleaned_data)
             form = TokenForm(row.membership)
     context = {
         "account": row,

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_GET
 from console.accounts.access import membership_of_session
 from console.accounts.models import Membership, Organization, User
 from console.accounts.roles import Capability
-from console.accounts.services import record
+from console.accounts.services import record_audit_event
 from console.core.errors import NotFound
 from console.serving.exchange import AdmittedShell, ShellEnd, exchange_of
 from console.web.access import MemberRequest, member
@@ -72,7 +72,7 @@ def admit(request: HttpRequest) -> HttpResponse:
         return HttpResponse(status=409)
     if shell_request.is_new:
         data = {"node": shell_request.node}
-        record(
+        record_audit_event(
             organization=job.organization,
             actor=membership.user,
             action="shell.opened",
@@ -85,17 +85,19 @@ def admit(request: HttpRequest) -> HttpResponse:
 
 def _find_membership(session_key: str, job_pk: int) -> Membership | None:
     """Return the membership by which the session may open shells in a job's nodes."""
-    organization = Job.objects.filter(pk=job_pk).values_list("organization", flat=True).first()
-    membership = None if organization is None else membership_of_session(session_key, organization=organization)
+    organization_id = Job.objects.filter(pk=job_pk).values_list("organization_id", flat=True).first()
+    if organization_id is None:
+        return None
+    membership = membership_of_session(session_key, organization_id=organization_id)
     return membership if membership is not None and membership.allows(Capability.RUN) else None
 
 
 def _record_end(job_pk: int, node: int, end: ShellEnd) -> None:
-    # The organization and the user may have been deleted while the shell was open.
+    """Write the end of a shell to the audit log. Organization and user may have been deleted while it was open."""
     organization = Organization.objects.filter(pk=end.shell.organization_id).first()
     if organization is None:
         return
-    record(
+    record_audit_event(
         organization=organization,
         actor=User.objects.filter(pk=end.shell.user_id).first(),
         action="shell.closed",

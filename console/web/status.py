@@ -32,9 +32,8 @@ class Card:
 def status(request: MemberRequest) -> HttpResponse:
     """Show all clusters. htmx polls only the cards."""
     is_administrator = second_factors.may_administer(request.membership.user)
-    rows = clusters.status_rows(
-        with_gaps=is_administrator
-    )  # only administrators see gaps, which take a request to each cluster
+    # Only administrators see isolation gaps, which take a request to each cluster.
+    rows = clusters.status_rows(with_gaps=is_administrator)
     capacities = selectors.capacities_now()
     specs_by_cluster: dict[str, list[str]] = {}
     for spec in NodeSpec.objects.filter(is_active=True):

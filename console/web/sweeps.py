@@ -40,7 +40,7 @@ from jobs.sweeps.suggestions import Method, Pruner
 
 PAGE_SIZE = 50
 """How many sweeps one page of the list shows, and how many trials one page of a sweep."""
-MAX_CHOICES = 20
+MAX_OFFERED_JOBS = 20
 """How many earlier jobs the form offers to start from."""
 ROW_FIELDS = ("name", "type", "low", "high", "scale", "step", "choices", "when")
 """The form controls of one parameter; their names begin with `parameter_`. The form sends each once per parameter."""
@@ -68,7 +68,8 @@ KINDS = {
     "int": gettext_lazy("Whole number"),
     "categorical": gettext_lazy("Choices"),
 }
-ORDERS = {
+"""The labels of the form's choices: methods, pruners, goals, and types of parameters."""
+SORT_ORDERS = {
     "": gettext_lazy("By number"),
     "newest": gettext_lazy("Newest first"),
     "best": gettext_lazy("Best first"),
@@ -88,7 +89,7 @@ def sweep_list(request: MemberRequest) -> HttpResponse:
     context = {
         "page": page,
         "rows": [selectors.list_row(sweep) for sweep in page],
-        "moving": any(sweep.ended_at is None for sweep in page),
+        "has_open": any(sweep.ended_at is None for sweep in page),
     }
     return render(request, "jobs/_sweep_rows.html" if request.htmx else "jobs/sweep_list.html", context)
 
@@ -103,7 +104,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
     origin = _find_origin(organization, request.GET)
     if origin is None:
         trainings = rows.queryset(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")
-        job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_CHOICES]]
+        job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_OFFERED_JOBS]]
         return render(request, "jobs/sweep_new_start.html", {"rows": job_rows})
     base = _base_purchase(origin)
     if isinstance(origin, Job):
@@ -172,7 +173,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
     plan = selectors.plan_of(sweep)
     all_trials = selectors.trial_rows(sweep)
     sort, outcome = request.GET.get("sort", ""), request.GET.get("outcome", "")
-    trials = _sort_trials(all_trials, sort, is_highest_best=plan.goal == "maximize")
+    trials = _sort_trials(all_trials, sort, is_highest_best=plan.goal == Goal.MAXIMIZE)
     outcomes = {OPEN: _("Open"), **dict(Trial.Outcomes.choices)}
     if outcome in outcomes:
         trials = [trial for trial in trials if (trial.outcome or OPEN) == outcome]
@@ -195,8 +196,9 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
     context |= {
         "sort": sort,
         "outcome": outcome,
-        "orders": ORDERS,
+        "orders": SORT_ORDERS,
         "outcomes": outcomes,
+        # This sweep, and those that extend it or that it extends.
         "search": selectors.sweeps_of_search(sweep.extends_id or sweep.pk).order_by("pk"),
         "chart": _chart_data(sweep),
         "method": METHODS[plan.method],
@@ -345,7 +347,7 @@ def _parse_space(posted: QueryDict) -> dict[str, Any]:
     """Return the search space of the form's parameters. Rows without a name are left out. Raises InvalidInput."""
     columns = [posted.getlist(f"parameter_{name}") for name in ROW_FIELDS]
     space: dict[str, Any] = {}
-    for cells in zip(*columns, strict=False):
+    for cells in zip(*columns, strict=False):  # only a forged form has columns of different lengths
         row = dict(zip(ROW_FIELDS, map(str.strip, cells), strict=True))
         name = row["name"]
         if not name:
@@ -357,8 +359,10 @@ def _parse_space(posted: QueryDict) -> dict[str, Any]:
             space[name] = {"type": row["type"], "choices": choices}
         else:
             space[name] = {"type": row["type"], "low": _parse_number(row["low"]), "high": _parse_number(row["high"])}
-            space[name] |= {"log": True} if row["scale"] == "log" else {}
-            space[name] |= {"step": _parse_number(row["step"])} if row["step"] else {}
+            if row["scale"] == "log":
+                space[name]["log"] = True
+            if row["step"]:
+                space[name]["step"] = _parse_number(row["step"])
         if row["when"]:
             try:
                 space[name]["when"] = json.loads(row["when"])
@@ -381,7 +385,7 @@ def _parse_number(text: str) -> int | float | str:
 
 
 def _sort_trials(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: bool) -> list[selectors.TrialRow]:
-    """Return the trials in one of ORDERS. Those without a value come last."""
+    """Return the trials in one of SORT_ORDERS. Those without a value come last."""
     if sort == "newest":
         return trials[::-1]
     if sort == "cheapest":
@@ -406,7 +410,7 @@ def _chart_data(sweep: Sweep) -> dict[str, Any]:
     ]
     return {
         "trials": reverse("api_sweep_trials", args=[sweep.pk]),
-        "job": reverse("job_detail", args=[0]),
+        "job": reverse("job_detail", args=[0]),  # the script replaces 0 by the number of a trial's job
         "axes": axes,
         "metric": plan.metric,
         "goal": plan.goal,
@@ -418,6 +422,7 @@ def _chart_data(sweep: Sweep) -> dict[str, Any]:
 def _quote_card(
     request: MemberRequest, quote: Quote, fields: Sequence[str] = (), *, problem: str = "", stale: bool = False
 ) -> HttpResponse:
+    """Render the card of a quote for a new sweep or for more trials."""
     return quote_card(
         request, quote, template="jobs/_sweep_quote.html", order_url=reverse("sweep_order"), fields=fields,
         problem=problem, stale=stale, trials=quote.purchase["sweep"]["trials"],

@@ -93,7 +93,9 @@ def model_version_delete(request: MemberRequest, name: str, number: int) -> Http
     with errors_as_message(request):
         retention.delete_model_version(version=version, user=request.membership.user)
         messages.success(request, _("%(version)s was deleted.") % {"version": version})
-    return redirect("model_detail", name) if selectors.model_versions_of(model).exists() else redirect("model_list")
+    if selectors.model_versions_of(model).exists():
+        return redirect("model_detail", name)
+    return redirect("model_list")  # a model without versions has no page
 
 
 @require_http_methods(["GET", "POST"])

@@ -109,6 +109,7 @@ MAX_CHECKPOINT_JOBS = 20
 MAX_FOLDERS = 200
 """How many folders are searched for scripts: the form is shown only after the search."""
 SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
+"""Folders that are not searched, because programs write them."""
 
 
 @dataclass
@@ -192,7 +193,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "secrets": secret_store.secrets_for(organization),
             "specs": specs,
             "account": account,
-            "wallet": account,  # for the frame, which would read it again
+            "wallet": account,  # for base.html, which would read it again
             "units": TIME_UNITS,
             "lr_scalings": Job.LrScalings.choices,
             "retry_counts": range(MAX_RETRIES + 1),
@@ -364,7 +365,7 @@ def training_paid(request: MemberRequest, quote_id: UUID) -> HttpResponse:
         url = reverse("job_detail", args=[order.job.pk])
         return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
     template = "jobs/_training_paid.html" if request.htmx else "jobs/training_paid.html"
-    is_waiting = top_up.state in payments.OPEN_STATES and "paid" in request.GET
+    is_waiting = top_up.state in payments.OPEN_STATES and "paid" in request.GET  # the payment page returns to `?paid`
     return render(request, template, {"top_up": top_up, "quote": quote, "is_waiting": is_waiting})
 
 
@@ -443,6 +444,7 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
     data["models"] = [model for model in posted.getlist("models") if model]  # a control without a choice sends ""
     limit_errors: dict[str, Any] = {}
     unit_seconds = TIME_UNITS.get(str(posted.get("max_time_unit")), TIME_UNITS["minutes"])
+    # By the API's field: the form's control, and the function that parses its text.
     parsers: dict[str, tuple[str, Callable[[str], int]]] = {
         "max_seconds": ("max_time", lambda text: parse_seconds(text, unit_seconds)),
         "ceiling_minor": ("ceiling", lambda text: parse_amount(text, currency)),
@@ -459,7 +461,10 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
 
 
 def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[SpecChoice]) -> dict[str, Any]:
-    """Return the fields' defaults: two nodes of the first node spec, or one if it has no more. `images` can run."""
+    """Return the fields' defaults: two nodes of the first node spec, or one if it has no more.
+
+    `images` are those that a cluster can run.
+    """
     product = jobs.products().first()
     image = default_image(images)
     spec = specs[0] if specs else None

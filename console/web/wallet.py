@@ -173,10 +173,13 @@ def _matching(receipts: QuerySet[Receipt], query: str) -> QuerySet[Receipt]:
         return receipts.filter(by_title)
     if query.startswith("#"):
         return receipts.filter(title__startswith=f"#{number} ")
-    return receipts.filter(Q(pk=number) if query.upper().startswith("R-") else by_title | Q(pk=number))
+    if query.upper().startswith("R-"):
+        return receipts.filter(pk=number)
+    return receipts.filter(by_title | Q(pk=number))
 
 
 def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResponse:
+    """Render the wallet with the form of a top-up, and after a payment with a notice until it is credited."""
     organization = request.membership.organization
     pending = None
     if "paid" in request.GET:  # the payment page returns to `?paid`
@@ -191,7 +194,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
         "billing/wallet.html",
         {
             "account": account,
-            "wallet": account,  # for the frame, which would read it again
+            "wallet": account,  # for base.html, which would read it again
             "form": form,
             "suggested_amounts": suggested_amounts(account.currency),
             "page": entries_page,

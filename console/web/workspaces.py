@@ -174,7 +174,7 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
             "next": listing.next,
             "used_bytes": selectors.storage_used(organization),
             "quota_bytes": organization.quota.max_storage_bytes,
-            "direct_from": direct_uploads.min_bytes_in_pages(),
+            "direct_from_bytes": direct_uploads.min_bytes_in_pages(),
         },
     )
 

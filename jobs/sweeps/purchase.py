@@ -13,7 +13,7 @@ from billing import charges
 from billing.models import Quote
 from billing.quotes import current_prices, make_sweep_quote, price, require_valid
 from console.accounts.models import Membership, Organization, User
-from console.accounts.services import record, require_active
+from console.accounts.services import record_audit_event, require_active
 from console.core.enqueue import send_on_commit
 from console.core.errors import InvalidInput
 from jobs import estimates, quotas
@@ -170,7 +170,9 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
             idempotency_key=key,
             placed_by=membership.user,
         )
-        record(organization=organization, actor=membership.user, action="sweep.placed", target=f"sweep:{sweep.pk}")
+        record_audit_event(
+            organization=organization, actor=membership.user, action="sweep.placed", target=f"sweep:{sweep.pk}"
+        )
         send_on_commit(advance_sweep, sweep.pk)
     return sweep
 
@@ -215,7 +217,7 @@ def _stop(sweep: Sweep, *, actor: User, action: str, data: Mapping[str, Any] | N
         if sweep.reason != Sweep.Reasons.STOPPED:
             sweep.state, sweep.reason = Sweep.States.STOPPING, Sweep.Reasons.STOPPED
             sweep.save(update_fields=["state", "reason"])
-            record(
+            record_audit_event(
                 organization=sweep.organization, actor=actor, action=action, target=f"sweep:{sweep.pk}", data=data or {}
             )
         send_on_commit(advance_sweep, sweep.pk)

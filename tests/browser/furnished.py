@@ -154,7 +154,7 @@ def _run_jobs(customer):
     robot = service_accounts.create(actor=customer.membership, name="builds", role="member")
     service_accounts.create_token(account=robot, actor=customer.membership, name="ci")
     hook, _secret = webhooks.create_webhook(membership=customer.membership, url="https://hooks.example.com/runs")
-    delivery.queue()
+    delivery.create_deliveries()
     return {
         "robot": robot.pk,
         "webhook": hook.pk,

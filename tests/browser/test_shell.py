@@ -15,7 +15,7 @@ LINK_AND_CLIPBOARD = b"\x1b]8;;https://evil.example/\x1b\\click here\x1b]8;;\x1b
 
 @pytest.fixture
 def customer(transactional_db, customer):
-    services.enable_shells(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
+    services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
     return customer
 
 

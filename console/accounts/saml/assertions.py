@@ -15,6 +15,7 @@ from onelogin.saml2.constants import OneLogin_Saml2_Constants as Saml
 from onelogin.saml2.xml_utils import OneLogin_Saml2_XML as Xml
 
 ASSERTION = "/samlp:Response/saml:Assertion"
+"""The XPath of the assertion in a response."""
 CLOCK_DRIFT_SECONDS = 300
 """How long python3-saml accepts an assertion after its end."""
 MAX_SUBJECT_LENGTH = 191
@@ -28,8 +29,8 @@ class InvalidAssertion(Exception):
 def require_profile(auth: OneLogin_Saml2_Auth) -> None:
     """Check the assertion of a valid response. Raises InvalidAssertion.
 
-    Only the assertion is signed, so that nothing is read beside it. python3-saml accepts one valid subject confirmation
-    of several; here each must hold, so that the one it accepted does.
+    Only the assertion is signed, so this function reads nothing outside it. python3-saml needs only one valid subject
+    confirmation and does not tell which it accepted. Therefore every one must fulfil the rules here.
     """
     document = Xml.to_etree(auth.get_last_response_xml())
     if not Xml.query(document, f"{ASSERTION}/saml:Conditions/saml:AudienceRestriction/saml:Audience"):
@@ -56,7 +57,8 @@ def require_lasting_subject(auth: OneLogin_Saml2_Auth, *, subject: str | None) -
 def require_first_use(auth: OneLogin_Saml2_Auth, *, issuer: str) -> None:
     """Remember the assertion until it ends. Raises InvalidAssertion for one that was used before.
 
-    The request that an assertion answers ends with the log-in as well, but a log-in that the provider started has none.
+    An assertion that answers a request of the console cannot be replayed anyway, because the request ends with the
+    log-in. But in a log-in that the provider started, the assertion answers no request.
     """
     digest = hashlib.sha256(f"{issuer} {auth.get_last_assertion_id()}".encode()).hexdigest()
     seconds = auth.get_last_assertion_not_on_or_after() - int(time.time()) + CLOCK_DRIFT_SECONDS

@@ -28,7 +28,7 @@ class Provider(SAMLProvider):  # type: ignore[misc]  # allauth publishes no type
         try:
             assertions.require_profile(response)
             assertions.require_lasting_subject(response, subject=self.extract_uid(response))
-            assertions.require_first_use(response, issuer=self.sub_id)
+            assertions.require_first_use(response, issuer=self.sub_id)  # the provider's entity ID
         except assertions.InvalidAssertion as error:
             logger.warning("Rejected an assertion of the SAML provider %s: %s", self.app.client_id, error)
             raise ImmediateHttpResponse(render_authentication_error(request, self)) from None

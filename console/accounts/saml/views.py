@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MAX_RESPONSE_BYTES = 256 * 1024
 """The largest form with a response. An assertion with a person's groups has some tens of KiB."""
 RESPONSE_SECONDS = 300
-"""How long a response waits for the browser to follow the redirect, which it does at once."""
+"""How long a response is stored. Browsers follow the redirect at once; five minutes leave room for slow connections."""
 
 
 @csrf_exempt
@@ -30,7 +30,7 @@ def receive_response(request: HttpRequest, organization_slug: str) -> HttpRespon
     """Store a provider's response for the page that checks it, and redirect there.
 
     The browser sends no session cookie with a form from the provider's site, but does when it follows the redirect.
-    Everyone can post here, so that number, size and life of what is stored are limited.
+    Everyone can post here. Therefore the number of responses, their size and how long they are stored are limited.
     """
     get_app_or_404(request, organization_slug)
     limited: HttpResponse | None = ratelimit.consume_or_429(request, action="saml_response")
@@ -51,7 +51,7 @@ def check_response(request: HttpRequest, organization_slug: str) -> HttpResponse
         response: HttpResponse = views.finish_acs(request, organization_slug=organization_slug)
         return response
     except (etree.XMLSyntaxError, DTDForbidden, EntitiesForbidden, OneLogin_Saml2_ValidationError) as error:
-        # No XML, or encrypted. allauth expects python3-saml to report such a response, but it raises.
+        # The response is not XML, or is encrypted. allauth expects python3-saml to report this, but it raises.
         logger.warning("Rejected a response of the SAML provider %s: %s", organization_slug, error)
         provider = get_app_or_404(request, organization_slug).get_provider(request)
         page: HttpResponse = render_authentication_error(request, provider)
@@ -60,10 +60,10 @@ def check_response(request: HttpRequest, organization_slug: str) -> HttpResponse
 
 @require_GET
 def metadata(request: HttpRequest, organization_slug: str) -> HttpResponse:
-    """Return the console's metadata as a service provider, without an end, for a provider that reads it once."""
+    """Return the console's metadata as a service provider. It never expires: some providers read it only once."""
     app = get_app_or_404(request, organization_slug)
     config = build_saml_config(request, app.settings, organization_slug)
-    del config["sp"]["singleLogoutService"]
+    del config["sp"]["singleLogoutService"]  # see `log_out`
     config["security"] |= {"metadataValidUntil": "", "metadataCacheDuration": ""}
     settings = OneLogin_Saml2_Settings(settings=config, sp_validation_only=True)
     return HttpResponse(settings.get_sp_metadata(), content_type="application/samlmetadata+xml")
@@ -72,6 +72,7 @@ def metadata(request: HttpRequest, organization_slug: str) -> HttpResponse:
 def log_out(request: HttpRequest, organization_slug: str) -> HttpResponse:
     """Answer 404: the console offers no single log-out.
 
-    Requests to log out need no signature, so that any page could log people out. allauth builds the address by name.
+    allauth accepts unsigned requests to log out, so any page could log people out. The route must exist all the same,
+    because allauth looks up its URL by name.
     """
     raise Http404

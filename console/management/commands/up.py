@@ -19,7 +19,8 @@ from console.supervision.embedded import ServiceError
 from jobs.clusters import cluster
 
 STARTING_SECONDS = 60
-"""How long an `up` that is already running may take to become ready."""
+"""How long an `up` that is already running may take to become ready. It may have started just now, and then still
+migrates the database."""
 CHECK_SECONDS = 0.5
 """How often to check that supervisord runs."""
 
@@ -45,7 +46,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def _request_stop(self, signal_number: int, frame: FrameType | None) -> None:
-        """Let `_serve` end, in which case it stops everything (a signal handler)."""
+        """Make `_serve` stop everything and return (a signal handler)."""
         self.stopping.set()
 
     def _serve(self) -> None:

@@ -48,6 +48,7 @@ STATE_COLOURS = {
     JobState.FAILED: "red",
     JobState.CANCELLED: "secondary",
 }
+"""Tabler's name of each state's colour."""
 FRAMEWORK_TITLES = {
     Framework.PYTORCH.value: "PyTorch",
     Framework.HOROVOD.value: "Horovod",
@@ -70,7 +71,8 @@ def _locale() -> Locale:
 def icon(name: str, classes: str = "") -> SafeString:
     """Render an icon of Tabler's outline set inline, hidden from screen readers."""
     text = (ICONS_FOLDER / f"{name}.svg").read_text()
-    shapes = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")].strip()
+    start_tag_end = text.index(">", text.index("<svg"))
+    shapes = text[start_tag_end + 1 : text.rindex("</svg>")].strip()
     return format_html(
         '<svg class="icon {}" viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2"'
         ' stroke-linecap="round" stroke-linejoin="round" width="20" height="20" aria-hidden="true">{}</svg>',
@@ -120,7 +122,8 @@ def small_money(amount_minor: Decimal | float, currency: str) -> str:
     """Format minor units with at least two significant digits, because parts of a run may cost less than a cent."""
     amount = Decimal(str(amount_minor))
     digits = max(0, 1 - amount.adjusted()) if amount else 0
-    return amounts.money(round(amount, digits), currency, exact=0 < amount < 100)
+    # Amounts of 100 minor units or more are rounded to minor units; smaller ones keep the decimals computed here.
+    return amounts.money(round(amount, digits), currency, exact=(0 < amount < 100))
 
 
 @register.filter
@@ -166,7 +169,7 @@ def query_string(parameters: Mapping[str, str]) -> str:
 
 
 @register.filter
-def plain(fraction: float | None) -> str:
+def attribute_fraction(fraction: float | None) -> str:
     """Format a fraction for an HTML attribute, independent of the language."""
     return f"{max(0.0, min(1.0, fraction or 0)):.4f}"
 
@@ -262,7 +265,7 @@ def ago(value: datetime | str | None) -> str:
     if abs(distance) < timedelta(seconds=10):
         text = _("just now")
     else:
-        # Babel uses a unit from 1.2 of it on: 71 minutes are "71 minutes ago", 72 are "1 hour ago".
+        # From 1.2 hours on, Babel counts in hours: 71 minutes are "71 minutes ago", 72 are "1 hour ago".
         text = format_timedelta(distance, add_direction=True, locale=_locale(), threshold=1.2)
     return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), _format_time(at), text)
 
@@ -275,6 +278,7 @@ def state_badge(state: str) -> SafeString:
 
 @cache
 def _state_badge(state: str, _language: str | None) -> SafeString:
+    """Render the badge. The label is in the active language, which is a parameter to be part of the cache's key."""
     dot_class = "status-dot-animated" if JobState(state) in ACTIVE_STATES else ""
     return format_html(
         '<span class="status text-nowrap status-{}" data-state="{}"><span class="status-dot {}"></span>{}</span>',

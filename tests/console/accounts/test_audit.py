@@ -51,8 +51,12 @@ def test_a_failed_log_in_is_looked_up_outside_the_request(owner, monkeypatch):
 
 
 def test_owners_alone_read_the_log_of_their_organization(owner, stranger, client):
-    services.record(organization=stranger.organization, actor=stranger.user, action="token.created", target="theirs")
-    services.record(organization=owner.organization, actor=owner.user, action="token.created", target="ours")
+    services.record_audit_event(
+        organization=stranger.organization, actor=stranger.user, action="token.created", target="theirs"
+    )
+    services.record_audit_event(
+        organization=owner.organization, actor=owner.user, action="token.created", target="ours"
+    )
     client.force_login(owner.user)
     page = client.get(PAGE).content.decode()
     assert "ours" in page
@@ -68,10 +72,10 @@ def test_owners_alone_read_the_log_of_their_organization(owner, stranger, client
 def test_the_page_filters_and_continues_without_counting(owner, client, django_assert_max_num_queries):
     other = MembershipFactory(organization=owner.organization)
     for number in range(PAGE_SIZE + 5):
-        services.record(
+        services.record_audit_event(
             organization=owner.organization, actor=owner.user, action="token.created", target=f"t{number:03}."
         )
-    services.record(
+    services.record_audit_event(
         organization=owner.organization, actor=other.user, action="member.removed", target="bob@example.com"
     )
     old = AuditEvent.objects.get(target="t000.")

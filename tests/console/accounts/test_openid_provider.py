@@ -213,7 +213,7 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
         "/api/v1/notebooks/quotes/", "{}", content_type="application/json", headers=bearer(token, other)
     )
     assert run.status_code == 403  # the role's, as everywhere
-    services.require_second_factor(organization=owner.organization, is_required=False, actor=owner.user)
+    services.set_second_factor_required(organization=owner.organization, is_required=False, actor=owner.user)
     owner.organization.requires_second_factor = True
     owner.organization.save()
     assert status(mine) == 403

@@ -53,7 +53,7 @@ def logged_in(user):
 def required(owner):
     """An organization that requires a second factor; its owner has one."""
     protect(owner.user)
-    return services.require_second_factor(organization=owner.organization, is_required=True, actor=owner.user)
+    return services.set_second_factor_required(organization=owner.organization, is_required=True, actor=owner.user)
 
 
 def test_a_member_without_one_reaches_no_page_and_is_led_to_set_it_up(required, member):
@@ -104,7 +104,7 @@ def test_a_stream_ends_when_the_rule_begins(owner, member, rf):
     request.membership = member
     assert is_still_allowed(request, Capability.VIEW)
     protect(owner.user)
-    services.require_second_factor(organization=owner.organization, is_required=True, actor=owner.user)
+    services.set_second_factor_required(organization=owner.organization, is_required=True, actor=owner.user)
     assert not is_still_allowed(request, Capability.VIEW)
 
 

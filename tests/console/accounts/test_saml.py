@@ -210,6 +210,6 @@ def test_a_wrong_setting_stops_the_start(fields, message):
 
 def test_the_start_says_what_to_install_and_the_form_may_lead_to_the_provider(idp, settings, monkeypatch):
     assert sign_in.origins(settings.SAML_PROVIDERS) == ["https://idp.example.com"]
-    monkeypatch.setitem(sys.modules, sign_in.SAML_PACKAGE, None)
+    monkeypatch.setitem(sys.modules, sign_in.SAML_MODULE, None)
     with pytest.raises(ImproperlyConfigured, match="Install them"):
         saml_idp.configure(settings, idp.certificate, CONSOLE)

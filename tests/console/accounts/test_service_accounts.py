@@ -104,7 +104,7 @@ def test_a_limited_token_makes_no_account_or_token_that_may_do_more(owner, robot
     with pytest.raises(InvalidInput):
         service_accounts.create_token(account=payer, actor=owner, name="ci", scopes=["pay"])
     token, _secret = service_accounts.create_token(account=payer, actor=owner, name="ci")
-    token.membership.scopes = token.limits()
+    token.membership.scopes = token.scope_set()
     assert not token.membership.allows(Capability.PAY)
 
 

@@ -54,7 +54,7 @@ def receiver(settings):
 
 def publish(organization, kind="wallet.topped_up"):
     services.publish(organization=organization, kind=kind, data=DATA)
-    delivery.queue()
+    delivery.create_deliveries()
 
 
 def wait_is_over():
@@ -66,7 +66,7 @@ def test_a_receiver_can_verify_what_it_gets(owner, receiver):
     publish(owner.organization, "job.failed")  # of another kind
     publish(MembershipFactory().organization)  # of another organization
     publish(owner.organization)
-    assert delivery.queue() == 0
+    assert delivery.create_deliveries() == 0
     assert (delivery.deliver_due(), delivery.deliver_due()) == (1, 0)
 
     [(path, headers, body)] = receiver.requests

@@ -228,6 +228,15 @@ def test_without_redis_a_scrape_has_the_rest(scrape, away):
     assert (samples["up", "redis"], samples["up", "database"], samples["jobs_active", "running"]) == (0, 1, 0)
 
 
+def test_without_redis_sums_of_all_events_are_not_behind(customer, scrape, request):
+    customer.end(customer.started(), Outcome.COMPLETED)
+    request.getfixturevalue("away")
+    for _ in range(2):
+        samples = scrape()
+        assert samples["runs_ended_total", "completed", "no"] == 1
+        assert samples["figures_behind",] == 0
+
+
 def test_a_scrape_is_answered_from_memory_for_a_moment(
     client, settings, shared, monkeypatch, django_assert_num_queries
 ):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def customer(transactional_db, customer):
-    services.enable_shells(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
+    services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
     return customer
 
 
@@ -122,11 +122,13 @@ def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, cu
     monkeypatch.setattr(gateway, "CHECK_SECONDS", 0.05)
 
     def disable():
-        services.enable_shells(organization=customer.organization, is_enabled=False, actor=customer.membership.user)
+        services.set_shells_enabled(
+            organization=customer.organization, is_enabled=False, actor=customer.membership.user
+        )
         connection.close()
 
     def enable():
-        services.enable_shells(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
+        services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
         connection.close()
 
     def end():

@@ -35,7 +35,7 @@ PLACE = """
 
 @pytest.fixture
 def customer(transactional_db, customer, harness, monkeypatch):
-    services.enable_shells(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
+    services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
     monkeypatch.setattr(customer.backend, "shell_socket", harness.backend.shell_socket)
     return customer
 
