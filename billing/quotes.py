@@ -212,7 +212,7 @@ def make_free_quote(
         book=current_book(currency=account.currency),
         payload=payload,
         offer=pricing.Offer(terms, (), p50_minor=0, p90_minor=0, ceiling_minor=0, deadline_seconds=deadline_seconds),
-        estimate=pricing.Estimate(deadline_seconds, deadline_seconds, "customer"),
+        estimate=pricing.Estimate(deadline_seconds, deadline_seconds, "free"),
     )
 
 
