@@ -125,13 +125,14 @@ def make_sweep_quote(
     Terms and deadline are those of the dearest corner. Raises QuoteRefused if the ceiling is too small for one trial.
     """
     dearest, estimate = max(offers, key=lambda corner: corner[0].ceiling_minor)
-    lines = [pricing.trials_line(trials, dearest.ceiling_minor)]
-    ceiling = min(lines[0].amount_minor, ceiling_minor or lines[0].amount_minor)
+    all_trials = pricing.trials_line(trials, dearest.ceiling_minor)
+    ceiling = min(all_trials.amount_minor, ceiling_minor or all_trials.amount_minor)
     if ceiling < dearest.ceiling_minor:
         error = pricing.PricingError("ceiling_too_small", field="ceiling_minor", limit=dearest.ceiling_minor)
         raise _translate(error, prices.book.currency)
-    if ceiling < lines[0].amount_minor:
-        lines.append(pricing.above_ceiling_line(lines[0].amount_minor - ceiling))
+    lines = [all_trials]
+    if ceiling < all_trials.amount_minor:
+        lines.append(pricing.above_ceiling_line(all_trials.amount_minor - ceiling))
     mean_p50_minor = sum(offer.p50_minor for offer, _estimate in offers) // len(offers)
     sweep_offer = dataclasses.replace(
         dearest,
