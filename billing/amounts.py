@@ -76,7 +76,8 @@ def _money(amount_minor: Decimal | int, currency: str, exact: bool, language: st
     amount, digits = to_major(amount_minor, currency), decimals(currency)
     if exact or digits == get_currency_precision(currency) or amount == amount.to_integral_value():
         return str(format_currency(amount, currency, locale=locale, decimal_quantization=not exact))
-    # For some currencies, CLDR shows fewer decimals than Stripe counts. Show all that Stripe counts.
+    # For some currencies, CLDR shows fewer decimals than Stripe counts. A whole amount, which was returned above, needs
+    # none; any other amount shows all decimals that Stripe counts.
     pattern = copy.copy(locale.currency_formats["standard"])
     pattern.frac_prec = (digits, digits)
     return str(pattern.apply(amount, locale, currency=currency, currency_digits=False))

@@ -133,7 +133,8 @@ def _organization_account(wallet: Account, kind: Account.Kinds) -> Account:
 def _move(values: tuple[Any, ...]) -> None:
     """Call the stored function with psycopg's own cursor.
 
-    Unlike Django's cursor, it sends the values apart from the statement, so PostgreSQL plans the statement only once.
+    Django's cursor writes the values into the statement. Psycopg's own binds them on the server, so PostgreSQL plans
+    the statement only once.
     """
     connection.ensure_connection()
     with connection.wrap_database_errors, Cursor(connection.connection) as cursor:

@@ -131,5 +131,9 @@ def written_off_minor(account: Account) -> int:
 
 
 def _debt_minor(account: Account, kind: Account.Kinds) -> int:
+    """Return the debt on the organization's account of this kind, whose balance is then negative.
+
+    The sum gives 0 if the account does not exist: the first debt creates it.
+    """
     accounts = Account.objects.filter(organization=account.organization_id, kind=kind, currency=account.currency)
     return -sum(accounts.values_list("posted_minor", flat=True))

@@ -25,7 +25,7 @@ from billing.currencies import decimals
 from billing.selectors import default_currency, wallet
 
 MAX_DIGITS = 15
-"""Largest number of digits of a typed amount. In minor units it has at most 18, which fits the 64-bit columns."""
+"""Largest number of digits of a typed amount. Minor units add up to three, and 18 digits fit the 64-bit columns."""
 SUFFIX = "_minor"
 PARENTS = ("account", "top_up", "dispute", "invoice", "grant", "hold")
 """Relations that lead from a row without a currency to one that has it."""
@@ -134,6 +134,6 @@ def _column(model: type[Model], name: str) -> Callable[[Any], str]:
         value = getattr(row, name)
         return "–" if value is None else money(value, currency_of(row))
 
-    show.__name__ = name.removesuffix(SUFFIX)
+    show.__name__ = name.removesuffix(SUFFIX)  # the admin makes the CSS class of the column from it
     label = cast("str", label_for_field(name, model))  # a lazy text, because each request has its own language
     return admin.display(show, description=label, ordering=name)
