@@ -27,7 +27,7 @@ MAX_SERIES = 6
 OTHER_SERIES = "…"
 """Name of the series that sums up the rest."""
 MAX_MONTHS = 12
-"""Number of months that the page of costs offers: a year. The page of an older month still has its URL."""
+"""Number of months that the page of costs offers: a year. An older month can still be opened by its URL."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 
@@ -140,7 +140,7 @@ def spending(organization: Organization, month: Month) -> list[Spend]:
     rows = (
         receipts(organization, month)
         .annotate(
-            **{dimension: _name(dimension) for dimension in DIMENSIONS},
+            **{dimension: _name_expression(dimension) for dimension in DIMENSIONS},
             day=TruncDate("created_at", tzinfo=timezone.get_default_timezone()),
         )
         .values(*DIMENSIONS, "day")
@@ -173,9 +173,11 @@ def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> tuple[list[
     names = groups if len(groups) <= MAX_SERIES else [*groups[: MAX_SERIES - 1], OTHER_SERIES]
     positions = {name: position for position, name in enumerate(names)}
     days = {day: [0] * len(names) for day in month.days}
+    last = len(names) - 1  # the series of all groups that have none of their own
     for spend in spends:
         if spend.amount_minor:
-            days[spend.day][positions.get(getattr(spend, dimension), len(names) - 1)] += spend.amount_minor
+            position = positions.get(getattr(spend, dimension), last)
+            days[spend.day][position] += spend.amount_minor
     return names, days
 
 
@@ -188,9 +190,17 @@ def forecast(organization: Organization, now: datetime | None = None) -> Forecas
     first = Receipt.objects.filter(organization=organization, total_minor__gt=0).order_by("created_at").first()
     # For a new customer, average only over the time since the first charge, at least one day.
     period = min(timedelta(days=FORECAST_DAYS), at - first.created_at) if first else timedelta(days=FORECAST_DAYS)
-    days = Decimal(str(max(period, timedelta(days=1)) / timedelta(days=1)))
-    daily_minor = Decimal(recent.aggregate(total=Sum("total_minor", default=0))["total"]) / days
-    return Forecast(spent_minor(organization, month), daily_minor, Decimal(str((month.end - at) / timedelta(days=1))))
+    recent_minor = Decimal(recent.aggregate(total=Sum("total_minor", default=0))["total"])
+    return Forecast(
+        spent_minor=spent_minor(organization, month),
+        daily_minor=recent_minor / _days(max(period, timedelta(days=1))),
+        days_left=_days(month.end - at),
+    )
+
+
+def _days(period: timedelta) -> Decimal:
+    """Return a period as a number of days."""
+    return Decimal(str(period / timedelta(days=1)))
 
 
 def open_holds(account: Account) -> QuerySet[Hold]:
@@ -207,8 +217,8 @@ def months_with_costs(organization: Organization) -> Sequence[Month]:
     return months
 
 
-def _name(dimension: str) -> Coalesce:
-    """Return the expression that gives a receipt's member, workspace or node spec."""
+def _name_expression(dimension: str) -> Coalesce:
+    """Return the SQL expression that gives a receipt's member, workspace or node spec."""
     sources: dict[str, F | KeyTextTransform] = {
         "member": F("hold__placed_by__email"),
         "workspace": KeyTextTransform("workspace", "hold__labels"),

@@ -53,7 +53,7 @@ def store(event: dict[str, Any]) -> None:
 def _storable(value: Any) -> Any:
     """Return JSON data in which U+FFFD replaces the characters that PostgreSQL cannot store: NUL and lone surrogates.
 
-    Payers can type any text, and Stripe would deliver an event that we cannot store again and again.
+    Payers can type any text. If we could not store an event, Stripe would repeat its delivery for days.
     """
     if isinstance(value, dict):
         return {_storable(name): _storable(item) for name, item in value.items()}

@@ -103,8 +103,8 @@ def step_sentence(currency: str) -> str:
 def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = None) -> TopUp:
     """Apply the state of a Checkout Session to its top-up. Nothing changes a paid top-up.
 
-    Call it in a transaction. `at` is the event's Unix time. Raises Quarantined if the session does not match the
-    top-up's row.
+    Call it in a transaction. `livemode` (whether real money moved) and `at` (Unix time) come unchecked from the
+    provider. Raises Quarantined if the session does not match the top-up's row.
     """
     top_up = locked_top_up(session.get("client_reference_id"))
     if session.get("payment_status") == "paid":
@@ -179,7 +179,7 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
 def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> None:
     """Set the final state of a top-up that was not paid. Does nothing if it is not open."""
     if top_up.state in OPEN_STATES:
-        top_up.state, top_up.failure = state, failure[:100]
+        top_up.state, top_up.failure = state, failure[:100]  # the column's length
         top_up.save(update_fields=["state", "failure"])
 
 

@@ -223,7 +223,7 @@ def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = Non
         )
     row.refund_id = row.refund_id or refund_id
     row.state = state
-    row.failure = failure[:100]
+    row.failure = failure[:100]  # the column's length
     row.ended_at = timezone.now() if state in {Refund.States.SUCCEEDED, Refund.States.FAILED} else None
     row.save(update_fields=["refund_id", "state", "failure", "ended_at"])
 

@@ -148,7 +148,7 @@ class InvoiceDetailSerializer(InvoiceSerializer):
     lines = InvoiceLineSerializer(many=True)
 
     class Meta(InvoiceSerializer.Meta):
-        fields = (*InvoiceSerializer.Meta.fields, "seller", "customer", "lines")  # type: ignore[assignment]  # longer
+        fields = (*InvoiceSerializer.Meta.fields, "seller", "customer", "lines")  # type: ignore[assignment]  # more fields
 
 
 class CostsView(TenantView):
