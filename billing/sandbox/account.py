@@ -1,4 +1,7 @@
-"""The Stripe account that the sandbox imitates: its objects, events and balance; and the parameters of requests."""
+"""The Stripe account that the sandbox imitates: its objects, events and balance.
+
+Below it are the functions that read the parameters of a request.
+"""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Provider:
 
     def _remember(self, key: str, fingerprint: str, response: Response) -> None:
         record = {
-            "mark": fingerprint,  # the name in the journals that exist
+            "mark": fingerprint,  # the name of the fingerprint in existing journals
             "status": response.status,
             "body": dict(response.body),
             "created": self.account.clock(),

@@ -95,7 +95,8 @@ class Handler(BaseHTTPRequestHandler):
             self._json(HTTPStatus.UNAUTHORIZED, Refused(message).answer)
             return
         response = self.provider.handle(method, path, encoded, self.headers.get("Idempotency-Key", ""))
-        self._json(response.status, response.body, **({"Idempotent-Replayed": "true"} if response.is_replay else {}))
+        headers = {"Idempotent-Replayed": "true"} if response.is_replay else {}
+        self._json(response.status, response.body, **headers)
 
     def _body(self) -> str:
         length = min(int(self.headers.get("Content-Length") or 0), MAX_BODY_BYTES)
