@@ -59,7 +59,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """The console's address."""
+        """Return the console's address."""
         return self._transport.url
 
     def close(self) -> None:

@@ -106,7 +106,9 @@ class Credentials:
         url = normalize_url(url, allow_http=True) if url else default_url
         if tokens.pop(url, None) is None:
             raise NotLoggedIn("There is no such login.")
-        self._write(next(iter(tokens), "") if url == default_url else default_url, tokens)
+        if url == default_url:
+            default_url = next(iter(tokens), "")  # the oldest of the other logins
+        self._write(default_url, tokens)
         return url
 
     def _read(self) -> tuple[str, dict[str, str]]:

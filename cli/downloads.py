@@ -82,8 +82,8 @@ def job_files(client: Client, job_id: int, path: str) -> Iterator[JobEntry]:
         folder = pending.pop()
         for entry in client.job_files(job_id, folder):
             safe_parts(entry.path)
-            is_below = entry.path.startswith(f"{folder}/") if folder else True
-            if not is_below or entry.path.count("/") != (folder.count("/") + 1 if folder else 0):
+            parent, _slash, _name = entry.path.rpartition("/")
+            if parent != folder:
                 raise UnsafePath(f"The console listed {entry.path!r} in the folder {folder!r}.")
             if entry.kind == "folder":
                 pending.append(entry.path)

@@ -151,8 +151,8 @@ class Uploads:
         the console already has, and after an interruption the negative number of lost bytes.
         """
         # The same content for the same purpose continues an incomplete upload.
-        hashed = json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())])
-        state_key = hashlib.sha256(hashed.encode()).hexdigest()
+        identity = json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())])
+        state_key = hashlib.sha256(identity.encode()).hexdigest()
         upload_id, offset = self._find_or_create(state_key, content.size, metadata)
         reported_position = tries = 0
 

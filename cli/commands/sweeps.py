@@ -201,7 +201,9 @@ def _progress_line(sweep: Sweep) -> str:
     if sweep.best:
         parts.append(f"best {sweep.objective.metric} {_format_number(sweep.best.value)}")
     parts.append(money(sweep.cost_minor, sweep.currency))
-    return " · ".join([*parts, *filter(None, [sweep.waiting_for])])
+    if sweep.waiting_for:
+        parts.append(sweep.waiting_for)
+    return " · ".join(parts)
 
 
 def _show_quote(screen: Screen, quote: SweepQuote) -> None:
