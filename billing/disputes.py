@@ -126,7 +126,7 @@ def _import_earlier_bookings(row: Dispute) -> None:
         if booked and not row.movements.filter(reference=reference).exists():
             row.movements.create(reference=reference, amount_minor=amount, moved_at=booked.created_at)
             row.withdrawn_minor = _withdrawn(row) + amount
-    row.withdrawn_minor = _withdrawn(row)
+    row.withdrawn_minor = _withdrawn(row)  # 0 instead of null
 
 
 def _book(row: Dispute, transaction_id: str, amount: int, *, top_up: TopUp) -> None:

@@ -115,14 +115,16 @@ class Terms:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Terms:
         """Rebuild terms from the data of `to_json`."""
-        return cls(
-            **{
-                **data,
-                "mode": Mode(data["mode"]),
-                "hourly": Decimal(data["hourly"]),
-                "per_epoch": Decimal(data["per_epoch"]),
-            }
-        )
+        converted: dict[str, Any] = {
+            "mode": Mode(data["mode"]),
+            "hourly": Decimal(data["hourly"]),
+            "per_epoch": Decimal(data["per_epoch"]),
+        }
+        return cls(**data | converted)
+
+
+OPTIONAL_LINE_FIELDS = frozenset({"began_at", "ended_at", "nodes", "evidence"})
+"""Fields of a line that its JSON omits when they are empty."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,11 @@ class Line:
 
     rule: str
     quantity: str
+    """A decimal text, as `unit_minor`, so that it stays exact in JSON."""
     unit: str
     """`node_hours`, `epochs`, `seconds`, `run` or `gigabytes`."""
     unit_minor: str
+    """Price of one unit."""
     amount_minor: int
     began_at: str = ""
     """Start of the line's time range (ISO 8601), with `ended_at`; empty for lines without a time range."""
@@ -159,10 +163,6 @@ class Offer:
     p90_minor: int
     ceiling_minor: int
     deadline_seconds: int
-
-
-OPTIONAL_LINE_FIELDS = frozenset({"began_at", "ended_at", "nodes", "evidence"})
-"""Fields of a line that its JSON omits when they are empty."""
 
 
 @dataclass(frozen=True)

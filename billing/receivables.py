@@ -71,8 +71,8 @@ def collect(*, account: Account, reference: str) -> int:
 def withdraw(*, account: Account, amount_minor: int, reference: str, kind: str, description: str) -> bool:
     """Debit money that the provider returned to the payer. The part that the wallet cannot cover becomes a debt.
 
-    Returns False if the reference was already posted. It is looked up while the wallet is locked, because a repeated
-    call would split the amount by another balance, and `ledger.post` would report a conflict.
+    Returns False if the reference was already posted. This is checked here, with the wallet locked. A repeated call
+    would split the amount by another balance, which `ledger.post` would report as a conflict.
     """
     locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
     if Transaction.objects.filter(reference=reference).exists():

@@ -97,9 +97,9 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UU
 def pay_back(*, account: Account, reason: str) -> list[Refund]:
     """Refund the unspent paid-in money, the newest top-ups first, and return the refunds. Safe to repeat.
 
-    Credit stays. One transaction locks the top-ups and the wallet, creates the refunds and debits the wallet, so a
-    repeated or concurrent call finds only the rest. A refund that failed is tried again after RETRY_AFTER. After
-    MAX_FAILURES the money stays in the wallet for an administrator.
+    Credit stays. One transaction locks the top-ups and the wallet, creates the refunds and debits the wallet. A
+    repeated or concurrent call therefore finds only the rest. A refund that failed is tried again after RETRY_AFTER.
+    After MAX_FAILURES the money stays in the wallet for an administrator.
     """
     rows = []
     with transaction.atomic():

@@ -38,8 +38,8 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 FINAL_STATES = frozenset({"complete", "failed"})
 """States of an upload that never change again."""
 RETRIED_STATUSES = frozenset({409, 460, 429, 502, 503, 504})
-"""Statuses after which sending continues at the console's offset: 409 (the console has another offset) and 460 (the
-bytes were damaged on the way), both of the tus protocol, and those of a busy console or proxy."""
+"""Statuses after which sending continues at the console's offset. In the tus protocol, 409 means that the console has
+another offset, and 460 that the bytes were damaged on the way. The others come from a busy console or proxy."""
 
 
 class Content(Protocol):

@@ -131,7 +131,7 @@ class StripeAccount:
         if after := form.get("starting_after"):
             ids = [stored["id"] for stored in matching]
             matching = matching[ids.index(after) + 1 :] if after in ids else []
-        limit = min(integer(form, "limit", default=10), 100)
+        limit = min(integer(form, "limit", default=10), 100)  # Stripe's default and its largest page
         return {
             "object": "list",
             "url": url,
