@@ -152,7 +152,7 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
 def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
     """Charge a top-up to its saved card. Safe to repeat: one row is charged at most once.
 
-    `is_retry` tells that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
+    `is_retry` means that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
     a day only, so a retry first looks for the earlier charge at the provider.
     """
     customer_rows = PaymentCustomer.objects.filter(organization=top_up.account.organization_id, mode=gateway.mode())

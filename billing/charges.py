@@ -89,7 +89,7 @@ def extend(*, hold: Hold, quote: Quote, idempotency_key: str, user: User) -> Hol
 
     Idempotent on `quote`. The row keeps the `idempotency_key` of the request, by which `jobs` finds repeated requests.
     `user` is the member who extends the run. The amount counts towards the budget of the hold's buyer, and must fit
-    that budget and the one of `user`. Raises InsufficientFunds, BudgetExceeded, and ValueError if the hold has ended or
+    that budget and `user`'s own. Raises InsufficientFunds, BudgetExceeded, and ValueError if the hold has ended or
     is higher than the quote's ceiling.
     """
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "placed_by").get(pk=hold.pk)

@@ -23,9 +23,10 @@ from console.accounts.zones import installation_time
 DIMENSIONS = ("member", "workspace", "node_spec")
 """The dimensions by which spend can be grouped."""
 MAX_SERIES = 6
-"""Largest number of series in a chart: a reader can tell six colors apart. The last series sums up the smallest."""
+"""Largest number of series in a chart: a reader can tell six colors apart. The last one then adds up the smallest
+groups."""
 OTHER_SERIES = "…"
-"""Name of the series that sums up the rest."""
+"""Name of the series that adds up the rest."""
 MAX_MONTHS = 12
 """Number of months that the page of costs offers: a year. An older month can still be opened by its URL."""
 FORECAST_DAYS = 14

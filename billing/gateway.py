@@ -47,7 +47,7 @@ class Card:
     brand: str
     last4: str
     expires: str
-    """MM/YY, or empty if the payment method is no card."""
+    """MM/YY, or empty if the payment method is not a card."""
 
     @property
     def label(self) -> str:
@@ -269,7 +269,7 @@ def verify(payload: bytes, header: str) -> dict[str, Any]:
     """Verify a webhook's signature and return its event. `header` is Stripe-Signature.
 
     The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, if its
-    time and ours differ by more than the tolerance, or if the body is no event.
+    time and ours differ by more than the tolerance, or if the body is not an event.
     """
     stamp, signatures = _parse_header(header)
     if abs(time.time() - stamp) > SIGNATURE_TOLERANCE_SECONDS:
@@ -348,7 +348,7 @@ def _find_by_reference(name: str, reference: str, objects: Sequence[Any]) -> Str
 
 
 def _card(method: dict[str, Any]) -> Card:
-    """Convert a payment method of the provider. A method that is no card has neither last digits nor expiry."""
+    """Convert a payment method of the provider. Methods other than cards have neither last digits nor expiry."""
     details = method.get(method["type"]) or {}
     brand = str(details.get("display_brand") or details.get("brand") or method["type"]).replace("_", " ").title()
     year, month = details.get("exp_year"), details.get("exp_month")
@@ -369,7 +369,7 @@ def _call(call: Callable[[], T]) -> T:
     except stripe.InvalidRequestError as error:
         reason = str(error.user_message or error)
         # If the customer is a parameter of the request, the error names that parameter. If it is in the request's URL,
-        # only the message tells.
+        # only the message says so.
         is_customer_gone = error.code == "resource_missing" and (
             error.param == "customer" or reason.startswith("No such customer")
         )

@@ -36,7 +36,8 @@ from console.notifications import services as notifications
 logger = logging.getLogger(__name__)
 
 NUMBER_DIGITS = 6
-"""Invoice numbers are zero-padded to this many digits, so that a million of them sort as texts in files and tables."""
+"""Invoice numbers are zero-padded to this many digits, so that files and tables, which sort them as strings, keep the
+order of up to a million."""
 
 
 def issue_due() -> list[Invoice]:

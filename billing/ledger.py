@@ -29,7 +29,7 @@ MOVE = "SELECT billing_move(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"
 
 
 def wallet_account(*, organization_id: int, currency: str) -> Account:
-    """Return the organization's wallet, which is created if needed. Safe under concurrent calls."""
+    """Return the organization's wallet. Create it if needed. Safe under concurrent calls."""
     Account.objects.bulk_create(
         [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True
     )
@@ -37,7 +37,7 @@ def wallet_account(*, organization_id: int, currency: str) -> Account:
 
 
 def platform_account(kind: Account.Kinds, currency: str) -> Account:
-    """Return the platform's account of this kind and currency, which is created if needed."""
+    """Return the platform's account of this kind and currency. Create it if needed."""
     account = Account.objects.filter(organization=None, kind=kind, currency=currency).first()
     if account is None:
         Account.objects.bulk_create([Account(kind=kind, currency=currency)], ignore_conflicts=True)
@@ -46,12 +46,12 @@ def platform_account(kind: Account.Kinds, currency: str) -> Account:
 
 
 def receivable_account(wallet: Account) -> Account:
-    """Return the account of the organization's debts, which is created if needed. A debt is a negative balance."""
+    """Return the account of the organization's debts. Create it if needed. A debt is a negative balance."""
     return _organization_account(wallet, Account.Kinds.RECEIVABLE)
 
 
 def written_off_account(wallet: Account) -> Account:
-    """Return the account of the organization's written-off debts, created if needed. A debt is a negative balance."""
+    """Return the account of the organization's written-off debts. Create it if needed. A debt is a negative balance."""
     return _organization_account(wallet, Account.Kinds.WRITTEN_OFF)
 
 

@@ -101,7 +101,7 @@ def p90_label(basis: Mapping[str, Any]) -> str:
     """
     is_measured = basis.get("source") == "history" and not basis.get("measured_nodes")
     if is_measured and int(basis.get("runs") or 0) >= MIN_RUNS_FOR_SHARE:
-        # xgettext: no-python-format, because "% o" is no placeholder here.
+        # xgettext: no-python-format, because "% o" is not a placeholder here.
         return _("90% of runs cost less than")
     return _("High estimate")
 

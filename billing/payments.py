@@ -81,7 +81,7 @@ def shortfall_minor(quote: Quote, *, account: Account, held_minor: int = 0) -> i
 
 
 def require_amount(account: Account, amount_minor: int, *, field: str) -> None:
-    """Raise AmountRefused, at `field`, if an amount is out of range or no multiple of the currency's step."""
+    """Raise AmountRefused, at `field`, if an amount is out of range or not a multiple of the currency's step."""
     minimum = currencies.round_up_for_payment(settings.TOP_UP_MINIMUM_MINOR, account.currency)
     maximum = settings.TOP_UP_MAXIMUM_MINOR
     if not minimum <= amount_minor <= maximum:
@@ -96,7 +96,7 @@ def require_amount(account: Account, amount_minor: int, *, field: str) -> None:
 
 
 def step_sentence(currency: str) -> str:
-    """Return the error message for an amount that is no multiple of the currency's step."""
+    """Return the error message for an amount that is not a multiple of the currency's step."""
     return _("The amount must be a multiple of %(step)s.") % {"step": money(currencies.step(currency), currency)}
 
 

@@ -94,7 +94,7 @@ class PriceChange:
 
     @property
     def is_large(self) -> bool:
-        """Return whether the price changes by more than half. Any price instead of 0 is a large change too."""
+        """Return whether the price changes by more than half. A change from 0 is always large."""
         if self.old is None or self.new is None:
             return False
         return abs(self.new - self.old) * 2 > self.old
@@ -107,7 +107,7 @@ def simulate_month(*, book: PriceBook, month: Month) -> Simulation:
     customers: dict[int, CustomerSimulation] = {}
     receipts = (
         Receipt.objects.filter(currency=book.currency, created_at__gte=month.start, created_at__lt=month.end)
-        .exclude(hold__reference__startswith=STORAGE_PREFIX)  # charges of storage are no runs
+        .exclude(hold__reference__startswith=STORAGE_PREFIX)  # storage charges are not runs
         .select_related("hold__quote", "organization")
         .prefetch_related("hold__extensions__quote")
         .order_by("pk")

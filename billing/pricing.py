@@ -133,7 +133,7 @@ class Line:
 
     rule: str
     quantity: str
-    """A decimal text, as `unit_minor`, so that it stays exact in JSON."""
+    """A decimal string, as `unit_minor`, so that it stays exact in JSON."""
     unit: str
     """`node_hours`, `epochs`, `seconds`, `run` or `gigabytes`."""
     unit_minor: str
@@ -271,7 +271,7 @@ def rate(usage: Usage, terms: Terms) -> Charge:
 
 
 def affordable_seconds(terms: Terms, budget_minor: int) -> int:
-    """Return the most seconds of running time on all nodes that `budget_minor` pays for besides the epochs."""
+    """Return how many seconds on all nodes `budget_minor` pays for, after the price of the epochs."""
     for_time_minor = budget_minor - _epochs_line(terms).amount_minor
     if for_time_minor < 0:
         return 0

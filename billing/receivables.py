@@ -26,7 +26,7 @@ def pay_in(
 ) -> bool:
     """Credit a payment to a wallet and pay debts from it. Returns False if it was already posted.
 
-    `is_return` tells that the money was withdrawn before, so it also repays a debt that was written off meanwhile.
+    `is_return` means that the money was withdrawn before, so it also repays a debt that was written off meanwhile.
     """
     clearing = ledger.platform_account(Account.Kinds.CLEARING, account.currency)
     entries = [(account, amount_minor), (clearing, -amount_minor)]

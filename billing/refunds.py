@@ -129,7 +129,7 @@ def _is_paused(top_up: TopUp) -> bool:
 def submit(*, refund: Refund, is_retry: bool = True) -> None:
     """Create the refund at the provider. Safe to repeat: it never refunds twice.
 
-    `is_retry` tells that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
+    `is_retry` means that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
     a day only, so a retry first looks for the earlier refund at the provider.
     """
     reference, intent_id = str(refund.pk), refund.top_up.payment_intent

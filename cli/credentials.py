@@ -77,7 +77,7 @@ class Credentials:
         self.path = path or default_path(environment)
 
     def console(self, url: str = "") -> Console:
-        """Return the console at `url`, else that of TRAINYARD_URL, else that of the last login. Raises NotLoggedIn."""
+        """Return the console at `url`, else at TRAINYARD_URL, else of the last login. Raises NotLoggedIn."""
         url = url or self._environment.get("TRAINYARD_URL", "")
         if token := self._environment.get("TRAINYARD_TOKEN", "").strip():
             if not url:
@@ -98,7 +98,7 @@ class Credentials:
         self._write(console.url, tokens | {console.url: console.token})
 
     def remove(self, url: str = "") -> str:
-        """Remove the token of a console (default: that of the last login) and return the console's address.
+        """Remove the token of a console (default: the last login's) and return the console's address.
 
         Raises NotLoggedIn.
         """

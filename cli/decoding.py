@@ -60,7 +60,7 @@ def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
 
 @cache
 def _field_types(kind: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields. Cached, because Python evaluates the texts of annotations each time."""
+    """Return the types of a dataclass's fields. Cached, because `get_type_hints` evaluates the annotations anew."""
     return get_type_hints(kind)
 
 

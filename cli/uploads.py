@@ -147,8 +147,9 @@ class Uploads:
     ) -> Upload:
         """Send `content`, wait until the console has stored or published it, and return the upload. Raises CliError.
 
-        `metadata` tells the console what the content is for. `on_sent` gets numbers of sent bytes: first of those that
-        the console already has, and after an interruption the negative number of lost bytes.
+        `metadata` tells the console what the content is for. `on_sent` gets numbers of bytes: first those that the
+        console already has, then those of each sent block. After an interruption it gets a negative number: the lost
+        bytes.
         """
         # The same content for the same purpose continues an incomplete upload.
         identity = json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())])
@@ -236,7 +237,7 @@ class Uploads:
         return {}
 
     def _store_ids(self, ids: Mapping[str, str]) -> None:
-        """Replace the file of ids atomically, so that an interruption leaves no half of it."""
+        """Replace the file of ids atomically, so that an interruption never leaves half a file."""
         self._state_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new_file = self._state_file.with_name(f".{self._state_file.name}.{os.getpid()}")
         new_file.write_text(json.dumps(dict(ids)), encoding="utf-8")

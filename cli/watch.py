@@ -153,7 +153,7 @@ class LogFollower:
         self._thread.start()
 
     def follow_attempts(self, numbers: list[int]) -> None:
-        """Print the output of the attempts among `numbers` that are not printed yet, after that of earlier ones."""
+        """Queue the attempts among `numbers` that are new. The thread prints one attempt's output after another's."""
         for number in numbers:
             if number > self._last_attempt:
                 self._last_attempt = number

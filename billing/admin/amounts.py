@@ -32,7 +32,7 @@ PARENTS = ("account", "top_up", "dispute", "invoice", "grant", "hold")
 
 
 def currency_of(row: Any) -> str:
-    """Return the currency of a row: its own, that of a parent, or that of the organization's wallet."""
+    """Return the currency of a row: its own, its parent's, or else the one of the organization's wallet."""
     if currency := getattr(row, "currency", ""):
         return str(currency)
     for name in PARENTS:
@@ -51,7 +51,7 @@ def input_value(amount: Decimal, currency: str) -> str:
 
 
 class AmountInput(UnfoldAdminDecimalFieldWidget):  # type: ignore[misc]  # unfold publishes no types
-    """A number input that allows any number of decimals in the browser. The form checks those of the currency."""
+    """A number input that allows any number of decimals in the browser. The form checks the currency's decimals."""
 
     def __init__(self) -> None:
         super().__init__(attrs={"step": "any"})
@@ -116,7 +116,7 @@ class ShowsAmounts:
         return self._with_formatted_amounts(super().get_fields(request, obj))  # type: ignore[misc]
 
     def _with_formatted_amounts(self, names: Sequence[Any]) -> Sequence[Any]:
-        """Return the names of fields, with a column that shows money in place of each `_minor` field."""
+        """Return the field names, with each `_minor` field replaced by a column that shows money."""
         return [
             _column(self.model, name) if isinstance(name, str) and name.endswith(SUFFIX) else name  # type: ignore[attr-defined]
             for name in names

@@ -30,7 +30,7 @@ from billing.selectors import default_currency
 from console.accounts.reports import Report, Table, show
 
 PRICE_DECIMALS = 4
-"""Decimals of a price in minor units: those of its column."""
+"""Decimals of a price in minor units, as many as its column has."""
 
 
 class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
@@ -89,12 +89,12 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
         return money(row.amount, row.book.currency, exact=True)
 
     def get_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
-        """Return the fields of a price. The amount is an input in drafts, and a text in published books."""
+        """Return the fields of a price. The amount can be edited in drafts only."""
         amount = "amount" if self._is_draft(obj) else "price"
         return ("kind", "product", "node_spec", "nodes_from", amount)
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
-        """Return the text of the amount for published books; all other fields follow `has_change_permission`."""
+        """Return the formatted amount for published books; `has_change_permission` covers all other fields."""
         return () if self._is_draft(obj) else ("price",)
 
     def formfield_for_choice_field(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
@@ -309,7 +309,7 @@ def _diff_report(old: models.PriceBook, new: models.PriceBook) -> Report:
 
 
 def _large_changes(draft: models.PriceBook) -> list[str]:
-    """Return a text (name, old and new amount) for each price that a draft changes by more than half."""
+    """Return a line (name, old and new amount) for each price that a draft changes by more than half."""
     try:
         current = pricebooks.current_book(currency=draft.currency)
     except NotPriced:

@@ -148,7 +148,7 @@ def public_fields(stored: StripeObject) -> StripeObject:
 
 
 def required(form: Form, name: str) -> str:
-    """Return a parameter that must be a text. Raises Refused if it is missing or empty."""
+    """Return a parameter that must be a string. Raises Refused if it is missing or empty."""
     value = form.get(name)
     if not isinstance(value, str) or not value:
         raise Refused(f"Missing required param: {name}.", code="parameter_missing", param=name)

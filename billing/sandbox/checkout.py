@@ -66,7 +66,7 @@ def make_session(account: StripeAccount, form: Form) -> StripeObject:
 
 
 def current_session(account: StripeAccount, session_id: str) -> StripeObject:
-    """Return a session. If its time is over, it expires first. Raises Refused (404)."""
+    """Return a session, after expiring it if its time has passed. Raises Refused (404)."""
     session = account.get("checkout.session", session_id)
     if session["status"] == "open" and session["expires_at"] < account.clock():
         _expire(account, session)

@@ -25,7 +25,7 @@ IDEMPOTENCY_KEY_SECONDS = 24 * 3600
 
 @dataclass(frozen=True)
 class Response:
-    """A response of the API: status and JSON body. `is_replay` tells that an idempotency key was repeated."""
+    """A response of the API: status and JSON body. `is_replay` means that the idempotency key was used before."""
 
     status: int
     body: StripeObject

@@ -63,7 +63,7 @@ def push(session: Session, name: str, path: Path) -> None:
     except ApiError as error:
         if error.code != "name_taken":
             raise
-    filename = path.resolve().name + (".tar" if path.is_dir() else "")
+    filename = path.resolve().name + (".tar" if path.is_dir() else "")  # only shown on the console's pages
     metadata = {"purpose": "dataset", "name": name, "filename": filename}
     with session.screen.transfer(f"Sending {path.name}", content.size) as advance:
         upload = session.uploads(client).send(content, metadata, on_sent=advance)

@@ -270,8 +270,8 @@ def _send_and_price(session: Session, client: Client, options: dict[str, Any], *
 def _find_project(script: Path, folder: Path | None, workspace: str) -> Project:
     """Return the project that a script belongs to. Raises InvalidChoice.
 
-    Default folder: the current one if the script is in it, otherwise that of the script. Default workspace: the
-    folder's name.
+    Default folder: the current one if the script is in it, otherwise the script's own. Default workspace: the folder's
+    name.
     """
     if folder is not None and not script.is_absolute() and not script.exists():
         script = folder / script  # `--folder project train.py`
@@ -344,7 +344,7 @@ def _first_name(names: list[str], noun: str) -> str:
 
 
 def _parse_variable(text: str) -> tuple[str, str]:
-    """Return the name and value in a text NAME=VALUE. Raises InvalidChoice."""
+    """Return the name and value of a string NAME=VALUE. Raises InvalidChoice."""
     name, separator, value = text.partition("=")
     if not name or not separator:
         raise InvalidChoice(f"Write a variable as NAME=VALUE, not {text!r}.")
