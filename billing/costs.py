@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
+from typing import NamedTuple
 
 from django.db.models import CharField, Count, F, QuerySet, Sum, Value
 from django.db.models.fields.json import KeyTextTransform
@@ -90,6 +91,13 @@ class Share:
     fraction: float
 
 
+class DailySpend(NamedTuple):
+    """The names of a chart's series, and for each day the amount of each series in minor units."""
+
+    names: list[str]
+    days: dict[date, list[int]]
+
+
 @dataclass(frozen=True)
 class Forecast:
     """The forecast of a month's cost in minor units: spent so far plus the recent daily spend until its end."""
@@ -165,8 +173,8 @@ def shares_by(spends: Sequence[Spend], dimension: str) -> list[Share]:
     return [Share(name, amounts[name], runs[name], amounts[name] / total) for name in names]
 
 
-def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> tuple[list[str], dict[date, list[int]]]:
-    """Return the names of the chart's series, and for each day of the month the amount of each, in minor units.
+def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> DailySpend:
+    """Return the spend of each day of a month, in one series for each group.
 
     Groups that cost nothing are left out. Of more than MAX_SERIES groups, the smallest share the last series.
     """
@@ -179,7 +187,7 @@ def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> tuple[list[
         if spend.amount_minor:
             position = positions.get(getattr(spend, dimension), last)
             days[spend.day][position] += spend.amount_minor
-    return names, days
+    return DailySpend(names, days)
 
 
 def forecast(organization: Organization, now: datetime | None = None) -> Forecast:

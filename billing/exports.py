@@ -109,7 +109,7 @@ def escape_formula(text: str) -> str:
 
 
 def csv_row(cells: Iterable[str]) -> str:
-    """Return a line of CSV. Texts that a customer chose must have gone through `escape_formula`."""
+    """Return a line of CSV. Text that a customer chose must have gone through `escape_formula`."""
     buffer = io.StringIO()
     csv.writer(buffer).writerow(cells)
     return buffer.getvalue()

@@ -223,10 +223,17 @@ def uninvoiced_minor(organization: Organization) -> int:
     return int(charged["total"] - invoices.aggregate(total=Sum("subtotal_minor", default=0))["total"])
 
 
-def correctable_lines(invoice: Invoice) -> list[tuple[InvoiceLine, int]]:
-    """Return each line of an invoice with the amount that notes can still return, in minor units."""
+class CorrectableLine(NamedTuple):
+    """A line of an invoice, and the amount that credit notes can still return, in minor units."""
+
+    line: InvoiceLine
+    remaining_minor: int
+
+
+def correctable_lines(invoice: Invoice) -> list[CorrectableLine]:
+    """Return the lines of an invoice with their remaining amounts."""
     lines = invoice.lines.annotate(corrected=Sum("corrections__amount_minor", default=0))
-    return [(line, line.amount_minor + line.corrected) for line in lines]
+    return [CorrectableLine(line, line.amount_minor + line.corrected) for line in lines]  # corrections are negative
 
 
 class ReturnedPart(NamedTuple):

@@ -69,6 +69,7 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
         raise ValueError(f"The entries of {reference} do not balance in one currency.")
     if len({account.pk for account, _amount in entries}) != len(entries):
         raise ValueError(f"The entries of {reference} name an account twice.")
+    # Accounts of organizations first, as the module says: False sorts before True.
     in_locking_order = sorted((account.organization_id is None, account.pk) for account, amount in entries if amount)
     accounts = [pk for _is_platform, pk in in_locking_order]
     values = (reference, kind, description, timezone.now(), accounts, [amounts[pk] for pk in accounts])

@@ -64,7 +64,7 @@ ESTIMATE_BASES = {
     "reference": gettext_lazy("Assumes the product's reference speed. No run of this script has been measured yet."),
 }
 """Sentence for each `Estimate.source` whose sentence contains no figures."""
-MIN_RUNS_FOR_SHARE = 5
+MIN_RUNS_FOR_P90 = 5
 """Fewest earlier runs from which the page claims "90% of runs". With fewer (FEW_RUNS), `jobs.estimates` does not
 measure the p90: it takes at least a fixed multiple of the p50."""
 
@@ -100,7 +100,7 @@ def p90_label(basis: Mapping[str, Any]) -> str:
     Runs on other numbers of nodes do not count. `basis` has the fields of `billing.pricing.Estimate`.
     """
     is_measured = basis.get("source") == "history" and not basis.get("measured_nodes")
-    if is_measured and int(basis.get("runs") or 0) >= MIN_RUNS_FOR_SHARE:
+    if is_measured and int(basis.get("runs") or 0) >= MIN_RUNS_FOR_P90:
         # xgettext: no-python-format, because "% o" is not a placeholder here.
         return _("90% of runs cost less than")
     return _("High estimate")

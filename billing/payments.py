@@ -122,7 +122,7 @@ def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = 
 
 
 def fail_session(session: Mapping[str, Any]) -> TopUp:
-    """Mark a top-up as failed whose payment method takes days, such as a bank debit, and was refused in the end.
+    """Mark a top-up as failed. Its payment method, such as a bank debit, took days and was refused in the end.
 
     Call it in a transaction. Raises Quarantined.
     """

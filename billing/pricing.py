@@ -420,7 +420,7 @@ def _plain(number: Decimal) -> str:
 def find_price(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
     """Return the price of `kind` for a purchase, or None.
 
-    The product's own price goes before the price of all products, and a price from more nodes before one from fewer.
+    The product's own price wins over the price of all products, and a price from more nodes over one from fewer.
     """
     matching = [
         row

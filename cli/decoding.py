@@ -18,7 +18,7 @@ T = TypeVar("T")
 def decode(kind: type[T], data: Any, where: str = "answer") -> T:
     """Return `data` as an instance of `kind`.
 
-    Raises UnexpectedAnswer if it is none. `where` names `data` in the message, in which a field has a path such as
+    Raises UnexpectedAnswer if it does not fit. `where` names `data` in the message, in which a field has a path such as
     `answer.results.0.name`.
     """
     return _decode(kind, data, where)  # type: ignore[no-any-return]  # `_decode` returns an instance of `kind`

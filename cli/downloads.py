@@ -31,8 +31,7 @@ MAX_PAUSE_SECONDS = 15.0
 TIME_RESOLUTION_SECONDS = 2.0
 """Times of a file that differ by less count as equal: FAT, the coarsest file system, stores them in steps of 2 s."""
 MAX_TIME_SECONDS = 2.0**32
-"""Unix time, in the year 2106, from which on a file's time is not set, because some file systems store
-32 bits of it."""
+"""Unix times from here on (the year 2106) are not set on files, because some file systems store 32 bits."""
 FORBIDDEN = frozenset("\\:\0")
 """Characters that no name may have: separators of folders, drives and streams on Windows, and NUL on every system."""
 

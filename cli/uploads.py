@@ -51,7 +51,7 @@ class Content(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A text that differs if the bytes differ. It identifies the content of an interrupted upload."""
+        """A string that differs if the bytes differ. It identifies the content of an interrupted upload."""
 
     def read(self, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset` on. Raises CliError if they have changed meanwhile."""
