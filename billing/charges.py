@@ -129,7 +129,10 @@ def release(*, hold: Hold) -> None:
 
 
 def meter(*, hold: Hold, billable_seconds: float) -> int:
-    """Return the run's cost so far in minor units and store it on the hold. Changes no balance."""
+    """Return the run's cost so far in minor units and store it on the hold. Changes no balance.
+
+    `billable_seconds` are seconds on all nodes of the quote: a second on half of the nodes is half a billable second.
+    """
     cost = pricing.rate(Usage(billable_seconds, completed=False), _terms(hold)).total_minor
     Hold.objects.filter(pk=hold.pk, state=Hold.States.HELD).update(metered_minor=cost)
     return cost
