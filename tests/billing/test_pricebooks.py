@@ -173,7 +173,7 @@ class TestPublishedBook:
                 assert result.prices.filter(kind=PriceKind.EPOCH).exists()
 
 
-class TestPreview:
+class TestSimulation:
     """A month at the prices of a draft."""
 
     def run(self, account: Account, seconds: float, *, usage: Usage | None = None, labels: bool = True) -> Receipt:
