@@ -38,7 +38,7 @@ def to_minor(amount: Decimal, currency: str) -> int:
     """
     # `adjusted` is the exponent of the first digit: one less than the number of digits of the integer part.
     if not amount.is_finite() or amount.adjusted() + decimals(currency) >= MAX_DIGITS:
-        raise ValueError("This is no amount of money.")
+        raise ValueError("This is not an amount of money.")
     scaled = amount.scaleb(decimals(currency))
     if scaled != scaled.to_integral_value():
         raise ValueError(f"{currency} has {decimals(currency)} decimals.")
@@ -48,13 +48,13 @@ def to_minor(amount: Decimal, currency: str) -> int:
 def parse_amount(text: str, currency: str) -> int:
     """Parse a typed amount with a decimal point or comma into minor units.
 
-    Raises ValueError if the text is no amount, or is ambiguous: "1.234" may mean a thousand or a fraction. Three digits
-    after the point or comma are therefore accepted only for currencies with three decimals.
+    Raises ValueError if the text is not an amount or is ambiguous: "1.234" may mean a thousand or a fraction. Therefore
+    three digits after the point or comma are accepted only for currencies with three decimals.
     """
     match = TYPED_AMOUNT.fullmatch(text.strip())
     integer, fraction = match.groups(default="") if match else ("", "")
     if not integer + fraction or (len(fraction) == 3 and decimals(currency) < 3):
-        raise ValueError("This is no amount, or it is ambiguous.")
+        raise ValueError("This is not an amount, or it is ambiguous.")
     return to_minor(Decimal(f"{integer or 0}.{fraction or 0}"), currency)
 
 
@@ -76,7 +76,8 @@ def _money(amount_minor: Decimal | int, currency: str, exact: bool, language: st
     amount, digits = to_major(amount_minor, currency), decimals(currency)
     if exact or digits == get_currency_precision(currency) or amount == amount.to_integral_value():
         return str(format_currency(amount, currency, locale=locale, decimal_quantization=not exact))
-    # For some currencies, CLDR shows fewer decimals than Stripe counts. Show all that Stripe counts.
+    # For some currencies, CLDR shows fewer decimals than Stripe counts. A whole amount, which was returned above, needs
+    # none; any other amount shows all decimals that Stripe counts.
     pattern = copy.copy(locale.currency_formats["standard"])
     pattern.frac_prec = (digits, digits)
     return str(pattern.apply(amount, locale, currency=currency, currency_digits=False))

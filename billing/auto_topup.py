@@ -103,11 +103,15 @@ def run_due() -> int:
         .exclude(account__organization__activations__in=ENDED_ACTIVATIONS)
         .values_list("pk", flat=True)
     )
-    new_ids = {top_up.pk for pk in due_setups if (top_up := create_if_due(setup_pk=pk)) is not None}
+    new_ids = set()
+    for setup_pk in due_setups:
+        top_up = create_if_due(setup_pk=setup_pk)
+        if top_up is not None:
+            new_ids.add(top_up.pk)
     unanswered = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
     oldest = list(unanswered.select_related("account__organization").order_by("created_at")[:MAX_CHARGES])
-    for top_up in oldest:
-        charge(top_up=top_up, is_retry=top_up.pk not in new_ids)
+    for waiting in oldest:
+        charge(top_up=waiting, is_retry=waiting.pk not in new_ids)
     return len(oldest)
 
 
@@ -139,6 +143,7 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
                 created_by_id=setup.set_by_id,
             )
     except IntegrityError as error:
+        # An open top-up that is older than those in `recent` also forbids a new one.
         if "one_automatic_top_up_at_a_time" not in str(error):
             raise
         return None
@@ -147,12 +152,14 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
 def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
     """Charge a top-up to its saved card. Safe to repeat: one row is charged at most once.
 
-    `is_retry` tells that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
+    `is_retry` means that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
     a day only, so a retry first looks for the earlier charge at the provider.
     """
     customer_rows = PaymentCustomer.objects.filter(organization=top_up.account.organization_id, mode=gateway.mode())
     customer_id = customer_rows.values_list("customer_id", flat=True).first() or ""
-    if not customer_id:  # if an earlier call did charge the card, the provider's event still credits this row
+    if not customer_id:
+        # The customer was deleted at the provider. If an earlier call did charge the card, the provider's event still
+        # credits this row.
         _fail(top_up, customers.CUSTOMER_GONE)
         return
     try:
@@ -189,7 +196,8 @@ def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = No
     """Apply the state of a payment intent to its automatic top-up.
 
     Returns False if the intent does not belong to an automatic top-up, but for example to a payment page. Call it in a
-    transaction. `at` is the event's Unix time. Raises Quarantined if the intent does not match the top-up's row.
+    transaction. `livemode` (whether real money moved) and `at` (Unix time) come unchecked from the provider. Raises
+    Quarantined if the intent does not match the top-up's row.
     """
     reference = (intent.get("metadata") or {}).get("top_up")
     if reference is None:
@@ -229,14 +237,15 @@ def _refusal_code(top_up: TopUp) -> str:
 @transaction.atomic
 def _fail(top_up: TopUp, reason: str) -> None:
     """Mark a top-up as failed and plan the retry, or switch automatic top-ups off. Does nothing if it was not open."""
+    reason = reason[:100]  # the length of the columns
     failed = TopUp.objects.filter(pk=top_up.pk, state__in=payments.OPEN_STATES).update(
-        state=TopUp.States.FAILED, failure=reason[:100]
+        state=TopUp.States.FAILED, failure=reason
     )
     if not failed:
         return
     setup = AutoTopUp.objects.select_for_update().get(account=top_up.account_id)
     setup.failures += 1
-    setup.last_failure = reason[:100]
+    setup.last_failure = reason
     setup.is_on = setup.is_on and setup.failures < MAX_FAILURES and reason not in PERMANENT_FAILURES
     setup.retry_at = timezone.now() + RETRY_DELAYS[min(setup.failures, len(RETRY_DELAYS)) - 1]
     setup.save(update_fields=["failures", "last_failure", "is_on", "retry_at", "updated_at"])

@@ -117,7 +117,7 @@ def refusal(*, account: Account, user: User | None, amount_minor: int) -> str:
     if not amount_minor:
         return ""
     budgets = Budget.objects.filter(Q(user=None) | Q(user=user), organization=account.organization_id)
-    for state in _states(budgets.select_related("user"), account):
+    for state in _load_states(budgets.select_related("user"), account):
         if state.committed_minor + amount_minor > state.budget.amount_minor:
             return _refusal_message(state, amount_minor)
     return ""
@@ -130,9 +130,9 @@ def states(organization: Organization) -> list[BudgetState]:
 
 
 def states_of(account: Account) -> list[BudgetState]:
-    """Return the budgets that a wallet pays for with their committed money, the organization's own first."""
+    """Return the budgets of a wallet's organization with their committed money, the organization's own first."""
     budgets = Budget.objects.filter(IS_ACTIVE, organization=account.organization_id).select_related("user")
-    return sorted(_states(budgets, account), key=lambda state: (state.budget.user_id is not None, state.budget.pk))
+    return sorted(_load_states(budgets, account), key=lambda state: (state.budget.user_id is not None, state.budget.pk))
 
 
 # --- Low wallets ------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def record_alerts() -> list[BudgetAlert]:
         account = selectors.wallet(budget.organization)
         if account is None:
             continue
-        (state,) = _states([budget], account)
+        (state,) = _load_states([budget], account)
         new_alerts += _record_alerts(state, month)
     return new_alerts
 
@@ -229,8 +229,8 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
     return new_alerts
 
 
-def _states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> Iterable[BudgetState]:
-    """Yield the state of each budget. `refusal` needs no further queries once it finds an exceeded budget."""
+def _load_states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> Iterable[BudgetState]:
+    """Yield the state of each budget. A generator, so that `refusal` stops querying at the first exceeded budget."""
     for budget in budgets:
         holds = account.holds.filter(placed_by=budget.user_id) if budget.user_id else account.holds.all()
         # A charge counts in the month in which its run ended.

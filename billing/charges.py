@@ -87,9 +87,10 @@ def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, la
 def extend(*, hold: Hold, quote: Quote, idempotency_key: str, user: User) -> HoldExtension:
     """Raise an open hold to the ceiling of `quote`, which prices the same purchase for a longer time.
 
-    Idempotent on `quote`. `user` is the member who extends the run. The amount counts towards the budget of the hold's
-    buyer, and must fit that budget and the one of `user`. Raises InsufficientFunds, BudgetExceeded, and ValueError if
-    the hold has ended or is higher than the quote's ceiling.
+    Idempotent on `quote`. The row keeps the `idempotency_key` of the request, by which `jobs` finds repeated requests.
+    `user` is the member who extends the run. The amount counts towards the budget of the hold's buyer, and must fit
+    that budget and `user`'s own. Raises InsufficientFunds, BudgetExceeded, and ValueError if the hold has ended or
+    is higher than the quote's ceiling.
     """
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "placed_by").get(pk=hold.pk)
     if existing := HoldExtension.objects.filter(hold=locked, quote=quote).first():
@@ -128,7 +129,10 @@ def release(*, hold: Hold) -> None:
 
 
 def meter(*, hold: Hold, billable_seconds: float) -> int:
-    """Return the run's cost so far in minor units and store it on the hold. Changes no balance."""
+    """Return the run's cost so far in minor units and store it on the hold. Changes no balance.
+
+    `billable_seconds` are seconds on all nodes of the quote: a second on half of the nodes is half a billable second.
+    """
     cost = pricing.rate(Usage(billable_seconds, completed=False), _terms(hold)).total_minor
     Hold.objects.filter(pk=hold.pk, state=Hold.States.HELD).update(metered_minor=cost)
     return cost
@@ -165,7 +169,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
     # customer can spend that amount.
     receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")
     locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED
-    locked.charged_minor = charge.total_minor or None  # None: nothing was charged, as a constraint requires
+    locked.charged_minor = charge.total_minor or None  # a constraint requires None for RELEASED
     locked.metered_minor = charge.total_minor
     locked.ended_at = timezone.now()
     locked.save(update_fields=["state", "charged_minor", "metered_minor", "ended_at"])

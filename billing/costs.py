@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
+from typing import NamedTuple
 
 from django.db.models import CharField, Count, F, QuerySet, Sum, Value
 from django.db.models.fields.json import KeyTextTransform
@@ -23,11 +24,12 @@ from console.accounts.zones import installation_time
 DIMENSIONS = ("member", "workspace", "node_spec")
 """The dimensions by which spend can be grouped."""
 MAX_SERIES = 6
-"""Largest number of series in a chart: a reader can tell six colors apart. The last series sums up the smallest."""
+"""Largest number of series in a chart: a reader can tell six colors apart. The last one then adds up the smallest
+groups."""
 OTHER_SERIES = "…"
-"""Name of the series that sums up the rest."""
+"""Name of the series that adds up the rest."""
 MAX_MONTHS = 12
-"""Number of months that the page of costs offers: a year. The page of an older month still has its URL."""
+"""Number of months that the page of costs offers: a year. An older month can still be opened by its URL."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 
@@ -89,6 +91,13 @@ class Share:
     fraction: float
 
 
+class DailySpend(NamedTuple):
+    """The names of a chart's series, and for each day the amount of each series in minor units."""
+
+    names: list[str]
+    days: dict[date, list[int]]
+
+
 @dataclass(frozen=True)
 class Forecast:
     """The forecast of a month's cost in minor units: spent so far plus the recent daily spend until its end."""
@@ -140,7 +149,7 @@ def spending(organization: Organization, month: Month) -> list[Spend]:
     rows = (
         receipts(organization, month)
         .annotate(
-            **{dimension: _name(dimension) for dimension in DIMENSIONS},
+            **{dimension: _name_expression(dimension) for dimension in DIMENSIONS},
             day=TruncDate("created_at", tzinfo=timezone.get_default_timezone()),
         )
         .values(*DIMENSIONS, "day")
@@ -164,8 +173,8 @@ def shares_by(spends: Sequence[Spend], dimension: str) -> list[Share]:
     return [Share(name, amounts[name], runs[name], amounts[name] / total) for name in names]
 
 
-def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> tuple[list[str], dict[date, list[int]]]:
-    """Return the names of the chart's series, and for each day of the month the amount of each, in minor units.
+def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> DailySpend:
+    """Return the spend of each day of a month, in one series for each group.
 
     Groups that cost nothing are left out. Of more than MAX_SERIES groups, the smallest share the last series.
     """
@@ -173,10 +182,12 @@ def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> tuple[list[
     names = groups if len(groups) <= MAX_SERIES else [*groups[: MAX_SERIES - 1], OTHER_SERIES]
     positions = {name: position for position, name in enumerate(names)}
     days = {day: [0] * len(names) for day in month.days}
+    last = len(names) - 1  # the series of all groups that have none of their own
     for spend in spends:
         if spend.amount_minor:
-            days[spend.day][positions.get(getattr(spend, dimension), len(names) - 1)] += spend.amount_minor
-    return names, days
+            position = positions.get(getattr(spend, dimension), last)
+            days[spend.day][position] += spend.amount_minor
+    return DailySpend(names, days)
 
 
 def forecast(organization: Organization, now: datetime | None = None) -> Forecast:
@@ -188,9 +199,17 @@ def forecast(organization: Organization, now: datetime | None = None) -> Forecas
     first = Receipt.objects.filter(organization=organization, total_minor__gt=0).order_by("created_at").first()
     # For a new customer, average only over the time since the first charge, at least one day.
     period = min(timedelta(days=FORECAST_DAYS), at - first.created_at) if first else timedelta(days=FORECAST_DAYS)
-    days = Decimal(str(max(period, timedelta(days=1)) / timedelta(days=1)))
-    daily_minor = Decimal(recent.aggregate(total=Sum("total_minor", default=0))["total"]) / days
-    return Forecast(spent_minor(organization, month), daily_minor, Decimal(str((month.end - at) / timedelta(days=1))))
+    recent_minor = Decimal(recent.aggregate(total=Sum("total_minor", default=0))["total"])
+    return Forecast(
+        spent_minor=spent_minor(organization, month),
+        daily_minor=recent_minor / _days(max(period, timedelta(days=1))),
+        days_left=_days(month.end - at),
+    )
+
+
+def _days(period: timedelta) -> Decimal:
+    """Return a period as a number of days."""
+    return Decimal(str(period / timedelta(days=1)))
 
 
 def open_holds(account: Account) -> QuerySet[Hold]:
@@ -207,8 +226,8 @@ def months_with_costs(organization: Organization) -> Sequence[Month]:
     return months
 
 
-def _name(dimension: str) -> Coalesce:
-    """Return the expression that gives a receipt's member, workspace or node spec."""
+def _name_expression(dimension: str) -> Coalesce:
+    """Return the SQL expression that gives a receipt's member, workspace or node spec."""
     sources: dict[str, F | KeyTextTransform] = {
         "member": F("hold__placed_by__email"),
         "workspace": KeyTextTransform("workspace", "hold__labels"),

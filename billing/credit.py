@@ -89,14 +89,14 @@ def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
         with transaction.atomic():  # a savepoint: a violated constraint must not abort the caller's transaction
             return grant(credit_grant=lot, user=None, account=account)
     except IntegrityError as error:
-        # The names of both constraints, one trial for each organization and one for each user, begin with this.
+        # Both constraints have names that begin so: one trial for an organization, and one for a person.
         if "one_trial_for" not in str(error):
             raise
         return None
 
 
 def add_correction(*, organization: Organization, amount_minor: int, reason: str) -> CreditGrant:
-    """Record a lot without expiry. Posts nothing: the credit note has already posted the amount to the wallet."""
+    """Record the credit that a credit note returns, as a lot without expiry. The note has already posted its amount."""
     return CreditGrant.objects.create(
         organization=organization,
         source=CreditGrant.Sources.CORRECTION,
@@ -218,7 +218,7 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
     Returns the credit used, in minor units. If the hold is a trial's part of the hold `parent`, unused credit stays
     reserved for `parent`. The caller has locked the hold, the parent and, through `ledger.unhold`, the wallet.
     """
-    unused_minor = hold.amount_minor - amount_minor  # returns to the parent, together with at most as much credit
+    unused_minor = hold.amount_minor - amount_minor  # returns to the parent; at most this much credit returns with it
     reserved_by_lot = dict(CreditUse.objects.filter(hold=hold).values_list("grant_id", "reserved_minor"))
     unpaid, used = amount_minor, 0
     now = timezone.now()
@@ -260,8 +260,8 @@ def remove_expired(*, account: Account) -> int:
         locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
         source = ledger.platform_account(Account.Kinds.CREDIT, locked.currency)
         for lot in expired_lots.all():  # `all` reads the lots again, under the lock
-            # Never more than is available; a later call removes the rest. `locked` was read before the loop, so its
-            # available amount does not yet lack what the loop has removed.
+            # Never more than is available; a later call removes the rest. `locked` keeps the balance from before the
+            # loop, so the amounts that the loop has removed are subtracted.
             amount = min(lot.free_minor, locked.available_minor - removed)
             if amount <= 0:
                 continue

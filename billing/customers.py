@@ -36,7 +36,7 @@ class SavedCard:
 
 
 def ensure_customer(*, organization: Organization, email: str) -> str:
-    """Return the id of the organization's customer, which is created if needed, with this email address.
+    """Return the id of the organization's customer. Create it with this email address if there is none.
 
     Raises PaymentUnavailable, PaymentRefused.
     """
@@ -118,7 +118,7 @@ def get_card(organization: Organization, method_id: str) -> Card:
 def create_card_page(*, account: Account, email: str) -> str:
     """Create a page of the provider on which a card is saved, and return its URL.
 
-    Raises NoSavedCard if the account is no wallet, PaymentUnavailable, PaymentRefused.
+    Raises NoSavedCard if the account is not a wallet, PaymentUnavailable, PaymentRefused.
     """
     if account.organization is None:
         raise NoSavedCard

@@ -78,9 +78,14 @@ def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_
         if transaction["id"] in booked_ids:
             continue
         amount = _withdrawal_minor(row, transaction, currency=top_up.currency)
-        same_direction = (movement for movement in booked if (movement.amount_minor > 0) == (amount > 0))
-        if earlier := next((movement for movement in same_direction if movement.lacks_provider_id), None):
+        without_id = [
+            movement
+            for movement in booked
+            if movement.lacks_provider_id and (movement.amount_minor > 0) == (amount > 0)  # the same direction
+        ]
+        if without_id:
             # Version 0.1 booked this movement without the id: add the id instead of booking it twice.
+            earlier = without_id[0]
             earlier.balance_transaction = transaction["id"]
             earlier.save(update_fields=["balance_transaction"])
             continue
@@ -121,7 +126,7 @@ def _import_earlier_bookings(row: Dispute) -> None:
         if booked and not row.movements.filter(reference=reference).exists():
             row.movements.create(reference=reference, amount_minor=amount, moved_at=booked.created_at)
             row.withdrawn_minor = _withdrawn(row) + amount
-    row.withdrawn_minor = _withdrawn(row)
+    row.withdrawn_minor = _withdrawn(row)  # 0 instead of null
 
 
 def _book(row: Dispute, transaction_id: str, amount: int, *, top_up: TopUp) -> None:

@@ -24,14 +24,18 @@ from console.notifications import services as notifications
 
 
 def send_due() -> int:
-    """Send the mails that are due. Returns the number of alerts, warnings and invoices mailed."""
+    """Send the mails that are due. Returns the number of alerts, warnings and invoices mailed.
+
+    `deliver` gets each row as a query set: it sets `mailed_at` there before it sends, so that only one worker sends.
+    """
     sent = 0
     active = Budget.objects.filter(budgets.IS_ACTIVE)
     alerts = BudgetAlert.objects.filter(mailed_at=None, budget__in=active)
     for alert in alerts.select_related("budget__organization", "budget__user"):
         budget = alert.budget
-        member = {budget.user} if isinstance(budget.user, User) and budget.user.is_active else set()
-        recipients = mail_recipients(budget.organization, "budget.reached") | member
+        recipients = mail_recipients(budget.organization, "budget.reached")
+        if isinstance(budget.user, User) and budget.user.is_active:
+            recipients.add(budget.user)
         sent += deliver(BudgetAlert.objects.filter(pk=alert.pk), partial(_budget_mail, alert), recipients)
     warnings = BalanceWarning.objects.filter(mailed_at=None).select_related("account__organization")
     for warning in warnings:

@@ -53,7 +53,7 @@ def store(event: dict[str, Any]) -> None:
 def _storable(value: Any) -> Any:
     """Return JSON data in which U+FFFD replaces the characters that PostgreSQL cannot store: NUL and lone surrogates.
 
-    Payers can type any text, and Stripe would deliver an event that we cannot store again and again.
+    Payers can type any text. If we could not store an event, Stripe would repeat its delivery for days.
     """
     if isinstance(value, dict):
         return {_storable(name): _storable(item) for name, item in value.items()}
@@ -105,7 +105,7 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
     if event is None:
         return
     try:
-        stripe_object = _current_object(event)
+        stripe_object = _prepare_object(event)
         with transaction.atomic():
             # Check again under the lock: another worker may have applied the event during the calls to the provider.
             locked = StripeEvent.objects.select_for_update().get(pk=event_pk)
@@ -126,8 +126,8 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
         _park(event, f"{type(error).__name__}: {error}", states)
 
 
-def _current_object(event: StripeEvent) -> dict[str, Any]:
-    """Return the object that an event is about, and credit its payment first if that has not happened.
+def _prepare_object(event: StripeEvent) -> dict[str, Any]:
+    """Return the object that an event is about, after crediting its payment if that has not happened.
 
     Refunds, disputes and customers are fetched from the provider, because their events can be out of order. All calls
     to the provider happen here, outside any transaction. Raises Quarantined, PaymentUnavailable.
@@ -194,7 +194,7 @@ def _apply_dispute(dispute: dict[str, Any], payload: dict[str, Any]) -> bool:
 
 
 def _forget_customer(customer: dict[str, Any], payload: dict[str, Any]) -> bool:
-    """Forget a customer if `_current_object` found that it is deleted.
+    """Forget a customer if `_prepare_object` found that it is deleted.
 
     Raises Quarantined for an event of the other mode (test or live).
     """
@@ -222,7 +222,7 @@ HANDLERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], bool]] = {
 }
 """The handler of each event type. Events of other types are stored and ignored.
 
-A handler gets the object from `_current_object` and the stored event. It returns whether it applied anything."""
+A handler gets the object from `_prepare_object` and the stored event. It returns whether it applied anything."""
 
 
 def _embedded_object(payload: dict[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _receipt_cells(receipt: Receipt) -> Iterator[list[str]]:
 
 
 def _empty_line(receipt: Receipt) -> dict[str, Any]:
-    """Return the line of a receipt without lines, such as that of a free run, so that it has a row too."""
+    """Return a line for a receipt without lines, such as a free run's, so that it has a row too."""
     return {"rule": "", "quantity": "0", "unit": "run", "unit_minor": "0", "amount_minor": receipt.total_minor}
 
 
@@ -109,7 +109,7 @@ def escape_formula(text: str) -> str:
 
 
 def csv_row(cells: Iterable[str]) -> str:
-    """Return a line of CSV. Texts that a customer chose must have gone through `escape_formula`."""
+    """Return a line of CSV. Text that a customer chose must have gone through `escape_formula`."""
     buffer = io.StringIO()
     csv.writer(buffer).writerow(cells)
     return buffer.getvalue()

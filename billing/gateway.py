@@ -47,7 +47,7 @@ class Card:
     brand: str
     last4: str
     expires: str
-    """MM/YY, or empty if the payment method is no card."""
+    """MM/YY, or empty if the payment method is not a card."""
 
     @property
     def label(self) -> str:
@@ -208,7 +208,7 @@ def find_charge(*, reference: str, customer_id: str) -> StripeStatus | None:
     Raises PaymentUnavailable, PaymentRefused.
     """
     page = _call(lambda: _client().v1.payment_intents.list({"customer": customer_id, "limit": 100}))
-    return _with_reference("top_up", reference, page.data)
+    return _find_by_reference("top_up", reference, page.data)
 
 
 def refund(*, reference: str, payment_intent_id: str, amount_minor: int) -> StripeStatus:
@@ -231,7 +231,7 @@ def find_refund(*, reference: str, payment_intent_id: str) -> StripeStatus | Non
     Raises PaymentUnavailable, PaymentRefused.
     """
     page = _call(lambda: _client().v1.refunds.list({"payment_intent": payment_intent_id, "limit": 100}))
-    return _with_reference("refund", reference, page.data)
+    return _find_by_reference("refund", reference, page.data)
 
 
 def fetch_object(kind: str, object_id: str) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def verify(payload: bytes, header: str) -> dict[str, Any]:
     """Verify a webhook's signature and return its event. `header` is Stripe-Signature.
 
     The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, if its
-    time and ours differ by more than the tolerance, or if the body is no event.
+    time and ours differ by more than the tolerance, or if the body is not an event.
     """
     stamp, signatures = _parse_header(header)
     if abs(time.time() - stamp) > SIGNATURE_TOLERANCE_SECONDS:
@@ -339,8 +339,8 @@ def _create_session(parameters: dict[str, Any], key: str) -> Checkout:
     return Checkout(str(session.id), str(session.url))
 
 
-def _with_reference(name: str, reference: str, objects: Sequence[Any]) -> StripeStatus | None:
-    """Return the object whose metadata has our reference under `name`, or None."""
+def _find_by_reference(name: str, reference: str, objects: Sequence[Any]) -> StripeStatus | None:
+    """Return the id and status of the object whose metadata has our reference under `name`, or None."""
     for stripe_object in objects:
         if (stripe_object.to_dict().get("metadata") or {}).get(name) == reference:
             return StripeStatus(str(stripe_object.id), str(stripe_object.status))
@@ -348,7 +348,7 @@ def _with_reference(name: str, reference: str, objects: Sequence[Any]) -> Stripe
 
 
 def _card(method: dict[str, Any]) -> Card:
-    """Convert a payment method of the provider. A method that is no card has neither last digits nor expiry."""
+    """Convert a payment method of the provider. Methods other than cards have neither last digits nor expiry."""
     details = method.get(method["type"]) or {}
     brand = str(details.get("display_brand") or details.get("brand") or method["type"]).replace("_", " ").title()
     year, month = details.get("exp_year"), details.get("exp_month")
@@ -368,7 +368,8 @@ def _call(call: Callable[[], T]) -> T:
         raise PaymentDeclined(reason=code) from error
     except stripe.InvalidRequestError as error:
         reason = str(error.user_message or error)
-        # Requests that only name the customer fail with its parameter, requests for its URL only with this message.
+        # If the customer is a parameter of the request, the error names that parameter. If it is in the request's URL,
+        # only the message says so.
         is_customer_gone = error.code == "resource_missing" and (
             error.param == "customer" or reason.startswith("No such customer")
         )

@@ -36,7 +36,8 @@ from console.notifications import services as notifications
 logger = logging.getLogger(__name__)
 
 NUMBER_DIGITS = 6
-"""Invoice numbers are zero-padded to this many digits, so that a million of them sort as texts in files and tables."""
+"""Invoice numbers are zero-padded to this many digits, so that files and tables, which sort them as strings, keep the
+order of up to a million."""
 
 
 def issue_due() -> list[Invoice]:
@@ -53,7 +54,8 @@ def issue_due() -> list[Invoice]:
         except Exception:
             logger.exception("The invoice of organization %s could not be issued. It will be retried.", organization.pk)
         else:
-            issued += [invoice] if invoice else []
+            if invoice:
+                issued.append(invoice)
     return issued
 
 
@@ -77,10 +79,11 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     tax_minor = tax.of(subtotal - paid_by_credit)  # the customer did not pay for credit, so it is not taxed
     # `until` is the first moment after the period, and the printed period ends with its last day.
     last_day = installation_time(period_end) - timedelta(microseconds=1 if until else 0)
+    sequence = _next_number(series)
     invoice = Invoice.objects.create(
         kind=Invoice.Kinds.INVOICE,
-        sequence=_next_number(series),
-        number=f"{billing_policy.invoice_prefix}{series.last:0{NUMBER_DIGITS}d}",
+        sequence=sequence,
+        number=f"{billing_policy.invoice_prefix}{sequence:0{NUMBER_DIGITS}d}",
         organization=organization,
         currency=receipts[0].currency,
         period_start=min(installation_time(receipt.created_at).date() for receipt in receipts),
@@ -112,8 +115,12 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     _post_tax(invoice)
     if until is not None:  # periodic: nobody requested it, so send a mail
         InvoiceMail.objects.create(invoice=invoice)
-        data = {"invoice": invoice.pk, "number": invoice.number, "total_minor": invoice.total_minor}
-        data |= {"currency": invoice.currency}
+        data = {
+            "invoice": invoice.pk,
+            "number": invoice.number,
+            "total_minor": invoice.total_minor,
+            "currency": invoice.currency,
+        }
         notifications.publish(organization=invoice.organization, kind="invoice.issued", data=data)
     return invoice
 
@@ -153,10 +160,11 @@ def correct(
     tax = Tax(invoice.tax_name, invoice.tax_percent, invoice.tax_inclusive)
     # The tax to keep is rounded, and the note returns the difference. Rounding each note's own tax would leave a rest.
     returned_tax = invoice.tax_minor + earlier["tax"] - tax.of(taxable_left)
+    sequence = _next_number(series)
     note = Invoice.objects.create(
         kind=Invoice.Kinds.CREDIT_NOTE,
-        sequence=_next_number(series),
-        number=f"{policy().note_prefix}{series.last:0{NUMBER_DIGITS}d}",
+        sequence=sequence,
+        number=f"{policy().note_prefix}{sequence:0{NUMBER_DIGITS}d}",
         organization_id=invoice.organization_id,
         currency=invoice.currency,
         period_start=invoice.period_start,
@@ -215,10 +223,17 @@ def uninvoiced_minor(organization: Organization) -> int:
     return int(charged["total"] - invoices.aggregate(total=Sum("subtotal_minor", default=0))["total"])
 
 
-def correctable_lines(invoice: Invoice) -> list[tuple[InvoiceLine, int]]:
-    """Return each line of an invoice with the amount that notes can still return, in minor units."""
+class CorrectableLine(NamedTuple):
+    """A line of an invoice, and the amount that credit notes can still return, in minor units."""
+
+    line: InvoiceLine
+    remaining_minor: int
+
+
+def correctable_lines(invoice: Invoice) -> list[CorrectableLine]:
+    """Return the lines of an invoice with their remaining amounts."""
     lines = invoice.lines.annotate(corrected=Sum("corrections__amount_minor", default=0))
-    return [(line, line.amount_minor + line.corrected) for line in lines]
+    return [CorrectableLine(line, line.amount_minor + line.corrected) for line in lines]  # corrections are negative
 
 
 class ReturnedPart(NamedTuple):

@@ -29,7 +29,7 @@ MOVE = "SELECT billing_move(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"
 
 
 def wallet_account(*, organization_id: int, currency: str) -> Account:
-    """Return the organization's wallet, which is created if needed. Safe under concurrent calls."""
+    """Return the organization's wallet. Create it if needed. Safe under concurrent calls."""
     Account.objects.bulk_create(
         [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True
     )
@@ -37,7 +37,7 @@ def wallet_account(*, organization_id: int, currency: str) -> Account:
 
 
 def platform_account(kind: Account.Kinds, currency: str) -> Account:
-    """Return the platform's account of this kind and currency, which is created if needed."""
+    """Return the platform's account of this kind and currency. Create it if needed."""
     account = Account.objects.filter(organization=None, kind=kind, currency=currency).first()
     if account is None:
         Account.objects.bulk_create([Account(kind=kind, currency=currency)], ignore_conflicts=True)
@@ -46,12 +46,12 @@ def platform_account(kind: Account.Kinds, currency: str) -> Account:
 
 
 def receivable_account(wallet: Account) -> Account:
-    """Return the account of the organization's debts, which is created if needed. A debt is a negative balance."""
+    """Return the account of the organization's debts. Create it if needed. A debt is a negative balance."""
     return _organization_account(wallet, Account.Kinds.RECEIVABLE)
 
 
 def written_off_account(wallet: Account) -> Account:
-    """Return the account of the organization's written-off debts, created if needed. A debt is a negative balance."""
+    """Return the account of the organization's written-off debts. Create it if needed. A debt is a negative balance."""
     return _organization_account(wallet, Account.Kinds.WRITTEN_OFF)
 
 
@@ -69,6 +69,7 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
         raise ValueError(f"The entries of {reference} do not balance in one currency.")
     if len({account.pk for account, _amount in entries}) != len(entries):
         raise ValueError(f"The entries of {reference} name an account twice.")
+    # Accounts of organizations first, as the module says: False sorts before True.
     in_locking_order = sorted((account.organization_id is None, account.pk) for account, amount in entries if amount)
     accounts = [pk for _is_platform, pk in in_locking_order]
     values = (reference, kind, description, timezone.now(), accounts, [amounts[pk] for pk in accounts])
@@ -133,7 +134,8 @@ def _organization_account(wallet: Account, kind: Account.Kinds) -> Account:
 def _move(values: tuple[Any, ...]) -> None:
     """Call the stored function with psycopg's own cursor.
 
-    Unlike Django's cursor, it sends the values apart from the statement, so PostgreSQL plans the statement only once.
+    Django's cursor writes the values into the statement. Psycopg's own binds them on the server, so PostgreSQL plans
+    the statement only once.
     """
     connection.ensure_connection()
     with connection.wrap_database_errors, Cursor(connection.connection) as cursor:

@@ -64,9 +64,9 @@ ESTIMATE_BASES = {
     "reference": gettext_lazy("Assumes the product's reference speed. No run of this script has been measured yet."),
 }
 """Sentence for each `Estimate.source` whose sentence contains no figures."""
-MIN_RUNS_FOR_SHARE = 5
-"""Fewest earlier runs from which the page claims "90% of runs". With fewer, `jobs.estimates` raises the p90 to a
-multiple of the p50 by judgement, so the p90 is no measured quantile (FEW_RUNS there)."""
+MIN_RUNS_FOR_P90 = 5
+"""Fewest earlier runs from which the page claims "90% of runs". With fewer (FEW_RUNS), `jobs.estimates` does not
+measure the p90: it takes at least a fixed multiple of the p50."""
 
 
 def line_title(line: Mapping[str, Any]) -> str:
@@ -100,22 +100,22 @@ def p90_label(basis: Mapping[str, Any]) -> str:
     Runs on other numbers of nodes do not count. `basis` has the fields of `billing.pricing.Estimate`.
     """
     is_measured = basis.get("source") == "history" and not basis.get("measured_nodes")
-    if is_measured and int(basis.get("runs") or 0) >= MIN_RUNS_FOR_SHARE:
-        # xgettext: no-python-format, because "% o" is no placeholder here.
+    if is_measured and int(basis.get("runs") or 0) >= MIN_RUNS_FOR_P90:
+        # xgettext: no-python-format, because "% o" is not a placeholder here.
         return _("90% of runs cost less than")
     return _("High estimate")
 
 
 def _scaled_sentence(basis: Mapping[str, Any], runs: int) -> str:
-    source = ngettext(
+    sentence = ngettext(
         "Scaled from %(runs)d earlier run of the same script on a different number of these nodes (%(nodes)s).",
         "Scaled from %(runs)d earlier runs of the same script on a different number of these nodes (%(nodes)s).",
         runs,
     ) % {"runs": runs, "nodes": ", ".join(map(str, basis["measured_nodes"]))}
     if basis.get("efficiency") is None:
-        return source
+        return sentence
     efficiency = _("Measured efficiency: %(percent)d %%.") % {"percent": round(float(basis["efficiency"]) * 100)}
-    return f"{source} {efficiency}"
+    return f"{sentence} {efficiency}"
 
 
 def payment_failure_sentence(code: str) -> str:

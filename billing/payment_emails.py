@@ -21,7 +21,7 @@ MAX_AGE = timedelta(days=3)
 
 
 def send_due() -> int:
-    """Send the mails that are due, each to all who may pay. Returns for how many top-ups, wallets and disputes.
+    """Send the mails that are due, each to all who may pay. Returns the number of top-ups, wallets and disputes mailed.
 
     `deliver` sets `mailed_at` before it sends, so concurrent workers send each mail once. If a worker dies in between,
     its mail is lost; otherwise a mail could be sent twice. `deliver` renders a mail for each language and time zone of
@@ -35,7 +35,7 @@ def send_due() -> int:
     setups_without_cards = AutoTopUp.objects.filter(
         is_on=False, last_failure=customers.CUSTOMER_GONE, mailed_at=None, updated_at__gt=since
     )
-    # The age counts from the last movement. Nothing is withdrawn of a dispute whose money has been returned.
+    # The age counts from the last movement. Once the money is returned, `withdrawn_minor` is 0 and no mail is needed.
     disputed = Dispute.objects.filter(mailed_at=None, withdrawn_minor__gt=0, movements__moved_at__gt=since).distinct()
     sent = 0
     for top_up in failed.select_related("account__organization"):
@@ -69,7 +69,7 @@ def _send_deleted_cards(setup: AutoTopUp) -> bool:
 def _send_failure(top_up: TopUp) -> bool:
     """Mail that an automatic top-up failed. Returns whether a mail was sent."""
     organization = top_up.account.owner
-    setup = AutoTopUp.objects.get(account=top_up.account)  # exists: to switch automatic top-ups off keeps the row
+    setup = AutoTopUp.objects.get(account=top_up.account)  # exists: switching them off keeps the row
 
     def render() -> tuple[str, str]:
         context = {

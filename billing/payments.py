@@ -81,7 +81,7 @@ def shortfall_minor(quote: Quote, *, account: Account, held_minor: int = 0) -> i
 
 
 def require_amount(account: Account, amount_minor: int, *, field: str) -> None:
-    """Raise AmountRefused, at `field`, if an amount is out of range or no multiple of the currency's step."""
+    """Raise AmountRefused, at `field`, if an amount is out of range or not a multiple of the currency's step."""
     minimum = currencies.round_up_for_payment(settings.TOP_UP_MINIMUM_MINOR, account.currency)
     maximum = settings.TOP_UP_MAXIMUM_MINOR
     if not minimum <= amount_minor <= maximum:
@@ -96,15 +96,15 @@ def require_amount(account: Account, amount_minor: int, *, field: str) -> None:
 
 
 def step_sentence(currency: str) -> str:
-    """Return the error message for an amount that is no multiple of the currency's step."""
+    """Return the error message for an amount that is not a multiple of the currency's step."""
     return _("The amount must be a multiple of %(step)s.") % {"step": money(currencies.step(currency), currency)}
 
 
 def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = None) -> TopUp:
     """Apply the state of a Checkout Session to its top-up. Nothing changes a paid top-up.
 
-    Call it in a transaction. `at` is the event's Unix time. Raises Quarantined if the session does not match the
-    top-up's row.
+    Call it in a transaction. `livemode` (whether real money moved) and `at` (Unix time) come unchecked from the
+    provider. Raises Quarantined if the session does not match the top-up's row.
     """
     top_up = locked_top_up(session.get("client_reference_id"))
     if session.get("payment_status") == "paid":
@@ -122,7 +122,7 @@ def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = 
 
 
 def fail_session(session: Mapping[str, Any]) -> TopUp:
-    """Mark a top-up as failed whose payment method takes days, such as a bank debit, and was refused in the end.
+    """Mark a top-up as failed. Its payment method, such as a bank debit, took days and was refused in the end.
 
     Call it in a transaction. Raises Quarantined.
     """
@@ -179,7 +179,7 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
 def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> None:
     """Set the final state of a top-up that was not paid. Does nothing if it is not open."""
     if top_up.state in OPEN_STATES:
-        top_up.state, top_up.failure = state, failure[:100]
+        top_up.state, top_up.failure = state, failure[:100]  # the column's length
         top_up.save(update_fields=["state", "failure"])
 
 

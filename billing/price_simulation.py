@@ -21,7 +21,7 @@ from console.accounts.models import Organization
 
 
 @dataclass
-class CustomerPreview:
+class CustomerSimulation:
     """One customer's month: the amount that was charged and the amount under the draft, in minor units."""
 
     organization: Organization
@@ -35,23 +35,23 @@ class CustomerPreview:
         return self.simulated_minor - self.charged_minor
 
     @property
-    def change(self) -> float | None:
+    def change_fraction(self) -> float | None:
         """Return the change as a fraction, None if nothing was charged."""
         return self.change_minor / self.charged_minor if self.charged_minor else None
 
 
 @dataclass
-class Preview:
+class Simulation:
     """A month simulated under a draft, per customer (largest first) and in total."""
 
     book: PriceBook
     month: Month
-    customers: list[CustomerPreview]
+    customers: list[CustomerSimulation]
     unpriced: dict[str, int] = field(default_factory=dict)
     """Number of runs whose purchase has no price in the draft, by the purchase's name. Their original cost is used."""
     without_usage: int = 0
-    """Number of runs whose receipts do not have the usage, because an early version wrote them. Their original cost is
-    used."""
+    """Number of runs whose usage or node spec is unknown, because an early version wrote their receipts. Their original
+    cost is used."""
 
     @property
     def runs(self) -> int:
@@ -74,13 +74,13 @@ class Preview:
         return self.simulated_minor - self.charged_minor
 
     @property
-    def change(self) -> float | None:
+    def change_fraction(self) -> float | None:
         """Return the change as a fraction, None if nothing was charged."""
         return self.change_minor / self.charged_minor if self.charged_minor else None
 
 
 @dataclass(frozen=True)
-class Change:
+class PriceChange:
     """One price in two books, None where a book lacks it."""
 
     name: str
@@ -94,26 +94,26 @@ class Change:
 
     @property
     def is_large(self) -> bool:
-        """Return whether the price changes by more than half. Any price instead of 0 is a large change too."""
+        """Return whether the price changes by more than half. A change from 0 is always large."""
         if self.old is None or self.new is None:
             return False
         return abs(self.new - self.old) * 2 > self.old
 
 
-def preview(*, book: PriceBook, month: Month) -> Preview:
+def simulate_month(*, book: PriceBook, month: Month) -> Simulation:
     """Simulate the runs of a month in the currency of `book` under its prices."""
     rows = price_rows(book)
-    simulation = Preview(book, month, [])
-    customers: dict[int, CustomerPreview] = {}
+    simulation = Simulation(book, month, [])
+    customers: dict[int, CustomerSimulation] = {}
     receipts = (
         Receipt.objects.filter(currency=book.currency, created_at__gte=month.start, created_at__lt=month.end)
-        .exclude(hold__reference__startswith=STORAGE_PREFIX)  # charges of storage are no runs
+        .exclude(hold__reference__startswith=STORAGE_PREFIX)  # storage charges are not runs
         .select_related("hold__quote", "organization")
         .prefetch_related("hold__extensions__quote")
         .order_by("pk")
     )
     for receipt in receipts.iterator(chunk_size=500):
-        customer = customers.setdefault(receipt.organization_id, CustomerPreview(receipt.organization))
+        customer = customers.setdefault(receipt.organization_id, CustomerSimulation(receipt.organization))
         customer.runs += 1
         customer.charged_minor += receipt.total_minor
         customer.simulated_minor += _simulated_minor(receipt, rows, simulation)
@@ -123,15 +123,15 @@ def preview(*, book: PriceBook, month: Month) -> Preview:
     return simulation
 
 
-def diff(*, old: PriceBook, new: PriceBook) -> list[Change]:
+def diff(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
     """Return the prices that differ between two books."""
     before, after = _by_name(old.prices.select_related("node_spec")), _by_name(new.prices.select_related("node_spec"))
     names = sorted(set(before) | set(after))
-    changes = [Change(name, before.get(name), after.get(name)) for name in names]
+    changes = [PriceChange(name, before.get(name), after.get(name)) for name in names]
     return [change for change in changes if change.old != change.new]
 
 
-def large_changes(*, old: PriceBook, new: PriceBook) -> list[Change]:
+def large_changes(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
     """Return the prices that change by more than half.
 
     Each price is compared with the one that the other book applies to the same purchase: a product's own price
@@ -141,9 +141,15 @@ def large_changes(*, old: PriceBook, new: PriceBook) -> list[Change]:
     prices = [*new.prices.select_related("node_spec"), *old.prices.select_related("node_spec")]
     changes = {}
     for price in prices:
-        spec, kind = price.node_spec.name if price.node_spec else "", pricing.PriceKind(price.kind)
-        purchase = pricing.Purchase(price.product, pricing.Mode.METERED, spec, price.nodes_from, 1)
-        change = Change(
+        kind = pricing.PriceKind(price.kind)
+        purchase = pricing.Purchase(
+            product=price.product,
+            mode=pricing.Mode.METERED,  # as `epochs`, without effect on `find_price`
+            node_spec=price.node_spec.name if price.node_spec else "",
+            nodes=price.nodes_from,
+            epochs=1,
+        )
+        change = PriceChange(
             price_name(price),
             pricing.find_price(before, kind, purchase),
             pricing.find_price(after, kind, purchase),
@@ -153,7 +159,7 @@ def large_changes(*, old: PriceBook, new: PriceBook) -> list[Change]:
     return list(changes.values())
 
 
-def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation: Preview) -> int:
+def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation: Simulation) -> int:
     """Return the cost of a run under the prices `rows`.
 
     A run whose cost cannot be computed keeps its original cost, and is counted in `simulation`.
@@ -167,7 +173,11 @@ def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation:
         return receipt.total_minor
     terms = pricing.Terms.from_json(quote.terms)
     purchase = pricing.Purchase(
-        str(labels.get("product", "")), terms.mode, labels["node_spec"], terms.nodes, terms.epochs
+        product=str(labels.get("product", "")),
+        mode=terms.mode,
+        node_spec=labels["node_spec"],
+        nodes=terms.nodes,
+        epochs=terms.epochs,
     )
     usage = Usage.from_json(receipt.usage)
     deadlines = [

@@ -55,7 +55,7 @@ def price_name(price: Price) -> str:
 
 
 class PriceKey(NamedTuple):
-    """The purchases that a price applies to. Unique in a book."""
+    """The purchases that a price applies to. Unique in a book. An empty `product` stands for all products."""
 
     kind: PriceKind
     product: str
@@ -70,24 +70,24 @@ def problems(book: PriceBook) -> list[str]:
     prices = list(book.prices.select_related("node_spec"))
     priced = {_key(price) for price in prices}  # the keys of all prices in the draft
     specs = {spec.pk: spec for spec in NodeSpec.objects.filter(is_active=True)}
-    missing = [
+    missing = [  # unsaved prices, from which `price_name` makes the names in the sentences
         Price(kind=PriceKind.NODE_HOUR, node_spec=spec)
         for spec in specs.values()
         if PriceKey(PriceKind.NODE_HOUR, "", spec.pk) not in priced
     ]
-    # A price from several nodes needs a base price for fewer nodes. A product that is sold at a fixed price needs one
-    # for every node spec.
-    for price in prices:
-        own_base = _key(price)._replace(nodes_from=1)
-        general_base = own_base._replace(product="")
-        if price.nodes_from > 1 and own_base not in priced and general_base not in priced:
-            missing.append(Price(kind=price.kind, product=price.product, node_spec=price.node_spec))
+    # A price from several nodes needs a base price for fewer nodes.
+    missing += [
+        Price(kind=price.kind, product=price.product, node_spec=price.node_spec)
+        for price in prices
+        if price.nodes_from > 1 and not _is_priced(_key(price)._replace(nodes_from=1), priced)
+    ]
+    # A product that is sold at a fixed price needs one for every node spec.
     sold_fixed = {price.product for price in prices if price.kind == PriceKind.FIXED_EPOCH}
     missing += [
         Price(kind=PriceKind.FIXED_EPOCH, product=product, node_spec=spec)
         for product in sorted(sold_fixed)
         for spec in specs.values()
-        if not {PriceKey(PriceKind.FIXED_EPOCH, name, spec.pk) for name in (product, "")} & priced
+        if not _is_priced(PriceKey(PriceKind.FIXED_EPOCH, product, spec.pk), priced)
     ]
     missing += _no_longer_priced(book, priced, set(specs))
     names = dict.fromkeys(price_name(price) for price in missing)
@@ -101,11 +101,12 @@ def _no_longer_priced(book: PriceBook, priced: set[PriceKey], spec_ids: set[int]
     except NotPriced:
         return []
     fixed = current.prices.filter(kind=PriceKind.FIXED_EPOCH, nodes_from=1, node_spec__in=spec_ids)
-    return [
-        price
-        for price in fixed.select_related("node_spec")
-        if not {_key(price), _key(price)._replace(product="")} & priced
-    ]
+    return [price for price in fixed.select_related("node_spec") if not _is_priced(_key(price), priced)]
+
+
+def _is_priced(key: PriceKey, priced: set[PriceKey]) -> bool:
+    """Return whether the product of `key` has a price of its own, or all products together have one."""
+    return key in priced or key._replace(product="") in priced
 
 
 def _key(price: Price) -> PriceKey:

@@ -115,14 +115,16 @@ class Terms:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Terms:
         """Rebuild terms from the data of `to_json`."""
-        return cls(
-            **{
-                **data,
-                "mode": Mode(data["mode"]),
-                "hourly": Decimal(data["hourly"]),
-                "per_epoch": Decimal(data["per_epoch"]),
-            }
-        )
+        converted: dict[str, Any] = {
+            "mode": Mode(data["mode"]),
+            "hourly": Decimal(data["hourly"]),
+            "per_epoch": Decimal(data["per_epoch"]),
+        }
+        return cls(**data | converted)
+
+
+OPTIONAL_LINE_FIELDS = frozenset({"began_at", "ended_at", "nodes", "evidence"})
+"""Fields of a line that its JSON omits when they are empty."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,11 @@ class Line:
 
     rule: str
     quantity: str
+    """A decimal string, as `unit_minor`, so that it stays exact in JSON."""
     unit: str
     """`node_hours`, `epochs`, `seconds`, `run` or `gigabytes`."""
     unit_minor: str
+    """Price of one unit."""
     amount_minor: int
     began_at: str = ""
     """Start of the line's time range (ISO 8601), with `ended_at`; empty for lines without a time range."""
@@ -159,10 +163,6 @@ class Offer:
     p90_minor: int
     ceiling_minor: int
     deadline_seconds: int
-
-
-OPTIONAL_LINE_FIELDS = frozenset({"began_at", "ended_at", "nodes", "evidence"})
-"""Fields of a line that its JSON omits when they are empty."""
 
 
 @dataclass(frozen=True)
@@ -198,29 +198,29 @@ def quote(
     `ceiling_minor` shortens the deadline to the time that it pays for. Raises PricingError with code `not_priced`,
     `max_seconds_too_large` or `ceiling_too_small`.
     """
+    is_fixed = purchase.mode is Mode.FIXED
     minimum = find_price(prices, PriceKind.MINIMUM, purchase)
     hourly = find_price(prices, PriceKind.NODE_HOUR, purchase)
-    fixed = find_price(prices, PriceKind.FIXED_EPOCH, purchase)
-    epoch = find_price(prices, PriceKind.EPOCH, purchase)
-    if hourly is None or (purchase.mode is Mode.FIXED and fixed is None):
+    per_epoch = find_price(prices, PriceKind.FIXED_EPOCH if is_fixed else PriceKind.EPOCH, purchase)
+    if hourly is None or (is_fixed and per_epoch is None):
         raise PricingError("not_priced", field="node_spec")
     if max_seconds is not None and max_seconds > max_deadline_seconds:
         raise PricingError("max_seconds_too_large", field="max_seconds", limit=max_deadline_seconds)
-    is_fixed = purchase.mode is Mode.FIXED
     # Rounded to a millisecond, so that `ceil` does not turn an error of floating point into a whole second.
     default_seconds = max(min_deadline_seconds, math.ceil(Decimal(str(round(estimate.p90_seconds, 3))) * headroom))
     if is_fixed:
         default_seconds = max(default_seconds, included_seconds or 0)
     seconds = max_seconds or min(max_deadline_seconds, default_seconds)
     included = seconds if included_seconds is None else min(seconds, included_seconds)
+    per_epoch = per_epoch or Decimal(0)
     terms = Terms(
         mode=purchase.mode,
         nodes=purchase.nodes,
         epochs=purchase.epochs,
         hourly=hourly,
-        per_epoch=(fixed or Decimal(0)) * purchase.nodes if is_fixed else epoch or Decimal(0),
+        per_epoch=per_epoch * purchase.nodes if is_fixed else per_epoch,  # a fixed price is for an epoch on one node
         minimum_minor=round_minor(minimum or Decimal(0)),
-        ceiling_minor=0,
+        ceiling_minor=0,  # not known yet: `_offer` sets it
         included_seconds=included if is_fixed else None,
     )
     if is_fixed:
@@ -271,7 +271,7 @@ def rate(usage: Usage, terms: Terms) -> Charge:
 
 
 def affordable_seconds(terms: Terms, budget_minor: int) -> int:
-    """Return the most seconds of running time on all nodes that `budget_minor` pays for besides the epochs."""
+    """Return how many seconds on all nodes `budget_minor` pays for, after the price of the epochs."""
     for_time_minor = budget_minor - _epochs_line(terms).amount_minor
     if for_time_minor < 0:
         return 0
@@ -283,7 +283,8 @@ def affordable_seconds(terms: Terms, budget_minor: int) -> int:
 def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
     """Price a metered purchase with a deadline of `seconds`, or of the time that the customer's ceiling pays for."""
     if ceiling_minor is not None:
-        # A shorter run would not get past its start. Rounded up, so that the ceiling in the error buys a whole minute.
+        # The ceiling must pay for a minute: a shorter run would not get past its start. The price of that minute is
+        # rounded up, so that the ceiling in the error is enough.
         minute_minor = math.ceil(_time_minor(terms, Decimal(60)))
         smallest_ceiling = max(terms.minimum_minor, minute_minor + _epochs_line(terms).amount_minor)
         if ceiling_minor < smallest_ceiling:
@@ -310,7 +311,7 @@ def _offer(terms: Terms, estimate: Estimate, seconds: int, lines: list[Line]) ->
     lines = _with_minimum(terms.minimum_minor, lines)
     ceiling = sum(line.amount_minor for line in lines)
     p50, p90 = (
-        min(ceiling, _total(terms, Decimal(str(estimated))))
+        min(ceiling, _completed_cost(terms, Decimal(str(estimated))))
         for estimated in (estimate.p50_seconds, estimate.p90_seconds)
     )
     return Offer(dataclasses.replace(terms, ceiling_minor=ceiling), tuple(lines), p50, p90, ceiling, seconds)
@@ -344,7 +345,7 @@ def _with_cap(amount_minor: int, lines: list[Line], *, rule: str = "above_fixed_
     return [*lines, _line(rule, Decimal(1), "run", Decimal(-above))] if above > 0 else lines
 
 
-def _total(terms: Terms, seconds: Decimal) -> int:
+def _completed_cost(terms: Terms, seconds: Decimal) -> int:
     """Return the cost of a completed run of `seconds` on all nodes."""
     if terms.mode is Mode.FIXED:
         lines = _fixed_lines(terms, seconds * terms.nodes)
@@ -370,7 +371,7 @@ def _fixed_lines(terms: Terms, node_seconds: Decimal) -> list[Line]:
 
 
 def _time_minor(terms: Terms, seconds: Decimal) -> Fraction:
-    """Return the exact price of `seconds` on all nodes. A Fraction, because decimals could round thirds twice."""
+    """Return the exact price of `seconds` on all nodes. A Fraction, because a Decimal would be rounded here already."""
     return Fraction(seconds) * terms.nodes * Fraction(terms.hourly) / SECONDS_PER_HOUR
 
 
@@ -419,7 +420,7 @@ def _plain(number: Decimal) -> str:
 def find_price(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
     """Return the price of `kind` for a purchase, or None.
 
-    The product's own price goes before the price of all products, and a price from more nodes before one from fewer.
+    The product's own price wins over the price of all products, and a price from more nodes over one from fewer.
     """
     matching = [
         row

@@ -120,24 +120,25 @@ def make_sweep_quote(
 ) -> Quote:
     """Store the quote of a sweep of at most `trials` runs.
 
-    `offers` price the corners of the search space: a trial at each combination of extreme values. The ceiling is that
-    of the dearest corner times `trials`. A lower `ceiling_minor` of the customer replaces it; then fewer trials start.
-    Terms and deadline are those of the dearest corner. Raises QuoteRefused if the ceiling is too small for one trial.
+    `offers` price the corners of the search space: a trial at each combination of extreme values. Terms and deadline
+    are those of the most expensive corner, and the ceiling is that corner's times `trials`. A lower `ceiling_minor` of
+    the customer replaces the ceiling; then fewer trials start. Raises QuoteRefused if it is too small for one trial.
     """
-    dearest, estimate = max(offers, key=lambda corner: corner[0].ceiling_minor)
-    lines = [pricing.trials_line(trials, dearest.ceiling_minor)]
-    ceiling = min(lines[0].amount_minor, ceiling_minor or lines[0].amount_minor)
-    if ceiling < dearest.ceiling_minor:
-        error = pricing.PricingError("ceiling_too_small", field="ceiling_minor", limit=dearest.ceiling_minor)
+    most_expensive, estimate = max(offers, key=lambda corner: corner[0].ceiling_minor)
+    all_trials = pricing.trials_line(trials, most_expensive.ceiling_minor)
+    ceiling = min(all_trials.amount_minor, ceiling_minor or all_trials.amount_minor)
+    if ceiling < most_expensive.ceiling_minor:
+        error = pricing.PricingError("ceiling_too_small", field="ceiling_minor", limit=most_expensive.ceiling_minor)
         raise _translate(error, prices.book.currency)
-    if ceiling < lines[0].amount_minor:
-        lines.append(pricing.above_ceiling_line(lines[0].amount_minor - ceiling))
+    lines = [all_trials]
+    if ceiling < all_trials.amount_minor:
+        lines.append(pricing.above_ceiling_line(all_trials.amount_minor - ceiling))
     mean_p50_minor = sum(offer.p50_minor for offer, _estimate in offers) // len(offers)
     sweep_offer = dataclasses.replace(
-        dearest,
+        most_expensive,
         lines=tuple(lines),
         p50_minor=min(ceiling, mean_p50_minor * trials),
-        p90_minor=min(ceiling, dearest.p90_minor * trials),
+        p90_minor=min(ceiling, most_expensive.p90_minor * trials),
         ceiling_minor=ceiling,
     )
     return _store(
@@ -212,7 +213,7 @@ def make_free_quote(
         book=current_book(currency=account.currency),
         payload=payload,
         offer=pricing.Offer(terms, (), p50_minor=0, p90_minor=0, ceiling_minor=0, deadline_seconds=deadline_seconds),
-        estimate=pricing.Estimate(deadline_seconds, deadline_seconds, "customer"),
+        estimate=pricing.Estimate(deadline_seconds, deadline_seconds, "free"),
     )
 
 

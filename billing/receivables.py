@@ -26,7 +26,7 @@ def pay_in(
 ) -> bool:
     """Credit a payment to a wallet and pay debts from it. Returns False if it was already posted.
 
-    `is_return` tells that the money was withdrawn before, so it also repays a debt that was written off meanwhile.
+    `is_return` means that the money was withdrawn before, so it also repays a debt that was written off meanwhile.
     """
     clearing = ledger.platform_account(Account.Kinds.CLEARING, account.currency)
     entries = [(account, amount_minor), (clearing, -amount_minor)]
@@ -71,8 +71,8 @@ def collect(*, account: Account, reference: str) -> int:
 def withdraw(*, account: Account, amount_minor: int, reference: str, kind: str, description: str) -> bool:
     """Debit money that the provider returned to the payer. The part that the wallet cannot cover becomes a debt.
 
-    Returns False if the reference was already posted. It is looked up while the wallet is locked, because a repeated
-    call would split the amount by another balance, and `ledger.post` would report a conflict.
+    Returns False if the reference was already posted. This is checked here, with the wallet locked. A repeated call
+    would split the amount by another balance, which `ledger.post` would report as a conflict.
     """
     locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
     if Transaction.objects.filter(reference=reference).exists():
@@ -131,5 +131,9 @@ def written_off_minor(account: Account) -> int:
 
 
 def _debt_minor(account: Account, kind: Account.Kinds) -> int:
+    """Return the debt on the organization's account of this kind, whose balance is then negative.
+
+    The sum gives 0 if the account does not exist: the first debt creates it.
+    """
     accounts = Account.objects.filter(organization=account.organization_id, kind=kind, currency=account.currency)
     return -sum(accounts.values_list("posted_minor", flat=True))

@@ -37,7 +37,7 @@ CHECKS = {
 """SQL by name. Each counts rows that are wrong: unbalanced transactions, cached balances, cached holds."""
 
 
-def check_books() -> dict[str, int]:
+def check_ledger() -> dict[str, int]:
     """Return the number of wrong rows by check, all 0 if the ledger is consistent. Reads every entry: run it rarely."""
     counts = {name: _count(sql) for name, sql in CHECKS.items()}
     wrong = {name: count for name, count in counts.items() if count}

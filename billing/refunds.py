@@ -97,9 +97,9 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UU
 def pay_back(*, account: Account, reason: str) -> list[Refund]:
     """Refund the unspent paid-in money, the newest top-ups first, and return the refunds. Safe to repeat.
 
-    Credit stays. One transaction locks the top-ups and the wallet, creates the refunds and debits the wallet, so a
-    repeated or concurrent call finds only the rest. A refund that failed is tried again after RETRY_AFTER. After
-    MAX_FAILURES the money stays in the wallet for an administrator.
+    Credit stays. One transaction locks the top-ups and the wallet, creates the refunds and debits the wallet. A
+    repeated or concurrent call therefore finds only the rest. A refund that failed is tried again after RETRY_AFTER.
+    After MAX_FAILURES the money stays in the wallet for an administrator.
     """
     rows = []
     with transaction.atomic():
@@ -129,7 +129,7 @@ def _is_paused(top_up: TopUp) -> bool:
 def submit(*, refund: Refund, is_retry: bool = True) -> None:
     """Create the refund at the provider. Safe to repeat: it never refunds twice.
 
-    `is_retry` tells that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
+    `is_retry` means that an earlier call may have succeeded although its answer was lost. Idempotency keys protect for
     a day only, so a retry first looks for the earlier refund at the provider.
     """
     reference, intent_id = str(refund.pk), refund.top_up.payment_intent
@@ -223,7 +223,7 @@ def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = Non
         )
     row.refund_id = row.refund_id or refund_id
     row.state = state
-    row.failure = failure[:100]
+    row.failure = failure[:100]  # the column's length
     row.ended_at = timezone.now() if state in {Refund.States.SUCCEEDED, Refund.States.FAILED} else None
     row.save(update_fields=["refund_id", "state", "failure", "ended_at"])
 

@@ -118,7 +118,8 @@ def _lock(account: Account) -> Account:
 def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     """Charge an amount to the locked wallet and write a receipt. `number` counts the charges of this wallet.
 
-    Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too.
+    Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too. The
+    prices in its terms are 0 and never used, because the amount is already known.
     """
     terms = pricing.Terms(
         mode=pricing.Mode.METERED,

@@ -80,9 +80,9 @@ def watch_money() -> None:
 
 
 @shared_task
-def check_books() -> None:
+def check_ledger() -> None:
     """Check the ledger and publish the result for monitoring."""
-    heartbeats.send(heartbeats.LEDGER, wrong=reconciliation.check_books())
+    heartbeats.send(heartbeats.LEDGER, wrong=reconciliation.check_ledger())
 
 
 @shared_task

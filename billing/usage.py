@@ -38,11 +38,11 @@ class Usage:
         return cls(sum(part.seconds for part in used), completed, used)
 
     def parts(self, nodes: int) -> tuple[Range, ...]:
-        """Return the ranges, or without them one range on `nodes` nodes, the number of the quote."""
+        """Return the ranges. A run without ranges has one, on `nodes` nodes, the number in its quote."""
         return self.ranges or (Range(self.billable_seconds, nodes),)
 
     def node_seconds(self, nodes: int) -> Decimal:
-        """Return the node-seconds used. `nodes` is the number of the quote, which counts without ranges."""
+        """Return the node-seconds used. `nodes` is the number in the quote; it applies only if there are no ranges."""
         return sum((Decimal(str(part.seconds)) * part.nodes for part in self.parts(nodes)), Decimal(0))
 
     def to_json(self) -> dict[str, Any]:

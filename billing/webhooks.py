@@ -23,7 +23,7 @@ def stripe_webhook(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"code": error.code, "message": str(error.message)}, status=400)
     events.store(event)
     request_apply_events()
-    return HttpResponse(status=200, headers={"Content-Length": "0"})
+    return HttpResponse(status=200)
 
 
 urlpatterns = [path("webhooks/stripe/", stripe_webhook, name="stripe_webhook")]

@@ -59,7 +59,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """The console's address."""
+        """Return the console's address."""
         return self._transport.url
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Client:
     def job_events(self, job_id: int) -> Iterator[Event]:
         """Stream the changes of a job.
 
-        The data of a `state` event has the fields of Job, that of a `metrics` event new points by name of the curve.
+        The data of a `state` event has the fields of Job. A `metrics` event has new points, by the name of the curve.
         """
         return self._transport.events(f"jobs/{job_id}/stream/")
 

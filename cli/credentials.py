@@ -77,7 +77,7 @@ class Credentials:
         self.path = path or default_path(environment)
 
     def console(self, url: str = "") -> Console:
-        """Return the console at `url`, else that of TRAINYARD_URL, else that of the last login. Raises NotLoggedIn."""
+        """Return the console at `url`, else at TRAINYARD_URL, else of the last login. Raises NotLoggedIn."""
         url = url or self._environment.get("TRAINYARD_URL", "")
         if token := self._environment.get("TRAINYARD_TOKEN", "").strip():
             if not url:
@@ -98,7 +98,7 @@ class Credentials:
         self._write(console.url, tokens | {console.url: console.token})
 
     def remove(self, url: str = "") -> str:
-        """Remove the token of a console (default: that of the last login) and return the console's address.
+        """Remove the token of a console (default: the last login's) and return the console's address.
 
         Raises NotLoggedIn.
         """
@@ -106,7 +106,9 @@ class Credentials:
         url = normalize_url(url, allow_http=True) if url else default_url
         if tokens.pop(url, None) is None:
             raise NotLoggedIn("There is no such login.")
-        self._write(next(iter(tokens), "") if url == default_url else default_url, tokens)
+        if url == default_url:
+            default_url = next(iter(tokens), "")  # the oldest of the other logins
+        self._write(default_url, tokens)
         return url
 
     def _read(self) -> tuple[str, dict[str, str]]:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 def decode(kind: type[T], data: Any, where: str = "answer") -> T:
     """Return `data` as an instance of `kind`.
 
-    Raises UnexpectedAnswer if it is none. `where` names `data` in the message, in which a field has a path such as
+    Raises UnexpectedAnswer if it does not fit. `where` names `data` in the message, in which a field has a path such as
     `answer.results.0.name`.
     """
     return _decode(kind, data, where)  # type: ignore[no-any-return]  # `_decode` returns an instance of `kind`
@@ -60,7 +60,7 @@ def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
 
 @cache
 def _field_types(kind: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields. Cached, because Python evaluates the texts of annotations each time."""
+    """Return the types of a dataclass's fields. Cached, because `get_type_hints` evaluates the annotations anew."""
     return get_type_hints(kind)
 
 

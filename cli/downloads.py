@@ -29,10 +29,9 @@ restart of the console may take."""
 MAX_PAUSE_SECONDS = 15.0
 """Longest pause between two tries, so that the download continues soon after the console is back."""
 TIME_RESOLUTION_SECONDS = 2.0
-"""Times of a file that differ by less count as equal: FAT, the coarsest file system, stores every second second."""
+"""Times of a file that differ by less count as equal: FAT, the coarsest file system, stores them in steps of 2 s."""
 MAX_TIME_SECONDS = 2.0**32
-"""Unix time, in the year 2106, from which on a file's time is not set, because some file systems store
-32 bits of it."""
+"""Unix times from here on (the year 2106) are not set on files, because some file systems store 32 bits."""
 FORBIDDEN = frozenset("\\:\0")
 """Characters that no name may have: separators of folders, drives and streams on Windows, and NUL on every system."""
 
@@ -43,7 +42,7 @@ def safe_parts(path: str) -> tuple[str, ...]:
     for name in parts:
         is_plain = name not in {"", ".", ".."} and not FORBIDDEN & set(name) and name.isprintable()
         if not is_plain or name.rstrip(". ") != name:  # Windows removes dots and spaces at the end
-            raise UnsafePath(f"The console named a file {path!r}, which is no safe path. It was not written.")
+            raise UnsafePath(f"The console named a file {path!r}, which is not a safe path. It was not written.")
     if len(parts) > MAX_DEPTH:
         raise UnsafePath(f"The console named a file with more than {MAX_DEPTH} folders. It was not written.")
     return parts
@@ -82,8 +81,8 @@ def job_files(client: Client, job_id: int, path: str) -> Iterator[JobEntry]:
         folder = pending.pop()
         for entry in client.job_files(job_id, folder):
             safe_parts(entry.path)
-            is_below = entry.path.startswith(f"{folder}/") if folder else True
-            if not is_below or entry.path.count("/") != (folder.count("/") + 1 if folder else 0):
+            parent, _slash, _name = entry.path.rpartition("/")
+            if parent != folder:
                 raise UnsafePath(f"The console listed {entry.path!r} in the folder {folder!r}.")
             if entry.kind == "folder":
                 pending.append(entry.path)
@@ -136,12 +135,15 @@ def download_file(
             try:
                 with client.job_file(job_id, entry.path, offset=received, etag=etag) as response:
                     if received and response.status_code != httpx.codes.PARTIAL_CONTENT:
+                        # The console sends the whole file again, because it has changed.
                         on_received(-received)
-                        received = file.seek(0)
+                        received = 0
+                        file.seek(0)
                         file.truncate()
                     etag = response.headers.get("ETag", "")
                     for block in response.iter_bytes():
-                        received, tries = received + len(block), 0
+                        received += len(block)
+                        tries = 0
                         _require_size(target, is_expected=received <= entry.size)
                         file.write(block)
                         on_received(len(block))

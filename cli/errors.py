@@ -9,7 +9,7 @@ FAILED, USAGE, JOB_FAILED, JOB_CANCELLED, TOO_EXPENSIVE, DETACHED = 1, 2, 3, 4, 
 
 
 class CliError(Exception):
-    """A command failed. `code` is the error for programs that read `--json`, `exit_status` that for the shell.
+    """A command failed. Programs that read `--json` get `code`, the shell gets `exit_status`.
 
     `fields` has sentences about invalid values, by the name of the field in the API.
     """

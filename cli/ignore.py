@@ -82,7 +82,8 @@ def _translate_pattern(pattern: str) -> Iterable[str]:
             if kind == "set":
                 inner = token["set"][1:-1].replace("\\", "\\\\")
                 # A pattern negates a set with `!`, a regular expression with `^`, which is literal in a pattern.
-                yield f"[{'^' + inner[1:] if inner.startswith('!') else inner.replace('^', chr(92) + '^')}]"
+                inner = f"^{inner[1:]}" if inner.startswith("!") else inner.replace("^", r"\^")
+                yield f"[{inner}]"
             else:
                 yield re.escape(token["raw"]) if kind == "raw" else EXPRESSIONS[str(kind)]
         else:

@@ -1,4 +1,4 @@
-"""Answers of the API as dataclasses. Amounts are in minor units, sizes in bytes, times ISO 8601 texts.
+"""Responses of the API as dataclasses. Amounts are in minor units, sizes in bytes, times ISO 8601 strings.
 
 Each dataclass has the fields that the program needs of one component of the OpenAPI schema. COMPONENTS names the
 component, and a test compares their fields.
@@ -39,7 +39,7 @@ class Product:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node spec on sale. `hourly_minor` is its price per hour, a decimal text; None if it has no price."""
+    """A node spec on sale. `hourly_minor` is its price per hour, a decimal string; None if it has no price."""
 
     name: str
     title: str
@@ -246,10 +246,10 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Log:
-    """A part of a rank's output. The next part begins at the byte `next_offset`. `eof` tells that there is none.
+    """A part of a rank's output. The next part begins at the byte `next_offset`. `eof` means that there is none.
 
-    `times` are pairs (number of a line in `text`, Unix time) in order, if they were asked for and are known. A time
-    applies to the lines up to that of the next pair.
+    `times` are pairs (number of a line in `text`, Unix time) in order, if they were requested and are known. A time
+    applies to its line and the lines after it, up to the next pair's line.
     """
 
     text: str

@@ -1,6 +1,6 @@
 """Print sentences and tables for people, or one JSON document for programs (`--json`).
 
-Texts from the console, above all the output of a run, can contain control characters that a terminal obeys: they could
+Text from the console, especially the output of a run, can contain control characters that a terminal obeys: they could
 change its title or hide text. `clean` removes them.
 """
 
@@ -40,7 +40,7 @@ Advance = Callable[[int], None]
 
 
 def clean(text: str) -> str:
-    """Return a text without control sequences and control characters; tabs and line feeds stay."""
+    """Return text without control sequences and control characters; tabs and line feeds stay."""
     return CONTROLS.sub("", ESCAPES.sub("", text))
 
 
@@ -87,7 +87,7 @@ def size(size_bytes: int) -> str:
 class Screen:
     """Prints for people on standard output.
 
-    In JSON mode (`is_json`), standard output gets only the JSON document, and all texts go to standard error.
+    In JSON mode (`is_json`), standard output gets only the JSON document, and all text goes to standard error.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Screen:
 
     @property
     def console(self) -> Console:
-        """Return the console of `rich` on which texts for people are printed."""
+        """Return the console of `rich` on which text for people is printed."""
         file = sys.stderr if self.is_json else sys.stdout
         width = None if file.isatty() else PIPE_WIDTH
         return Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -147,7 +147,7 @@ class Screen:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value with dictionaries in place of dataclasses."""
+    """Return a value in which dictionaries replace the dataclasses."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, dict):

@@ -60,6 +60,7 @@ class Session:
             return
         if not self.is_interactive():
             raise InvalidChoice(f"{question} There is no terminal to ask on: add {option}.")
+        # In JSON mode, standard output has only the document: questions go to standard error.
         click.confirm(question, abort=True, err=self.screen.is_json)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .client import Client
 from .errors import ApiError, UnexpectedAnswer
@@ -20,7 +20,7 @@ LARGE_BYTES = 8 * 1024**2
 """A file of at least this size is sent as a resumable upload, which takes several requests. Smaller files are sent
 again as a whole after an interruption."""
 MAX_DEPTH = 64
-"""The most folders in each other that a workspace may have, far more than in real projects. Without a limit, a faulty
+"""How deep the folders of a workspace may be nested: far deeper than in real projects. Without a limit, a faulty
 console could name folders without end."""
 
 
@@ -111,12 +111,12 @@ def _find_extra_paths(client: Client, workspace: str, scan: Scan) -> list[str]:
     A folder of which nothing stays counts as one path. Paths that the rules of `scan` leave out stay in the workspace.
     """
     files = {file.path for file in scan.files}
-    folders = {path[:index] for path in files for index, character in enumerate(path) if character == "/"}
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
 
     def extra_below(prefix: str) -> tuple[list[str], bool]:
         """Return the extra paths below a folder, and whether anything in it stays."""
         if prefix.count("/") > MAX_DEPTH:
-            raise UnexpectedAnswer(f"The workspace {workspace} has more than {MAX_DEPTH} folders in each other.")
+            raise UnexpectedAnswer(f"The folders of the workspace {workspace} are nested more than {MAX_DEPTH} deep.")
         extra, stays = list[str](), False
         for entry in client.workspace_entries(workspace, prefix.rstrip("/")):
             path, is_folder = f"{prefix}{entry.name}", entry.kind == "folder"

@@ -38,8 +38,8 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 FINAL_STATES = frozenset({"complete", "failed"})
 """States of an upload that never change again."""
 RETRIED_STATUSES = frozenset({409, 460, 429, 502, 503, 504})
-"""Statuses after which sending continues at the console's offset: 409 (the console has another offset) and 460 (the
-bytes were damaged on the way), both of the tus protocol, and those of a busy console or proxy."""
+"""Statuses after which sending continues at the console's offset. In the tus protocol, 409 means that the console has
+another offset, and 460 that the bytes were damaged on the way. The others come from a busy console or proxy."""
 
 
 class Content(Protocol):
@@ -51,7 +51,7 @@ class Content(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A text that differs if the bytes differ. It identifies the content of an interrupted upload."""
+        """A string that differs if the bytes differ. It identifies the content of an interrupted upload."""
 
     def read(self, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset` on. Raises CliError if they have changed meanwhile."""
@@ -147,12 +147,13 @@ class Uploads:
     ) -> Upload:
         """Send `content`, wait until the console has stored or published it, and return the upload. Raises CliError.
 
-        `metadata` tells the console what the content is for. `on_sent` gets numbers of sent bytes: first of those that
-        the console already has, and after an interruption the negative number of lost bytes.
+        `metadata` tells the console what the content is for. `on_sent` gets numbers of bytes: first those that the
+        console already has, then those of each sent block. After an interruption it gets a negative number: the lost
+        bytes.
         """
         # The same content for the same purpose continues an incomplete upload.
-        hashed = json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())])
-        state_key = hashlib.sha256(hashed.encode()).hexdigest()
+        identity = json.dumps([self._client.url, content.fingerprint, sorted(metadata.items())])
+        state_key = hashlib.sha256(identity.encode()).hexdigest()
         upload_id, offset = self._find_or_create(state_key, content.size, metadata)
         reported_position = tries = 0
 
@@ -236,7 +237,7 @@ class Uploads:
         return {}
 
     def _store_ids(self, ids: Mapping[str, str]) -> None:
-        """Replace the file of ids atomically, so that an interruption leaves no half of it."""
+        """Replace the file of ids atomically, so that an interruption never leaves half a file."""
         self._state_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new_file = self._state_file.with_name(f".{self._state_file.name}.{os.getpid()}")
         new_file.write_text(json.dumps(dict(ids)), encoding="utf-8")

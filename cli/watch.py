@@ -85,12 +85,13 @@ class Watch:
         """Show the job until it has ended, and return the ended job. Raises CliError, and KeyboardInterrupt."""
         view = self._view
         try:
-            with _show_progress(self._screen) as (update, self._print_line):
+            with _show_progress(self._screen) as display:
+                self._print_line = display.print_line
                 self._may_print.set()
                 if view.job:  # after Ctrl-C
-                    update(view.description(), view.job.progress.fraction)
+                    display.update(view.description(), view.job.progress.fraction)
                 for _event in _follow_events(self._client, self._job_id, view, self._pause):
-                    update(view.description(), view.job.progress.fraction if view.job else 0.0)
+                    display.update(view.description(), view.job.progress.fraction if view.job else 0.0)
                     if self._logs and view.job:
                         self._logs.follow_attempts(
                             [attempt.number for attempt in view.job.attempts if attempt.started_at]
@@ -153,7 +154,7 @@ class LogFollower:
         self._thread.start()
 
     def follow_attempts(self, numbers: list[int]) -> None:
-        """Print the output of the attempts among `numbers` that are not printed yet, after that of earlier ones."""
+        """Queue the attempts among `numbers` that are new. The thread prints one attempt's output after another's."""
         for number in numbers:
             if number > self._last_attempt:
                 self._last_attempt = number
@@ -235,9 +236,16 @@ def lines(
         yield incomplete
 
 
+class _Display(NamedTuple):
+    """Functions that show a job: `update` its description and its progress (0 to 1), `print_line` a line of output."""
+
+    update: Callable[[str, float], None]
+    print_line: Callable[[str], None]
+
+
 @contextmanager
-def _show_progress(screen: Screen) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
-    """Yield a function that shows the job's state and progress, and one that prints a line of output.
+def _show_progress(screen: Screen) -> Iterator[_Display]:
+    """Yield the functions that show a job on the screen.
 
     On a terminal, a progress bar stays below the output. Elsewhere, each new state is printed as a line.
     """
@@ -253,7 +261,7 @@ def _show_progress(screen: Screen) -> Iterator[tuple[Callable[[str, float], None
                 last_state = state
                 console.print(Text(clean(state)))
 
-        yield update, print_line
+        yield _Display(update, print_line)
         return
     columns = (
         SpinnerColumn(),
@@ -265,4 +273,4 @@ def _show_progress(screen: Screen) -> Iterator[tuple[Callable[[str, float], None
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("connecting", total=1.0)
         show = lambda description, fraction: bar.update(task, description=clean(description), completed=fraction)
-        yield show, print_line
+        yield _Display(show, print_line)

@@ -48,7 +48,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
         return response
 
     def has_correct_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
-        """Return whether the user may add invoices: a credit note is one."""
+        """Return whether the user may add invoices: a credit note is one. Unfold asks this for the action `correct`."""
         return request.user.has_perm("billing.add_invoice")
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
@@ -71,7 +71,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
                     amounts=amounts,
                     reason=request.POST.get("reason", ""),
                     user=request.user if request.user.is_authenticated else None,
-                    notes_seen=int(request.POST.get("after", "")),
+                    notes_seen=int(request.POST.get("notes_seen", "")),
                 )
             except InvoiceRefused as refused:
                 error = " ".join(map(str, refused.fields.values())) or str(refused.message)
@@ -98,7 +98,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
                 "invoice": invoice,
                 "rows": rows,
                 "error": error,
-                "after": invoice.notes.count(),
+                "notes_seen": invoice.notes.count(),
                 "reason": request.POST.get("reason", ""),
                 "back": reverse("admin:billing_invoice_change", args=[invoice.pk]),
             },

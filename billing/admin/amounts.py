@@ -25,14 +25,14 @@ from billing.currencies import decimals
 from billing.selectors import default_currency, wallet
 
 MAX_DIGITS = 15
-"""Largest number of digits of a typed amount. In minor units it has at most 18, which fits the 64-bit columns."""
+"""Largest number of digits of a typed amount. Minor units add up to three, and 18 digits fit the 64-bit columns."""
 SUFFIX = "_minor"
 PARENTS = ("account", "top_up", "dispute", "invoice", "grant", "hold")
 """Relations that lead from a row without a currency to one that has it."""
 
 
 def currency_of(row: Any) -> str:
-    """Return the currency of a row: its own, that of a parent, or that of the organization's wallet."""
+    """Return the currency of a row: its own, its parent's, or else the one of the organization's wallet."""
     if currency := getattr(row, "currency", ""):
         return str(currency)
     for name in PARENTS:
@@ -51,7 +51,7 @@ def input_value(amount: Decimal, currency: str) -> str:
 
 
 class AmountInput(UnfoldAdminDecimalFieldWidget):  # type: ignore[misc]  # unfold publishes no types
-    """A number input that allows any number of decimals in the browser. The form checks those of the currency."""
+    """A number input that allows any number of decimals in the browser. The form checks the currency's decimals."""
 
     def __init__(self) -> None:
         super().__init__(attrs={"step": "any"})
@@ -77,7 +77,7 @@ class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
             self.initial.setdefault("amount", input_value(to_major(minor, currency), currency))
 
     def currency(self, data: dict[str, Any]) -> str:
-        """Return the currency of the amount, "" if the form does not tell it. Subclasses read it from another field."""
+        """Return the currency of the amount, "" if the form has none. Subclasses read it from another field."""
         return currency_of(self.instance)
 
     def clean(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class ShowsAmounts:
         return self._with_formatted_amounts(super().get_fields(request, obj))  # type: ignore[misc]
 
     def _with_formatted_amounts(self, names: Sequence[Any]) -> Sequence[Any]:
-        """Return the names of fields, with a column that shows money in place of each `_minor` field."""
+        """Return the field names, with each `_minor` field replaced by a column that shows money."""
         return [
             _column(self.model, name) if isinstance(name, str) and name.endswith(SUFFIX) else name  # type: ignore[attr-defined]
             for name in names
@@ -134,6 +134,6 @@ def _column(model: type[Model], name: str) -> Callable[[Any], str]:
         value = getattr(row, name)
         return "–" if value is None else money(value, currency_of(row))
 
-    show.__name__ = name.removesuffix(SUFFIX)
+    show.__name__ = name.removesuffix(SUFFIX)  # the admin makes the CSS class of the column from it
     label = cast("str", label_for_field(name, model))  # a lazy text, because each request has its own language
     return admin.display(show, description=label, ordering=name)

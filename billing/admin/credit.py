@@ -169,7 +169,7 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
         return (obj is None or not obj.uses) and bool(super().has_delete_permission(request, obj))
 
     def get_changeform_initial_data(self, _request: HttpRequest) -> dict[str, Any]:
-        """Preset the currency to that of new wallets."""
+        """Preset the currency of new wallets."""
         return {"currency": default_currency()}
 
     def save_model(self, request: HttpRequest, obj: models.Voucher, _form: ModelForm[Any], _change: Any) -> None:

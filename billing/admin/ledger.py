@@ -35,7 +35,7 @@ class AccountAdmin(ShowsAmounts, ReadOnlyAdmin):
 
     @admin.display(description=_("Write off"))
     def write_off_link(self, account: models.Account) -> str:
-        """Return a link to the write-off form with the owed amount, or a text if nothing is owed."""
+        """Return a link to the write-off form with the owed amount, or a sentence if nothing is owed."""
         if account.kind != models.Account.Kinds.RECEIVABLE or account.posted_minor >= 0:
             return str(_("Nothing is owed on this account."))
         owed = -account.posted_minor

@@ -60,7 +60,7 @@ class TopUpAdmin(ShowsAmounts, ReadOnlyAdmin):
 
     @admin.display(description=_("Refund"))
     def refund_link(self, top_up: models.TopUp) -> str:
-        """Return a link to the refund form with the refundable amount, or a text if nothing can be refunded."""
+        """Return a link to the refund form with the refundable amount, or a sentence if nothing can be refunded."""
         refundable = refunds.refundable_minor(top_up)
         if not refundable:
             return str(_("Nothing is left to refund."))

@@ -14,7 +14,6 @@ from django.forms import BaseInlineFormSet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext
@@ -31,7 +30,7 @@ from billing.selectors import default_currency
 from console.accounts.reports import Report, Table, show
 
 PRICE_DECIMALS = 4
-"""Decimals of a price in minor units: those of its column."""
+"""Decimals of a price in minor units, as many as its column has."""
 
 
 class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
@@ -90,12 +89,12 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
         return money(row.amount, row.book.currency, exact=True)
 
     def get_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
-        """Return the fields of a price. The amount is an input in drafts, and a text in published books."""
+        """Return the fields of a price. The amount can be edited in drafts only."""
         amount = "amount" if self._is_draft(obj) else "price"
         return ("kind", "product", "node_spec", "nodes_from", amount)
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
-        """Return the text of the amount for published books; all other fields follow `has_change_permission`."""
+        """Return the formatted amount for published books; `has_change_permission` covers all other fields."""
         return () if self._is_draft(obj) else ("price",)
 
     def formfield_for_choice_field(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
@@ -186,7 +185,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
 
     @admin.action(description=gettext_lazy("Publish (on its start date, or now)"), permissions=("change",))
     def publish(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
-        """Publish drafts. Asks for confirmation if a price changes by more than half."""
+        """Publish drafts, each from its own date. Asks for confirmation if a price changes by more than half."""
         changes_by_book = {str(book): changes for book in books if (changes := _large_changes(book))}
         # The digest confirms exactly these changes: a price may have changed since the page was shown.
         digest = salted_hmac("billing.admin.publish", repr(changes_by_book)).hexdigest()
@@ -202,11 +201,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
             return render(request, "admin/publish_prices.html", context)
         for book in books:
             try:
-                # A draft keeps the date that was typed. If it has passed meanwhile, the book takes effect now.
-                starts_at = (
-                    book.effective_from if book.effective_from and book.effective_from > timezone.now() else None
-                )
-                pricebooks.publish(book=book, effective_from=starts_at)
+                pricebooks.publish(book=book)
             except BookRefused as error:
                 messages.error(request, f"{book}: {error.message}")
             else:
@@ -235,7 +230,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
         """Show last month's cost per customer under the selected book."""
         book = get_object_or_404(models.PriceBook, pk=object_id)
         last_month = costs.month_of().previous
-        return show(request, self, _preview_report(price_simulation.preview(book=book, month=last_month)))
+        return show(request, self, _simulation_report(price_simulation.simulate_month(book=book, month=last_month)))
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
         description=gettext_lazy("Compare with the current price book"), permissions=("view",)
@@ -251,7 +246,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
         return show(request, self, _diff_report(current, book))
 
 
-def _preview_report(simulation: price_simulation.Preview) -> Report:
+def _simulation_report(simulation: price_simulation.Simulation) -> Report:
     currency = simulation.book.currency
     notes = [
         _("The draft has no price for %(what)s. The original cost is used for %(runs)d runs.")
@@ -277,7 +272,7 @@ def _preview_report(simulation: price_simulation.Preview) -> Report:
             money(row.charged_minor, currency),
             money(row.simulated_minor, currency),
             money(row.change_minor, currency),
-            _percent(row.change),
+            _percent(row.change_fraction),
         ]
         for row in simulation.customers
     ]
@@ -289,7 +284,7 @@ def _preview_report(simulation: price_simulation.Preview) -> Report:
             (_("With this price book"), money(simulation.simulated_minor, currency)),
             (
                 pgettext("of an amount", "Change"),
-                f"{money(simulation.change_minor, currency)} ({_percent(simulation.change)})",
+                f"{money(simulation.change_minor, currency)} ({_percent(simulation.change_fraction)})",
             ),
         ),
         notes=notes,
@@ -314,7 +309,7 @@ def _diff_report(old: models.PriceBook, new: models.PriceBook) -> Report:
 
 
 def _large_changes(draft: models.PriceBook) -> list[str]:
-    """Return a text (name, old and new amount) for each price that a draft changes by more than half."""
+    """Return a line (name, old and new amount) for each price that a draft changes by more than half."""
     try:
         current = pricebooks.current_book(currency=draft.currency)
     except NotPriced:
@@ -326,6 +321,7 @@ def _large_changes(draft: models.PriceBook) -> list[str]:
 
 
 def _supported_currency(book: models.PriceBook) -> str:
+    """Return the book's currency, or the default while a new book has none: price fields need its decimals."""
     return book.currency if book.currency in SUPPORTED else default_currency()
 
 

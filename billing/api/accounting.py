@@ -148,7 +148,7 @@ class InvoiceDetailSerializer(InvoiceSerializer):
     lines = InvoiceLineSerializer(many=True)
 
     class Meta(InvoiceSerializer.Meta):
-        fields = (*InvoiceSerializer.Meta.fields, "seller", "customer", "lines")  # type: ignore[assignment]  # longer
+        fields = (*InvoiceSerializer.Meta.fields, "seller", "customer", "lines")  # type: ignore[assignment]  # more fields
 
 
 class CostsView(TenantView):
@@ -161,7 +161,7 @@ class CostsView(TenantView):
         """Return a month's costs by day, member, workspace or node spec."""
         account, month = wallet_of(self), costs.parse_month(request.query_params.get("month", ""))
         spends = costs.spending(self.organization, month)
-        _names, days = costs.by_day(spends, month, "node_spec")
+        days = costs.by_day(spends, month, "node_spec").days  # any dimension will do: the amounts are summed below
         shares = {f"by_{name}": costs.shares_by(spends, name) for name in costs.DIMENSIONS}
         data = {
             "month": month.name,

@@ -1,7 +1,7 @@
 """Credit and vouchers. Each grant is a lot that is used or expires on its own.
 
 Lots change only while the wallet's row is locked (`billing.credit`). The unused rest of a lot is part of the wallet's
-balance, so the ledger needs no account for it.
+balance, so a lot needs no account of its own in the ledger.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class CreditGrant(models.Model):
     received_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+", editable=False
     )
+    """The member who redeemed the voucher, or who activated the service and so received the trial credit."""
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
 
     class Meta:

@@ -16,11 +16,11 @@ from django.utils.translation import gettext_lazy as _
 from billing.models.ledger import Receipt
 from console.accounts.models import Organization
 
-RATE_LIMITS = (MinValueValidator(Decimal(0)), MaxValueValidator(Decimal(100)))
+PERCENT_LIMITS = (MinValueValidator(Decimal(0)), MaxValueValidator(Decimal(100)))
 
 
 class BillingPolicy(models.Model):
-    """The installation's billing settings: seller, tax, trial credit, free probes. One row."""
+    """The installation's billing settings: seller, tax, trial credit, free estimates (`probes`), storage. One row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
     seller_name = models.CharField(_("seller"), max_length=200, blank=True)
@@ -33,7 +33,7 @@ class BillingPolicy(models.Model):
     footer = models.TextField(_("invoice footer"), blank=True)
     tax_name = models.CharField(_("tax name"), max_length=32, blank=True, default="VAT")
     tax_percent = models.DecimalField(
-        _("tax (%)"), max_digits=6, decimal_places=3, default=Decimal(0), validators=RATE_LIMITS
+        _("tax (%)"), max_digits=6, decimal_places=3, default=Decimal(0), validators=PERCENT_LIMITS
     )
     tax_inclusive = models.BooleanField(_("prices include the tax"), default=True)
     trial_credit_minor = models.PositiveBigIntegerField(
@@ -80,7 +80,7 @@ class BillingDetails(models.Model):
         decimal_places=3,
         null=True,
         blank=True,
-        validators=RATE_LIMITS,
+        validators=PERCENT_LIMITS,
         help_text=_("Leave empty to use the billing policy."),
     )
     tax_inclusive = models.BooleanField(_("prices include the tax"), null=True, blank=True)
@@ -144,6 +144,7 @@ class Invoice(models.Model):
     )
     reason = models.CharField(_("reason"), max_length=255, blank=True)
     issued_by = models.CharField(_("issued by"), max_length=254, blank=True)
+    """Email address of the user who issued it; empty for a periodic invoice."""
     issued_at = models.DateTimeField(_("issued"))
 
     class Meta:

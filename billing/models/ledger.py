@@ -21,7 +21,10 @@ class Account(models.Model):
     """An account of the ledger. A wallet belongs to an organization and cannot fall below its holds."""
 
     class Kinds(models.TextChoices):
-        """The purpose of an account."""
+        """The purpose of an account.
+
+        WALLET, RECEIVABLE and WRITTEN_OFF belong to an organization, the others to the platform.
+        """
 
         WALLET = "wallet", _("wallet")
         REVENUE = "revenue", _("revenue")

@@ -192,7 +192,7 @@ class Refund(models.Model):
     amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
     reason = models.CharField(_("reason"), max_length=255)
     state = models.CharField(_("state"), max_length=9, choices=States.choices, default=States.CREATED)
-    # Null until the provider has the refund: empty texts would not be unique.
+    # Null until the provider has the refund, because empty strings would not be unique.
     refund_id = models.CharField(max_length=255, null=True, blank=True, unique=True)
     failure = models.CharField(_("failure"), max_length=100, blank=True)
     requested_by = models.ForeignKey(

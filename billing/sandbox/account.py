@@ -1,4 +1,7 @@
-"""The Stripe account that the sandbox imitates: its objects, events and balance; and the parameters of requests."""
+"""The Stripe account that the sandbox imitates: its objects, events and balance.
+
+Below it are the functions that read the parameters of a request.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,7 @@ class StripeAccount:
         if after := form.get("starting_after"):
             ids = [stored["id"] for stored in matching]
             matching = matching[ids.index(after) + 1 :] if after in ids else []
-        limit = min(integer(form, "limit", default=10), 100)
+        limit = min(integer(form, "limit", default=10), 100)  # Stripe's default and its largest page
         return {
             "object": "list",
             "url": url,
@@ -145,7 +148,7 @@ def public_fields(stored: StripeObject) -> StripeObject:
 
 
 def required(form: Form, name: str) -> str:
-    """Return a parameter that must be a text. Raises Refused if it is missing or empty."""
+    """Return a parameter that must be a string. Raises Refused if it is missing or empty."""
     value = form.get(name)
     if not isinstance(value, str) or not value:
         raise Refused(f"Missing required param: {name}.", code="parameter_missing", param=name)

@@ -1,6 +1,7 @@
 """Checkout Sessions in the sandbox: pages that take a payment or save a card, and the bank's challenge page.
 
-A Checkout Session changes only while its status is `open`. Functions that serve a route of Stripe's API name it.
+A Checkout Session changes only while its status is `open`. If a function serves a route of Stripe's API, its docstring
+begins with that route.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def make_session(account: StripeAccount, form: Form) -> StripeObject:
 
 
 def current_session(account: StripeAccount, session_id: str) -> StripeObject:
-    """Return a session. If its time is over, it expires first. Raises Refused (404)."""
+    """Return a session, after expiring it if its time has passed. Raises Refused (404)."""
     session = account.get("checkout.session", session_id)
     if session["status"] == "open" and session["expires_at"] < account.clock():
         _expire(account, session)
@@ -88,9 +89,10 @@ def redirect_methods(session: StripeObject) -> list[str]:
 
 def submit(account: StripeAccount, session: StripeObject, form: Form) -> FormResult:
     """Handle the form of a payment page: `card` is a card number, `method` the name of another payment method."""
+    if session["status"] == "complete":
+        return FormResult(next_url=session["success_url"])
     if session["status"] != "open":
-        is_complete = session["status"] == "complete"
-        return FormResult(next_url=session["success_url"]) if is_complete else FormResult(error=EXPIRED)
+        return FormResult(error=EXPIRED)
     method_type = str(form.get("method") or "card")
     if method_type in redirect_methods(session):
         method = account.make("payment_method", "pm", type=method_type, customer=None, **{method_type: {}})
@@ -99,7 +101,8 @@ def submit(account: StripeAccount, session: StripeObject, form: Form) -> FormRes
     else:
         return FormResult(error=TEST_CARDS_ONLY)
     try:
-        return (_pay if session["mode"] == "payment" else _save_card)(account, session, method)
+        take = _pay if session["mode"] == "payment" else _save_card
+        return take(account, session, method)
     except Refused as error:
         return FormResult(error=str(error))
 

@@ -76,7 +76,7 @@ def delete_customer(account: StripeAccount, customer: StripeObject) -> StripeObj
 
 
 def test_card_of(method: StripeObject) -> TestCard | None:
-    """Return the test card of a payment method, or None if the method is no card."""
+    """Return the test card of a payment method, or None if the method is not a card."""
     return cards.CARDS.get(method.get("_number", ""))
 
 
@@ -308,7 +308,7 @@ def _move_disputed(account: StripeAccount, dispute: StripeObject, amount: int) -
 def answer_dispute(account: StripeAccount, dispute: StripeObject, form: Form) -> StripeObject:
     """POST /v1/disputes/:id: submit evidence.
 
-    As in Stripe's test mode, the texts `winning_evidence` and `losing_evidence` decide the dispute at once.
+    As in Stripe's test mode, the strings `winning_evidence` and `losing_evidence` decide the dispute at once.
     """
     submitted = form.get("evidence")
     evidence = dict(submitted) if isinstance(submitted, dict) else {}

@@ -25,7 +25,7 @@ IDEMPOTENCY_KEY_SECONDS = 24 * 3600
 
 @dataclass(frozen=True)
 class Response:
-    """A response of the API: status and JSON body. `is_replay` tells that an idempotency key was repeated."""
+    """A response of the API: status and JSON body. `is_replay` means that the idempotency key was used before."""
 
     status: int
     body: StripeObject
@@ -124,7 +124,7 @@ class Provider:
 
     def _remember(self, key: str, fingerprint: str, response: Response) -> None:
         record = {
-            "mark": fingerprint,  # the name in the journals that exist
+            "mark": fingerprint,  # the name of the fingerprint in existing journals
             "status": response.status,
             "body": dict(response.body),
             "created": self.account.clock(),

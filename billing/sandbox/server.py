@@ -74,20 +74,20 @@ class Handler(BaseHTTPRequestHandler):
                     self._show_payment(session_id)
                 case ["POST", "pay", session_id]:
                     result = self.provider.submit(session_id, dict(parse_qsl(encoded)))
-                    self._redirect(result, lambda: self._show_payment(session_id, result.error))
+                    self._answer_form(result, lambda: self._show_payment(session_id, result.error))
                 case ["GET", "challenge", intent_id]:
                     self._show_challenge(intent_id)
                 case ["POST", "challenge", intent_id]:
                     is_agreed = dict(parse_qsl(encoded)).get("answer") == "agree"
                     result = self.provider.answer_challenge(intent_id, is_agreed=is_agreed)
-                    self._redirect(result, lambda: self._show_challenge(intent_id))
+                    self._answer_form(result, lambda: self._show_challenge(intent_id))
                 case _:
                     self._json(HTTPStatus.NOT_FOUND, Refused("There is no such page.").answer)
         except Refused as error:
             self._json(error.status, error.answer)
 
     def _api(self, method: str, path: str, encoded: str) -> None:
-        # As bytes, because `compare_digest` refuses texts that are not ASCII.
+        # As bytes, because `compare_digest` refuses strings that are not ASCII.
         credentials = self.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not secrets.compare_digest(credentials, f"Bearer {self.api_key}".encode()):
             is_live = b"_live_" in credentials
@@ -95,7 +95,8 @@ class Handler(BaseHTTPRequestHandler):
             self._json(HTTPStatus.UNAUTHORIZED, Refused(message).answer)
             return
         response = self.provider.handle(method, path, encoded, self.headers.get("Idempotency-Key", ""))
-        self._json(response.status, response.body, **({"Idempotent-Replayed": "true"} if response.is_replay else {}))
+        headers = {"Idempotent-Replayed": "true"} if response.is_replay else {}
+        self._json(response.status, response.body, **headers)
 
     def _body(self) -> str:
         length = min(int(self.headers.get("Content-Length") or 0), MAX_BODY_BYTES)
@@ -134,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             page = page.replace("{{ " + field + " }}", value)
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
 
-    def _redirect(self, result: checkout.FormResult, show_again: Callable[[], None]) -> None:
+    def _answer_form(self, result: checkout.FormResult, show_again: Callable[[], None]) -> None:
         """Redirect to the next page of a form's result, or show the same page again with the error."""
         if not result.next_url:
             show_again()

@@ -14,7 +14,7 @@ from typing import Any
 
 StripeObject = dict[str, Any]
 """A resource of Stripe's API, such as a charge, with fields of our own whose names begin with an underscore. The store
-also keeps records that are no resources: idempotency keys (kind `key`) and waiting webhooks (kind `delivery`)."""
+also keeps records that are not resources: idempotency keys (kind `key`) and waiting webhooks (kind `delivery`)."""
 
 
 class Store:
@@ -29,7 +29,7 @@ class Store:
         self._changed: dict[tuple[str, str], None] = {}  # an ordered set of (kind, id)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._read(path)
+            self._load_and_compact(path)
 
     def get(self, kind: str, object_id: str) -> StripeObject | None:
         """Return the stored object itself, no copy, or None. Call `put` after a change, so that the journal has it."""
@@ -68,7 +68,7 @@ class Store:
                 journal.write(json.dumps(changes) + "\n")
         self._changed.clear()
 
-    def _read(self, path: Path) -> None:
+    def _load_and_compact(self, path: Path) -> None:
         """Load the journal, then replace it by one line with the current records, so that it does not grow forever."""
         for line in path.read_text().splitlines() if path.exists() else ():
             try:

@@ -12,8 +12,7 @@ from ..schemas import WhoAmI
 from ..session import Session, json_option, pass_session
 
 MAX_TOKEN_LENGTH = 500
-"""Longer inputs are refused as tokens, because they are probably a wrong file on standard input. Tokens are
-much shorter."""
+"""Longest input that is accepted as a token. Tokens are much shorter; a longer input is probably the wrong file."""
 
 
 @click.command()
@@ -33,6 +32,7 @@ def login(session: Session, url: str, browser: bool, allow_http: bool) -> None:
     if not url:
         if not is_interactive:
             raise InvalidChoice("Name the console: trainyard login https://trainyard.example.com")
+        # In JSON mode, standard output has only the document: questions go to standard error.
         url = click.prompt("Address of the console", err=session.screen.is_json)
     url = normalize_url(url, allow_http=allow_http)
     page = f"{url}/tokens/"

@@ -50,9 +50,10 @@ def push(session: Session, name: str, path: Path) -> None:
     """
 
     def scan_folder(folder: Path) -> Scan:
-        scan_result = scan(folder, defaults=())
+        scan_result = scan(folder, defaults=())  # the default rules are for projects of code
         if scan_result.skipped:
-            session.screen.print(f"Left out, because they are links or no files: {', '.join(scan_result.skipped[:10])}")
+            paths = ", ".join(scan_result.skipped[:10])
+            session.screen.print(f"Left out (links, devices, or names that are not UTF-8): {paths}")
         return scan_result
 
     content = content_of(path, scan_folder)
@@ -62,7 +63,7 @@ def push(session: Session, name: str, path: Path) -> None:
     except ApiError as error:
         if error.code != "name_taken":
             raise
-    filename = path.resolve().name + (".tar" if path.is_dir() else "")
+    filename = path.resolve().name + (".tar" if path.is_dir() else "")  # only shown on the console's pages
     metadata = {"purpose": "dataset", "name": name, "filename": filename}
     with session.screen.transfer(f"Sending {path.name}", content.size) as advance:
         upload = session.uploads(client).send(content, metadata, on_sent=advance)

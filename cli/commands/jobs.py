@@ -89,7 +89,7 @@ def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | 
     incomplete, offset, is_last = Line(""), 0, False
     while not is_last:
         part = client.log(job_id, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps)
-        is_last = part.eof or part.next_offset <= offset
+        is_last = part.eof or part.next_offset <= offset  # without --follow, nothing new means the end
         offset = part.next_offset
         *complete, incomplete = add_part(incomplete, part)
         if is_last and incomplete.text:
@@ -100,9 +100,10 @@ def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | 
         else:
             for line in complete:
                 click.echo(_format_line(line))
-    session.screen.print_json(
-        {"job": job_id, "rank": rank, "text": "".join(text)} | ({"times": times} if timestamps else {})
-    )
+    document: dict[str, object] = {"job": job_id, "rank": rank, "text": "".join(text)}
+    if timestamps:
+        document["times"] = times
+    session.screen.print_json(document)
 
 
 def _format_line(line: Line) -> str:

@@ -48,9 +48,12 @@ def get(session: Session, reference: str, folder: Path) -> None:
         raise InvalidChoice("Write a version as a number, for example net@3.")
     client = session.connect()
     model = client.model(name)
-    if not number and model.latest is None:
+    if number:
+        version = int(number)
+    elif model.latest:
+        version = model.latest.version
+    else:
         raise InvalidChoice(f"The model {name} has no version.")
-    version = int(number) if number or model.latest is None else model.latest.version
     target = target_of(folder, f"{name}-v{version}.tar.gz")
     if target.exists():
         raise InvalidChoice(f"{target} exists. Delete it, or choose another folder with --to.")

@@ -52,6 +52,7 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     form |= {"datasets": list(options["datasets"])}
     form |= {"max_seconds": round(options["hours"] * 3600), "idle_seconds": round(options["idle_minutes"] * 60)}
     if ceiling is not None:
+        # Only a quote tells the currency, so the notebook is priced once without the ceiling.
         form["ceiling_minor"] = to_minor(ceiling, client.quote_notebook(form).currency, "--ceiling")
     price_quote = client.quote_notebook(form)
     _show_quote(session, price_quote)

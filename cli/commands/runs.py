@@ -20,6 +20,8 @@ from ..watch import Watch
 from .jobs import download, show_diagnosis, show_receipt
 from .workspaces import sync_folder
 
+MAX_AMOUNT_MINOR = 10**15
+"""Largest amount of an option. Ten trillion dollars are a mistake, which is better refused before anything is sent."""
 PURCHASE_OPTIONS = (
     click.argument("script", type=click.Path(path_type=Path)),
     click.argument("arguments", nargs=-1),
@@ -268,8 +270,8 @@ def _send_and_price(session: Session, client: Client, options: dict[str, Any], *
 def _find_project(script: Path, folder: Path | None, workspace: str) -> Project:
     """Return the project that a script belongs to. Raises InvalidChoice.
 
-    Default folder: the current one if the script is in it, otherwise that of the script. Default workspace: the
-    folder's name.
+    Default folder: the current one if the script is in it, otherwise the script's own. Default workspace: the folder's
+    name.
     """
     if folder is not None and not script.is_absolute() and not script.exists():
         script = folder / script  # `--folder project train.py`
@@ -342,7 +344,7 @@ def _first_name(names: list[str], noun: str) -> str:
 
 
 def _parse_variable(text: str) -> tuple[str, str]:
-    """Return the name and value in a text NAME=VALUE. Raises InvalidChoice."""
+    """Return the name and value of a string NAME=VALUE. Raises InvalidChoice."""
     name, separator, value = text.partition("=")
     if not name or not separator:
         raise InvalidChoice(f"Write a variable as NAME=VALUE, not {text!r}.")
@@ -355,6 +357,6 @@ def to_minor(text: str, currency: str, option: str) -> int:
         amount = Decimal(text).scaleb(decimals(currency))
     except InvalidOperation:
         amount = Decimal("NaN")
-    if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value() or amount >= 10**15:
+    if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value() or amount > MAX_AMOUNT_MINOR:
         raise InvalidChoice(f"{option} must be an amount such as 5.00 in {currency}.")
     return int(amount)

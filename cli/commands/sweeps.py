@@ -62,7 +62,7 @@ def quote(session: Session, file: Path) -> None:
 def buy(session: Session, /, *, file: Path, **options: Any) -> None:
     """Show the price of the sweep of FILE, and buy it.
 
-    Exit status: 0 bought, 5 above --max-ceiling; with --wait that of `watch`.
+    Exit status: 0 bought, 5 above --max-ceiling; with --wait as for `watch`.
     """
     client = session.connect()
     _buy(session, client, client.quote_sweep(_read_file(file)), **options)
@@ -78,7 +78,7 @@ def buy(session: Session, /, *, file: Path, **options: Any) -> None:
 def extend(session: Session, /, *, sweep_id: int, trials: int | None, ceiling: str | None, **options: Any) -> None:
     """Show the price of more trials of an ended sweep, and buy them as a new sweep that continues the search.
 
-    Exit status: that of `buy`.
+    Exit status: as for `buy`.
     """
     client = session.connect()
     form: dict[str, Any] = {} if trials is None else {"trials": trials}
@@ -201,7 +201,9 @@ def _progress_line(sweep: Sweep) -> str:
     if sweep.best:
         parts.append(f"best {sweep.objective.metric} {_format_number(sweep.best.value)}")
     parts.append(money(sweep.cost_minor, sweep.currency))
-    return " · ".join([*parts, *filter(None, [sweep.waiting_for])])
+    if sweep.waiting_for:
+        parts.append(sweep.waiting_for)
+    return " · ".join(parts)
 
 
 def _show_quote(screen: Screen, quote: SweepQuote) -> None:

@@ -66,7 +66,8 @@ def sync_folder(
     screen = session.screen
     scan_result = scan(folder)
     if scan_result.skipped:
-        screen.print(f"Left out, because they are links or no files: {', '.join(scan_result.skipped[:10])}")
+        paths = ", ".join(scan_result.skipped[:10])
+        screen.print(f"Left out (links, devices, or names that are not UTF-8): {paths}")
     is_new = workspace_sync.ensure_workspace(client, name)
     plan = workspace_sync.plan(client, name, scan_result, with_extra=delete and not is_new)
     files = count(len(plan.changed), "file")

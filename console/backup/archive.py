@@ -35,7 +35,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, connection
 from django.db.migrations.loader import MigrationLoader
 
-from billing.reconciliation import check_books
+from billing.reconciliation import check_ledger
 from console import __version__
 from console.backup import database, trees
 from console.core.errors import CustomerError
@@ -305,7 +305,7 @@ def _replace_data(source: Path, manifest: dict[str, Any], report: ReportProgress
         if KEY_FILE in manifest["parts"] and _has_generated_key():
             _replace_key(source / KEY_FILE)
         call_command("migrate", interactive=False, verbosity=0)  # the backup may be of an older version
-        if findings := [f"{count} {finding}" for finding, count in check_books().items() if count]:
+        if findings := [f"{count} {finding}" for finding, count in check_ledger().items() if count]:
             raise RestoreBroken("The books of this backup do not balance: " + ", ".join(findings))
         for marker in markers:
             marker.unlink()

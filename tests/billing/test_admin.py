@@ -333,12 +333,12 @@ class TestCreditNote:
         return issue(account)
 
     def correct(self, admin, invoice, amount, **data):
-        sent = {"after": invoice.notes.count(), f"line-{invoice.lines.first().pk}": amount, "reason": "A slip"} | data
-        return admin.post(address("invoice", "correct", invoice.pk), sent, follow=True)
+        sent = {"notes_seen": invoice.notes.count(), f"line-{invoice.lines.first().pk}": amount, "reason": "A slip"}
+        return admin.post(address("invoice", "correct", invoice.pk), sent | data, follow=True)
 
     def test_is_written_once_and_moves_money(self, admin, account, invoice):
         form = text(admin.get(address("invoice", "correct", invoice.pk)))
-        for shown in ("$1.00", "$0.50", '<input type="hidden" name="after" value="0">'):
+        for shown in ("$1.00", "$0.50", '<input type="hidden" name="notes_seen" value="0">'):
             assert shown in form
         answer = self.correct(admin, invoice, "0.4")
         note = Invoice.objects.get(kind="note")

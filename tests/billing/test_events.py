@@ -281,7 +281,7 @@ def test_an_event_that_another_worker_closed_meanwhile_is_left_alone(monkeypatch
         StripeEvent.objects.update(state=IGNORED)
         return event.payload["data"]["object"]
 
-    monkeypatch.setattr(events, "_current_object", fetch_slowly)
+    monkeypatch.setattr(events, "_prepare_object", fetch_slowly)
     events.apply(event_pk=row.pk)
     row.refresh_from_db()
     assert row.state == IGNORED

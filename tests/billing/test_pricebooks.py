@@ -173,7 +173,7 @@ class TestPublishedBook:
                 assert result.prices.filter(kind=PriceKind.EPOCH).exists()
 
 
-class TestPreview:
+class TestSimulation:
     """A month at the prices of a draft."""
 
     def run(self, account: Account, seconds: float, *, usage: Usage | None = None, labels: bool = True) -> Receipt:
@@ -182,8 +182,8 @@ class TestPreview:
         hold = charges.hold(quote=offer, reference=f"order:{offer.pk}", labels=names)
         return charges.settle(hold=hold, usage=usage or Usage(seconds, completed=True), title="A run")
 
-    def preview(self, draft: PriceBook) -> price_simulation.Preview:
-        return price_simulation.preview(book=draft, month=costs.month_of())
+    def simulate(self, draft: PriceBook) -> price_simulation.Simulation:
+        return price_simulation.simulate_month(book=draft, month=costs.month_of())
 
     @pytest.fixture
     def account(self, published):
@@ -192,23 +192,24 @@ class TestPreview:
     def test_at_the_same_prices_costs_the_same(self, published, account):
         for seconds in (0, 1, 7.5, 1799.95, 3600, 9999):
             self.run(account, seconds)
-        preview = self.preview(draft_of(published))
-        assert preview.runs == 6
-        assert preview.charged_minor == preview.simulated_minor > 0
-        assert (preview.change_minor, preview.change, preview.unpriced, preview.without_usage) == (0, 0, {}, 0)
+        simulation = self.simulate(draft_of(published))
+        assert simulation.runs == 6
+        assert simulation.charged_minor == simulation.simulated_minor > 0
+        assert (simulation.change_minor, simulation.change_fraction) == (0, 0)
+        assert (simulation.unpriced, simulation.without_usage) == ({}, 0)
 
     def test_is_for_each_customer_and_all(self, published, account):
         other = wallet(balance_minor=10_000)
         self.run(account, 1800)  # half an hour on two nodes: 360
         self.run(account, 1)  # the minimum charge
         self.run(other, 3600)  # 720
-        preview = self.preview(draft_of(published, node_hour="180", minimum="7"))
-        assert [(row.organization, row.charged_minor, row.simulated_minor) for row in preview.customers] == [
+        simulation = self.simulate(draft_of(published, node_hour="180", minimum="7"))
+        assert [(row.organization, row.charged_minor, row.simulated_minor) for row in simulation.customers] == [
             (other.organization, 720, 360),
             (account.organization, 365, 187),
         ]
-        assert (preview.charged_minor, preview.simulated_minor, preview.change_minor) == (1085, 547, -538)
-        assert preview.customers[0].change == pytest.approx(-0.5)
+        assert (simulation.charged_minor, simulation.simulated_minor, simulation.change_minor) == (1085, 547, -538)
+        assert simulation.customers[0].change_fraction == pytest.approx(-0.5)
 
     @pytest.mark.parametrize(
         ("usage", "charged"),
@@ -217,21 +218,21 @@ class TestPreview:
     )
     def test_rates_the_usage_as_it_was(self, published, account, usage, charged):
         assert self.run(account, 0, usage=usage).total_minor == charged
-        assert self.preview(draft_of(published, node_hour="720")).simulated_minor == 2 * charged
+        assert self.simulate(draft_of(published, node_hour="720")).simulated_minor == 2 * charged
 
     def test_names_what_it_cannot_price(self, published, account):
         self.run(account, 1800)
-        preview = self.preview(PriceBookFactory())
-        assert preview.unpriced == {"metered · small · 2": 1}
-        assert preview.simulated_minor == preview.charged_minor == 360
+        simulation = self.simulate(PriceBookFactory())
+        assert simulation.unpriced == {"metered · small · 2": 1}
+        assert simulation.simulated_minor == simulation.charged_minor == 360
         self.run(account, 1800, labels=False)
-        preview = self.preview(draft_of(published, node_hour="720"))
-        assert (preview.without_usage, preview.simulated_minor) == (1, 720 + 360)
+        simulation = self.simulate(draft_of(published, node_hour="720"))
+        assert (simulation.without_usage, simulation.simulated_minor) == (1, 720 + 360)
 
     def test_leaves_out_another_month_and_currency(self, published, account):
         self.run(account, 1800)
-        assert price_simulation.preview(book=draft_of(published), month=costs.month_of().previous).runs == 0
-        assert self.preview(PriceBookFactory(currency="CNY")).runs == 0
+        assert price_simulation.simulate_month(book=draft_of(published), month=costs.month_of().previous).runs == 0
+        assert self.simulate(PriceBookFactory(currency="CNY")).runs == 0
 
 
 def test_the_difference_of_two_books(published):

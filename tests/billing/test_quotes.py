@@ -86,6 +86,14 @@ def test_a_wallet_is_needed(account):
         new_quote(account, organization=MembershipFactory().organization)
 
 
+def test_a_free_quote_names_free_as_the_source_of_its_estimate(account):
+    member = MembershipFactory(organization=account.organization)
+    quote = quotes.make_free_quote(
+        organization=account.organization, user=member.user, nodes=1, deadline_seconds=60, payload={"probe": True}
+    )
+    assert (quote.ceiling_minor, quote.basis["source"]) == (0, "free")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "refusal"),
     [

@@ -74,7 +74,7 @@ class TestCheckBooks:
 
     def test_finds_nothing_wrong_and_reports_it(self, embedded):
         heartbeats._next_at.clear()
-        tasks.check_books()
+        tasks.check_ledger()
         assert heartbeats.latest(heartbeats.recent(), heartbeats.LEDGER)[""].details == {"wrong": CORRECT}
 
     @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ class TestCheckBooks:
     )
     def test_finds_a_wrong_account(self, account, caplog, change, wrong):
         Account.objects.filter(pk=account.pk).update(**change)
-        assert reconciliation.check_books() == CORRECT | {wrong: 1}
+        assert reconciliation.check_ledger() == CORRECT | {wrong: 1}
         assert "The ledger is inconsistent" in caplog.text
 
     def test_finds_a_transaction_that_does_not_sum_to_zero(self, account):
@@ -94,4 +94,4 @@ class TestCheckBooks:
             Entry.objects.create(transaction=entry.transaction, account=account, amount_minor=5)
             cursor.execute("SET LOCAL session_replication_role = origin")
         Account.objects.filter(pk=account.pk).update(posted_minor=F("posted_minor") + 5)
-        assert reconciliation.check_books() == CORRECT | {"transactions": 1}
+        assert reconciliation.check_ledger() == CORRECT | {"transactions": 1}

@@ -16,7 +16,7 @@ from django.test import Client
 from pytest_django import DjangoDbBlocker
 
 from billing.models import Account, Receipt
-from billing.reconciliation import check_books
+from billing.reconciliation import check_ledger
 from console.accounts.models import User
 from console.backup import database
 from jobs.clusters import cluster
@@ -66,7 +66,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBac
 @pytest.mark.slow
 @pytest.mark.usefixtures("upgraded")
 def test_an_installation_of_version_0_1_is_upgraded_with_its_running_job(backend: FakeBackend) -> None:
-    assert set(check_books().values()) == {0}
+    assert set(check_ledger().values()) == {0}
     states = dict(Job.objects.values_list("pk", "state"))
     assert (states[FINISHED], states[FAILED]) == (JobState.SUCCEEDED, JobState.FAILED)
     assert (states[RUNNING], states[WAITING]) == (JobState.RUNNING, JobState.QUEUED)
@@ -81,7 +81,7 @@ def test_an_installation_of_version_0_1_is_upgraded_with_its_running_job(backend
     assert Job.objects.get(pk=WAITING).state == JobState.STARTING
 
     assert Account.objects.get(organization__isnull=False, kind=Account.Kinds.WALLET).held_minor < held
-    assert set(check_books().values()) == {0}
+    assert set(check_ledger().values()) == {0}
     _pages_can_be_read()
 
 
