@@ -173,7 +173,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
     plan = selectors.plan_of(sweep)
     all_trials = selectors.trial_rows(sweep)
     sort, outcome = request.GET.get("sort", ""), request.GET.get("outcome", "")
-    trials = _sort_trials(all_trials, sort, is_highest_best=plan.goal == Goal.MAXIMIZE)
+    trials = _sort_trials(all_trials, sort, is_highest_best=plan.goal == "maximize")
     outcomes = {OPEN: _("Open"), **dict(Trial.Outcomes.choices)}
     if outcome in outcomes:
         trials = [trial for trial in trials if (trial.outcome or OPEN) == outcome]
