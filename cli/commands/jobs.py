@@ -79,8 +79,10 @@ def status(session: Session, job_id: int) -> None:
 @pass_session
 def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | None, *, timestamps: bool) -> None:
     """Print the output of one process of a job."""
+    if follow and session.screen.is_json:
+        raise click.UsageError("--follow prints lines as they are written; leave out --json.")
     client = session.connect()
-    if follow and not session.screen.is_json:
+    if follow:
         client.log(job_id, rank=rank, attempt=attempt)  # an unknown job or rank is an error, not an empty output
         for line in lines(client, job_id, rank=rank, attempt=attempt, timestamps=timestamps, pause=session.pause):
             click.echo(_format_line(line))

@@ -47,8 +47,8 @@ def usable_memberships() -> QuerySet[Membership]:
 
 
 def owners_count(*, organization: Organization) -> int:
-    """Return the number of owners of an organization."""
-    return organization.memberships.filter(role=Role.OWNER, service_account=None).count()
+    """Return the number of owners of an organization who can log in: an administrator may deactivate users."""
+    return organization.memberships.filter(role=Role.OWNER, service_account=None, user__is_active=True).count()
 
 
 def open_invitations(*, organization: Organization) -> QuerySet[Invitation]:
