@@ -78,6 +78,7 @@ class PricingInputs(TypedDict):
     max_seconds: int | None
     ceiling_minor: int | None
     included_seconds: int
+    """How long a run at a fixed price may take without a surcharge; see `estimates.included_seconds`."""
 
 
 def pricing_inputs(purchase: Purchase, estimate: Estimate) -> PricingInputs:
@@ -280,7 +281,7 @@ def job_columns(purchase: Purchase, script: snapshots.Script | None) -> dict[str
         "workspace": purchase.workspace,
         "code_path": purchase.code_path,
         "arguments": list(purchase.arguments),
-        "expands_arguments": True,
+        "expands_arguments": True,  # False only in older jobs
         "environment": purchase.environment,
         "secrets": list(purchase.secrets),
         "local_rank_argument": purchase.local_rank_argument,
@@ -416,6 +417,7 @@ def storage_refusal(organization: Organization) -> str:
     """
     if storage.quota_left(organization) >> 20:
         return ""
+    # `quota_left` is also 0 while `stops_writes` is set, which happens if the wallet can't pay for storage.
     if Quota.objects.filter(organization=organization, stops_writes=True).exists():
         return _("Your wallet can't pay for storage, so a run can't save its results. Top up the wallet.")
     return _("Your storage quota is used up, so a run can't save its results. Delete files that you no longer need.")
@@ -424,8 +426,8 @@ def storage_refusal(organization: Organization) -> str:
 def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], models: Sequence[ModelVersion]) -> None:
     """Check that workspace, datasets and models still exist. Raises ChoiceUnavailable.
 
-    The caller has locked the quota. Deletions lock it and the versions too, so none can come between this check and
-    the new job.
+    The caller has locked the organization's quota, and so does each deletion in the organization. None can come between
+    this check and the new job. Versions of datasets are locked too, because another organization may own them.
     """
     keys = [version.pk for version in versions]
     existing = storage.lock_versions(keys) if keys else 0
@@ -441,7 +443,8 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    # One query finds both. An order that is written between two queries would be found by its key or its quote only.
+    # One query finds both. Between two queries a concurrent request may write the order: the first finds nothing, the
+    # second finds the order by its key and would take it for that of another quote.
     matching_orders = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
     orders = {order.quote_id: order for order in matching_orders.select_related("job")}
     if order := orders.get(quote.pk):

@@ -119,6 +119,7 @@ class Application:
         with ExitStack() as resources:
             if (pattern := UPLOAD_PATHS.get(scope["method"])) and pattern.fullmatch(scope["path"]):
                 resources.enter_context(self._upload_limit.slot(addresses.rate_limit_key(_client_of(scope))))
+                # The view counts the upload under its organization, which is known after authentication only.
                 exchange.body = IncomingBody(receive, lambda: self._count_upload(scope, resources))
                 resources.callback(exchange.body.close)
                 body, threads = b"", self._uploads
@@ -129,6 +130,7 @@ class Application:
                 body = spool.read()
                 threads = self._monitoring if scope["path"] in MONITORING_PATHS else self._pages
             messages = await threads.run(self._respond, scope, body)
+        # The view of a tool, such as TensorBoard, admitted the request and named the program that responds.
         if exchange.upstream is not None and messages[0]["status"] == HTTPStatus.OK:
             await proxy.forward(exchange.upstream, scope, body, receive, send)
         elif exchange.stream is not None:  # `messages` then holds only the start of the response

@@ -62,7 +62,8 @@ def model_list(request: MemberRequest) -> HttpResponse:
 def model_detail(request: MemberRequest, name: str) -> HttpResponse:
     """Show a model's versions, and the lineage of the latest or of `?version=`."""
     model = selectors.model_named(request.membership.organization, name)
-    version = selectors.model_version(model, parse_row_id(request.GET.get("version", "")))
+    number = parse_row_id(request.GET.get("version", ""))  # None: the latest version
+    version = selectors.model_version(model, number)
     return render(
         request,
         "storage/model_detail.html",

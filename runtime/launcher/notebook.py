@@ -83,6 +83,7 @@ def write_preferences(home: str) -> None:
     The latter two need the internet, which a sandbox does not have.
     """
     settings = {
+        # In JupyterLab's schema the former is one of three texts, the latter a boolean.
         "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
         "docmanager-extension/plugin": {"autosaveInterval": AUTOSAVE_SECONDS},
     }

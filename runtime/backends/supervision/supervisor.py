@@ -159,7 +159,7 @@ class Supervisor(Node):
             stop = json.loads(self._stop_path.read_bytes())
         except (OSError, ValueError):
             return
-        if stop is None:  # the file exists without a request
+        if stop is None:  # no request; Slurm's backend creates the file with the run
             return
         # The request has Unix times, the limits monotonic ones.
         self._limits.kill_by(time.monotonic() + stop["at"] + stop["grace_seconds"] - time.time())

@@ -111,7 +111,7 @@ def test_the_training_form_checks_its_image(customer, owner_page):
 
 def test_the_catalogue_shows_what_an_image_contains(customer, owner_page, monkeypatch):
     known = Contents("3.11.7", "12.8", {"pytorch": "2.13.0"}, {"torch": "2.13.0"})
-    monkeypatch.setattr(images, "contents", lambda _root, name: known if name == "pytorch" else None)
+    monkeypatch.setattr(images, "read_contents", lambda _root, name: known if name == "pytorch" else None)
     page = " ".join(owner_page.get(reverse("image_list")).content.decode().split())
     assert "PyTorch 2.13.0</span>" in page
     assert "Python 3.11.7 · CUDA 12.8 · 1 package</summary>" in page
