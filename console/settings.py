@@ -48,7 +48,7 @@ VAR_DIR: Path = Path(env.str("TRAINYARD_VAR", str(BASE_DIR / "var"))).resolve()
 EMBEDDED = Embedded(VAR_DIR)
 TRAINYARD_URL: str = env.str("TRAINYARD_URL", "http://127.0.0.1:8000").rstrip("/")
 NOTEBOOK_URL: str = notebook_url.parse(env.str("NOTEBOOK_URL", None), console_url=TRAINYARD_URL)
-"""The URL below whose host name each notebook has its own; empty: there are no notebooks."""
+"""Each notebook is served at a subdomain of this URL's host; empty: there are no notebooks."""
 WEB_BIND: str = env.str("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or 8000}")
 TRAINYARD_STORAGE_ROOT: Path = Path(env.str("TRAINYARD_STORAGE_ROOT", str(VAR_DIR / "storage")))
 TRAINYARD_RUNS_ROOT: Path = Path(env.str("TRAINYARD_RUNS_ROOT", str(VAR_DIR / "runs")))
@@ -265,6 +265,7 @@ STAFF_SECOND_FACTOR: bool = env.bool("STAFF_SECOND_FACTOR", False)
 SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
 SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP_EMAIL_DOMAINS", default=[])]
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
+"""The dotted path of a class or function that returns the form field of a captcha; empty: no captcha."""
 API_REQUESTS_PER_MINUTE: int = env.int("API_REQUESTS_PER_MINUTE", 6000)
 # Single sign-on. A provider may report the e-mail address of an existing account. This alone does not open the account:
 # its owner must first connect the two (SOCIALACCOUNT_EMAIL_AUTHENTICATION).
@@ -345,10 +346,12 @@ QUOTE_TTL_SECONDS: int = env.int("QUOTE_TTL_SECONDS", 1800)
 TOP_UP_MINIMUM_MINOR: int = env.int("TOP_UP_MINIMUM_MINOR", 500)
 TOP_UP_MAXIMUM_MINOR: int = env.int("TOP_UP_MAXIMUM_MINOR", 1_000_000)
 CLOSURE_NOTICE_DAYS: int = env.int("CLOSURE_NOTICE_DAYS", 14)
+"""How many days after the owner asked for it an organization is closed."""
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
 TRAINYARD_CLUSTERS = clusters.parse(env.str("TRAINYARD_CLUSTERS", ""), backend=env.str("RUNTIME_BACKEND", "local"))
 REGISTRY_CHECKS: bool = env.bool("REGISTRY_CHECKS", True)
+"""Whether customers' registries are asked if they have an image, when it is saved or quoted."""
 WEBHOOK_PRIVATE_ADDRESSES: bool = env.bool("WEBHOOK_PRIVATE_ADDRESSES", False)
 REGISTRY_PRIVATE_ADDRESSES: bool = env.bool("REGISTRY_PRIVATE_ADDRESSES", False)
 LOCAL_CPUS: float | None = env.float("LOCAL_CPUS", None)
@@ -364,6 +367,7 @@ TOOLS_TOTAL: int = env.int("TOOLS_TOTAL", 16)
 TOOLS_IDLE_SECONDS: int = env.int("TOOLS_IDLE_SECONDS", 1800)
 TOOLS_MEMORY_MIB: int = env.int("TOOLS_MEMORY_MIB", 2048)
 MAX_KEEP_DAYS: int = env.int("MAX_KEEP_DAYS", 365)
+"""How many days ahead a customer may move the deletion of a job's files."""
 DATASET_IMPORT_HOSTS: list[str] = env.list("DATASET_IMPORT_HOSTS", default=[])
 S3_IMPORT_ENDPOINTS: list[str] = env.list("S3_IMPORT_ENDPOINTS", default=[])
 S3_IMPORT_PRIVATE_ADDRESSES: bool = env.bool("S3_IMPORT_PRIVATE_ADDRESSES", False)
@@ -378,6 +382,7 @@ TRAINYARD_GIT_HOSTS: list[str] = env.list(
 )
 MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
+"""The largest single file of a workspace; archives of datasets are limited by MAX_UPLOAD_BYTES."""
 # The largest body of every request but uploads, which `console.serving.application` reads before Django. The editor's
 # files are the largest: 1 MiB of text, as JSON with escapes.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2

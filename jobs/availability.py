@@ -33,9 +33,14 @@ no time is given."""
 class StartForecast:
     """When a run could start. `ahead` is the number of jobs in the queue before it.
 
-    `code` is `now`; `waits`: in about `seconds` (None if unknown); `quota`: when another run ends, because the
-    organization runs as many nodes as it may; `grows`: when the cluster has added nodes, which it does on demand;
-    `drained`: when the administrator lets runs start again; `unknown`: the cluster does not answer.
+    `code` says when:
+
+    - `now`
+    - `waits`: in about `seconds`, or None if that is unknown
+    - `quota`: when another run ends, because the organization runs as many nodes as it may
+    - `grows`: at once or when the cluster has added nodes, which it does on demand
+    - `drained`: when the administrator lets runs start again
+    - `unknown`: the cluster does not answer
     """
 
     code: Literal["now", "waits", "quota", "grows", "drained", "unknown"]
@@ -77,7 +82,7 @@ class Forecast:
         ahead = len(state.queued)
         if self._quota_left < nodes:
             return StartForecast("quota", None, ahead)
-        if state.capacity.elastic:
+        if state.capacity.elastic:  # how many nodes are free now is not known
             return StartForecast("grows")
         resources = resources_of(spec)
         if state.capacity.nodes_now(resources, spec.name) >= nodes and not state.is_reserved:
@@ -185,7 +190,7 @@ def _load(job: Job, now: datetime) -> Load:
     It never lasts longer than until the job's deadline.
     """
     seconds = float(job.deadline_seconds)
-    if not job.is_notebook:  # the estimate of a notebook's quote may be that before an extension
+    if not job.is_notebook:  # the estimate of a notebook is that of its first quote, which an extension does not change
         seconds = min(float(job.order.quote.basis["p50_seconds"]), seconds)
     if job.started_at is not None and job.state != JobState.QUEUED:
         elapsed = (now - job.started_at).total_seconds()

@@ -108,7 +108,10 @@ def copy_for(attempt: Attempt) -> None:
 
 
 def discard_copy(attempt: Attempt) -> None:
-    """Delete the copied checkpoints because the first attempt could not be started. Does nothing for later attempts."""
+    """Delete the copied checkpoints because the first attempt could not be started: the next one copies them again.
+
+    Does nothing for later attempts, whose folder may have checkpoints of the job itself.
+    """
     if attempt.number == 1 and Job.objects.filter(pk=attempt.job_id).exclude(checkpoints_copied_at=None).exists():
         key = results.checkpoint_key(attempt.job_id)
         cluster(attempt.backend).delete_shared(key)

@@ -1,4 +1,4 @@
-"""Announce the deletion of job files: one mail per organization, NOTICE before the files are deleted.
+"""Announce the deletion of job files: one mail per organization, seven days (`NOTICE`) before.
 
 Each job is announced once. If the time of the deletion is changed, `Job.deletion_notice` is cleared, so that the job is
 announced again.
@@ -34,6 +34,7 @@ def announce() -> int:
     for organization_pk in _expiring().order_by().values_list("organization", flat=True).distinct():
         _write_notice(organization_pk)
     due = DeletionNotice.objects.filter(mailed_at=None).select_related("organization")
+    # `deliver` marks the row as mailed and returns whether it sent the mail.
     return sum(
         deliver(DeletionNotice.objects.filter(pk=notice.pk), partial(_mail, notice), _recipients(notice))
         for notice in due
@@ -59,7 +60,7 @@ def _write_notice(organization_pk: int) -> None:
     with transaction.atomic():
         # With the lock, the second of two concurrent calls finds that the first has announced the job.
         unannounced = Job.objects.select_for_update().filter(pk__in=expiring, deletion_notice=None).order_by("pk")
-        jobs = [job.pk for job in unannounced if is_soon(job)]
+        jobs = [job.pk for job in unannounced if is_soon(job)]  # the customer may have moved the deletion meanwhile
         if jobs:
             notice = DeletionNotice.objects.create(organization_id=organization_pk)
             Job.objects.filter(pk__in=jobs).update(deletion_notice=notice)

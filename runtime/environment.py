@@ -41,7 +41,8 @@ _RESERVED_PREFIXES = (
     # Variables that mpirun sets for its processes.
     "OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_",
 )  # fmt: skip
-# The variables of these plans' ranks are listed below. Only their names matter, so the values are placeholders.
+# The platform's variables are those that the ranks of the following two plans get. Only their names matter, so the
+# values are placeholders.
 _MINIMAL_PLAN = Plan(
     run_id="run",
     node=0,
@@ -72,7 +73,8 @@ _PLAN_WITH_ALL_OPTIONS = _MINIMAL_PLAN._replace(
     interface="lo", min_nodes=1, collective_timeout_seconds=1, stall_check_seconds=1, traceparent="-"
 )
 CONTRACT = frozenset(common_environment(_MINIMAL_PLAN, 0)) - OVERRIDABLE
-"""Names of the variables of the environment contract that every rank has. Arguments may refer to them."""
+"""Names of the variables of the environment contract that every rank has. A script's arguments may refer to them, as in
+`--lr $LR`."""
 
 
 def _names_set_by_platform() -> frozenset[str]:

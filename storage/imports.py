@@ -61,7 +61,8 @@ MAX_OPEN = 3
 MAX_URL_LENGTH = 2000
 """The length of the database column of the address, in characters."""
 VALIDATOR_LENGTH = 200
-"""The length of the database column of a validator. A longer one is cut, so that no server confirms it."""
+"""The length of the database column of a validator. A longer one is cut. No server then confirms it,
+so an interrupted import starts from the beginning."""
 MAX_REDIRECTS = 5
 """How many redirects are followed. File hosts need one or two."""
 LOCK_FILE, GIT_LOCK_FILE = "slot", "git-slot"

@@ -80,7 +80,7 @@ def _open_work() -> list[Figure]:
     open_attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE)
     running = open_attempts.aggregate(count=Count("pk"), nodes=Sum("granted_nodes"))
     return [
-        Figure(_("Runs on the clusters"), str(running["count"]), f"{jobs_url}?state__exact={JobState.RUNNING}"),
+        Figure(_("Runs on the clusters"), str(running["count"]), f"{jobs_url}?state__in={','.join(sorted(ACTIVE))}"),
         Figure(_("Nodes in use"), str(running["nodes"] or 0)),
         Figure(_("Waiting jobs"), str(queued["count"]), f"{jobs_url}?state__exact={JobState.QUEUED}"),
         Figure(_("Longest wait"), timesince(queued["since"]) if queued["since"] else "–"),
@@ -103,7 +103,7 @@ def _problems() -> list[Figure]:
         Figure(
             _("Stuck jobs"),
             str(stuck_count),
-            f"{jobs_url}?state__exact={JobState.STARTING}",
+            f"{jobs_url}?state__in={JobState.STARTING},{JobState.STOPPING}",
             is_bad=stuck_count > 0,
         ),
         Figure(

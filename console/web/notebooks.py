@@ -198,7 +198,10 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
 @never_cache
 @require_GET
 def admit(request: HttpRequest) -> HttpResponse:
-    """Decide whether the server forwards a request to a notebook. Only the server itself can ask this view."""
+    """Decide whether the server forwards a request to a notebook. Only the server itself can ask this view.
+
+    The server passes the request in an `Exchange`, and reads from it where the notebook answers.
+    """
     exchange = exchange_of(request)
     notebook_request = exchange.notebook if exchange else None
     if exchange is None or notebook_request is None:

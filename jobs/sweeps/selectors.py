@@ -133,7 +133,7 @@ def summary(sweep: Sweep) -> dict[str, Any]:
     """Return the sweep as the API shows it."""
     plan = plan_of(sweep)
     best = best_trial(sweep, plan)
-    was_refused = sweep.reason == Sweep.Reasons.UNAVAILABLE  # the text then says why no trial could be ordered
+    was_refused = sweep.reason == Sweep.Reasons.UNAVAILABLE  # `sweep.waiting` then says why no trial could be ordered
     return {
         "id": sweep.pk,
         "name": sweep.name,

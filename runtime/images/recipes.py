@@ -69,6 +69,7 @@ class SmokeTest(NamedTuple):
 
     framework: Framework
     controller: Controller = Controller.GLOO
+    """How the processes of Horovod find each other; only Horovod has a choice."""
 
 
 class Recipe(NamedTuple):
@@ -98,8 +99,8 @@ class Recipe(NamedTuple):
 def can_use_gpus(name: str, flavour: Flavour | None) -> bool:
     """Whether a built-in image uses the GPUs of its node. `flavour`: None where it is not known.
 
-    An image of unknown flavour counts as built from the recipe's own requirements. If the CPU flavour replaces any of
-    them, these requirements are for CUDA. An image without a recipe counts as using GPUs.
+    An image of unknown flavour was built from the recipe's own requirements. They are for CUDA if the recipe has `cpu:`
+    lines, which replace them. An image without a recipe counts as using GPUs.
     """
     try:
         recipe = read_recipe(name)

@@ -344,7 +344,7 @@ class TestCreditNote:
         note = Invoice.objects.get(kind="note")
         assert f"{note.number} was issued." in text(answer)
         assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
-        repeated = self.correct(admin, invoice, "0.4", after=0)
+        repeated = self.correct(admin, invoice, "0.4", notes_seen=0)
         assert "Another credit note was issued in the meantime" in text(repeated)
         assert Invoice.objects.filter(kind="note").count() == 1
         account.refresh_from_db()

@@ -127,7 +127,7 @@ STEPS = [
     (Reservation, "release"),
     (DatasetVersion.objects, "create"),
     (Dataset, "save"),
-    (catalog, "record"),
+    (catalog, "record_audit_event"),
 ]
 
 

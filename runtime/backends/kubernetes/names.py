@@ -41,7 +41,8 @@ SUBMITTED_ANNOTATION = "trainyard.dev/submitted-at"
 STARTED_ANNOTATION = "trainyard.dev/started-at"
 """When the last of the run's Pods started."""
 TERMINATION_ANNOTATION = "trainyard.dev/taken-down"
-"""JSON: why and when `stop` or `pending.find_termination` ended the run (`state.Termination`). Written once."""
+"""JSON: why and when the backend ended the run: it was stopped, or waited too long (`state.Termination`). Written
+once."""
 GRACE_END_ANNOTATION = "trainyard.dev/hurried-until"
 """When the Pods must have ended, after a later `stop` shortened the grace period."""
 POD_ANNOTATION_PREFIX = "trainyard.dev/pod-"
@@ -56,8 +57,8 @@ INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 
 CONTAINER_NAME = "node"
 """The only container of each Pod."""
-# Mount paths in a Pod: the run's folder, the folder with the Pod plan, and the folder with the launcher. `order` is the
-# name that the plan had in earlier versions.
+# Mount paths in a Pod: the run's folder, the folder with the plan of the Pod's first process, and the folder with the
+# launcher. `order` is the name that the plan had in earlier versions.
 RUN_ROOT_PATH = "/trainyard/run-root"
 POD_PLAN_PATH = "/trainyard/order"
 LAUNCHER_PATH = "/trainyard/launcher"

@@ -120,8 +120,8 @@ def explain_waiting(
 def classify_pull_error(message: str) -> WaitingCode:
     """Return IMAGE_NAME, IMAGE_CREDENTIALS or IMAGE_NETWORK, by the message of a failed pull.
 
-    Network errors are looked for first, because an unreachable registry is reported in many ways. Name errors are
-    looked for before credentials errors, because registries report a hidden repository as both missing and denied.
+    Name errors have priority. Messages about them may also name a network error of another try, and registries report
+    a hidden repository as both missing and denied.
     """
     text, is_ambiguous = _AMBIGUOUS_PREFIX.subn("", message)
     if _NETWORK_ERROR.search(text) and not _NAME_ERROR.search(text):
@@ -202,6 +202,7 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
         if state.get("reason") in _CONTAINER_REASONS:
             message = f"{state['reason']}: {state.get('message', '')}"
             sentence = f"The container cannot be created: {message}"
+            # The customer can do the same about it as about a Pod that fits nowhere, so it has no code of its own.
             return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message}, sentence)
     return None
 
@@ -231,7 +232,8 @@ def _explain_unscheduled(
     requests = pod["spec"]["containers"][0]["resources"]["requests"]
     missing_resources = set(_INSUFFICIENT.findall(message))
     selector = pod["spec"].get("nodeSelector") or {}
-    # If the message names no insufficient resource, no machine matches the selector, which names the GPU type.
+    # A run with GPUs for which no resource is said to be short probably waits for machines with its type of GPU: its
+    # selector names the type.
     lacks_gpu_type = config.gpu_resource in requests and not missing_resources and config.gpu_label in selector
     free: float | None
     if config.gpu_resource in missing_resources or lacks_gpu_type:
@@ -248,6 +250,7 @@ def _explain_unscheduled(
         data = {"wanted": mebibytes(requests["memory"]), "nodes": nodes, "free": free}
         return Waiting(WaitingCode.MEMORY, data, f"Not enough memory is free: {message}")
     taint = _TAINT.search(message)
+    # If the selector is also said to match no machine, the taints are those of machines that the run cannot use anyway.
     if taint and "didn't match" not in message:
         data = {"taint": taint.group(1).strip(), "detail": message[:_MAX_DETAIL_LENGTH]}
         return Waiting(WaitingCode.TAINT, data, f"The machines are reserved or not ready: {message}")
@@ -302,7 +305,7 @@ def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
     return sum(
         machine.free.gpus
         for machine in capacity.machines
-        if gpu_type in {"", machine.free.gpu_type or machine.total.gpu_type}
+        if gpu_type in {"", machine.free.gpu_type or machine.total.gpu_type}  # without free GPUs there is no free type
     )
 
 

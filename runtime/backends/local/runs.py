@@ -1,6 +1,6 @@
 """The folder of one local run.
 
-    <root>/<name>/submission.json        the spec, the time of submission, each node's GPUs
+    <root>/<name>/submission.json        the spec, time and nonce of the submission, each node's GPUs
                   stop.json              a request to end
                   deadline.json          a later deadline than that of the spec
                   nodes/<node>.json      the record of the node's supervisor
@@ -145,7 +145,7 @@ class Run:
             if record["alive"] and peer_liveness.is_silent(path, record):
                 peer_liveness.kill_silent(path, record)
                 record["alive"] = not pids.wait_for_end(record["pid"], record["start_time"], _END_SECONDS)
-                record["silent"] = True
+                record["silent"] = True  # `load_record` reads it too, from the file that `kill_silent` wrote
             if not record["alive"] and record["phase"] != "ended":
                 # The supervisor may have written its last record and ended after this record was read.
                 record = {**(peer_liveness.load_record(path) or record), "alive": False}
