@@ -55,7 +55,10 @@ def price(
     ceiling_minor: int | None,
     included_seconds: int | None = None,
 ) -> pricing.Offer:
-    """Price a purchase as `make_quote` does, without storing a quote. Raises NotPriced, QuoteRefused."""
+    """Price a purchase as `make_quote` does, without storing a quote. Raises NotPriced, QuoteRefused.
+
+    The arguments after `estimate` are the product's and the customer's limits: see `pricing.quote`.
+    """
     try:
         return pricing.quote(
             prices.rows,
@@ -149,7 +152,8 @@ def make_sweep_quote(
 def make_extension_quote(*, hold: Hold, user: User, payload: dict[str, Any], deadline_seconds: int) -> Quote:
     """Store a quote of the purchase of `hold` with a later deadline, at the prices of the original quote.
 
-    The purchase is metered. The new quote prices all of it; `charges.extend` then holds the difference.
+    Only purchases that are metered can be extended. The new quote is for the whole purchase, not only for the added
+    time; `charges.extend` then holds the difference. A notebook has no estimate but its time limit.
     """
     original = hold.quote
     offer = pricing.quote_extension(pricing.Terms.from_json(original.terms), deadline_seconds=deadline_seconds)
@@ -194,7 +198,10 @@ def _store(
 def make_free_quote(
     *, organization: Organization, user: User, nodes: int, deadline_seconds: int, payload: dict[str, Any]
 ) -> Quote:
-    """Store a quote of price 0: nothing is held or charged, however long the run takes. Raises NoWallet, NotPriced."""
+    """Store a quote of price 0, as for the check of an image: nothing is held or charged, however long the run takes.
+
+    A free run has a quote because each order has one. Raises NoWallet, NotPriced.
+    """
     account = wallet(organization)
     if account is None:
         raise NoWallet

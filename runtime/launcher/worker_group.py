@@ -33,14 +33,15 @@ connects too early is refused, and retries only after about half a second."""
 _READ_BYTES = 1 << 16
 """The default size of a pipe, so one read returns everything that an ended rank has reported."""
 _FAILURE_FIELDS = 5
-"""Fields of the report `raised` that precede the exception's chain: see `rank`."""
+"""A rank reports an exception with these fields first, then with its chain of causes: see `rank.py`, which sends it."""
 
 
 class ScriptFailure(NamedTuple):
     """The reason why a rank's script ended, as the rank reported it.
 
     `exception` is the name of its type ("": unknown), followed by its text and its place. `exit_code` is what the
-    process will end with, unless a signal or a handler of the script changes it. `echo`: see `echoes`.
+    process will end with, unless a signal or a handler of the script changes it. `echo`: the exception only
+    follows from the end of another rank (`echoes`).
     """
 
     exception: str = ""
@@ -222,6 +223,7 @@ class WorkerGroup:
             environment["PYTHONPATH"] = "{}:{}".format(environment["PYTHONPATH"], self._environment["PYTHONPATH"])
         if not local_rank:
             self.first_environment = environment
+        # The path of the first; the second is placed beside it.
         rank_script = extract_file("rank.py", "step_timer.py")
         arguments = [self._python, "-u", rank_script, "{},{}".format(rank_report_fd, counts_fd), plan.script]
         arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._variables})
@@ -295,7 +297,8 @@ class WorkerGroup:
         rank = self._ranks_by_pid.get(process_exit.pid)
         if rank is None or rank.exit is not None:
             return None
-        # If `handle_timers` has killed the rank, its script's failure counts, which means exit code 1.
+        # `handle_timers` kills a rank that does not end after its script has failed. The failure counts then, not the
+        # signal; 1 is Python's exit code for an exception.
         rank.exit = (
             Exit(process_exit.pid, 1, "") if rank.was_killed_late and process_exit.signal == "SIGKILL" else process_exit
         )

@@ -142,7 +142,7 @@ def test_the_dockerfiles_script_installs_a_recipe(tmp_path):
     (recipe / "tiny.txt").write_text("# check: import json\n")
     (tmp_path / "runtime").symlink_to(ROOT / "runtime")
     script = (DEPLOY / "docker" / "install_image.py").read_text()
-    script = script.replace("progress=Lines()", f"progress=Lines(), recipes=Path({str(recipe)!r})")
+    script = script.replace("progress=PrintedProgress()", f"progress=PrintedProgress(), recipes=Path({str(recipe)!r})")
     (tmp_path / "install_image.py").write_text(script)
     install = lambda name: subprocess.run(
         [sys.executable, "install_image.py", name, str(tmp_path / "image"), "cpu"],

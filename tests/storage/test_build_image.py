@@ -6,7 +6,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from runtime.images import builder, venvs
-from runtime.images.recipes import names, read_recipe
+from runtime.images.recipes import read_recipe, recipe_names
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_without_a_name_it_lists_every_image_with_its_state(root):
         "pytorch": "ready (cpu)",
         "tensorflow": "not built",
     }
-    assert [name for name, _state in lines] == names()
+    assert [name for name, _state in lines] == recipe_names()
 
 
 def test_steps_and_output_are_printed(root, monkeypatch, tmp_path):

@@ -36,7 +36,8 @@ NODE_BUSY_SHARE = 0.5
 _MAX_BACKGROUND_SHARE = 0.075
 """A process that uses a larger share of a core than this does work, not background activity."""
 _MAX_BUSY_SHARE = 2 * _MAX_BACKGROUND_SHARE
-"""The largest `ProgressTracker.busy_share`, for a process with as much background activity as possible."""
+"""The highest share at which any process counts as busy. `ProgressTracker.busy_share` is higher than BUSY_SHARE for a
+process with background activity."""
 _STARVED_SHARE = 0.5
 """A process that is ready to run for at least this share of the time counts as working, even if it gets no core."""
 _PARKED_SHARE = 0.02
@@ -47,7 +48,7 @@ _DISK_RATE = 64 << 10
 _NETWORK_RATE = 1 << 20
 """Network traffic of at least so many bytes per second is a sign of progress; frameworks' heartbeats cause less."""
 _GPU_PERCENT = 1
-"""At this load a GPU computes. It may only wait in a kernel, so this load is not a milestone."""
+"""At this load a GPU computes. That is no proof of progress, since a kernel that only waits for a peer shows it too."""
 _GPU_MEMORY_PERCENT = 3
 """At this load of its memory, a GPU makes progress; a kernel that waits hardly uses memory."""
 _BLOCKED_FACTOR = 4
@@ -61,7 +62,8 @@ _MIN_INSPECTIONS = 4
 """How many inspections in a row must find a spinning run's ranks at the same place. A loop that works may be found at
 the same place a few times by coincidence."""
 _MIN_IDLE_INSPECTIONS = 2
-"""How many inspections in a row must find all ranks of an idle run waiting. One may find them so for a moment."""
+"""How many inspections in a row must find all ranks of an idle run waiting. A single one may come at a moment when all
+wait by coincidence."""
 _MAX_DOUBLINGS = 6
 """How often the pause between inspections may double after inspections that found a rank at work: up to 64 times the
 first pause."""
@@ -168,7 +170,8 @@ class ProgressTracker:
         is_late = activity.seconds > _LATE_FACTOR * interval
         if activity.has_milestone or moves_data or waits_for_disk or is_late:
             self._progressed_at = now
-        # Many idle processes together count as work, because their CPU time is billed.
+        # Many processes that each use little count as work together: else code could compute in many of them for free,
+        # because it would seem to hang.
         is_busy = activity.is_using_cpu or sum(shares.values()) >= NODE_BUSY_SHARE
         is_busy |= any(share >= self.busy_share(pid) for pid, share in shares.items())
         if is_busy or activity.max_runnable_share >= _STARVED_SHARE or activity.gpu_percent >= _GPU_PERCENT:
@@ -208,7 +211,7 @@ class _Standstill(NamedTuple):
 
 
 class HangDetector:
-    """Decides on the hub, from the progress of all `nodes`, whether the run hangs; never, if `hang_seconds` is 0."""
+    """Decides on node 0, from the progress of all `nodes`, whether the run hangs; never, if `hang_seconds` is 0."""
 
     def __init__(self, hang_seconds: float, nodes: Iterable[int]) -> None:
         self._hang_seconds = float(hang_seconds)
@@ -246,7 +249,7 @@ class HangDetector:
             self._waiting_inspections = 0
         if idle_seconds < last_idle_seconds or not idle_seconds:
             self._cpu_seconds_at_last_sign = {reporter: last.cpu_seconds for reporter, last in self._progress.items()}
-        if self.stalled_seconds < _MIN_IDLE_SECONDS:  # a milestone: earlier inspections no longer count
+        if self.stalled_seconds < _MIN_IDLE_SECONDS:  # there was progress: earlier inspections no longer count
             self._busy_inspections = 0
             self._next_inspection_at = None
             self._standstills = {}
@@ -292,7 +295,8 @@ class HangDetector:
         """
         if not self._hang_seconds:
             return False
-        # Inspections begin after half of the time, which leaves the other half for several of them.
+        # An idle run hangs after `allowed_idle_seconds` at the earliest, so the other half is enough for several
+        # inspections. A spinning run is inspected for `hang_seconds` from here on.
         is_idle = self.idle_seconds >= self._min_hang_seconds / 2
         if not is_idle and self.stalled_seconds < self._hang_seconds / 2:
             return False

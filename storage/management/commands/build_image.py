@@ -95,4 +95,4 @@ class _Progress:
         if self._status is None:
             self._stdout.write(f"    {line}")
         elif line.strip():
-            self._status.update(line.strip()[:100], spinner="dots")
+            self._status.update(line.strip()[:100])

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 
 @pytest.fixture(autouse=True)
 def _one_image(monkeypatch):
-    monkeypatch.setattr(check.recipes, "names", lambda: ["bare"])
+    monkeypatch.setattr(check.recipes, "recipe_names", lambda: ["bare"])
 
 
 def look(backend, root, images_root, *, smoke=True):

@@ -39,12 +39,14 @@ _LOCK_RETRY_SECONDS = 0.05
 _RESTART_SECONDS = 60.0
 """Pause before a fork server that has ended is started again. Without it, a fork server whose imports fail would be
 started at every request."""
+_MAX_MESSAGE_BYTES = 1 << 18
+"""A larger message than the kernel's send buffer (about 200 KiB) cannot arrive, so none is cut."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
 """The program of a fork server. The image's Python runs it by its path, since an image does not have this package."""
 
 
 class DaemonSettings(TypedDict):
-    """The daemon's input. `root` is the folder of runs, and `version` that of the code (`client`).
+    """The daemon's input. `root` is the folder of runs. `version` is that of our code: clients replace an old daemon.
 
     The daemon ends after `idle_seconds` without requests. `fork_server` is the first one to start; None: none.
     """
@@ -65,7 +67,7 @@ class DaemonState(TypedDict):
 
 def main() -> None:
     """Detach, read the settings from stdin, and serve."""
-    if os.fork():
+    if os.fork():  # the client started this process in a session of its own, and waits for it only
         os._exit(0)
     settings: DaemonSettings = json.loads(sys.stdin.buffer.read())
     folder = Path(settings["root"]) / protocol.FOLDER
@@ -100,9 +102,10 @@ class Daemon:
         """Names of the fork servers that run, by pid."""
         self._ended_at: dict[str, float] = {}
         """When a fork server last ended (monotonic), by name."""
-        # The daemon starts the fork servers. Its forks receive the requests for them, and pass these on by this pipe.
-        self._fork_server_reader, self._fork_server_writer = os.pipe()
-        os.set_blocking(self._fork_server_reader, False)
+        # The daemon starts the fork servers. Its forks receive the requests for them, and pass these on here. Unlike a
+        # pipe, such a socket never mixes or splits the messages of several forks.
+        self._fork_server_reader, self._fork_server_writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._fork_server_reader.setblocking(False)
         self._is_stopping = False
 
     def run(self) -> None:
@@ -133,7 +136,7 @@ class Daemon:
         for pid in self._fork_servers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        for name in self._fork_servers.values():
+        for name in self._fork_servers.values():  # a fork server's name is also that of its socket
             Path(name).unlink(missing_ok=True)
 
     def _serve(self, listener: socket.socket) -> None:
@@ -176,21 +179,21 @@ class Daemon:
             if os.fork():
                 os._exit(0)
             os.close(self._lock_fd)
-            os.close(self._fork_server_reader)
+            self._fork_server_reader.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()
             os.chdir("/")
             request = protocol.receive_request(connection)
             if request["fork_server"] is not None:
-                os.write(self._fork_server_writer, json.dumps(request["fork_server"]).encode() + b"\n")
-            os.close(self._fork_server_writer)
+                self._fork_server_writer.sendall(json.dumps(request["fork_server"]).encode())
+            self._fork_server_writer.close()
             connection.sendall(protocol.ACCEPTED)
             connection.settimeout(None)
             # The input ends when the submitter has recorded the submission, or has died.
             while connection.recv(1):
                 pass
             connection.close()
-            start = request["start"]
+            start = request["start"]  # None: the request only prepares a fork server
             if start is not None and starter.is_submitted(start):
                 starter.supervise(start)
         except BaseException as error:  # this process must never return into the daemon's loop
@@ -202,9 +205,9 @@ class Daemon:
 
     def _start_needed_fork_servers(self) -> None:
         """Start the fork servers that requests need, except those that run or ended less than _RESTART_SECONDS ago."""
-        with contextlib.suppress(BlockingIOError):
-            for line in os.read(self._fork_server_reader, 1 << 16).splitlines():  # as many bytes as a pipe holds
-                fork_server: ForkServer = json.loads(line)
+        with contextlib.suppress(BlockingIOError):  # all messages are read
+            while message := self._fork_server_reader.recv(_MAX_MESSAGE_BYTES):
+                fork_server: ForkServer = json.loads(message)
                 name = fork_server["name"]
                 ended_at = self._ended_at.get(name)
                 is_running = name in self._fork_servers.values()
