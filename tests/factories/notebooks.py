@@ -25,9 +25,9 @@ def notebook_form(customer: Customer, **changes: Any) -> dict[str, Any]:
     return chosen | changes
 
 
-def sell_notebook(customer: Customer) -> Attempt:
+def sell_notebook(customer: Customer, **changes: Any) -> Attempt:
     """Buy a notebook, and start its run. No JupyterLab listens in it."""
-    quote = notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
+    quote = notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer, **changes))
     job = notebooks.place_notebook(membership=customer.membership, quote=quote).job
     start(job)
     attempt = job.attempts.get()
