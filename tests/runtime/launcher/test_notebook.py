@@ -58,7 +58,6 @@ def test_an_open_tab_alone_keeps_no_notebook_open():
     assert run_in_image(PROBE) == [[True, False, False], [True, False, False]]
 
 
-@pytest.mark.local_backend
 @pytest.mark.slow
 @pytest.mark.torch
 def test_an_idle_notebook_ends_by_itself(harness):
