@@ -219,6 +219,11 @@ CELERY_BEAT_SCHEDULE = {
     "deliver-webhooks": {"task": "console.notifications.tasks.deliver", "schedule": 10.0, "options": {"expires": 10}},
     "tidy-notifications": {"task": "console.notifications.tasks.tidy", "schedule": 86400.0},
     "mail-run-ends": {"task": "jobs.tasks.mail_run_ends", "schedule": 30.0, "options": {"expires": 30}},
+    "announce-notebook-endings": {
+        "task": "jobs.notebook_endings.announce_endings",
+        "schedule": 30.0,
+        "options": {"expires": 30},
+    },
     "resume-imports": {"task": "storage.tasks.resume_imports", "schedule": 60.0, "options": {"expires": 60}},
     "sweep-storage": {"task": "storage.tasks.sweep", "schedule": 3600.0},
 }

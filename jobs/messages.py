@@ -224,6 +224,9 @@ REFUSALS = {
     "image": gettext_lazy("The image can't be used on this cluster now."),
     "packages": gettext_lazy("The packages of the requirements file are no longer installed. Order the run again."),
     "controller": gettext_lazy("The image has no MPI on this cluster."),
+    "account": gettext_lazy(
+        "The cluster does not accept jobs of your organization on this node spec. Ask the administrator for access."
+    ),
     "gpus": gettext_lazy("The image cannot use GPUs on this cluster. Choose nodes without GPUs, or another image."),
 }
 """Why a cluster refused to start a run, by the field of InvalidSpec."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
 from django.db import transaction
@@ -43,7 +44,7 @@ from jobs.errors import (
     QuotaExceeded,
     QuoteBought,
 )
-from jobs.models import NOTEBOOK_SCRIPT, Job, Order, Product
+from jobs.models import NOTEBOOK_SCRIPT, Attempt, Job, Order, Product
 from jobs.purchase import (
     EXTENSION_MARK,
     MAX_NOTEBOOK_SECONDS,
@@ -63,6 +64,16 @@ QUOTE_MARK = "notebook"
 MIN_LEFT = timedelta(minutes=1)
 """How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
 some seconds later, and must not be ending by then."""
+NOTICE = timedelta(minutes=10)
+"""How long before its time limit a notebook is announced to end: enough to read a mail and to save or buy more time."""
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """When a running notebook is ended by its cluster. `attempt` is the number of the job's attempt that runs."""
+
+    attempt: int
+    ends_at: datetime
 
 
 def is_offered() -> bool:
@@ -217,15 +228,38 @@ def is_extensible(job: Job) -> bool:
 
 def _require_extensible(job: Job) -> None:
     """Raise NotExtensible if the notebook does not run, is about to end, or its cluster cannot move a deadline."""
-    attempt = job.attempts.filter(finished_at=None).last()
-    if job.state != JobState.RUNNING or attempt is None or attempt.started_at is None:
+    attempt = _running_attempt(job)
+    if attempt is None:
         raise NotExtensible
     if not cluster(attempt.backend).extends_runs:
         raise NotExtensible(_("This cluster can't move the time limit of a notebook. Stop it, and resume it."))
     attempt.job = job  # saves a query
-    ends_at = attempt.started_at + timedelta(seconds=run_specs.deadline_seconds(attempt))
-    if ends_at - timezone.now() < MIN_LEFT:
+    if _end_time(attempt) - timezone.now() < MIN_LEFT:
         raise NotExtensible(_("This notebook ends in less than a minute. Resume it once it has ended."))
+
+
+def time_limit(job: Job) -> TimeLimit | None:
+    """Return when a notebook reaches its time limit; None if it does not run."""
+    attempt = _running_attempt(job)
+    return None if attempt is None else TimeLimit(attempt.number, _end_time(attempt))
+
+
+def notice_before_end(job: Job) -> timedelta:
+    """Return how long before its time limit a notebook is announced to end: NOTICE, or a quarter of a short one."""
+    return min(NOTICE, timedelta(seconds=job.deadline_seconds) / 4)
+
+
+def _running_attempt(job: Job) -> Attempt | None:
+    attempt = job.attempts.filter(finished_at=None).last() if job.state == JobState.RUNNING else None
+    if attempt is None or attempt.started_at is None:
+        return None
+    attempt.job = job
+    return attempt
+
+
+def _end_time(attempt: Attempt) -> datetime:
+    """Return when the attempt, which has started, reaches its time limit."""
+    return cast("datetime", attempt.started_at) + timedelta(seconds=run_specs.deadline_seconds(attempt))
 
 
 def current_quote(job: Job) -> Quote:

@@ -29,12 +29,10 @@ def send_due() -> int:
     """Send the mails that are due and return their number. Safe to repeat."""
     since = timezone.now() - MAX_MAIL_DELAY
     due = Notification.objects.filter(mailed_at=None, kind__in=KINDS, created_at__gt=since).select_related("user")
-    return sum(
-        deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), _recipients(each)) for each in due
-    )
+    return sum(deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), recipients(each)) for each in due)
 
 
-def _recipients(notification: Notification) -> list[User]:
+def recipients(notification: Notification) -> list[User]:
     """Return the member who ordered the run or sweep, if the member wants the mail; else nobody."""
     user = notification.user
     # The end of a trial is not mailed, because one mail about the end of its sweep is enough.

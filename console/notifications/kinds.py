@@ -27,6 +27,7 @@ KINDS = {
     "job.failed": Kind(_("A job failed"), Capability.VIEW, is_mailed=True),
     "job.cancelled": Kind(_("A job was cancelled"), Capability.VIEW, is_mailed=False),
     "sweep.ended": Kind(_("A sweep ended"), Capability.VIEW, is_mailed=True),
+    "notebook.ending": Kind(_("A notebook is about to end"), Capability.RUN, is_mailed=True),
     "files.expiring": Kind(_("Files of jobs will be deleted"), Capability.STORE, is_mailed=True),
     "wallet.topped_up": Kind(_("Money arrived in the wallet"), Capability.PAY, is_mailed=False),
     "wallet.low": Kind(_("The wallet balance is low"), Capability.PAY, is_mailed=True),

@@ -19,7 +19,9 @@ class Notification(models.Model):
     data = models.JSONField(_("details"), default=dict)
     """The values that webhooks send. Pages and mails build their sentences from them, in the reader's language."""
     user = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
-    """Who gets the mail of `jobs.run_mails`: the user who ordered the run or sweep. None: nobody gets it.
+    """Who gets the mail of `jobs.run_mails` or `jobs.notebook_endings`: the user who ordered the run or sweep.
+
+    None: nobody gets it.
 
     Pages and webhooks ignore this field. Therefore a deleted user, which makes it None, changes nothing for them.
     """

@@ -6,6 +6,7 @@ and the visible tab in the reader's language.
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -132,7 +133,23 @@ def header_context(job: Job) -> dict[str, Any]:
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
         "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,
         "may_extend": job.is_notebook and notebooks.is_extensible(job),
+        "time_limit": _time_limit(job),
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
+    }
+
+
+def _time_limit(job: Job) -> dict[str, Any] | None:
+    """Return when a running notebook reaches its time limit, and how many seconds before it the page warns."""
+    limit = notebooks.time_limit(job) if job.is_notebook else None
+    if limit is None:
+        return None
+    seconds_left = max(0, math.ceil((limit.ends_at - timezone.now()).total_seconds()))
+    warn_seconds = int(notebooks.notice_before_end(job).total_seconds())
+    return {
+        "ends_at": limit.ends_at,
+        "seconds_left": seconds_left,
+        "warn_seconds": warn_seconds,
+        "is_near": seconds_left <= warn_seconds,
     }
 
 

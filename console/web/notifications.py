@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -21,6 +22,7 @@ from console.notifications import services
 from console.notifications.kinds import KINDS
 from console.notifications.models import Notification
 from console.web.access import MemberRequest, errors_as_message, errors_in_form, member
+from console.web.templatetags.trainyard import moment_text
 from jobs.messages import end_sentence, sweep_end_sentence
 
 PAGE_SIZE = 50
@@ -130,6 +132,11 @@ def _row(notification: Notification) -> dict[str, Any]:
     elif notification.kind == "sweep.ended":
         text, detail = data["name"], sweep_end_sentence(data)
         href = reverse("sweep_detail", args=[data["sweep"]])
+    elif notification.kind == "notebook.ending":
+        text = f"#{data['job']} {data['name']}"
+        href = reverse("notebook_extend" if data["is_extensible"] else "job_detail", args=[data["job"]])
+        when = moment_text(datetime.fromisoformat(data["ends_at"]))
+        detail = _("It reaches its time limit at %(when)s.") % {"when": when}
     elif notification.kind == "files.expiring":
         text = ", ".join(f"#{job}" for job in data["jobs"])
         href = reverse("storage_usage")

@@ -49,6 +49,24 @@ stream.addEventListener("error", () => {
   if (ended()) stream.close();
 });
 
+// --- A notebook's time limit: a countdown, and the warning before the end ---------------------------------------------
+// The server says how many seconds are left, since the clock of a browser may be wrong.
+const renderedAt = new WeakMap();
+const pad = (number) => String(number).padStart(2, "0");
+const clock = (seconds) => `${Math.floor(seconds / 3600)}:${pad(Math.floor(seconds / 60) % 60)}:${pad(seconds % 60)}`;
+const countDown = () => {
+  const shown = document.querySelector("[data-seconds-left]");
+  if (!shown) return;
+  if (!renderedAt.has(shown)) renderedAt.set(shown, Date.now());
+  const seconds = Math.max(0, Math.ceil(shown.dataset.secondsLeft - (Date.now() - renderedAt.get(shown)) / 1000));
+  shown.textContent = clock(seconds);
+  const warning = document.getElementById("notebook-ending");
+  if (warning && seconds <= Number(warning.dataset.withinSeconds)) warning.hidden = false;
+};
+setInterval(countDown, 1000);
+document.addEventListener("htmx:afterSwap", countDown);
+countDown();
+
 // --- Tabs: the URL has the one that is open ---------------------------------------------------------------------------
 // htmx loads a tab when it is first opened. A tab that was loaded while the job ran is loaded again when it is reopened.
 const loadedWhileOpen = new Set(ended() ? [] : [activeTab()]);

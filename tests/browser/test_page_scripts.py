@@ -9,6 +9,7 @@ from jobs.models import MetricPoint
 from runtime.specs import Outcome
 from tests.browser.conftest import WITH_ROWS
 from tests.browser.test_accessibility import AXE, NARROW
+from tests.factories.notebooks import sell_notebook
 
 pytestmark = WITH_ROWS
 
@@ -68,6 +69,23 @@ def test_on_a_phone_the_price_stays_in_sight_and_nothing_is_cut_off(url, custome
     expect(page.locator("#cost")).to_be_visible()
     expect(page.locator("#cost")).not_to_be_focused()
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
+
+
+def test_the_page_of_a_notebook_counts_down_and_warns_before_its_time_limit(url, customer, watched):
+    page, job = watched.page, sell_notebook(customer).job_id
+    page.clock.install()
+    # The server's clock does not move with the browser's, so the header must not be rendered again. htmx ignores a 204.
+    page.route("**/live/**", lambda route: route.fulfill(status=204))
+    page.goto(f"{url}/jobs/{job}/")
+    left, warning = page.locator("[data-seconds-left]"), page.locator("#notebook-ending")
+    expect(left).to_have_text(re.compile(r"^[12]:\d\d:\d\d$"))
+    expect(warning).to_be_hidden()
+    page.clock.fast_forward("01:51:00")
+    expect(left).to_have_text(re.compile(r"^0:0\d:\d\d$"))
+    expect(warning).to_be_visible()
+    assert violations(page, "#job-header") == []
+    warning.get_by_role("link", name="Extend it").click()
+    page.wait_for_url(f"**/notebooks/{job}/extend/")
 
 
 def test_a_conflict_in_the_editor_loses_no_text(url, customer, watched):

@@ -18,6 +18,19 @@ from jobs import notebooks, reconciliation
 from jobs.models import Attempt
 from tests.factories.jobs import Customer, start
 
+FAST_CHECKS = "jupyter_server_config.py"
+"""Name of a settings file of JupyterLab, for a folder in JUPYTER_CONFIG_PATH. With FAST_CHECKS_SOURCE it checks twice a
+second whether it is idle, not once a minute."""
+FAST_CHECKS_SOURCE = """
+from tornado import ioloop
+
+class FastCallback(ioloop.PeriodicCallback):
+    def __init__(self, callback, callback_time, jitter=0):
+        super().__init__(callback, min(callback_time, 500), jitter)
+
+ioloop.PeriodicCallback = FastCallback
+"""
+
 
 def notebook_form(customer: Customer, **changes: Any) -> dict[str, Any]:
     """Return the body of a request for a notebook's quote."""
@@ -25,9 +38,9 @@ def notebook_form(customer: Customer, **changes: Any) -> dict[str, Any]:
     return chosen | changes
 
 
-def sell_notebook(customer: Customer) -> Attempt:
+def sell_notebook(customer: Customer, **changes: Any) -> Attempt:
     """Buy a notebook, and start its run. No JupyterLab listens in it."""
-    quote = notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer))
+    quote = notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer, **changes))
     job = notebooks.place_notebook(membership=customer.membership, quote=quote).job
     start(job)
     attempt = job.attempts.get()

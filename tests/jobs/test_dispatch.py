@@ -55,15 +55,22 @@ def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend
     assert states(job) == ["starting"]
 
 
-@pytest.mark.parametrize(("field", "reason"), [("image", "platform_error"), ("script", "code_failed")])
-def test_an_invalid_spec_ends_free_without_a_retry(customer, backend, field, reason):
+@pytest.mark.parametrize(
+    ("field", "reason", "sentence"),
+    [
+        ("image", "platform_error", "The image can't be used on this cluster now."),
+        ("account", "platform_error", "The cluster does not accept jobs of your organization on this node spec."),
+        ("script", "code_failed", "The script is no longer in the workspace."),
+    ],
+)
+def test_an_invalid_spec_ends_free_without_a_retry(customer, backend, field, reason, sentence):
     job = customer.job(retries=3)
     backend.refuses[f"job-{job.pk}-1"] = InvalidSpec("It was deleted.", field=field)
     dispatch.dispatch_queue()
     job.refresh_from_db()
     assert (job.state, job.reason, job.detail) == ("failed", reason, "It was deleted.")
     summary = selectors.summary(selectors.job_for(customer.organization, job.pk))
-    assert field != "image" or summary["detail"] == "The image can't be used on this cluster now."
+    assert summary["detail"].startswith(sentence)
     assert Receipt.objects.get().total_minor == 0
     assert customer.wallet.held_minor == 0
 

@@ -1,6 +1,7 @@
 """Notebooks in Pods: what reaches JupyterLab through the API server, for whom, and what remains of failures."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import tempfile
@@ -13,14 +14,16 @@ import pytest
 from kubernetes.stream import portforward
 from websockets.exceptions import InvalidStatus
 
+from jobs import run_specs
+from runtime.backends.kubernetes import names
 from runtime.backends.kubernetes import notebooks as tunnels
 from runtime.backends.kubernetes.client import WebsocketTarget
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.images import venvs
-from runtime.specs import Image, Outcome, Resources, RunPhase
+from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
-from tests.factories.notebooks import Browser, sell_notebook
+from tests.factories.notebooks import FAST_CHECKS, FAST_CHECKS_SOURCE, Browser, sell_notebook
 from tests.kubernetes.harness import KubernetesHarness
 from tests.kubernetes.images import TORCH, python_image
 from tests.runtime.backends.cluster_runs import create_limited_backend
@@ -295,3 +298,58 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
         assert "This notebook is not open here" in ended.text
         for browser in (other, nobody, member):
             browser.http.close()
+
+
+# --- Its end without its user -----------------------------------------------------------------------------------------
+
+
+def notebook_spec(harness, **changes):
+    """Return the spec of a notebook with JupyterLab; it is one of a customer except for the image and the folders."""
+    return harness.spec(
+        image=Image(builtin="pytorch"), script="", builtin_script="notebook",
+        resources=Resources(cpus=1, memory_mib=2048), **changes,
+    )  # fmt: skip
+
+
+@pytest.mark.late("JupyterLab starts in a Pod, which takes long on a busy machine")
+@pytest.mark.torch
+def test_an_idle_notebook_in_a_pod_ends_by_itself(harness):
+    harness.write({f"workspace/{FAST_CHECKS}": FAST_CHECKS_SOURCE})
+    settings = {"JUPYTER_CONFIG_PATH": "/workspace"}
+    spec = notebook_spec(harness, arguments=("2",), deadline_seconds=600, environment=settings)
+    harness.backend.submit(spec)
+    ended = harness.wait_for_end(spec.name)
+    assert ended.outcome is Outcome.COMPLETED, harness.all_logs(spec.name)
+    assert "Idle for" in harness.log()
+    with pytest.raises(RunNotFound):
+        run(post(harness.another(), b"", spec.name))
+
+
+@pytest.mark.late("JupyterLab starts in a Pod, which takes long on a busy machine")
+@pytest.mark.torch
+def test_a_notebook_in_a_pod_ends_at_the_time_that_was_bought(harness):
+    spec = notebook_spec(harness, arguments=("3600",), deadline_seconds=5, grace_seconds=1)
+    harness.backend.submit(spec)
+    assert harness.wait_for_failure(Outcome.TIME_LIMIT, spec.name).code is FailureCode.TIME_LIMIT
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pod_gets_the_limits_that_were_bought(own_harness, customer):
+    """The launcher in the Pod keeps the limit. The kubelet's deadline only ends what outlives it."""
+    attempt = sell_notebook(customer, max_seconds=5400, idle_seconds=900)
+    bought = run_specs.run_spec(attempt)
+    own = own_harness.spec()
+    own_harness.backend.submit(
+        dataclasses.replace(
+            bought, image=own.image, mounts=own.mounts, resources=own.resources, datasets=(), labels={}, node_kind=""
+        )
+    )
+    (pod,) = own_harness.site.pods(bought.name)
+    config = own_harness.config()
+    margin = config.gang_seconds + 2 * config.start_seconds + 2 * names.POD_MARGIN_SECONDS
+    assert pod.spec.active_deadline_seconds == 5400 + margin
+    (source,) = [volume for volume in pod.spec.volumes if volume.name == "order"]
+    order = own_harness.site.core.read_namespaced_config_map(source.config_map.name, own_harness.site.namespace)
+    plan = json.loads(order.data["order.json"])
+    assert plan["deadline_seconds"] == 5400
+    assert plan["plan"]["arguments"] == ["900", "8888"]

@@ -11,21 +11,22 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 _START_SECONDS = 60.0
-_END_SECONDS = 20.0
+END_SECONDS = 20.0
+"""How long a daemon may take to end."""
 _CPUS = 2
 """Cores that each node claims to have, whatever this machine has. A node of a run takes both, so that no two nodes of a
 run share a machine."""
 
 
-def missing_program() -> str:
-    """Return the first program of Slurm that this machine lacks; "" if it has them all."""
+def missing_program(programs: Iterable[str] = PROGRAMS) -> str:
+    """Return the first of these programs that this machine lacks; "" if it has them all."""
     search_path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    return next((name for name in PROGRAMS if shutil.which(name, path=search_path) is None), "")
+    return next((name for name in programs if shutil.which(name, path=search_path) is None), "")
 
 
 class SlurmCluster:
@@ -51,6 +52,18 @@ class SlurmCluster:
             raise
 
     def _start(self) -> None:
+        munge = self._start_munge()
+        self.conf.write_text("\n".join([*self._settings(munge), ""]))
+        self._start_accounting(munge)
+        (self._folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
+        self._run("slurmctld", "-D", "-i")
+        for node in self.nodes:
+            (self._folder / node).mkdir()
+            self.start_node(node)
+        self.wait_until(lambda: self._idle_nodes() == len(self.nodes), "the nodes")
+
+    def _start_munge(self) -> Path:
+        """Start munged with a key of its own, and return its folder."""
         munge = self._folder / "munge"
         munge.mkdir(mode=0o755)
         key = munge / "munge.key"
@@ -67,17 +80,18 @@ class SlurmCluster:
             "--force",
         )
         self.wait_until((munge / "socket").exists, "munged")
-        self.conf.write_text("\n".join([*self._settings(munge), ""]))
-        (self._folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
-        self._run("slurmctld", "-D", "-i")
-        for node in self.nodes:
-            (self._folder / node).mkdir()
-            self.start_node(node)
-        self.wait_until(lambda: self._idle_nodes() == len(self.nodes), "the nodes")
+        return munge
+
+    def _start_accounting(self, munge: Path) -> None:
+        """Start what `_accounting_settings` names. `munge` is the folder of munged."""
+
+    def _accounting_settings(self, _munge: Path) -> list[str]:
+        """Return the lines of slurm.conf about accounting, and about how long the controller remembers jobs."""
+        return ["AccountingStorageType=accounting_storage/none", "MinJobAge=300"]
 
     def _settings(self, munge: Path) -> list[str]:
         user = pwd.getpwuid(os.getuid()).pw_name
-        controller_port, *node_ports = _free_ports(1 + len(self.nodes))
+        controller_port, *node_ports = free_ports(1 + len(self.nodes))
         lines = [
             "ClusterName=tests",
             "SlurmctldHost=localhost(127.0.0.1)",
@@ -103,14 +117,13 @@ class SlurmCluster:
             "SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",
             "PreemptType=preempt/partition_prio",
             "PreemptMode=CANCEL",
-            "AccountingStorageType=accounting_storage/none",
+            *self._accounting_settings(munge),
             "JobCompType=jobcomp/none",
             "DefMemPerCPU=128",
             "ReturnToService=1",
             "SlurmdTimeout=10",
             "KillWait=5",
             "MessageTimeout=10",
-            "MinJobAge=300",
         ]
         lines += [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={_CPUS} RealMemory=4096 "
@@ -180,13 +193,14 @@ class SlurmCluster:
             daemon.send_signal(signal.SIGTERM)
         for daemon in self._daemons.values():
             try:
-                daemon.wait(_END_SECONDS)
+                daemon.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nothing uses now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]

@@ -2,6 +2,13 @@
 
 import pytest
 
+from tests.slurm.accounting import (
+    ACCOUNT,
+    ACCOUNTING_PROGRAMS,
+    FOREIGN_ACCOUNT,
+    ORGANIZATION_ACCOUNT,
+    AccountedSlurmCluster,
+)
 from tests.slurm.cluster import SlurmCluster, missing_program
 from tests.slurm.harness import SlurmHarness
 
@@ -22,5 +29,26 @@ def slurm_cluster(short_folders):
 def slurm_harness(slurm_cluster, tmp_path, bare_images):
     """A harness on it whose runs are deleted after the test, and must leave nothing behind."""
     harness = SlurmHarness(slurm_cluster, tmp_path, bare_images)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture(scope="session")
+def accounted_cluster(short_folders):
+    """A Slurm of NODES nodes with slurmdbd, which enforces associations and soon forgets ended jobs."""
+    if missing := missing_program(ACCOUNTING_PROGRAMS):
+        pytest.skip(f"There is no {missing}: apt-get install slurm-wlm munge slurmdbd mariadb-server.")
+    cluster = AccountedSlurmCluster(short_folders(), NODES)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def accounted_harness(accounted_cluster, tmp_path, bare_images):
+    """A harness on it, like `slurm_harness`."""
+    accounts = {"acme": ORGANIZATION_ACCOUNT, "newcomer": FOREIGN_ACCOUNT}
+    harness = SlurmHarness(
+        accounted_cluster, tmp_path, bare_images, accounting=True, account=ACCOUNT, accounts=accounts
+    )
     yield harness
     harness.close()

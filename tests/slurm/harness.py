@@ -1,8 +1,12 @@
 """Runs on a real Slurm on this machine, with the helpers of `RunHarness`."""
 
+import contextlib
 import dataclasses
 import json
+import os
+import signal
 import textwrap
+from pathlib import Path
 
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
@@ -61,7 +65,23 @@ class SlurmHarness(RunHarness):
 
     def machine(self, node, name="job-1-1"):
         """Return the machine on which a node of a run was started."""
-        return json.loads((self.folder / "runs" / name / "nodes" / f"{node}.json").read_bytes())["machine"]
+        return json.loads(self.record_path(node, name).read_bytes())["machine"]
+
+    def record_path(self, node, name="job-1-1"):
+        """Return the path of a node's record. Its modification time is that of the supervisor's last heartbeat."""
+        return self.folder / "runs" / name / "nodes" / f"{node}.json"
+
+    def kill_supervisor(self, name="job-1-1"):
+        """Kill the supervisor of a run of one node, so that it writes no last record."""
+        folder = os.fsencode(self.folder / "runs" / name)
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # the process has ended
+                arguments = path.read_bytes().split(b"\0")
+                # srun has these arguments too, after its own.
+                if folder in arguments and arguments[0].endswith(b"/python"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    return
+        raise AssertionError(f"no supervisor of {name}\n{self.all_logs(name)}")
 
     def lose_node(self, node, name="job-1-1"):
         """Have Slurm consider the machine of a node as failed."""

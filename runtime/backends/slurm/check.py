@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ _SMOKE_MEMORY_MIB = 256
 """Memory of each node of the smoke run. It is enough for an interpreter that imports no framework."""
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
 """Programs of Slurm that the backend runs."""
+_ACCOUNTING_PROGRAMS = ("sacct", "sacctmgr")
+"""Further programs for a cluster with accounting. Only this module runs sacctmgr."""
 
 
 def check(
@@ -31,7 +34,7 @@ def check(
 
     The checks end early if Slurm's programs are missing or its controller does not answer.
     """
-    programs = (*_PROGRAMS, "sacct") if config.accounting else _PROGRAMS
+    programs = (*_PROGRAMS, *_ACCOUNTING_PROGRAMS) if config.accounting else _PROGRAMS
     missing_programs = [name for name in programs if shutil.which(name, path=config.bin or None) is None]
     if missing_programs:
         remedy = "Install Slurm's client programs (Debian: slurm-client), or set 'bin' to their folder."
@@ -46,7 +49,7 @@ def check(
         return
     yield CheckResult("controller", ok=True, detail=f"Slurm {settings.get('SLURM_VERSION', '')} answers.")
     yield from _check_settings(backend, settings)
-    yield _check_accounting(slurm, config)
+    yield from _check_accounting(slurm, config, settings)
     yield _check_machines(backend)
     yield _check_folder(root)
     built = [name for name in recipes.recipe_names() if venvs.is_ready(images_root, name)]
@@ -73,17 +76,44 @@ def _check_settings(backend: Backend, settings: dict[str, str]) -> Iterator[Chec
         yield CheckResult("isolation", ok=True, detail=gap, remedy="See 'Limits' in docs/operator-guide/slurm.md.")
 
 
-def _check_accounting(slurm: Slurm, config: SlurmConfig) -> CheckResult:
+def _check_accounting(slurm: Slurm, config: SlurmConfig, settings: dict[str, str]) -> Iterator[CheckResult]:
     if not config.accounting:
         detail = "Not used: Slurm forgets jobs some minutes after their end (MinJobAge)."
-        return CheckResult("accounting", ok=True, detail=detail)
+        has_slurmdbd = "slurmdbd" in settings.get("AccountingStorageType", "")
+        remedy = "Slurm has accounting: set 'accounting' to true." if has_slurmdbd else ""
+        yield CheckResult("accounting", ok=True, detail=detail, remedy=remedy)
+        return
     try:
         slurm.call("sacct", "--noheader", "--jobs=1")
+        permitted_accounts = slurm.permitted_accounts()
     except (CommandFailed, BackendUnavailable) as error:
-        return CheckResult(
+        yield CheckResult(
             "accounting", ok=False, detail=str(error), remedy="Start slurmdbd, or set 'accounting' to false."
         )
-    return CheckResult("accounting", ok=True, detail="sacct answers.")
+        return
+    yield CheckResult("accounting", ok=True, detail="sacct answers.")
+    yield _check_accounts(config, settings, permitted_accounts)
+
+
+def _check_accounts(config: SlurmConfig, settings: dict[str, str], permitted_accounts: set[str]) -> CheckResult:
+    """Check that the console's user may submit to each account in the settings, if Slurm enforces associations."""
+    used_accounts = {account for account in (config.account, *config.accounts.values()) if account}
+    refused_accounts = sorted(used_accounts - permitted_accounts)
+    permitted = ", ".join(sorted(permitted_accounts)) or "none"
+    # "limits" and all other values of AccountingStorageEnforce include the associations.
+    if settings.get("AccountingStorageEnforce", "none") in {"none", "(null)", ""}:
+        detail = f"Slurm does not enforce associations. Those of the console's user: {permitted}."
+        return CheckResult("accounts", ok=True, detail=detail)
+    if not refused_accounts and permitted_accounts:
+        return CheckResult("accounts", ok=True, detail=f"The console's user may submit to: {permitted}.")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    missing = ",".join(refused_accounts) or "ACCOUNT"
+    return CheckResult(
+        "accounts",
+        ok=False,
+        detail=f"Slurm refuses the console's jobs for: {', '.join(refused_accounts) or 'every account'}.",
+        remedy=f"sacctmgr add user {user} account={missing}",
+    )
 
 
 def _check_machines(backend: Backend) -> CheckResult:

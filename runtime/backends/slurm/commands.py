@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import threading
 import time
@@ -97,16 +98,18 @@ class Slurm:
         return self._jobs
 
     def finished_job(self, job_id: str) -> SlurmJob | None:
-        """Return a job that the controller has forgotten, from Slurm's accounting.
+        """Return an ended job that the controller has forgotten, from Slurm's accounting. Raises BackendUnavailable.
 
-        None if the cluster has no accounting, or it does not know the job. Raises BackendUnavailable.
+        None if the cluster has no accounting, or it does not know how the job ended: the controller may have lost the
+        job, for example with its disk.
         """
         if not self._config.accounting:
             return None
         text = self._query(
             "sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", f"--format={ACCOUNTING_FIELDS}"
         )
-        return parse_jobs(text).get(job_id)
+        job = parse_jobs(text).get(job_id)
+        return None if job is None or job.is_active else job
 
     def was_preempted(self, job_id: str) -> bool:
         """Return whether Slurm has begun to preempt a job. Such a job may end by itself in its grace period."""
@@ -127,6 +130,16 @@ class Slurm:
         """Return Slurm's configuration. Raises BackendUnavailable."""
         lines = (line.partition("=") for line in self._query("scontrol", "show", "config").splitlines())
         return {name.strip(): value.strip() for name, separator, value in lines if separator}
+
+    def permitted_accounts(self) -> set[str]:
+        """Return the accounts to which this user may submit, from Slurm's accounting. Raises BackendUnavailable."""
+        user = pwd.getpwuid(os.getuid()).pw_name
+        cluster = self.settings().get("ClusterName", "")
+        text = self._query(
+            *("sacctmgr", "--noheader", "--parsable2", "show", "associations"),
+            *(f"cluster={cluster}", f"user={user}", "format=account"),
+        )
+        return set(text.split())
 
     def submit(self, arguments: Iterable[str], script: str) -> str:
         """Submit a batch job and return its id. Raises CommandFailed, BackendUnavailable."""

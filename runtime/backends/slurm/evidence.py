@@ -82,7 +82,7 @@ def assess(node: int, record: RecordData | None, observation: Observation) -> Re
     loss_cause = _loss_cause(record, observation)
     if loss_cause is None:
         return {**record, "alive": not observation.job_has_ended}
-    return {**record, "alive": False, "loss": loss_cause}
+    return {**record, "alive": False, "loss": loss_cause, "finished_at": _lost_at(record, observation)}
 
 
 def needs_slurm(records: Sequence[RecordData | None], now: float, max_silence_seconds: float) -> bool:
@@ -184,6 +184,19 @@ def _loss_cause(record: RecordData, observation: Observation) -> Cause | None:
         return None
     cause = _cause_by_job_state(record, observation)
     return _unexplained_cause(record, observation) if cause is None else cause
+
+
+def _lost_at(record: RecordData, observation: Observation) -> float:
+    """Return when a lost node ended: with its job, or at its last heartbeat if Slurm does not know the job's end.
+
+    If the heartbeats stopped long before the job's end, the node did not end with it: another node of an elastic run
+    may have continued.
+    """
+    last_heartbeat_at = float(record["seen_at"])
+    if observation.job is None or not observation.job_has_ended:
+        return last_heartbeat_at
+    silence_seconds = observation.job.ended_at - last_heartbeat_at
+    return observation.job.ended_at if 0 < silence_seconds <= SILENT_SECONDS else last_heartbeat_at
 
 
 def _is_silent(record: RecordData, observation: Observation) -> bool:

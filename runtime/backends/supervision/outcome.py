@@ -33,7 +33,8 @@ def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunS
     `records` has one record per node, as its supervisor wrote it, with fields that the backend has added. `alive`:
     whether the supervisor runs. `seen_at`: the time of its last heartbeat. `silent`: whether it was killed because it
     sent no heartbeat. A backend that knows why a supervisor died also adds `loss`, a cause with `kind`, `code` and
-    `message`. Without `loss`, the death of a supervisor counts as the loss of its node.
+    `message`. Without `loss`, the death of a supervisor counts as the loss of its node. A backend that knows when a
+    supervisor died sets `finished_at`.
     """
     nodes = tuple(_node_status(record) for record in records)
     phase = _phase(nodes)
@@ -106,14 +107,14 @@ def _is_lost(record: RecordData) -> bool:
 
 
 def _node_status(record: RecordData) -> NodeStatus:
-    """Return a node's status from its record. A lost node has ended, at its last heartbeat."""
+    """Return a node's status from its record. A lost node has ended, at its last heartbeat if no end is known."""
     is_lost = _is_lost(record)
     return NodeStatus(
         node=record["node"],
         phase=RunPhase.ENDED if is_lost else RunPhase(record["phase"]),
         address=record["address"],
         started_at=record["started_at"],
-        finished_at=record["seen_at"] if is_lost else record["finished_at"],
+        finished_at=record["seen_at"] if is_lost and record["finished_at"] is None else record["finished_at"],
         exit_code=record["exit_code"],
         detail="The node's supervisor ended before the run did." if is_lost else record["detail"],
     )

@@ -7,7 +7,7 @@ import pytest
 from runtime.backends.slurm import evidence, submission
 from runtime.backends.slurm.backend import _translate_sbatch_error
 from runtime.backends.slurm.capacity import compute_capacity
-from runtime.backends.slurm.commands import CommandFailed
+from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import EndRequest, Observation
 from runtime.backends.slurm.pending import explain_waiting
@@ -129,11 +129,12 @@ def test_slurms_reasons_become_codes(reason, code):
         ("Requested time limit is invalid (missing or exceeds some limit)", InvalidSpec, "deadline_seconds"),
         ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", NoCapacity, None),
         ("Unable to contact slurm controller (connect failure)", BackendUnavailable, None),
-        ("Invalid account or account/partition combination specified", BackendUnavailable, None),
+        ("sbatch: error: Invalid account or account/partition combination specified", InvalidSpec, "account"),
+        ("sbatch: error: Invalid qos specification", InvalidSpec, "account"),
     ],
 )  # fmt: skip
 def test_what_sbatch_refuses_is_the_specs_or_the_clusters_fault(text, error, field):
-    refusal = _translate_sbatch_error(CommandFailed(text))
+    refusal = _translate_sbatch_error(CommandFailed(text), "acme-lab")
     assert type(refusal) is error
     assert getattr(refusal, "field", None) == field
 
@@ -224,6 +225,16 @@ def test_the_node_on_the_failed_machine_is_the_lost_one():
     assert status([record(silent_for=20)], "RUNNING", failed=["n0"]).outcome is Outcome.NODE_LOST
 
 
+@pytest.mark.parametrize(
+    ("silent_for", "finished_at"),
+    [(15.0, NOW - 10), (100.0, NOW - 10), (1.0, NOW - 1), (900.0, NOW - 900)],
+    ids=["ended with its job", "long before it was noticed", "heartbeat after the job's end", "long before its job"],
+)
+def test_a_lost_node_is_metered_until_slurms_end_of_its_job(silent_for, finished_at):
+    ended = status([record(silent_for=silent_for)], "TIMEOUT")
+    assert (ended.outcome, ended.started_at, ended.finished_at) == (Outcome.TIME_LIMIT, 9000.0, finished_at)
+
+
 def test_a_claim_about_another_node_is_believed_only_if_slurm_confirms_it():
     claim = {"kind": "node_lost", "code": "node_lost", "at": 9980.0, "node": 1, "rank": None, "message": "lost"}
     records = [record(0, ended=True, causes=[claim]), record(1, silent_for=30)]
@@ -260,6 +271,15 @@ def test_slurm_is_asked_only_where_the_records_do_not_suffice():
     assert not evidence.needs_slurm([fresh, record(ended=True, silent_for=900)], NOW, 15.0)
     for each in (None, silent, record(ended=True, causes=[by_slurm()])):
         assert evidence.needs_slurm([fresh, each], NOW, 15.0)
+
+
+@pytest.mark.parametrize(("state", "is_known"), [("RUNNING", False), ("PENDING", False), ("TIMEOUT", True)])
+def test_accounting_that_has_not_recorded_the_end_of_a_job_knows_nothing(tmp_path, state, is_known):
+    """The controller has forgotten the job or lost it, so it does not run."""
+    (tmp_path / "sacct").write_text(f"#!/bin/sh\necho '7|{state}|8990|9990|n0|None'\n")
+    (tmp_path / "sacct").chmod(0o755)
+    job = Slurm(config(bin=str(tmp_path), accounting=True)).finished_job("7")
+    assert (job is not None and job.state == "TIMEOUT") is is_known
 
 
 def test_accounts_lines_are_read_like_those_of_the_queue():

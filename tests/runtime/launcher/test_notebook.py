@@ -6,7 +6,9 @@ import subprocess
 import pytest
 
 from runtime.launcher import notebook
-from tests.runtime.images_of_ours import image_folder
+from runtime.specs import Outcome, Resources
+from tests.factories.notebooks import FAST_CHECKS, FAST_CHECKS_SOURCE
+from tests.runtime.images_of_ours import image_folder, use_image
 
 PROBE = """
 import json, runpy, sys
@@ -54,6 +56,20 @@ def run_in_image(source, *arguments):
 @pytest.mark.torch
 def test_an_open_tab_alone_keeps_no_notebook_open():
     assert run_in_image(PROBE) == [[True, False, False], [True, False, False]]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_an_idle_notebook_ends_by_itself(harness):
+    """In a Pod too: see `tests.kubernetes.test_notebooks`."""
+    use_image(harness, "pytorch")
+    (harness.workspace / FAST_CHECKS).write_text(FAST_CHECKS_SOURCE)
+    ended = harness.run(
+        "", script="", builtin_script="notebook", arguments=("2",), deadline_seconds=600,
+        environment={"JUPYTER_CONFIG_PATH": "/workspace"}, resources=Resources(cpus=1, memory_mib=2048),
+    )  # fmt: skip
+    assert ended.outcome is Outcome.COMPLETED, ended
+    assert "Idle for" in harness.log()
 
 
 SETTINGS = """
