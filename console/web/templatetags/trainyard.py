@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
@@ -58,6 +59,7 @@ ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 """States whose badge has an animated dot."""
 MAX_CACHED_TIMES = 4096
 """How many formatted times a process caches, because pages that refresh show the same times again. About 1 MB."""
+DIGIT_BEFORE_CHINESE = re.compile(r"(\d)(?=[\u4e00-\u9fff])")
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -102,9 +104,8 @@ def money(amount_minor: Decimal | int | str | None, currency: str) -> str:
 @register.filter
 def signed_money(amount_minor: int, currency: str) -> str:
     """Format an amount with its sign."""
-    sign = "+" if amount_minor > 0 else "−"
-    text = amounts.money(abs(amount_minor), currency)
-    return f"{sign}{text}" if amount_minor else text
+    text = amounts.money(amount_minor, currency)
+    return f"+{text}" if amount_minor > 0 else text
 
 
 @register.filter
@@ -173,19 +174,21 @@ def plain(fraction: float | None) -> str:
 
 @register.filter
 def duration(seconds: float | str | None) -> str:
-    """Format seconds as `45 s`, `12 min 05 s`, `3 h 20 min` or `2 d 4 h`."""
+    """Format seconds as `45 s`, `12 min 5 s`, `3 h 20 min` or `2 d`: at most two units, no zero, no padding."""
     if seconds in {None, ""}:
         return "–"
     total_minutes, whole_seconds = divmod(max(0, round(float(str(seconds)))), 60)
     total_hours, minutes = divmod(total_minutes, 60)
     days, hours = divmod(total_hours, 24)
-    if days:
-        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
-    if hours:
-        return _("%(hours)d h %(minutes)02d min") % {"hours": hours, "minutes": minutes}
-    if minutes:
-        return _("%(minutes)d min %(seconds)02d s") % {"minutes": minutes, "seconds": whole_seconds}
-    return _("%(seconds)d s") % {"seconds": whole_seconds}
+    amounts_by_unit = [
+        (days, _("%(days)d d") % {"days": days}),
+        (hours, _("%(hours)d h") % {"hours": hours}),
+        (minutes, _("%(minutes)d min") % {"minutes": minutes}),
+        (whole_seconds, _("%(seconds)d s") % {"seconds": whole_seconds}),
+    ]
+    largest = next((index for index, (amount, _text) in enumerate(amounts_by_unit) if amount), 3)
+    smaller = [text for amount, text in amounts_by_unit[largest + 1 : largest + 2] if amount]
+    return " ".join([amounts_by_unit[largest][1], *smaller])
 
 
 @register.filter(name="bytes")
@@ -264,6 +267,8 @@ def ago(value: datetime | str | None) -> str:
     else:
         # Babel uses a unit from 1.2 of it on: 71 minutes are "71 minutes ago", 72 are "1 hour ago".
         text = format_timedelta(distance, add_direction=True, locale=_locale(), threshold=1.2)
+        # Babel writes "5分钟前"; our Chinese has a space after digits.
+        text = DIGIT_BEFORE_CHINESE.sub(r"\1 ", text)
     return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), _format_time(at), text)
 
 
