@@ -134,6 +134,7 @@ let version = "";
 const load = async () => {
   const shown = document.getElementById("sweep").dataset.version;
   if (shown === version) return;
+  root.setAttribute("aria-busy", version === "");
   try {
     const answer = await fetch(data.trials, { headers: { Accept: "application/json" } });
     if (!answer.ok) throw new Error(answer.statusText);
@@ -144,6 +145,7 @@ const load = async () => {
     root.querySelector("[data-message]").hidden = false;
     root.querySelector("[data-message]").textContent = texts.failed;
   }
+  root.removeAttribute("aria-busy");
 };
 
 load();

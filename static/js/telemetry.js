@@ -128,6 +128,7 @@ const drawAll = () => {
 const load = async () => {
   clearTimeout(timer);
   if (!isActive()) return;
+  pane.setAttribute("aria-busy", usage === null);
   try {
     const response = await fetch(pane.dataset.from, { headers: { Accept: "application/json" } });
     if (response.ok) {
@@ -137,6 +138,7 @@ const load = async () => {
   } catch {
     // The console does not respond. The timer tries again.
   }
+  pane.removeAttribute("aria-busy");
   if (!document.getElementById("job-header").dataset.ended) timer = setTimeout(load, POLL_MS);
 };
 

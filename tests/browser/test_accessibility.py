@@ -186,7 +186,7 @@ class Walker:
             self.page.evaluate(TWO_FRAMES)  # htmx loads a tab once an observer has seen it, in the next frame
         else:
             self.page.goto(f"{url}#{tab}" if tab else url, wait_until="load")
-        expect(self.page.locator(".htmx-request")).to_have_count(0)
+        expect(self.page.locator(".htmx-request, [aria-busy=true]")).to_have_count(0)
 
     def check(self, path, part=MAIN):
         """Run axe on a part of a page in both themes: every rule in light, and of colors again in dark."""

@@ -267,9 +267,9 @@ def ago(value: datetime | str | None) -> str:
     else:
         # Babel uses a unit from 1.2 of it on: 71 minutes are "71 minutes ago", 72 are "1 hour ago".
         text = format_timedelta(distance, add_direction=True, locale=_locale(), threshold=1.2)
-        # Babel writes "5分钟前"; our Chinese has a space after digits.
-        text = DIGIT_BEFORE_CHINESE.sub(r"\1 ", text)
-    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), _format_time(at), text)
+        # Babel writes "5分钟前"; our Chinese has a space after digits, at which no line may end.
+        text = DIGIT_BEFORE_CHINESE.sub("\\1\N{NO-BREAK SPACE}", text)
+    return format_html('<time class="ago" datetime="{}" title="{}">{}</time>', at.isoformat(), _format_time(at), text)
 
 
 @register.simple_tag

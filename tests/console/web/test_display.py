@@ -56,7 +56,7 @@ def test_values_and_states_are_written_in_the_readers_language():
         assert trainyard.money(1234, "CNY") == "¥12.34"
         assert "Running" not in trainyard.state_badge("running")
         assert trainyard.duration(725) == "12 分钟 5 秒"
-        assert ">5 分钟前<" in trainyard.ago(timezone.now() - timedelta(minutes=5))
+        assert ">5\N{NO-BREAK SPACE}分钟前<" in trainyard.ago(timezone.now() - timedelta(minutes=5))
 
 
 def test_each_recorded_action_has_a_sentence():
