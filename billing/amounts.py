@@ -22,6 +22,9 @@ page with a large table. 4096 is several such pages, in about a megabyte."""
 MAX_DIGITS = 18
 """Largest number of digits of an amount in minor units. PostgreSQL's bigint holds every number of 18 digits, but not of
 19."""
+MINUS = "−"
+"""The sign of negative amounts on pages and in messages: as wide as "+", and no line break after it. Files and the API
+have "-"."""
 TYPED_AMOUNT = re.compile(rf"(\d{{0,{MAX_DIGITS}}})(?:[.,](\d{{0,{MAX_DIGITS}}}))?")
 """Integer and fraction of a typed amount."""
 
@@ -75,9 +78,11 @@ def _money(amount_minor: Decimal | int, currency: str, exact: bool, language: st
     locale = locale_of(language)
     amount, digits = to_major(amount_minor, currency), decimals(currency)
     if exact or digits == get_currency_precision(currency) or amount == amount.to_integral_value():
-        return str(format_currency(amount, currency, locale=locale, decimal_quantization=not exact))
-    # For some currencies, CLDR shows fewer decimals than Stripe counts. A whole amount, which was returned above, needs
-    # none; any other amount shows all decimals that Stripe counts.
-    pattern = copy.copy(locale.currency_formats["standard"])
-    pattern.frac_prec = (digits, digits)
-    return str(pattern.apply(amount, locale, currency=currency, currency_digits=False))
+        text = format_currency(amount, currency, locale=locale, decimal_quantization=not exact)
+    else:
+        # For some currencies, CLDR shows fewer decimals than Stripe counts. A whole amount, as above, needs none; any
+        # other amount shows all decimals that Stripe counts.
+        pattern = copy.copy(locale.currency_formats["standard"])
+        pattern.frac_prec = (digits, digits)
+        text = pattern.apply(amount, locale, currency=currency, currency_digits=False)
+    return str(text).replace("-", MINUS)

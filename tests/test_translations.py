@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+import allauth
 from babel.messages.catalog import Catalog, Message
 from babel.messages.extract import DEFAULT_KEYWORDS, extract
 from babel.messages.mofile import read_mo
@@ -15,6 +16,14 @@ from django.utils.translation.template import templatize
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "locale" / "zh_Hans" / "LC_MESSAGES"
+ENGLISH = ROOT / "locale" / "en" / "LC_MESSAGES"
+TITLE_CASE = re.compile(r"^[A-Z][a-z-]+( [A-Z][a-z]+)+[?:]?$")
+ALLAUTH_PAGES = (
+    "account_inactive.html", "base_reauthenticate.html", "email.html", "email_confirm.html", "logout.html",
+    "password_change.html", "password_reset.html", "password_reset_done.html", "password_reset_from_key.html",
+    "password_reset_from_key_done.html", "password_set.html", "verification_sent.html",
+)  # fmt: skip
+"""Pages of allauth that the console shows as they are."""
 PACKAGES = ("console", "billing", "storage", "jobs", "runtime")
 KEYWORDS = DEFAULT_KEYWORDS | {
     "gettext_lazy": None,
@@ -28,8 +37,8 @@ HALF_WIDTH = re.compile(r"[\u4e00-\u9fff][,;:?!]|[,;?!][\u4e00-\u9fff]|[\u4e00-\
 ADVICE = "Run `make messages`, translate the new sentences in locale/, and run it once more."
 
 
-def read(name: str) -> Catalog:
-    with (FOLDER / name).open("rb") as file:
+def read(name: str, folder: Path = FOLDER) -> Catalog:
+    with (folder / name).open("rb") as file:
         return read_mo(file) if name.endswith(".mo") else read_po(file, locale="zh_Hans", abort_invalid=True)
 
 
@@ -54,17 +63,27 @@ def sources() -> Iterator[tuple[str, str]]:
             if "migrations" not in path.parts:
                 yield str(path.relative_to(ROOT)), path.read_text()
     for path in sorted((ROOT / "templates").rglob("*.*")):
-        # The text around the calls is blanked out, but keeps its indentation.
-        calls = "\n".join(line.strip() for line in templatize(path.read_text()).splitlines())
-        yield str(path.relative_to(ROOT)), calls
+        yield str(path.relative_to(ROOT)), python_of(path)
+
+
+def python_of(template: Path) -> str:
+    """Return a template's sentences as Python code."""
+    # The text around the calls is blanked out, but keeps its indentation.
+    return "\n".join(line.strip() for line in templatize(template.read_text()).splitlines())
+
+
+def extracted(code: str) -> Iterator[tuple[int, tuple[str | None, str]]]:
+    """Yield the line, context and text of each sentence in Python code."""
+    for line, forms, _comments, context in extract("python", BytesIO(code.encode()), KEYWORDS):
+        if sentence := all_of(forms)[0]:
+            yield line, (context, sentence)
 
 
 def marked() -> Iterator[tuple[str, tuple[str | None, str]]]:
     """Yield the place, context and text of each sentence that is marked for translation."""
-    for name, text in sources():
-        for line, forms, _comments, context in extract("python", BytesIO(text.encode()), KEYWORDS):
-            if sentence := all_of(forms)[0]:
-                yield f"{name}:{line}", (context, sentence)
+    for name, code in sources():
+        for line, sentence in extracted(code):
+            yield f"{name}:{line}", sentence
 
 
 TRANSLATED = read("django.po")
@@ -107,3 +126,15 @@ def test_the_catalog_is_chinese_without_obsolete_sentences():
 def test_the_compiled_catalog_is_up_to_date():
     compiled = {key(message): all_of(message.string) for message in sentences(read("django.mo"))}
     assert compiled == {key(message): all_of(message.string) for message in sentences(TRANSLATED)}, ADVICE
+
+
+def test_our_english_of_allauth_is_in_sentence_case_and_compiled():
+    english = {all_of(message.id)[0]: message.string for message in sentences(read("django.po", ENGLISH))}
+    compiled = {all_of(message.id)[0]: message.string for message in sentences(read("django.mo", ENGLISH))}
+    assert english == compiled, "Run `manage.py compilemessages`"
+    assert not [text for text in english.values() if TITLE_CASE.search(text)]
+    assert set(english) <= {sentence for _place, (_context, sentence) in marked()}, "It needs our Chinese too"
+    for name in ALLAUTH_PAGES:
+        template = Path(allauth.__file__).parent / "templates" / "account" / name
+        shown = {sentence for _line, (_context, sentence) in extracted(python_of(template))}
+        assert {sentence for sentence in shown if TITLE_CASE.search(sentence)} <= set(english), name

@@ -23,7 +23,7 @@ from unfold.widgets import UnfoldAdminSelectWidget
 
 from billing import costs, models, price_simulation, pricebooks
 from billing.admin.amounts import AmountInput, input_value
-from billing.amounts import money, to_major
+from billing.amounts import MINUS, money, to_major
 from billing.currencies import SUPPORTED, decimals
 from billing.errors import BookRefused, NotPriced
 from billing.selectors import default_currency
@@ -330,4 +330,4 @@ def _amount(value: Decimal | None, book: models.PriceBook) -> str:
 
 
 def _percent(fraction: float | None) -> str:
-    return "–" if fraction is None else f"{fraction:+.1%}"
+    return "–" if fraction is None else f"{fraction:+.1%}".replace("-", MINUS)

@@ -242,8 +242,8 @@ class InvoiceMail(models.Model):
     mailed_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
-        verbose_name = _("invoice e-mail")
-        verbose_name_plural = _("invoice e-mails")
+        verbose_name = _("invoice email")
+        verbose_name_plural = _("invoice emails")
         indexes = (models.Index(fields=["id"], condition=Q(mailed_at=None), name="invoice_mails_that_wait"),)
 
     def __str__(self) -> str:

@@ -60,7 +60,7 @@ class TopUp(models.Model):
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     paid_at = models.DateTimeField(null=True, blank=True)
-    mailed_at = models.DateTimeField(null=True, blank=True, help_text=_("When the failure e-mail was sent."))
+    mailed_at = models.DateTimeField(null=True, blank=True, help_text=_("When the failure email was sent."))
 
     class Meta:
         verbose_name = _("top-up")
@@ -165,7 +165,7 @@ class AutoTopUp(models.Model):
     set_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     updated_at = models.DateTimeField(_("changed"), auto_now=True)
     mailed_at = models.DateTimeField(
-        null=True, blank=True, editable=False, help_text=_("When the e-mail about missing cards was sent.")
+        null=True, blank=True, editable=False, help_text=_("When the email about missing cards was sent.")
     )
 
     class Meta:

@@ -92,7 +92,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
         """Let the chosen users, who await approval after sign-up, log in, and tell them by mail."""
         for user in queryset:
             if services.approve_user(user=user, actor=_actor_of(request)) and not emails.send_approval(user):
-                self.message_user(request, _("No mail could be sent to %s.") % user.email, messages.WARNING)
+                self.message_user(request, _("No email could be sent to %s.") % user.email, messages.WARNING)
 
     @admin.action(description=_("Remove the second factors of the chosen users"), permissions=("change",))
     def reset_second_factors(self, request: HttpRequest, queryset: QuerySet[User]) -> None:

@@ -19,7 +19,7 @@ class SignUpForm(forms.Form):
         label=_("Organization"),
         max_length=100,
         required=False,
-        help_text=_("Leave empty to use the first part of your e-mail address. You can change it later."),
+        help_text=_("Leave empty to use the first part of your email address. You can change it later."),
         widget=forms.TextInput(attrs={"autocomplete": "organization"}),
     )
 

@@ -41,14 +41,14 @@ class User(AbstractUser):
     """A user, identified by e-mail address."""
 
     username = None  # type: ignore[assignment]  # the way Django documents for leaving a field of AbstractUser out
-    email = models.EmailField(_("e-mail address"), unique=True)
+    email = models.EmailField(_("email address"), unique=True)
     language = models.CharField(
         _("language"),
         max_length=8,
         blank=True,
         default="",
         db_default="",
-        help_text=_("Language of e-mails. Empty until the user first logs in."),
+        help_text=_("Language of emails. Empty until the user first logs in."),
     )
 
     time_zone = models.CharField(
@@ -174,7 +174,7 @@ class Invitation(models.Model):
     organization = models.ForeignKey(
         Organization, models.CASCADE, related_name="invitations", verbose_name=_("organization")
     )
-    email = models.EmailField(_("e-mail address"))
+    email = models.EmailField(_("email address"))
     role = models.CharField(_("role"), max_length=16, choices=Membership.Roles.choices)
     invited_by = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+", verbose_name=_("invited by"))
     created_at = models.DateTimeField(_("created"), auto_now_add=True)

@@ -28,7 +28,7 @@ ORGANIZATIONS, NOTEBOOKS = "organizations", "notebooks"
 """The scopes that this console adds to those of OpenID Connect."""
 SCOPES = {
     "openid": _("Know who you are"),
-    "email": _("See your e-mail address"),
+    "email": _("See your email address"),
     "profile": _("See your name"),
     ORGANIZATIONS: _("See which organizations you belong to"),
     NOTEBOOKS: _("Start, see and stop notebooks, which your organization pays for"),

@@ -86,7 +86,7 @@ class InvitationNotForYou(AccountsError):
     """The invitation was sent to another address."""
 
     code = "not_allowed"
-    message = _("This invitation is for another e-mail address. Log in with that address.")
+    message = _("This invitation is for another email address. Log in with that address.")
 
 
 class NotFound(AccountsError):

@@ -38,7 +38,7 @@ def validate_contact(value: str) -> None:
     try:
         validate(value)
     except ValidationError as error:
-        raise ValidationError(_("Enter an e-mail address or an address that begins with https://.")) from error
+        raise ValidationError(_("Enter an email address or an address that begins with https://.")) from error
 
 
 class Brand(models.Model):
@@ -59,7 +59,7 @@ class Brand(models.Model):
         max_length=200,
         blank=True,
         validators=[validate_contact],
-        help_text=_("An e-mail address, or a page that begins with https://. Every page links to it."),
+        help_text=_("An email address, or a page that begins with https://. Every page links to it."),
     )
     changed_at = models.DateTimeField(auto_now=True)
 

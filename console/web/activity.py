@@ -41,7 +41,7 @@ DESCRIPTIONS: dict[str, Promise] = {
     "account.log_in_failed": _("A log-in failed: wrong password"),
     "account.factor_failed": _("A log-in failed: wrong code"),
     "account.password_changed": _("Changed the password"),
-    "account.addresses_changed": _("Changed the e-mail addresses: %(target)s"),
+    "account.addresses_changed": _("Changed the email addresses: %(target)s"),
     "account.factor_added": _("Added a second factor: %(target)s"),
     "account.factor_removed": _("Removed a second factor: %(target)s"),
     "account.codes_renewed": _("Created new recovery codes"),

@@ -33,7 +33,7 @@ class ConfirmationForm(forms.Form):
 class EmailForm(forms.Form):
     """The form that confirms the deletion of an account: the person's own address, typed again."""
 
-    email = forms.CharField(label=gettext_lazy("Your e-mail address"), max_length=254)
+    email = forms.CharField(label=gettext_lazy("Your email address"), max_length=254)
 
     def __init__(self, user: User, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]  # the data of the form
@@ -56,7 +56,7 @@ def close_organization(request: MemberRequest) -> HttpResponse:
     if form.is_valid():
         with errors_in_form(form):
             closure.request(membership=request.membership, **form.cleaned_data)
-            messages.success(request, _("The organization will be closed. Every member gets an e-mail."))
+            messages.success(request, _("The organization will be closed. Every member gets an email."))
             return redirect("organization_close")
     context = {
         "form": form,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from billing import budgets, costs, exports, selectors
 from billing.amounts import parse_amount, to_major
-from billing.models import Account
+from billing.models import Account, NodeSpec
 from console.accounts import selectors as accounts
 from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
@@ -44,7 +45,11 @@ def cost_list(request: MemberRequest) -> HttpResponse:
     month = costs.parse_month(request.GET.get("month", ""))
     dimension = request.GET.get("by", "")
     dimension = dimension if dimension in costs.DIMENSIONS else "node_spec"
-    spends = costs.spending(organization, month)
+    titles = dict(NodeSpec.objects.values_list("name", "title"))
+    spends = [
+        replace(spend, node_spec=titles.get(spend.node_spec, spend.node_spec))
+        for spend in costs.spending(organization, month)
+    ]
     names, days = costs.by_day(spends, month, dimension)
     return render(
         request,

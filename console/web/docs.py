@@ -7,7 +7,7 @@ customers. The text is English in every language.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from django.views.decorators.http import require_GET
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from console.core.error_codes import ErrorCode
 from console.core.error_codes import reference as error_reference
 
 
@@ -53,6 +54,8 @@ MAX_QUERY_LENGTH = 100
 """Longer queries are cut, because anonymous visitors may search, and every section is searched for each word."""
 EXCERPT_LENGTH = 180
 """How many characters of a section a search result shows."""
+INTERNAL_COLUMN = "tests"
+"""The heading of a table column that the files have for contributors, and that readers of the console are not shown."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def docs_page(request: HttpRequest, page: str) -> HttpResponse:
     """Show a guide, or the error codes."""
     context: dict[str, Any] = {"page": page, "pages": _pages()}
     if page == ERRORS:
-        context |= {"title": ERRORS_ENTRY.title, "codes": error_reference()}
+        context |= {"title": ERRORS_ENTRY.title, "codes": _error_codes()}
     elif page in GUIDES:
         guide = _guide(page)
         contents = [section for section in guide.sections if section.level == 2]
@@ -121,9 +124,14 @@ def _results(query: str) -> list[dict[str, Any]]:
 
 
 def _excerpt(text: str, word: str) -> str:
-    """Return the part of a text around a word: a third of the excerpt is before the word."""
-    start = max(0, text.lower().find(word) - EXCERPT_LENGTH // 3)
+    """Return the part of a text around a word, cut between words: a third of the excerpt is before the word."""
+    found = max(0, text.lower().find(word))
+    start = max(0, found - EXCERPT_LENGTH // 3)
+    if start:  # at the next space, unless that is after the word
+        start = text.find(" ", start - 1, found) + 1 or start
     end = start + EXCERPT_LENGTH
+    if end < len(text):  # at the last space, unless that is in or before the word
+        end = max(text.rfind(" ", found + len(word), end + 1), 0) or end
     return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
 
 
@@ -131,9 +139,21 @@ def _all_sections() -> list[Section]:
     """Return the sections of all guides and the error codes."""
     sections = [section for page in GUIDES for section in _guide(page).sections]
     for error in error_reference():
-        text = " ".join([*error.meanings, *map(str, error.messages)])
+        text = " ".join([*error.meanings, *map(str, error.messages)]).replace("`", "")
         sections.append(Section(ERRORS, error.code, error.code, 2, text))
     return sections
+
+
+def _error_codes() -> list[ErrorCode]:
+    """Return all error codes, with their meanings as HTML."""
+    markdown = MarkdownIt("commonmark", {"html": False})
+    return [
+        replace(
+            error,
+            meanings=tuple(mark_safe(markdown.renderInline(meaning)) for meaning in error.meanings),  # noqa: S308  # from docstrings of this release, with raw HTML escaped
+        )
+        for error in error_reference()
+    ]
 
 
 @cache
@@ -141,7 +161,7 @@ def _guide(page: str) -> Guide:
     """Render a guide of this release, once per process."""
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse((settings.BASE_DIR / "docs" / f"{page}.md").read_text())
-    tokens = _without_contents(_without_title(tokens))
+    tokens = _without_column(_without_contents(_without_title(tokens)), INTERNAL_COLUMN)
     anchors: dict[str, int] = {}
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         if token.type == "heading_open" and following is not None:
@@ -183,6 +203,28 @@ def _without_contents(tokens: list[Token]) -> list[Token]:
             if links and all(str(link.attrGet("href")).startswith("#") for link in links):
                 return tokens[:start] + tokens[end + 1 :]
     return tokens
+
+
+def _without_column(tokens: list[Token], heading: str) -> list[Token]:
+    """Leave out the columns of tables that have this heading."""
+    kept: list[Token] = []
+    hidden: int | None = None
+    column = 0
+    for index, token in enumerate(tokens):
+        if token.type == "table_open":
+            hidden = None
+        elif token.type == "tr_open":
+            column = -1
+        elif token.type in {"th_open", "td_open"}:
+            column += 1
+            if token.type == "th_open" and _plain(tokens[index + 1]) == heading:
+                hidden = column
+        elif token.type in {"tr_close", "table_close"}:
+            column = -1
+        # A cell has three tokens: its opening, its contents, and its end.
+        if hidden is None or column != hidden:
+            kept.append(token)
+    return kept
 
 
 def _sections(page: str, tokens: list[Token]) -> list[Section]:

@@ -87,11 +87,11 @@ def _state_tab(search: JobSearch, state: str, counts: dict[str, int]) -> dict[st
     }
 
 
-def _filter_choices(organization: Organization) -> dict[str, list[str]]:
-    """Return the choices of the filters: names of workspaces and node specs, addresses of members."""
+def _filter_choices(organization: Organization) -> dict[str, list[Any]]:
+    """Return the choices of the filters: names of workspaces, names and titles of node specs, addresses of members."""
     return {
         "workspaces": list(storage.workspaces_for(organization).order_by("name").values_list("name", flat=True)),
-        "node_specs": list(NodeSpec.objects.order_by("name").values_list("name", flat=True)),
+        "node_specs": list(NodeSpec.objects.order_by("title").values_list("name", "title")),
         "members": list(accounts.members(organization=organization).values_list("user__email", flat=True)),
     }
 

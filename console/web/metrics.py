@@ -26,7 +26,7 @@ MAX_SIBLINGS = 12
 """How many other runs of the same script the tab offers for a comparison."""
 MAX_CURVES_IN_TABLE = 6
 """How many curves the table of compared runs shows, since each takes a column. The charts show every curve."""
-POINTS_PER_PAGE = 100
+POINTS_PER_PAGE = 50
 """How many rows one page of the table of points shows."""
 
 

@@ -54,7 +54,7 @@ SECTIONS = (
             Entry(_("Workspaces"), "workspace_list", "folders", ("workspace_",)),
             Entry(_("Images"), "image_list", "package", ("image_", "registry_")),
             Entry(_("Secrets"), "secret_list", "lock", ("secret_",)),
-            Entry(_("Usage"), "storage_usage", "server-2", ("storage_",)),
+            Entry(_("Usage"), "storage_usage", "chart-pie", ("storage_",)),
         ),
     ),
     Section(

@@ -73,7 +73,7 @@ class TokenForm(NameForm):
 class InvitationForm(forms.Form):
     """The form of an invitation."""
 
-    email = forms.EmailField(label=gettext_lazy("E-mail address"))
+    email = forms.EmailField(label=gettext_lazy("Email address"))
     role = forms.ChoiceField(
         label=gettext_lazy("Role"), choices=Membership.Roles.choices, initial=Membership.Roles.MEMBER
     )

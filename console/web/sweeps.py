@@ -110,12 +110,13 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
     if isinstance(origin, Job):
         job: Job | None = origin
     else:
-        first_trial = origin.trials.select_related("job").first()
+        first_trial = origin.trials.select_related("job__node_spec").first()
         job = first_trial.job if first_trial else None
     context = {
         "origin": origin,
         "origin_kind": "job" if isinstance(origin, Job) else "sweep",
         "base": base,
+        "spec_title": job.node_spec.title if job else base["node_spec"],
         "currency": currency_of(organization),
         "values": _values_of_job(origin) if isinstance(origin, Job) else _values_of_sweep(origin),
         "metrics": cost_analysis.curve_names(job) if job else [],

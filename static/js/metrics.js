@@ -286,6 +286,7 @@ const start = (root) => {
     if (isLoading || !isVisible()) return void (isPending = true);
     isLoading = true;
     isPending = false;
+    root.setAttribute("aria-busy", !isLoaded);
     try {
       await Promise.all(runs.map(load));
       isLoaded = true;
@@ -296,6 +297,7 @@ const start = (root) => {
       part("failed").hidden = false;
     }
     isLoading = false;
+    root.removeAttribute("aria-busy");
     drawAll();
     if (isPending) timer = setTimeout(refresh, REFRESH_MS);
   };

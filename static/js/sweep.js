@@ -3,6 +3,8 @@ import { axisStyle, colour, onResize } from "./charts.js";
 import { watchQuote } from "./quote_card.js";
 
 const HEIGHT = 220;
+const MIN_AXIS_WIDTH = 120; // of axes that stand beside each other
+const AXIS_HEIGHT = 64; // of axes that lie below each other
 const data = JSON.parse(document.getElementById("sweep-data").textContent);
 const root = document.getElementById("sweep-charts");
 const texts = root.dataset;
@@ -35,36 +37,49 @@ const scale = (axis, values) => {
   return { name: axis.name, at, ends };
 };
 
+/** Parallel coordinates: axes side by side, and where that is too narrow, below each other. */
 const drawParallel = (valued) => {
-  const [width, height, top, bottom, side] = [Math.max(480, chartElement("parallel").clientWidth), 256, 34, 18, 56];
   const shown = [...data.axes, { name: data.metric, isValue: true }];
+  const width = chartElement("parallel").clientWidth;
+  const isUpright = width >= MIN_AXIS_WIDTH * shown.length;
+  const [height, top, bottom, side] = isUpright ? [256, 34, 18, 56] : [AXIS_HEIGHT * shown.length, 24, 24, 12];
   const valueOf = (trial, axis) => (axis.isValue ? trial.value : trial.parameters[axis.name]);
   const scales = shown.map((axis) => scale(axis, valued.map((trial) => valueOf(trial, axis)).filter((value) => value !== undefined)));
-  const x = (index) => side + (index * (width - 2 * side)) / (shown.length - 1);
-  const y = (share) => height - bottom - share * (height - top - bottom);
+  const across = (share) => side + share * (width - 2 * side);
+  const down = (share) => top + share * (height - top - bottom);
+  /** Where an axis, by its index, has a share of its length. */
+  const place = (index, share) => {
+    const axisAt = index / (shown.length - 1);
+    return isUpright ? [across(axisAt), down(1 - share)] : [across(share), down(axisAt)];
+  };
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": texts.parallel });
+  const labels = element("g", {});
+  const label = (x, y, anchor, text, weight = 400) => labels.append(element("text", { x, y, "text-anchor": anchor, "font-weight": weight }, text));
   scales.forEach((each, index) => {
-    svg.append(
-      element("line", { class: "axis", x1: x(index), x2: x(index), y1: y(0), y2: y(1) }),
-      element("text", { x: x(index), y: 14, "text-anchor": "middle", "font-weight": 600 }, each.name),
-    );
+    const [[x1, y1], [x2, y2]] = [place(index, 0), place(index, 1)];
+    svg.append(element("line", { class: "axis", x1, y1, x2, y2 }));
+    if (isUpright) label(x1, 14, "middle", each.name, 600);
+    else label(0, y1 - 8, "start", each.name, 600);
     const isLast = index === scales.length - 1;
     for (const [share, text] of each.ends.slice(0, 12)) {
-      svg.append(element("text", { x: x(index) + (isLast ? -6 : 6), y: share ? y(share) - 4 : y(share) + 12, "text-anchor": isLast ? "end" : "start" }, text));
+      const [x, y] = place(index, share);
+      if (isUpright) label(x + (isLast ? -6 : 6), share ? y - 4 : y + 12, isLast ? "end" : "start", text);
+      else label(share === 0 ? 0 : share === 1 ? width : x, y + 16, share === 0 ? "start" : share === 1 ? "end" : "middle", text);
     }
   });
   // The best line is drawn last, above the others.
   for (const trial of [...valued].sort((one, other) => one.is_best - other.is_best)) {
     const points = shown
-      .map((axis, index) => [x(index), valueOf(trial, axis), scales[index]])
+      .map((axis, index) => [index, valueOf(trial, axis)])
       .filter(([, value]) => value !== undefined)
-      .map(([left, value, each]) => `${left.toFixed(1)} ${y(each.at(value)).toFixed(1)}`);
+      .map(([index, value]) => place(index, scales[index].at(value)).map((number) => number.toFixed(1)).join(" "));
     const parameters = Object.entries(trial.parameters).map(([name, value]) => `${name} ${value}`);
     const title = [`${texts.trial} ${trial.number}: ${data.metric} ${figures.format(trial.value)}`, ...parameters].join("\n");
     const link = element("a", { href: data.job.replace("/0/", `/${trial.job}/`), tabindex: -1, class: trial.is_best ? "is-best" : "" });
     link.append(element("path", { d: `M${points.join("L")}` }, element("title", {}, title)));
     svg.append(link);
   }
+  svg.append(labels);
   chartElement("parallel").replaceChildren(svg);
 };
 
@@ -119,6 +134,7 @@ let version = "";
 const load = async () => {
   const shown = document.getElementById("sweep").dataset.version;
   if (shown === version) return;
+  root.setAttribute("aria-busy", version === "");
   try {
     const answer = await fetch(data.trials, { headers: { Accept: "application/json" } });
     if (!answer.ok) throw new Error(answer.statusText);
@@ -129,6 +145,7 @@ const load = async () => {
     root.querySelector("[data-message]").hidden = false;
     root.querySelector("[data-message]").textContent = texts.failed;
   }
+  root.removeAttribute("aria-busy");
 };
 
 load();

@@ -1,6 +1,6 @@
 // The resource usage of a job: charts with a line for each node, and a table of ranks. They are loaded when the tab is
 // opened, and every POLL_MS while the job runs and the tab is active.
-import { axisStyle, inZone, onResize, seriesColour, zone } from "./charts.js";
+import { axisStyle, inZone, onResize, seriesColour, timeAxisStyle, timeText, zone } from "./charts.js";
 
 const pane = document.getElementById("telemetry");
 const holder = document.getElementById("telemetry-charts");
@@ -54,7 +54,7 @@ const draw = (name) => {
         cursor: { sync: { key: "telemetry" }, points: { size: 6 } },
         scales: { y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         series: [
-          { label: zone },
+          { label: zone, value: (_chart, at) => (at === null || at === undefined ? "" : timeText(at)) },
           ...nodes.map((node) => ({
             label: `${holder.dataset.node} ${node.node}`,
             stroke: seriesColour(node.node),
@@ -64,7 +64,7 @@ const draw = (name) => {
             value: (_chart, value, _series, index) => legend(name, node, value, index),
           })),
         ],
-        axes: [axis, { ...axis, size: 72, values: (_chart, marks) => marks.map(format), ...(BYTES.has(name) && { incrs: POWERS }) }],
+        axes: [timeAxisStyle(), { ...axis, size: 72, values: (_chart, marks) => marks.map(format), ...(BYTES.has(name) && { incrs: POWERS }) }],
       },
       table(name),
       container.querySelector(".chart > div"),
@@ -128,6 +128,7 @@ const drawAll = () => {
 const load = async () => {
   clearTimeout(timer);
   if (!isActive()) return;
+  pane.setAttribute("aria-busy", usage === null);
   try {
     const response = await fetch(pane.dataset.from, { headers: { Accept: "application/json" } });
     if (response.ok) {
@@ -137,6 +138,7 @@ const load = async () => {
   } catch {
     // The console does not respond. The timer tries again.
   }
+  pane.removeAttribute("aria-busy");
   if (!document.getElementById("job-header").dataset.ended) timer = setTimeout(load, POLL_MS);
 };
 

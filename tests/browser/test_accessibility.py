@@ -181,11 +181,12 @@ class Walker:
         """Load a page, or open another tab of the page that is open, and await what it loads."""
         url, _hash, tab = f"{self.url}/{path.format(**self.ids)}".partition("#")
         if tab and url == self.page.url.partition("#")[0]:
-            self.page.locator(f"#{tab}-tab").click()
+            tabs = self.page.locator("#job-tab")  # on phones, a list in place of the tabs
+            tabs.select_option(tab) if tabs.is_visible() else self.page.locator(f"#{tab}-tab").click()
             self.page.evaluate(TWO_FRAMES)  # htmx loads a tab once an observer has seen it, in the next frame
         else:
             self.page.goto(f"{url}#{tab}" if tab else url, wait_until="load")
-        expect(self.page.locator(".htmx-request")).to_have_count(0)
+        expect(self.page.locator(".htmx-request, [aria-busy=true]")).to_have_count(0)
 
     def check(self, path, part=MAIN):
         """Run axe on a part of a page in both themes: every rule in light, and of colors again in dark."""

@@ -27,20 +27,23 @@ def log_in(page, url, buyer):
     page.wait_for_url(url)
 
 
+@in_chinese
 def test_a_declined_card_pays_nothing_and_another_one_does(torch_console, buyer, watched):
-    page = watched.page
+    page, say = watched.page, watched.say
     log_in(page, f"{torch_console.url}/wallet/", buyer)
     available = page.locator("[data-available]")
     before = available.inner_text()
-    page.get_by_label("Amount").fill("7")
-    page.get_by_role("button", name="Go to payment").click()
+    page.get_by_label(say("Amount")).fill("7")
+    assert untranslated(page) == []
+    page.get_by_role("button", name=say("Go to payment")).click()
     page.get_by_label("Test card number").fill(DECLINED)
     page.get_by_role("button", name="Pay $7.00").click()
     expect(page.get_by_role("alert")).to_have_text("Your card was declined.")
     page.get_by_label("Test card number").fill(GOOD)
     page.get_by_role("button", name="Pay $7.00").click()
     expect(available).not_to_have_text(before)
-    expect(page.get_by_role("row").filter(has_text="+$7.00")).to_have_count(1)
+    expect(page.get_by_role("row").filter(has_text="+US$7.00")).to_have_count(1)
+    assert untranslated(page) == []
 
 
 @in_chinese

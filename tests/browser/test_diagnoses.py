@@ -12,7 +12,8 @@ from billing.models import NodeSpec
 from jobs import dispatch, results
 from jobs.models import Attempt
 from runtime.specs import Outcome
-from tests.browser.conftest import WITH_ROWS
+from tests.browser.conftest import WITH_ROWS, english_texts, in_chinese, untranslated
+from tests.browser.test_accessibility import texts_of
 from tests.factories.jobs import SCRIPT
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
@@ -115,6 +116,7 @@ def fail(customer, case):
     return job.pk
 
 
+@in_chinese
 def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(url, customer, client, watched):
     page = watched.page
     client.force_login(customer.membership.user)
@@ -124,8 +126,11 @@ def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(url,
     followed = set()
     for job, case in [(fail(customer, case), case) for case in CASES]:
         _check_explanation(client.get(f"/jobs/{job}/").content.decode(), case)
+        chinese = client.get(f"/jobs/{job}/", headers={"accept-language": watched.language}).content.decode()
+        assert not list(filter(english_texts().fullmatch, texts_of(chinese))), case.family
         if case.button not in followed:  # families share buttons
             page.goto(f"{url}/jobs/{job}/")
+            assert untranslated(page) == [], case.family
             page.locator("#fix").click()
             _check_fix(page, job, case)
             followed.add(case.button)

@@ -5,14 +5,15 @@ import re
 from playwright.sync_api import expect
 
 from runtime.specs import Outcome
-from tests.browser.conftest import WITH_ROWS
+from tests.browser.conftest import WITH_ROWS, in_chinese, untranslated
 from tests.factories.jobs import start
 
 pytestmark = WITH_ROWS
 
 
+@in_chinese
 def test_an_edited_script_is_trained_and_the_earlier_one_exactly_again(url, customer, watched):
-    page = watched.page
+    page, say = watched.page, watched.say
     customer.write("train.py", "print('first')\n")
     first = customer.started()
     customer.end(first, Outcome.CODE_FAILED)
@@ -21,22 +22,25 @@ def test_an_edited_script_is_trained_and_the_earlier_one_exactly_again(url, cust
     page.keyboard.press("Control+End")
     page.keyboard.type("print('second')")
     page.keyboard.press("Control+s")
-    expect(page.locator("#save-state")).to_have_text("Saved.")
+    expect(page.locator("#save-state")).to_have_text(say("Saved."))
 
     page.goto(f"{url}/jobs/{first.job_id}/#configuration")
     expect(page.locator("#script-diff .diff-new")).to_contain_text("print('second')")
-    page.get_by_role("link", name="Run again", exact=True).click()
-    expect(page.get_by_text("The script train.py has changed.")).to_be_visible()
+    assert untranslated(page) == []
+    page.get_by_role("link", name=say("Run again"), exact=True).click()
+    expect(page.get_by_text(say("The script %(path)s has changed.", path="train.py"))).to_be_visible()
     page.locator("[name=epochs]").fill("7")
-    expect(page.locator("#changed-fields output")).to_have_text("Epochs")
+    expect(page.locator("#changed-fields output")).to_have_text(say("Epochs"))
+    assert untranslated(page) == []
     assert runs(customer, buy(page)) == "print('first')\nprint('second')"
 
     page.goto(f"{url}/jobs/{first.job_id}/")
-    page.get_by_role("link", name="Run exactly").click()
+    page.get_by_role("link", name=say("Run exactly")).click()
     assert runs(customer, buy(page)) == "print('first')"
     page.reload()
-    page.get_by_role("tab", name="Configuration").click()
-    expect(page.get_by_text("This job runs a copy of the ordered script")).to_be_visible()
+    page.get_by_role("tab", name=say("Configuration")).click()
+    expect(page.locator("#configuration")).to_contain_text("train.py")
+    assert untranslated(page) == []
 
 
 def buy(page):

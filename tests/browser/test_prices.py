@@ -1,37 +1,43 @@
 """A customer and an administrator, who publishes prices, in two windows."""
 
-import re
 from decimal import Decimal
 
+from django.utils import translation
 from playwright.sync_api import expect
 
 from billing import pricebooks
 from billing.models import PriceBook
-from tests.browser.conftest import WITH_ROWS, ask_for_quote, log_in
+from tests.browser.conftest import WITH_ROWS, ask_for_quote, in_chinese, log_in, untranslated
 from tests.factories.accounts import UserFactory
 
 pytestmark = WITH_ROWS
 
 
+@in_chinese
 def test_prices_that_an_administrator_publishes_are_in_the_next_quote(url, watched, second):
-    page = watched.page
+    page, say = watched.page, watched.say
     page.goto(f"{url}/training/new/")
     ask_for_quote(page)
     before = int(page.locator("[data-ceiling]").get_attribute("data-ceiling"))
 
-    draft = pricebooks.copy(book=PriceBook.objects.get())
+    with translation.override(watched.language):  # its name is in the language of the administrator
+        draft = pricebooks.copy(book=PriceBook.objects.get())
     log_in(second.context, url, UserFactory(is_staff=True, is_superuser=True))
     second.goto(f"{url}/admin/billing/pricebook/{draft.pk}/change/")
     for amount in second.locator("input[name$=-amount]:visible").all():
         if value := amount.input_value():  # the last row is for another price
             amount.fill(str(3 * Decimal(value)))
-    second.get_by_role("button", name="Save", exact=True).click()
-    expect(second.get_by_text(re.compile("Large change from the current price")).first).to_be_visible()
+    second.get_by_role("button", name=say("Save"), exact=True).click()
+    warning = say("Large change from the current price: %(change)s. Check it before you publish.").partition("%")[0]
+    expect(second.get_by_text(warning).first).to_be_visible()
     second.get_by_role("row").filter(has_text=str(draft)).get_by_role("checkbox").check()
     second.locator("select[name=action]").select_option("publish")
-    second.get_by_role("button", name="Run").click()
-    second.get_by_role("button", name="Publish").click()
-    expect(second.get_by_text(f"{draft} is published.")).to_be_visible()
+    assert untranslated(second) == []
+    second.get_by_role("button", name=say("Run")).click()
+    assert untranslated(second) == []
+    second.get_by_role("button", name=say("Publish")).click()
+    expect(second.get_by_text(say("%(book)s is published.", book=draft))).to_be_visible()
+    assert untranslated(second) == untranslated(page) == []
 
     ask_for_quote(page)
     expect(page.locator("[data-ceiling]")).not_to_have_attribute("data-ceiling", str(before))

@@ -15,7 +15,7 @@ from allauth.mfa.totp.internal import auth as totp
 from playwright.sync_api import expect
 
 from console import sign_in
-from tests.browser.conftest import WITH_ROWS, served_console, submit_log_in
+from tests.browser.conftest import WITH_ROWS, in_chinese, served_console, submit_log_in, untranslated
 from tests.factories.accounts import PASSWORD, MembershipFactory
 
 pytestmark = WITH_ROWS
@@ -44,59 +44,69 @@ def log_in_with_password(page, console, user):
     submit_log_in(page, user.email, PASSWORD)
 
 
+@in_chinese
 def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console, watched):
-    user, page = MembershipFactory().user, watched.page
+    user, page, say = MembershipFactory().user, watched.page, watched.say
     add_authenticator(page)
 
     log_in_with_password(page, console, user)
     page.goto(f"{console}/security/")
-    page.get_by_role("link", name="Add a passkey").click()
+    page.get_by_role("link", name=f"{say('Add')} {say('a passkey')}").click()
+    assert untranslated(page) == []
     page.locator("[name=password]").fill(PASSWORD)
-    page.get_by_role("button", name="Confirm").click()
-    expect(page.get_by_label("Log in with this passkey alone")).to_be_checked()
+    page.get_by_role("button", name=say("Confirm")).click()
+    expect(page.get_by_label(say("Log in with this passkey alone"))).to_be_checked()
+    assert untranslated(page) == []
     page.locator("#id_name").fill("My laptop")
-    page.get_by_role("button", name="Add passkey").click()
-    expect(page.get_by_role("heading", name="Recovery codes")).to_be_visible()
+    page.get_by_role("button", name=say("Add passkey")).click()
+    expect(page.get_by_role("heading", name=say("Recovery codes"))).to_be_visible()
+    assert untranslated(page) == []
     page.goto(f"{console}/security/")
     expect(page.get_by_text("My laptop")).to_be_visible()
-    expect(page.get_by_text("no password needed")).to_be_visible()
+    expect(page.get_by_text(say("no password needed"))).to_be_visible()
+    assert untranslated(page) == []
 
     page.context.clear_cookies()
     log_in_with_password(page, console, user)
-    page.get_by_role("button", name="Use a passkey").click()
+    page.get_by_role("button", name=say("Use a passkey")).click()
     page.wait_for_url(f"{console}/")
 
     page.context.clear_cookies()
     page.goto(f"{console}/accounts/login/?next=/security/")
-    page.get_by_role("button", name="Log in with a passkey").click()
+    assert untranslated(page) == []
+    page.get_by_role("button", name=say("Log in with a passkey")).click()
     page.wait_for_url(re.compile(r"/security/$"))
-    expect(page.get_by_text("Last used: just now")).to_be_visible()
+    expect(page.get_by_text(f"{say('Last used')}: {say('just now')}")).to_be_visible()
 
 
+@in_chinese
 def test_an_authenticator_app_is_set_up_and_asked_for_and_a_recovery_code_replaces_it(
     transactional_db, console, watched
 ):
-    user, page = MembershipFactory().user, watched.page
+    user, page, say = MembershipFactory().user, watched.page, watched.say
     log_in_with_password(page, console, user)
     page.goto(f"{console}/security/")
-    page.get_by_role("link", name="Set up").click()
+    page.get_by_role("link", name=say("Set up")).click()
     page.locator("[name=password]").fill(PASSWORD)
-    page.get_by_role("button", name="Confirm").click()
-    expect(page.get_by_role("img", name="QR code of the key")).to_be_visible()
+    page.get_by_role("button", name=say("Confirm")).click()
+    expect(page.get_by_role("img", name=say("QR code of the key"))).to_be_visible()
     page.locator("[name=code]").fill("000000")
-    page.get_by_role("button", name="Turn on").click()
-    expect(page.get_by_text("Incorrect code.")).to_be_visible()
-    page.locator("[name=code]").fill(code_of(page.get_by_label("Text to copy").input_value()))
-    page.get_by_role("button", name="Turn on").click()
-    recovery_code = page.get_by_label("Unused codes").inner_text().split()[0]
+    page.get_by_role("button", name=say("Turn on")).click()
+    expect(page.get_by_text(say("Incorrect code."))).to_be_visible()
+    assert untranslated(page) == []
+    page.locator("[name=code]").fill(code_of(page.get_by_label(say("Text to copy")).input_value()))
+    page.get_by_role("button", name=say("Turn on")).click()
+    recovery_code = page.get_by_label(say("Unused codes")).inner_text().split()[0]
+    assert untranslated(page) == []
 
     page.context.clear_cookies()
     log_in_with_password(page, console, user)
-    expect(page.get_by_role("heading", name="Confirm that it is you")).to_be_visible()
+    expect(page.get_by_role("heading", name=say("Confirm that it is you"))).to_be_visible()
+    assert untranslated(page) == []
     with_password_alone = page.request.get(f"{console}/jobs/", max_redirects=0)
     assert with_password_alone.status == 302
     page.locator("[name=code]").fill(recovery_code)
-    page.get_by_role("button", name="Log in", exact=True).click()
+    page.get_by_role("button", name=say("Log in"), exact=True).click()
     page.wait_for_url(f"{console}/")
 
 
@@ -105,9 +115,10 @@ def code_of(secret):
     return totp.format_hotp_value(totp.hotp_value(secret, int(time.time()) // 30))
 
 
+@in_chinese
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the provider uses old names of its own libraries
 def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, watched, settings):
-    page = watched.page
+    page, say = watched.page, watched.say
     with oidc_provider_mock.run_server_in_thread() as server:
         provider = f"http://localhost:{server.server_port}"
         httpx.put(f"{provider}/users/ada", json={"email": "ada@example.com", "email_verified": True}).raise_for_status()
@@ -123,10 +134,11 @@ def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, watch
         # The provider's page asks for a style sheet of the internet, and the browser for an icon.
         page.route(re.compile(r"cdn\.jsdelivr\.net|favicon\.ico"), lambda route: route.fulfill(body=""))
         page.goto(f"{console}/accounts/login/?next=/tokens/")
-        page.get_by_role("button", name="Continue with Acme").click()
+        page.get_by_role("button", name=say("Continue with %(name)s", name="Acme")).click()
         page.wait_for_url(re.compile(re.escape(provider)))
         page.locator("input[name=sub]").first.fill("ada")
         page.get_by_role("button").first.click()
         page.wait_for_url(f"{console}/tokens/")
         page.goto(f"{console}/security/")
-        expect(page.get_by_role("heading", name="Single sign-on")).to_be_visible()
+        expect(page.get_by_role("heading", name=say("Single sign-on"))).to_be_visible()
+        assert untranslated(page) == []

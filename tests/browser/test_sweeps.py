@@ -9,6 +9,7 @@ from jobs.models import Sweep
 from jobs.sweeps import progress
 from runtime.specs import Outcome
 from tests.browser.conftest import log_in
+from tests.browser.test_accessibility import NARROW
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,6 +55,11 @@ def test_a_sweep_is_bought_and_shown_live(console, sweeper, watched):
     expect(page.locator(".parallel .is-best")).to_have_count(1)
     page.reload()
     expect(page.locator("#importance progress")).to_have_count(2)
+
+    page.set_viewport_size({"width": NARROW, "height": 800})
+    axis = page.locator(".parallel line").first
+    expect(axis).to_have_attribute("x1", "12")  # the axes lie below each other, from edge to edge
+    assert axis.get_attribute("y1") == axis.get_attribute("y2")
 
     page.locator("#extend").get_by_label("Trials").fill("4")
     page.get_by_role("button", name="Get the price").click()

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from storage import direct_uploads, selectors
 from storage.models import DatasetVersion, Upload
 from tests import seaweedfs
-from tests.browser.conftest import log_in
+from tests.browser.conftest import in_chinese, log_in, untranslated
 from tests.factories.storage import DatasetFactory, WorkspaceFactory
 from tests.storage.archives import tar_of
 
@@ -30,7 +30,9 @@ def page(transactional_db, member, console, watched):
     return watched.page
 
 
-def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path):
+@in_chinese
+def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path, watched):
+    say = watched.say
     DatasetFactory(organization=member.organization, name="digits")
     archive = tmp_path / "digits.tar"
     archive.write_bytes(tar_of({"digits.bin": random.Random(3).randbytes(20 * 1024**2)}))
@@ -46,17 +48,21 @@ def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path
     page.goto(page.url_of("/datasets/d/digits/"))
     page.locator("[data-pick=files]").set_input_files(archive)
     text = page.locator("[data-upload-text]")
-    expect(text).to_contain_text("left")  # the speed and the time left
-    page.get_by_role("button", name="Pause").click()
-    expect(text).to_contain_text("paused")
-    page.get_by_role("button", name="Resume").click()
-    expect(text).to_contain_text("left")
-    page.get_by_role("button", name="Pause").click()
+    expect(text).to_contain_text(say("{time} left").replace("{time}", ""))  # the speed and the time left
+    assert untranslated(page) == []
+    page.get_by_role("button", name=say("Pause")).click()
+    expect(text).to_contain_text(say("paused"))
+    assert untranslated(page) == []
+    page.get_by_role("button", name=say("Resume")).click()
+    expect(text).to_contain_text(say("{time} left").replace("{time}", ""))
+    page.get_by_role("button", name=say("Pause")).click()
     page.reload()
-    expect(text).to_contain_text("digits.tar is not finished")
+    expect(text).to_contain_text("digits.tar")
+    assert untranslated(page) == []
     network.send("Network.emulateNetworkConditions", FAST)
     page.locator("[data-pick=files]").set_input_files(archive)
-    expect(page.get_by_role("cell", name="v1 latest")).to_be_visible()
+    expect(page.get_by_role("cell", name=f"v1 {say('latest')}")).to_be_visible()
+    assert untranslated(page) == []
     assert DatasetVersion.objects.get().sha256 == Upload.objects.get().sha256
     assert len(offsets) >= 3
     assert offsets == sorted(offsets)

@@ -67,7 +67,7 @@ def test_the_operator_sets_name_logo_colour_and_support(admin, client):
     [
         ("color", "red;}", "Enter a colour"),
         ("color", "#ffee00", "cannot be read well"),
-        ("support", "javascript:alert(1)", "Enter an e-mail address"),
+        ("support", "javascript:alert(1)", "Enter an email address"),
         ("logo_file", b"<svg onload=alert(1)>", "Choose a PNG picture"),
         ("logo_file", picture(64, 64)[:-20], "Choose a PNG picture"),
         ("logo_file", picture(64, 64) + bytes(MAX_LOGO_BYTES), "Choose a PNG picture"),

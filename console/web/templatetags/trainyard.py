@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
@@ -59,6 +60,7 @@ ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 """States whose badge has an animated dot."""
 MAX_CACHED_TIMES = 4096
 """How many formatted times a process caches, because pages that refresh show the same times again. About 1 MB."""
+DIGIT_BEFORE_CHINESE = re.compile(r"(\d)(?=[\u4e00-\u9fff])")
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -104,9 +106,8 @@ def money(amount_minor: Decimal | int | str | None, currency: str) -> str:
 @register.filter
 def signed_money(amount_minor: int, currency: str) -> str:
     """Format an amount with its sign."""
-    sign = "+" if amount_minor > 0 else "−"
-    text = amounts.money(abs(amount_minor), currency)
-    return f"{sign}{text}" if amount_minor else text
+    text = amounts.money(amount_minor, currency)
+    return f"+{text}" if amount_minor > 0 else text
 
 
 @register.filter
@@ -176,19 +177,21 @@ def attribute_fraction(fraction: float | None) -> str:
 
 @register.filter
 def duration(seconds: float | str | None) -> str:
-    """Format seconds as `45 s`, `12 min 05 s`, `3 h 20 min` or `2 d 4 h`."""
+    """Format seconds as `45 s`, `12 min 5 s`, `3 h 20 min` or `2 d`: at most two units, no zero, no padding."""
     if seconds in {None, ""}:
         return "–"
     total_minutes, whole_seconds = divmod(max(0, round(float(str(seconds)))), 60)
     total_hours, minutes = divmod(total_minutes, 60)
     days, hours = divmod(total_hours, 24)
-    if days:
-        return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
-    if hours:
-        return _("%(hours)d h %(minutes)02d min") % {"hours": hours, "minutes": minutes}
-    if minutes:
-        return _("%(minutes)d min %(seconds)02d s") % {"minutes": minutes, "seconds": whole_seconds}
-    return _("%(seconds)d s") % {"seconds": whole_seconds}
+    amounts_by_unit = [
+        (days, _("%(days)d d") % {"days": days}),
+        (hours, _("%(hours)d h") % {"hours": hours}),
+        (minutes, _("%(minutes)d min") % {"minutes": minutes}),
+        (whole_seconds, _("%(seconds)d s") % {"seconds": whole_seconds}),
+    ]
+    largest = next((index for index, (amount, _text) in enumerate(amounts_by_unit) if amount), 3)
+    smaller = [text for amount, text in amounts_by_unit[largest + 1 : largest + 2] if amount]
+    return " ".join([amounts_by_unit[largest][1], *smaller])
 
 
 @register.filter(name="bytes")
@@ -267,7 +270,9 @@ def ago(value: datetime | str | None) -> str:
     else:
         # From 1.2 hours on, Babel counts in hours: 71 minutes are "71 minutes ago", 72 are "1 hour ago".
         text = format_timedelta(distance, add_direction=True, locale=_locale(), threshold=1.2)
-    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), _format_time(at), text)
+        # Babel writes "5分钟前"; our Chinese has a space after digits, at which no line may end.
+        text = DIGIT_BEFORE_CHINESE.sub("\\1\N{NO-BREAK SPACE}", text)
+    return format_html('<time class="ago" datetime="{}" title="{}">{}</time>', at.isoformat(), _format_time(at), text)
 
 
 @register.simple_tag

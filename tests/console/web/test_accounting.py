@@ -26,6 +26,7 @@ def text(answer):
 def test_a_month_of_costs_as_a_page_and_as_csv(owner_page, done):
     shown = text(owner_page.get(reverse("cost_list"), {"by": "member"}))
     assert done.order.placed_by.email in shown
+    assert f'cell">{done.node_spec.title}<' in shown
     assert "cost-data" in shown
     assert "No charges in this month" in text(owner_page.get(reverse("cost_list"), {"month": "2020-01"}))
     rows = owner_page.get(reverse("cost_export")).getvalue().decode("utf-8-sig")

@@ -1,11 +1,13 @@
 """How values, states and recorded actions are written, and what templates may load."""
 
 import re
+from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 from django.conf import settings
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import override
 
 from console.accounts.models import AuditEvent
@@ -34,8 +36,9 @@ ACTION = re.compile(r'(?:action=|_end\([a-z]+, [a-z]+, |action: str = )"([a-z_]+
         ("−$5.00", trainyard.signed_money, (-500, "USD")),
         ("$0.8125", trainyard.rate, (Decimal("81.25"), "USD")),
         ("0 s", trainyard.duration, (0,)),
-        ("1 min 00 s", trainyard.duration, (59.6,)),
-        ("2 h 01 min", trainyard.duration, (7260,)),
+        ("1 min", trainyard.duration, (59.6,)),
+        ("12 min 5 s", trainyard.duration, (725,)),
+        ("2 h 1 min", trainyard.duration, (7260,)),
         ("2 d 2 h", trainyard.duration, (180_000,)),
         ("–", trainyard.duration, (None,)),
         ("0 B", trainyard.bytes_, (0,)),
@@ -52,6 +55,8 @@ def test_values_and_states_are_written_in_the_readers_language():
     with override("zh-hans"):
         assert trainyard.money(1234, "CNY") == "¥12.34"
         assert "Running" not in trainyard.state_badge("running")
+        assert trainyard.duration(725) == "12 分钟 5 秒"
+        assert ">5\N{NO-BREAK SPACE}分钟前<" in trainyard.ago(timezone.now() - timedelta(minutes=5))
 
 
 def test_each_recorded_action_has_a_sentence():

@@ -51,6 +51,33 @@ def test_the_search_finds_sections_with_all_words(client):
     assert "<nothing>" not in page(client, "", q="<nothing>")
 
 
+def test_an_excerpt_has_whole_words_and_no_markup(client):
+    text = " ".join(f"word{number}" for number in range(200))
+    for word in ("word0", "word100", "word199"):
+        excerpt = docs._excerpt(text, word)
+        assert word in excerpt
+        assert set(excerpt.strip("…").split()) <= set(text.split())
+        assert len(excerpt) <= docs.EXCERPT_LENGTH + 2
+    long = "a" * 400 + "needle" + "b" * 400
+    assert "needle" in docs._excerpt(long, "needle")
+    assert all("`" not in section.text for section in docs._all_sections() if section.page == docs.ERRORS)
+    assert "<code>missing_minor</code>" in page(client, docs.ERRORS)
+
+
+def test_columns_for_contributors_are_left_out(client):
+    html = page(client, "faults")
+    assert re.findall(r"<th>(.*?)</th>", html) == [
+        "fault",
+        "detection",
+        "what the customer sees",
+        "who pays",
+        "recovery",
+    ]
+    assert all(row.count("<td") in {0, 5} for row in html.split("<tr>"))
+    assert "test_" not in html
+    assert "No section has these words" in page(client, "", q="test_runs_go_on_and_end_while_everything_is_dead")
+
+
 def test_other_languages_say_that_the_text_is_english(client):
     note = 'role="note"'
     assert note not in page(client, "pricing")

@@ -45,6 +45,7 @@ def page(owner_page, done):
 def test_from_a_job_to_the_best_trial(page, owner_page, sweeper):
     new = owner_page.get(reverse("sweep_new"), {"job": page.job.pk}).content.decode()
     assert 'value="LR"' in new
+    assert f"{page.job.nodes} × {page.job.node_spec.title}" in new
     card = page.quote(LR, HIDDEN, {"name": "", "low": "7"})
     order = {name: re.search(rf'name="{name}" value="([^"]+)"', card)[1] for name in ("quote", "idempotency_key")}
     addresses = {page("sweep_order", **order)["HX-Redirect"] for _twice in range(2)}
