@@ -143,11 +143,11 @@ class Daemon:
         """Handle requests and reap children until the daemon is stopped or idle for too long."""
         last_request_at = time.monotonic()
         while not self._is_stopping and time.monotonic() - last_request_at < self._settings["idle_seconds"]:
-            ready, _, _ = select.select([listener.fileno(), self._fork_server_reader], [], [], _POLL_SECONDS)
+            ready, _, _ = select.select([listener, self._fork_server_reader], [], [], _POLL_SECONDS)
             self._reap()
             if self._fork_server_reader in ready:
                 self._start_needed_fork_servers()
-            if listener.fileno() in ready and not self._is_stopping:
+            if listener in ready and not self._is_stopping:
                 last_request_at = time.monotonic()
                 self._accept(listener)
 
