@@ -23,7 +23,7 @@ from console.accounts.models import Membership
 from console.accounts.services import require_active
 from jobs import free_runs, orders, quotas
 from jobs.clusters import cluster
-from jobs.errors import QuotaExceeded
+from jobs.errors import IdempotencyConflict, QuotaExceeded
 from jobs.event_files import open_regular
 from jobs.models import CHECK_SCRIPT, Job, Order, Product
 from jobs.purchase import Placement, parse_placement
@@ -67,7 +67,8 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
     """Order a check.
 
     `data` has image, nodes and node_spec, and optionally framework, workspace, datasets and workers_per_node. A
-    repeated idempotency key returns the same order. Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded.
+    repeated idempotency key returns the same order. Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded,
+    and IdempotencyConflict if the key bought something else.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -75,6 +76,8 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
+            if not existing.job.is_check or existing.job.image_id != placement.image.pk:
+                raise IdempotencyConflict
             return existing
         _require_quota(membership, limit=quota.max_checks_per_day)
         quote = make_free_quote(

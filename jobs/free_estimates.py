@@ -19,7 +19,7 @@ from billing.quotes import make_free_quote
 from console.accounts.models import Membership, Organization, User
 from console.accounts.services import require_active
 from jobs import free_runs, orders, quotas
-from jobs.errors import QuotaExceeded
+from jobs.errors import IdempotencyConflict, QuotaExceeded
 from jobs.models import Order
 from jobs.purchase import parse
 
@@ -43,6 +43,8 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
+            if "probe" not in existing.quote.purchase or existing.job.code_path != purchase.code_path:
+                raise IdempotencyConflict
             return existing
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
         if not _is_eligible(organization):

@@ -11,7 +11,7 @@ from billing.models import BillingPolicy, Hold, Receipt, TopUp
 from console.accounts.roles import Role
 from console.core.errors import InvalidInput, ServiceInactive
 from jobs import activation, checks, free_estimates, orders, reconciliation
-from jobs.errors import QuotaExceeded
+from jobs.errors import IdempotencyConflict, QuotaExceeded
 from jobs.free_runs import title
 from jobs.models import Job
 from jobs.states import JobState
@@ -100,6 +100,8 @@ def test_an_organization_and_a_person_have_a_number_of_checks_a_day(customer):
     check = lambda: checks.place_check(membership=customer.membership, data=data, idempotency_key="k")
     first = check().job
     assert check().job == first
+    with pytest.raises(IdempotencyConflict):  # the key has ordered something else
+        free_estimates.order_free_estimate(membership=customer.membership, data=customer.form(), idempotency_key="k")
     place_check(customer)
     with pytest.raises(QuotaExceeded, match="The limit is 2 per organization"):
         place_check(customer)
