@@ -56,7 +56,7 @@ def test_a_script_that_restarts_its_step_count_shows_every_point_in_order_with_i
     rows = list(csv.DictReader(client.get(reverse("job_points_csv", args=[attempt.job_id])).text.splitlines()))
     assert [float(row["value"]) for row in rows] == curve["value"]
     page = client.get(reverse("job_points", args=[attempt.job_id]), {"curve": "loss", "page": 2}).text
-    assert '<td data-label="Curve">loss</td>' in page
+    assert "<td>loss</td>" in page
 
 
 def test_the_cost_of_a_fault_is_not_in_the_curves(customer):
