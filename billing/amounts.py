@@ -23,8 +23,8 @@ MAX_DIGITS = 18
 """Largest number of digits of an amount in minor units. PostgreSQL's bigint holds every number of 18 digits, but not of
 19."""
 MINUS = "−"
-"""The sign of negative amounts on pages and in messages: as wide as "+", and no line break after it. Files and the API
-have "-"."""
+"""The sign of negative amounts on pages and in messages: as wide as "+", and no line break after it. CSV files and
+the numbers of the API have "-"."""
 TYPED_AMOUNT = re.compile(rf"(\d{{0,{MAX_DIGITS}}})(?:[.,](\d{{0,{MAX_DIGITS}}}))?")
 """Integer and fraction of a typed amount."""
 

@@ -60,7 +60,7 @@ ESTIMATE_BASES = {
     "notebook": gettext_lazy(
         "You pay for the time until you stop the notebook, it is idle for too long, or it reaches its time limit."
     ),
-    "free": gettext_lazy("This run is free. It ends when its time limit is reached."),
+    "free": gettext_lazy("This run is free. It ends at its time limit at the latest."),
     "reference": gettext_lazy("Assumes the product's reference speed. No run of this script has been measured yet."),
 }
 """Sentence for each `Estimate.source` whose sentence contains no figures."""

@@ -211,7 +211,7 @@ CELERY_BEAT_SCHEDULE = {
     "move-money": {"task": "billing.tasks.move_money", "schedule": 60.0, "options": {"expires": 60}},
     "fetch-events": {"task": "billing.tasks.fetch_events", "schedule": 3600.0},
     "watch-money": {"task": "billing.tasks.watch_money", "schedule": 60.0, "options": {"expires": 60}},
-    "check-ledger": {"task": "billing.tasks.check_ledger", "schedule": 600.0, "options": {"expires": 600}},
+    "check-ledger": {"task": "billing.tasks.check_books", "schedule": 600.0, "options": {"expires": 600}},
     "write-invoices": {"task": "billing.tasks.write_invoices", "schedule": 3600.0},
     "forget-client-tokens": {"task": "console.accounts.openid.forget_expired_tokens", "schedule": 86400.0},
     "send-invitations": {"task": "console.accounts.invitations.send_due", "schedule": 60.0, "options": {"expires": 60}},

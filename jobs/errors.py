@@ -14,10 +14,10 @@ class JobsError(CustomerError):
 
 
 class IdempotencyConflict(JobsError):
-    """The idempotency key was used for another quote."""
+    """The idempotency key was used for another quote or free run."""
 
     code = "idempotency_conflict"
-    message = _("This idempotency key was already used for another quote. Use a new key.")
+    message = _("This idempotency key was already used for another order. Use a new key.")
 
 
 class QuoteBought(JobsError):

@@ -32,7 +32,8 @@ IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
 def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
     """Order a free estimate of the purchase in `data` (the API's field names).
 
-    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order.
+    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order; raises
+    IdempotencyConflict if the key bought something else.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -43,7 +44,8 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
-            if "probe" not in existing.quote.purchase or existing.job.code_path != purchase.code_path:
+            wanted = (purchase.workspace.pk, purchase.code_path)
+            if "probe" not in existing.quote.purchase or (existing.job.workspace_id, existing.job.code_path) != wanted:
                 raise IdempotencyConflict
             return existing
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations

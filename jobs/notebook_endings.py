@@ -77,15 +77,14 @@ def _announce(job_pk: int, now: datetime) -> bool:
 
 
 def _recipients(notification: Notification) -> list[User]:
-    """Return who gets the mail: nobody if the notebook has ended or was extended since."""
+    """Return who gets the mail: nobody if the notebook has ended, reached its limit or was extended since."""
     data = notification.data
     job = Job.objects.get(pk=data["job"])
     limit = notebooks.time_limit(job)
-    is_current = limit is not None and (limit.attempt, job.deadline_seconds) == (
-        data["attempt"],
-        data["deadline_seconds"],
-    )
-    return run_mails.recipients(notification) if is_current else []
+    if limit is None or limit.ends_at <= timezone.now():
+        return []
+    is_same_limit = (limit.attempt, job.deadline_seconds) == (data["attempt"], data["deadline_seconds"])
+    return run_mails.recipients(notification) if is_same_limit else []
 
 
 def _mail(notification: Notification) -> tuple[str, str]:

@@ -218,10 +218,10 @@ def _is_extended(order: Order, quote: Quote, key: str) -> bool:
 
 
 def is_extensible(job: Job) -> bool:
-    """Return whether a notebook can be extended now."""
+    """Return whether a notebook can be extended now. False too if its cluster is no longer in the settings."""
     try:
         _require_extensible(job)
-    except NotExtensible:
+    except (NotExtensible, RuntimeFault):
         return False
     return True
 

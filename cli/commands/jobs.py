@@ -80,7 +80,7 @@ def status(session: Session, job_id: int) -> None:
 def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | None, *, timestamps: bool) -> None:
     """Print the output of one process of a job."""
     if follow and session.screen.is_json:
-        raise click.UsageError("--follow prints lines as they are written; leave out --json.")
+        raise InvalidChoice("--follow prints lines as they are written; leave out --json.")
     client = session.connect()
     if follow:
         client.log(job_id, rank=rank, attempt=attempt)  # an unknown job or rank is an error, not an empty output

@@ -21,7 +21,7 @@ from .jobs import download, show_diagnosis, show_receipt
 from .workspaces import sync_folder
 
 MAX_AMOUNT_MINOR = 10**15
-"""Largest amount of an option. Ten trillion dollars are a mistake, which is better refused before anything is sent."""
+"""Amounts from here on are refused: ten trillion dollars are a mistake, better found before anything is sent."""
 PURCHASE_OPTIONS = (
     click.argument("script", type=click.Path(path_type=Path)),
     click.argument("arguments", nargs=-1),
@@ -357,6 +357,6 @@ def to_minor(text: str, currency: str, option: str) -> int:
         amount = Decimal(text).scaleb(decimals(currency))
     except InvalidOperation:
         amount = Decimal("NaN")
-    if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value() or amount > MAX_AMOUNT_MINOR:
+    if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value() or amount >= MAX_AMOUNT_MINOR:
         raise InvalidChoice(f"{option} must be an amount such as 5.00 in {currency}.")
     return int(amount)

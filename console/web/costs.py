@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date
@@ -45,9 +46,9 @@ def cost_list(request: MemberRequest) -> HttpResponse:
     month = costs.parse_month(request.GET.get("month", ""))
     dimension = request.GET.get("by", "")
     dimension = dimension if dimension in costs.DIMENSIONS else "node_spec"
-    titles = dict(NodeSpec.objects.values_list("name", "title"))
+    spec_titles = _spec_titles()
     spends = [
-        replace(spend, node_spec=titles.get(spend.node_spec, spend.node_spec))
+        replace(spend, node_spec=spec_titles.get(spend.node_spec, spend.node_spec))
         for spend in costs.spending(organization, month)
     ]
     names, days = costs.by_day(spends, month, dimension)
@@ -109,6 +110,13 @@ def csv_file(lines: Iterable[str], name: str) -> StreamingHttpResponse:
 def _with_byte_order_mark(lines: Iterable[str]) -> Iterator[str]:
     yield "\ufeff"
     yield from lines
+
+
+def _spec_titles() -> dict[str, str]:
+    """Return a title for each node spec by its name. Specs with equal titles have their names in them."""
+    titles = dict(NodeSpec.objects.values_list("name", "title"))
+    counts = Counter(titles.values())
+    return {name: f"{title} ({name})" if counts[title] > 1 else title for name, title in titles.items()}
 
 
 def _chart_data(names: list[str], days: Mapping[date, list[int]], currency: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ could do anyway.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -232,9 +233,9 @@ class Mpi:
         try:
             variables = {str(name): str(value) for name, value in environment.items()}
             started_rank = self._worker_group.start_rank(plan, local_rank, variables)
-        except OSError:
+        except OSError as error:
             # If ranks of this node run already, their code has used up the process limit: not the platform's fault.
-            self._start_was_refused = bool(self._started_local_ranks)
+            self._start_was_refused = error.errno == errno.EAGAIN and bool(self._started_local_ranks)
             self._answer(link, {"exit_code": 1, "signal": ""})
             return
         self._started_local_ranks.add(local_rank)

@@ -41,8 +41,8 @@ SUBMITTED_ANNOTATION = "trainyard.dev/submitted-at"
 STARTED_ANNOTATION = "trainyard.dev/started-at"
 """When the last of the run's Pods started."""
 TERMINATION_ANNOTATION = "trainyard.dev/taken-down"
-"""JSON: why and when the backend ended the run: it was stopped, or waited too long (`state.Termination`). Written
-once."""
+"""JSON: why and when the backend ended the run: stopped, preempted by a queue, or waiting too long. Written once. See
+`state.Termination`."""
 GRACE_END_ANNOTATION = "trainyard.dev/hurried-until"
 """When the Pods must have ended, after a later `stop` shortened the grace period."""
 POD_ANNOTATION_PREFIX = "trainyard.dev/pod-"

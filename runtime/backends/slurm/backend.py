@@ -55,11 +55,7 @@ _CANNOT_FIT = (
     "Invalid generic resource",
 )
 _TOO_LONG = ("Requested time limit is invalid", "Job violates partition time limit", "time limit exceeds")
-_NOT_PERMITTED = (
-    "Invalid account or account/partition combination",
-    "Invalid qos specification",
-    "User's group not permitted to use this partition",
-)
+_INVALID_ACCOUNT = "Invalid account or account/partition combination"
 _OVER_LIMIT = ("violates accounting/QOS policy", "job submit limit", "exceeds the limit")
 
 logger = logging.getLogger(__name__)
@@ -100,8 +96,8 @@ class SlurmBackend(FolderBackend):
                 except BaseException as error:
                     has_trash = self._remove_failed_submission(run) or has_trash
                     if isinstance(error, CommandFailed):
-                        account = self._config.organization_account(spec.labels.get("organization", ""))
-                        raise _translate_sbatch_error(error, account) from error
+                        own_account = self._config.accounts.get(spec.labels.get("organization", ""), "")
+                        raise _translate_sbatch_error(error, own_account) from error
                     if isinstance(error, OSError):
                         raise BackendUnavailable(f"The run's folder could not be written: {error}.") from error
                     raise
@@ -299,20 +295,21 @@ class SlurmBackend(FolderBackend):
         return SlurmRun(self._root, name, self._slurm, self._config)
 
 
-def _translate_sbatch_error(error: CommandFailed, account: str) -> Exception:
+def _translate_sbatch_error(error: CommandFailed, own_account: str) -> Exception:
     """Return the error that `Backend.submit` raises for an error of sbatch.
 
-    `account` is the job's Slurm account; empty: the default of the console's user.
+    `own_account` is the Slurm account of the job's organization; empty: the job uses the one of all organizations.
     """
     text = str(error)
     if any(part in text for part in _CANNOT_FIT):
         return InvalidSpec(f"Slurm has no machines for nodes of this kind: {text}", field="nodes")
     if any(part in text for part in _TOO_LONG):
         return InvalidSpec(f"The run may last longer than Slurm allows: {text}", field="deadline_seconds")
-    if any(part in text for part in _NOT_PERMITTED):
-        # Only an administrator can change this, and only for some organizations. So it is no fault of the cluster.
-        account_text = f"to the account '{account}'" if account else "to the default account"
-        return InvalidSpec(f"Slurm does not let the console submit {account_text}: {text}", field="account")
+    if _INVALID_ACCOUNT in text and own_account:
+        # Jobs of other organizations are accepted, so this is no fault of the cluster.
+        return InvalidSpec(
+            f"Slurm does not let the console submit to the account '{own_account}': {text}", field="account"
+        )
     if any(part in text for part in _OVER_LIMIT):
         return NoCapacity(f"A limit of Slurm is reached: {text}")
     return BackendUnavailable(f"Slurm did not accept the run: {text}")

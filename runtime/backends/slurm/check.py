@@ -24,7 +24,7 @@ _SMOKE_MEMORY_MIB = 256
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
 """Programs of Slurm that the backend runs."""
 _ACCOUNTING_PROGRAMS = ("sacct", "sacctmgr")
-"""Further programs for a cluster with accounting. Only this module runs sacctmgr."""
+"""Further programs for a cluster with accounting. Only these checks need sacctmgr."""
 
 
 def check(
@@ -98,7 +98,8 @@ def _check_accounting(slurm: Slurm, config: SlurmConfig, settings: dict[str, str
 def _check_accounts(config: SlurmConfig, settings: dict[str, str], permitted_accounts: set[str]) -> CheckResult:
     """Check that the console's user may submit to each account in the settings, if Slurm enforces associations."""
     used_accounts = {account for account in (config.account, *config.accounts.values()) if account}
-    refused_accounts = sorted(used_accounts - permitted_accounts)
+    # Slurm ignores the case of accounts, and stores them in lower case.
+    refused_accounts = sorted(account for account in used_accounts if account.lower() not in permitted_accounts)
     permitted = ", ".join(sorted(permitted_accounts)) or "none"
     # "limits" and all other values of AccountingStorageEnforce include the associations.
     if settings.get("AccountingStorageEnforce", "none") in {"none", "(null)", ""}:

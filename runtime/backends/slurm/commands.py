@@ -133,7 +133,10 @@ class Slurm:
 
     def permitted_accounts(self) -> set[str]:
         """Return the accounts to which this user may submit, from Slurm's accounting. Raises BackendUnavailable."""
-        user = pwd.getpwuid(os.getuid()).pw_name
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            raise BackendUnavailable(f"The user {os.getuid()}, as whom the console runs, has no name here.") from None
         cluster = self.settings().get("ClusterName", "")
         text = self._query(
             *("sacctmgr", "--noheader", "--parsable2", "show", "associations"),

@@ -45,7 +45,8 @@ def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunS
     # Its metered time begins when these run.
     first_members = set(changes[0]["nodes"]) if changes and changes[0]["round"] == 0 else all_members
     started_at = _latest_unless_missing([node.started_at for node in nodes if node.node in first_members])
-    end_times = [node.finished_at for node in nodes if node.finished_at is not None]
+    # A node without which an elastic run went on ends neither the run nor its metered time.
+    end_times = [node.finished_at for node in nodes if node.node in last_members and node.finished_at is not None]
     has_ended = phase is RunPhase.ENDED
     finished_at = max(end_times, default=submitted_at) if has_ended else None
     cause = first_cause(_causes(records, last_members)) if has_ended else None

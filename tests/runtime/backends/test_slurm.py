@@ -130,13 +130,16 @@ def test_slurms_reasons_become_codes(reason, code):
         ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", NoCapacity, None),
         ("Unable to contact slurm controller (connect failure)", BackendUnavailable, None),
         ("sbatch: error: Invalid account or account/partition combination specified", InvalidSpec, "account"),
-        ("sbatch: error: Invalid qos specification", InvalidSpec, "account"),
+        ("sbatch: error: Invalid qos specification", BackendUnavailable, None),
     ],
 )  # fmt: skip
 def test_what_sbatch_refuses_is_the_specs_or_the_clusters_fault(text, error, field):
     refusal = _translate_sbatch_error(CommandFailed(text), "acme-lab")
     assert type(refusal) is error
     assert getattr(refusal, "field", None) == field
+    # Without an account of the organization's own, a refused account is that of all organizations.
+    shared = _translate_sbatch_error(CommandFailed(text), "")
+    assert type(shared) is (BackendUnavailable if field == "account" else error)
 
 
 # Evidence

@@ -40,7 +40,7 @@ _RESTART_SECONDS = 60.0
 """Pause before a fork server that has ended is started again. Without it, a fork server whose imports fail would be
 started at every request."""
 _MAX_MESSAGE_BYTES = 1 << 18
-"""A larger message than the kernel's send buffer (about 200 KiB) cannot arrive, so none is cut."""
+"""By default the kernel refuses to send larger ones (`net.core.wmem_default`: about 200 KiB). Real ones have a few."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
 """The program of a fork server. The image's Python runs it by its path, since an image does not have this package."""
 
