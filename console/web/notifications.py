@@ -95,7 +95,12 @@ def webhook_detail(request: MemberRequest, pk: int) -> HttpResponse:
     """Show the log of a webhook's deliveries."""
     webhook = services.webhook_for(request.membership.organization, pk)
     deliveries = webhook.deliveries.select_related("notification")[:DELIVERIES_SHOWN]
-    rows = [{"delivery": delivery, "title": KINDS[delivery.notification.kind].title} for delivery in deliveries]
+    # A later version, from which the installation went back, may have written kinds that are unknown here.
+    titles = {name: kind.title for name, kind in KINDS.items()}
+    rows = [
+        {"delivery": delivery, "title": titles.get(delivery.notification.kind, delivery.notification.kind)}
+        for delivery in deliveries
+    ]
     return render(request, "notifications/webhook.html", {"webhook": webhook, "rows": rows})
 
 

@@ -11,8 +11,18 @@ export const colour = (name) => {
   return resolved;
 };
 
+/** The time zone if this browser knows it, else the browser's own: browsers are older than some zones. */
+const knownZone = (name) => {
+  try {
+    new Intl.DateTimeFormat("en", { timeZone: name });
+    return name;
+  } catch {
+    return new Intl.DateTimeFormat().resolvedOptions().timeZone;
+  }
+};
+
 /** The reader's time zone, in which the page shows times; and a Unix time in it, for uPlot. */
-export const zone = document.documentElement.dataset.timeZone;
+export const zone = knownZone(document.documentElement.dataset.timeZone);
 export const inZone = (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), zone);
 
 /** A Unix time in the page's language. `options` are those of Intl.DateTimeFormat. */

@@ -23,7 +23,7 @@ const element = (name, attributes, ...children) => {
   return node;
 };
 
-/** An axis of the parallel coordinates: {name, at(value) from 0 (bottom) to 1, ends: [[position, text]]}. */
+/** An axis of the parallel coordinates: {name, at(value) from 0 (bottom, or left on phones) to 1, ends: [[position, text]]}. */
 const scale = (axis, values) => {
   if (axis.choices?.length) {
     const count = axis.choices.length;
