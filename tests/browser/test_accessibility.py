@@ -57,7 +57,7 @@ PAGES = {
     "job_list": ["jobs/", "jobs/?state=cancelled", "jobs/?tag=none&filters=1"],
     "job_detail": [
         *(f"jobs/{{running}}/#{tab}" for tab in JOB_TABS), "jobs/{succeeded}/#overview", "jobs/{succeeded}/#cost",
-        "jobs/{succeeded}/#files",
+        "jobs/{succeeded}/#files", "jobs/{hung}/#cost",
         "jobs/{failed}/", "jobs/{hung}/", "jobs/{check}/", "jobs/{queued}/", "jobs/{queued}/#nodes",
         "jobs/{notebook}/", "jobs/{notebook}/#configuration",
     ],
