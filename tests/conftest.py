@@ -23,6 +23,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import connection as django_connection
+from django.utils import translation
 from pytest_django import DjangoDbBlocker, Settings
 from rest_framework.test import APIClient
 
@@ -239,6 +240,12 @@ def _own_folders(settings: Settings, tmp_path: Path) -> None:
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
     settings.TRAINYARD_PACKAGES_ROOT = tmp_path / "packages"
     cluster.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _default_language() -> None:
+    """Start in the default language: Django's test client leaves that of its last request active."""
+    translation.deactivate()
 
 
 @pytest.fixture(autouse=True)
