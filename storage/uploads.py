@@ -21,6 +21,7 @@ import uuid
 from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -318,15 +319,24 @@ def _has_lock_waiter(upload: Upload) -> bool:
 
 def append_unchecked(upload: Upload, offset: int, stream: Readable) -> int:
     """Append the bytes in `stream` at `offset`, without checking the upload's state or lock. Raises as `append`."""
-    with translate_os_errors(), _open_for_writing(upload) as file_fd, _digest_of(upload, offset) as digest:
+    with (
+        translate_os_errors(),
+        _open_for_writing(upload) as file_fd,
+        _digest_of(upload, offset) as digest,
+        ThreadPoolExecutor(1, thread_name_prefix="hash") as hasher,
+    ):
+        hashing: Future[None] | None = None
         # When all bytes have arrived, `or 1` tries to read one more, which shows whether the client sends too many.
         while chunk := stream.read(min(CHUNK_BYTES, upload.size_bytes - offset) or 1):
             if offset == upload.size_bytes:
                 raise TooLarge(_("More bytes arrived than the upload's size."))
+            if hashing:
+                hashing.result()  # chunks must be hashed in order, and at most two be in memory
             _write(file_fd, chunk, offset)
             offset += len(chunk)
             if digest:
-                digest.update(chunk)
+                # In a thread, because neither hashing nor writing holds Python's global lock, so that they overlap.
+                hashing = hasher.submit(digest.update, chunk)
     return offset
 
 
