@@ -125,13 +125,13 @@ def _results(query: str) -> list[dict[str, Any]]:
 
 def _excerpt(text: str, word: str) -> str:
     """Return the part of a text around a word, cut between words: a third of the excerpt is before the word."""
-    found = max(0, text.lower().find(word))
-    start = max(0, found - EXCERPT_LENGTH // 3)
+    word_start = max(0, text.lower().find(word))
+    start = max(0, word_start - EXCERPT_LENGTH // 3)
     if start:  # at the next space, unless that is after the word
-        start = text.find(" ", start - 1, found) + 1 or start
+        start = text.find(" ", start - 1, word_start) + 1 or start
     end = start + EXCERPT_LENGTH
     if end < len(text):  # at the last space, unless that is in or before the word
-        end = max(text.rfind(" ", found + len(word), end + 1), 0) or end
+        end = max(text.rfind(" ", word_start + len(word), end + 1), 0) or end
     return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
 
 
@@ -208,21 +208,21 @@ def _without_contents(tokens: list[Token]) -> list[Token]:
 def _without_column(tokens: list[Token], heading: str) -> list[Token]:
     """Leave out the columns of tables that have this heading."""
     kept: list[Token] = []
-    hidden: int | None = None
+    hidden_column: int | None = None
     column = 0
     for index, token in enumerate(tokens):
         if token.type == "table_open":
-            hidden = None
+            hidden_column = None
         elif token.type == "tr_open":
             column = -1
         elif token.type in {"th_open", "td_open"}:
             column += 1
             if token.type == "th_open" and _plain(tokens[index + 1]) == heading:
-                hidden = column
+                hidden_column = column
         elif token.type in {"tr_close", "table_close"}:
             column = -1
         # A cell has three tokens: its opening, its contents, and its end.
-        if hidden is None or column != hidden:
+        if hidden_column is None or column != hidden_column:
             kept.append(token)
     return kept
 

@@ -73,13 +73,13 @@ const loadedWhileOpen = new Set(ended() ? [] : [activeTab()]);
 document.addEventListener("htmx:afterSwap", (event) => {
   if (event.target.parentElement?.classList.contains("tab-pane")) loadedWhileOpen[ended() ? "delete" : "add"](event.target.parentElement.id);
 });
-const open = (name) => window.tabler.bootstrap.Tab.getOrCreateInstance(document.getElementById(`${name}-tab`)).show();
-const list = document.getElementById("job-tab"); // stands in the place of the tabs on phones
-list.addEventListener("change", () => open(list.value));
+const showTab = (name) => window.tabler.bootstrap.Tab.getOrCreateInstance(document.getElementById(`${name}-tab`)).show();
+const partList = document.getElementById("job-tab"); // stands in the place of the tabs on phones
+partList.addEventListener("change", () => showTab(partList.value));
 document.querySelectorAll('[data-bs-toggle="tab"]').forEach((tab) => {
   tab.addEventListener("shown.bs.tab", () => {
     const name = tab.dataset.bsTarget.slice(1);
-    list.value = name;
+    partList.value = name;
     history.replaceState(null, "", `${location.pathname}#${name}`);
     if (loadedWhileOpen.has(name) && LIVE.has(name)) window.htmx.trigger(`#job-${name}`, "refresh");
   });
@@ -87,13 +87,13 @@ document.querySelectorAll('[data-bs-toggle="tab"]').forEach((tab) => {
 const RENAMED_TABS = { details: "configuration", environment: "configuration" }; // tabs of earlier versions
 const fragment = location.hash.slice(1);
 const tab = fragment ? document.getElementById(`${RENAMED_TABS[fragment] ?? fragment}-tab`) : null;
-if (tab?.dataset.bsToggle === "tab") open(RENAMED_TABS[fragment] ?? fragment);
+if (tab?.dataset.bsToggle === "tab") showTab(RENAMED_TABS[fragment] ?? fragment);
 
 // A link of the header opens a tab of this page.
 document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-open-tab]");
   if (!link) return;
   event.preventDefault();
-  open(link.dataset.openTab);
-  list.parentElement.scrollIntoView({ block: "start" });
+  showTab(link.dataset.openTab);
+  partList.parentElement.scrollIntoView({ block: "start" });
 });

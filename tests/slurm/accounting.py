@@ -18,7 +18,7 @@ FOREIGN_ACCOUNT = "others"
 """An account without an association for this user."""
 
 
-class AccountedSlurmCluster(SlurmCluster):
+class SlurmClusterWithAccounting(SlurmCluster):
     """A Slurm that refuses jobs without an association, and forgets jobs soon after their end."""
 
     def _accounting_settings(self, munge: Path) -> list[str]:

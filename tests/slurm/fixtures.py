@@ -7,7 +7,7 @@ from tests.slurm.accounting import (
     ACCOUNTING_PROGRAMS,
     FOREIGN_ACCOUNT,
     ORGANIZATION_ACCOUNT,
-    AccountedSlurmCluster,
+    SlurmClusterWithAccounting,
 )
 from tests.slurm.cluster import SlurmCluster, missing_program
 from tests.slurm.harness import SlurmHarness
@@ -34,21 +34,21 @@ def slurm_harness(slurm_cluster, tmp_path, bare_images):
 
 
 @pytest.fixture(scope="session")
-def accounted_cluster(short_folders):
+def accounting_cluster(short_folders):
     """A Slurm of NODES nodes with slurmdbd, which enforces associations and soon forgets ended jobs."""
     if missing := missing_program(ACCOUNTING_PROGRAMS):
         pytest.skip(f"There is no {missing}: apt-get install slurm-wlm munge slurmdbd mariadb-server.")
-    cluster = AccountedSlurmCluster(short_folders(), NODES)
+    cluster = SlurmClusterWithAccounting(short_folders(), NODES)
     yield cluster
     cluster.close()
 
 
 @pytest.fixture
-def accounted_harness(accounted_cluster, tmp_path, bare_images):
-    """A harness on it, like `slurm_harness`."""
+def accounting_harness(accounting_cluster, tmp_path, bare_images):
+    """Runs on the Slurm with accounting, like `slurm_harness` on the one without."""
     accounts = {"acme": ORGANIZATION_ACCOUNT, "newcomer": FOREIGN_ACCOUNT}
     harness = SlurmHarness(
-        accounted_cluster, tmp_path, bare_images, accounting=True, account=ACCOUNT, accounts=accounts
+        accounting_cluster, tmp_path, bare_images, accounting=True, account=ACCOUNT, accounts=accounts
     )
     yield harness
     harness.close()

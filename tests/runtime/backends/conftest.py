@@ -2,11 +2,11 @@
 
 from tests.kubernetes.fixtures import fake, fake_site, own_harness, pytest_runtest_makereport, site
 from tests.runtime.backends.contract import any_harness
-from tests.slurm.fixtures import accounted_cluster, accounted_harness, slurm_cluster, slurm_harness
+from tests.slurm.fixtures import accounting_cluster, accounting_harness, slurm_cluster, slurm_harness
 
 __all__ = [
-    "accounted_cluster",
-    "accounted_harness",
+    "accounting_cluster",
+    "accounting_harness",
     "any_harness",
     "fake",
     "fake_site",
