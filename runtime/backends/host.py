@@ -11,8 +11,8 @@ from pathlib import Path
 
 from runtime.launcher import disk
 
-_NVIDIA_SMI_SECONDS = 10
-"""How long nvidia-smi may take; it answers within a second unless the driver hangs."""
+_NVIDIA_SMI_SECONDS = 30
+"""How long nvidia-smi may take. Its full report needs a few seconds on a machine with eight GPUs."""
 _MIN_FREE_MIB = 1024
 """Free space that a run needs to start, in addition to the disk's reserve: enough for logs and a small model. A run
 with a lower disk limit needs only that limit."""
@@ -22,11 +22,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: its index in nvidia-smi's list, its UUID (which CUDA_VISIBLE_DEVICES accepts), and its model."""
+    """One GPU: its index in nvidia-smi's list, its UUID (which CUDA_VISIBLE_DEVICES accepts), and its model.
+
+    `device_number` is the number of its device file, /dev/nvidia<number>. It may differ from the index.
+    """
 
     index: int
     uuid: str
     model: str
+    device_number: int
 
 
 def cpus() -> int:
@@ -72,14 +76,31 @@ def gpus() -> tuple[Gpu, ...]:
     if tool is None:
         return ()
     try:
-        result = subprocess.run(
-            [tool, "--query-gpu=index,uuid,name", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_SECONDS,
-            check=True,
-        )
+        table = _run(tool, "--query-gpu=index,uuid,name", "--format=csv,noheader")
+        device_numbers = _device_numbers(_run(tool, "-q"))
     except (OSError, subprocess.SubprocessError):
         return ()
-    rows = [line.split(", ", 2) for line in result.stdout.splitlines() if line.strip()]
-    return tuple(Gpu(int(index), uuid, model) for index, uuid, model in rows)
+    rows = [line.split(", ", 2) for line in table.splitlines() if line.strip()]
+    return tuple(
+        # The driver of Windows Subsystem for Linux reports no device number.
+        Gpu(int(index), uuid, model, device_numbers.get(uuid, int(index)))
+        for index, uuid, model in rows
+    )
+
+
+def _run(*command: str) -> str:
+    """Return the output of nvidia-smi. Raises OSError, subprocess.SubprocessError."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True
+    ).stdout  # fmt: skip
+
+
+def _device_numbers(report: str) -> dict[str, int]:
+    """Return the device number of each GPU by UUID, from nvidia-smi's full report. Its table has no such column."""
+    numbers, uuid = {}, ""
+    for name, _, value in (line.partition(":") for line in report.splitlines()):
+        if name.strip() == "GPU UUID":
+            uuid = value.strip()
+        elif name.strip() == "Minor Number" and value.strip().isdigit():
+            numbers[uuid] = int(value)
+    return numbers

@@ -194,11 +194,11 @@ class LocalBackend(FolderBackend):
     # Capacity
 
     def _free_resources(self) -> tuple[Resources, list[int]]:
-        """Return the free resources and the indices of the free GPUs; nothing is free while the disk is full."""
+        """Return the free resources and the device numbers of the free GPUs; nothing is free while the disk is full."""
         if self._disk.is_full():
             return Resources(0, 0), []
         cpus, memory_mib = self._total.cpus, self._total.memory_mib
-        free_gpus = {gpu.index for gpu in self._gpus}
+        free_gpus = {gpu.device_number for gpu in self._gpus}
         for path in (self._root / ".active").iterdir():
             run = self._find(path.name)
             try:
@@ -218,7 +218,7 @@ class LocalBackend(FolderBackend):
         return free, sorted(free_gpus)
 
     def _choose_gpus(self, spec: RunSpec) -> list[list[int]]:
-        """Check that the run fits now, and return the indices of the GPUs for each node.
+        """Check that the run fits now, and return the device numbers of each node's GPUs.
 
         The caller holds the root's lock, so that the capacity stays free until `_start` records the run. Raises
         InvalidSpec, NoCapacity.
@@ -238,7 +238,7 @@ class LocalBackend(FolderBackend):
     # Starting
 
     def _start(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
-        """Create the run's folder, start its supervisors and record it. `gpus` has the GPU indices of each node."""
+        """Create the run's folder, start its supervisors and record it. `gpus`: each node's device numbers."""
         run.create_folders()
         for folder in self._checkpoint_and_output_folders(run, spec):
             folder.mkdir(exist_ok=True, mode=0o700)
@@ -274,7 +274,7 @@ class LocalBackend(FolderBackend):
     def _supervisor_plan(
         self, run: Run, spec: RunSpec, node: int, gpus: list[int], *, bubblewrap: str
     ) -> SupervisorPlan:
-        """Return the plan of a node. The caller adds `fork_server` and the token. `gpus` are indices."""
+        """Return the plan of a node. The caller adds `fork_server` and the token. `gpus` are device numbers."""
         node_sandbox = self._node_sandbox(run, spec, node, gpus)
         plan = submission.node_plan(
             spec,
@@ -306,7 +306,7 @@ class LocalBackend(FolderBackend):
         }
 
     def _node_sandbox(self, run: Run, spec: RunSpec, node: int, gpus: list[int]) -> sandbox.Sandbox:
-        """Return a node's sandbox, and write its files for /etc. `gpus` are the indices of the node's GPUs."""
+        """Return a node's sandbox, and write its files for /etc. `gpus` are device numbers."""
         checkpoints, outputs = self._checkpoint_and_output_folders(run, spec)
         hostname = f"{spec.name}-{node}"
         etc = run.folder / "etc" / str(node)
@@ -332,7 +332,7 @@ class LocalBackend(FolderBackend):
     def _environment(self, node_sandbox: sandbox.Sandbox) -> dict[str, str]:
         return sandbox.base_environment(
             node_sandbox.image,
-            [gpu.uuid for gpu in self._gpus if gpu.index in node_sandbox.gpus],
+            [gpu.uuid for gpu in self._gpus if gpu.device_number in node_sandbox.gpus],
             has_packages=node_sandbox.packages is not None,
         )
 

@@ -83,7 +83,7 @@ class Run:
         return descriptor
 
     def record_submission(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
-        """Write `submission.json`, which makes the run exist. `gpus` has the GPU indices of each node.
+        """Write `submission.json`, which makes the run exist. `gpus` has the device numbers of each node's GPUs.
 
         This does not notify the readers of changes: the supervisors do so when they start.
         """

@@ -18,7 +18,6 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -52,8 +51,6 @@ _POLL_SECONDS = 0.1
 _SIGTERM_SECONDS = 0.5
 """How long to wait for Slurm's SIGTERM to this process after a SIGTERM ended a rank. `evidence` counts both as one
 event if they are at most a second apart, so this is shorter."""
-_NVIDIA_SMI_SECONDS = 30
-"""How long nvidia-smi may take for its full report, which is slower than the list of GPUs (`host`)."""
 _SIOCGIFADDR = 0x8915
 """From <linux/sockios.h>: an interface's IPv4 address."""
 
@@ -384,33 +381,12 @@ def _own_address(interface: str) -> str:
 
 def _own_gpus() -> dict[str, int]:
     """Return the device numbers of the GPUs that Slurm gave to this task, by UUID."""
-    uuids_by_index = {str(gpu.index): gpu.uuid for gpu in host.gpus()}
     # Slurm sets CUDA_VISIBLE_DEVICES to the index or the UUID of each GPU of the task.
     own_names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    device_numbers = _device_numbers()
-    own_uuids = [uuids_by_index.get(name, name) for name in own_names]
-    return {uuid: device_numbers[uuid] for uuid in own_uuids if uuid in device_numbers}
-
-
-def _device_numbers() -> dict[str, int]:
-    """Return the number of each GPU's device file on this machine (/dev/nvidia<number>), by UUID.
-
-    The number may differ from the GPU's index in nvidia-smi's list. Empty without a working driver.
-    """
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return {}
-    numbers, uuid = {}, ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        report = subprocess.run(
-            [tool, "-q"], capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True
-        ).stdout
-        for name, _, value in (line.partition(":") for line in report.splitlines()):
-            if name.strip() == "GPU UUID":
-                uuid = value.strip()
-            elif name.strip() == "Minor Number" and value.strip().isdigit():
-                numbers[uuid] = int(value)
-    return numbers
+    gpus = host.gpus()
+    gpus_by_name = {gpu.uuid: gpu for gpu in gpus} | {str(gpu.index): gpu for gpu in gpus}
+    own_gpus = [gpus_by_name[name] for name in own_names if name in gpus_by_name]
+    return {gpu.uuid: gpu.device_number for gpu in own_gpus}
 
 
 def _memory_cgroups() -> list[str]:
