@@ -61,8 +61,11 @@ def build_wheels(
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent, prefix=".compiling-") as folder:
             wheels = _compile(section, section.compilation, python, Path(folder), run=run, report_step=report_step)
-            if not cached.is_dir():  # another process may have compiled them meanwhile
+            try:
                 wheels.rename(cached)
+            except OSError:
+                if not cached.is_dir():  # another process may have compiled them meanwhile
+                    raise
     return sorted(map(str, cached.glob("*.whl")))
 
 
