@@ -170,7 +170,7 @@ def runway_of(account: Account) -> Runway:
 def record_alerts() -> list[BudgetAlert]:
     """Record each threshold reached, once per budget and month, and return the new alerts.
 
-    If several thresholds are reached at once, all are recorded, but only the highest is mailed.
+    If several thresholds are reached at once, all are recorded, but only the highest is emailed.
     """
     month = month_of().start.date()
     new_alerts: list[BudgetAlert] = []
@@ -216,7 +216,7 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
                 month=month,
                 percent=percent,
                 committed_minor=state.committed_minor,
-                # `emails` sends the alerts without a time. A time here keeps the lower thresholds from being mailed.
+                # `emails` sends the alerts without a time. A time here keeps the lower thresholds from being emailed.
                 mailed_at=None if percent == reached[-1] else timezone.now(),
             )
             for percent in reached

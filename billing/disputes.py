@@ -96,7 +96,7 @@ def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_
     if not 0 <= _withdrawn(row) <= top_up.amount_minor:
         raise Quarantined(f"The dispute withdrew {row.withdrawn_minor} of a top-up of {top_up.amount_minor}.")
     if has_withdrawn and booked:
-        row.mailed_at = None  # a second withdrawal needs another mail
+        row.mailed_at = None  # a second withdrawal needs another email
     return has_withdrawn
 
 

@@ -24,7 +24,7 @@ from console.notifications import services as notifications
 
 
 def send_due() -> int:
-    """Send the mails that are due. Returns the number of alerts, warnings and invoices mailed.
+    """Send the emails that are due. Returns the number of alerts, warnings and invoices emailed.
 
     `deliver` gets each row as a query set: it sets `mailed_at` there before it sends, so that only one worker sends.
     """
@@ -56,13 +56,13 @@ def payers(organization: Organization) -> set[User]:
 
 
 def mail_recipients(organization: Organization, kind: str) -> set[User]:
-    """Return the active members who chose mails of this notification kind and whose role may see it."""
+    """Return the active members who chose emails of this notification kind and whose role may see it."""
     members = Membership.objects.filter(organization=organization, user__is_active=True).select_related("user")
     return {member.user for member in members if notifications.wants_mail(member, kind)}
 
 
 def _budget_mail(alert: BudgetAlert) -> tuple[str, str]:
-    """Return the subject and text of the mail about a budget that reached a threshold."""
+    """Return the subject and text of the email about a budget that reached a threshold."""
     budget = alert.budget
     state = next(state for state in budgets.states(budget.organization) if state.budget.pk == budget.pk)
     subject = _("%(percent)d %% of the budget of %(whose)s is used") % {
@@ -82,7 +82,7 @@ def _budget_mail(alert: BudgetAlert) -> tuple[str, str]:
 
 
 def _balance_mail(warning: BalanceWarning) -> tuple[str, str]:
-    """Return the subject and text of the mail about a wallet that runs low."""
+    """Return the subject and text of the email about a wallet that runs low."""
     account = warning.account
     runway = budgets.runway_of(account)
     context = {
@@ -97,7 +97,7 @@ def _balance_mail(warning: BalanceWarning) -> tuple[str, str]:
 
 
 def _invoice_mail(invoice: Invoice) -> tuple[str, str]:
-    """Return the subject and text of the mail about a new invoice."""
+    """Return the subject and text of the email about a new invoice."""
     account = Account.objects.get(organization=invoice.organization_id, kind=Account.Kinds.WALLET)
     owed = receivables.owed_minor(account)
     context = {

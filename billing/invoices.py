@@ -63,8 +63,8 @@ def issue_due() -> list[Invoice]:
 def issue(*, organization: Organization, until: datetime | None = None, user: User | None = None) -> Invoice | None:
     """Issue an invoice for all uninvoiced receipts before `until` (default: now).
 
-    Returns None if they cost nothing. An invoice with `until` is a periodic one: a mail and a notification announce it.
-    Idempotent and safe under concurrent calls.
+    Returns None if they cost nothing. An invoice with `until` is a periodic one: an email and a notification
+    announce it. Idempotent and safe under concurrent calls.
     """
     issued_at = timezone.now()
     period_end = until or issued_at
@@ -113,7 +113,7 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
         for position, receipt in enumerate(receipts, 1)
     )
     _post_tax(invoice)
-    if until is not None:  # periodic: nobody requested it, so send a mail
+    if until is not None:  # periodic: nobody requested it, so send an email
         InvoiceMail.objects.create(invoice=invoice)
         data = {
             "invoice": invoice.pk,

@@ -17,25 +17,25 @@ from billing.models import AutoTopUp, Dispute, TopUp
 from console.accounts.emails import deliver
 
 MAX_AGE = timedelta(days=3)
-"""Failures and disputes older than this are not mailed: after a long outage, the mail would come too late to act on."""
+"""Failures and disputes older than this are not emailed: after a long outage, the email would be too late."""
 
 
 def send_due() -> int:
-    """Send the mails that are due, each to all who may pay. Returns the number of top-ups, wallets and disputes mailed.
+    """Send the emails that are due, each to all who may pay. Returns how many top-ups, wallets and disputes.
 
-    `deliver` sets `mailed_at` before it sends, so concurrent workers send each mail once. If a worker dies in between,
-    its mail is lost; otherwise a mail could be sent twice. `deliver` renders a mail for each language and time zone of
-    the recipients.
+    `deliver` sets `mailed_at` before it sends, so concurrent workers send each email once. If a worker dies in between,
+    its email is lost; otherwise an email could be sent twice. `deliver` renders an email for each language and time
+    zone of the recipients.
     """
     since = timezone.now() - MAX_AGE
     failed = TopUp.objects.filter(
         origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.FAILED, mailed_at=None, created_at__gt=since
-    ).exclude(failure=customers.CUSTOMER_GONE)  # the mail about deleted cards covers these
+    ).exclude(failure=customers.CUSTOMER_GONE)  # the email about deleted cards covers these
     # `customers.forget` switches off automatic top-ups in this way when the provider has deleted the customer.
     setups_without_cards = AutoTopUp.objects.filter(
         is_on=False, last_failure=customers.CUSTOMER_GONE, mailed_at=None, updated_at__gt=since
     )
-    # The age counts from the last movement. Once the money is returned, `withdrawn_minor` is 0 and no mail is needed.
+    # The age counts from the last movement. Once the money is returned, `withdrawn_minor` is 0 and no email is needed.
     disputed = Dispute.objects.filter(mailed_at=None, withdrawn_minor__gt=0, movements__moved_at__gt=since).distinct()
     sent = 0
     for top_up in failed.select_related("account__organization"):
@@ -48,7 +48,7 @@ def send_due() -> int:
 
 
 def _send_deleted_cards(setup: AutoTopUp) -> bool:
-    """Mail that the saved cards were deleted at the provider. Returns whether a mail was sent.
+    """Email that the saved cards were deleted at the provider. Returns whether an email was sent.
 
     `setup` is the row with the settings of a wallet's automatic top-ups.
     """
@@ -67,7 +67,7 @@ def _send_deleted_cards(setup: AutoTopUp) -> bool:
 
 
 def _send_failure(top_up: TopUp) -> bool:
-    """Mail that an automatic top-up failed. Returns whether a mail was sent."""
+    """Email that an automatic top-up failed. Returns whether an email was sent."""
     organization = top_up.account.owner
     setup = AutoTopUp.objects.get(account=top_up.account)  # exists: switching them off keeps the row
 
@@ -87,7 +87,7 @@ def _send_failure(top_up: TopUp) -> bool:
 
 
 def _send_dispute(dispute: Dispute) -> bool:
-    """Mail that a payment was disputed and its amount withdrawn. Returns whether a mail was sent."""
+    """Email that a payment was disputed and its amount withdrawn. Returns whether an email was sent."""
     organization = dispute.top_up.account.owner
 
     def render() -> tuple[str, str]:

@@ -31,10 +31,10 @@ from billing.pricing import PriceKind
 GB = 10**9
 """Bytes per gigabyte, the unit of the storage price."""
 STOP_WRITES_AFTER = timedelta(days=7)
-"""How long storage may be unpaid before all writes are refused: a week to notice the mail and top up."""
+"""How long storage may be unpaid before all writes are refused: a week to notice the email and top up."""
 DELETE_AFTER = timedelta(days=60)
 """How long storage may be unpaid before outputs are deleted, the oldest job's first and one job's each day. Two months
-are enough to notice the mails and pay, or to download the files."""
+are enough to notice the emails and pay, or to download the files."""
 COST_PRECISION = Decimal("0.000001")
 """Daily costs are rounded to this fraction of a minor unit, the six decimals of their column."""
 DAY_SECONDS = 86_400

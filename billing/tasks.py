@@ -58,7 +58,7 @@ def fetch_events() -> None:
 
 @shared_task
 def move_money() -> None:
-    """Start and retry automatic top-ups, submit refunds again, and send the mails about payments."""
+    """Start and retry automatic top-ups, submit refunds again, and send the emails about payments."""
     auto_topup.run_due()
     refunds.submit_waiting()
     payment_emails.send_due()

@@ -249,7 +249,7 @@ ACCOUNT_SIGNUP_FORM_CLASS = "console.accounts.forms.SignUpForm"
 ACCOUNT_FORMS = {"signup": "console.accounts.signup.AccountForm"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
-# With mail, addresses are verified before the first log-in, so sign-up does not reveal who has an account.
+# With email, addresses are verified before the first log-in, so sign-up does not reveal who has an account.
 ACCOUNT_EMAIL_VERIFICATION = env.str("EMAIL_VERIFICATION", "mandatory" if env.str("EMAIL_URL", "") else "optional")
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
@@ -264,7 +264,7 @@ MFA_FORMS = {
     "reauthenticate": "console.accounts.second_factors.ConfirmationForm",
     "add_webauthn": "console.accounts.second_factors.PasskeyForm",
 }
-# Without mail nobody can verify an address, but everyone must be able to use second factors.
+# Without email nobody can verify an address, but everyone must be able to use second factors.
 MFA_ALLOW_UNVERIFIED_EMAIL = ACCOUNT_EMAIL_VERIFICATION != "mandatory"
 STAFF_SECOND_FACTOR: bool = env.bool("STAFF_SECOND_FACTOR", False)
 SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
@@ -392,7 +392,7 @@ MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
 # files are the largest: 1 MiB of text, as JSON with escapes.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
-# --- Language, mail, files -------------------------------------------------------------------------------------------
+# --- Language, email, files -------------------------------------------------------------------------------------------
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LOCALE_PATHS = [BASE_DIR / "locale"]

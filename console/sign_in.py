@@ -207,7 +207,7 @@ def _require_https(setting: str, data: Mapping[str, Any], name: str) -> None:
 
 
 def _parse_verified_domains(setting: str, data: Mapping[str, Any]) -> list[str]:
-    """Return the mail domains whose addresses this provider may report as verified. Raises ImproperlyConfigured."""
+    """Return the email domains whose addresses this provider may report as verified. Raises ImproperlyConfigured."""
     domains = data.get("verified_domains", [])
     if not isinstance(domains, list) or not all(isinstance(domain, str) for domain in domains):
         raise ImproperlyConfigured(f"{setting}: `verified_domains` is a list of mail domains.")

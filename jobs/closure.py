@@ -263,7 +263,7 @@ def _members(closure: Closure) -> list[User]:
 
 
 def _mail(closure: Closure) -> tuple[str, str]:
-    """Return the subject and the text of the mail that announces a closure."""
+    """Return the subject and the text of the email that announces a closure."""
     context = {
         "closure": closure,
         "organization": closure.organization,

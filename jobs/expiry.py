@@ -24,9 +24,9 @@ from jobs.models import DeletionNotice, Job
 from storage.models import Allocation
 
 NOTICE = timedelta(days=7)
-"""How long before the deletion it is announced: enough to read the mail after a short absence."""
+"""How long before the deletion it is announced: enough to read the email after a short absence."""
 JOBS_IN_MAIL = 50
-"""Jobs that one mail lists. It says how many others there are."""
+"""Jobs that one email lists. It says how many others there are."""
 
 
 def announce() -> int:
@@ -34,7 +34,7 @@ def announce() -> int:
     for organization_pk in _expiring().order_by().values_list("organization", flat=True).distinct():
         _write_notice(organization_pk)
     due = DeletionNotice.objects.filter(mailed_at=None).select_related("organization")
-    # `deliver` marks the row as mailed and returns whether it sent the mail.
+    # `deliver` marks the row as emailed and returns whether it sent the email.
     return sum(
         deliver(DeletionNotice.objects.filter(pk=notice.pk), partial(_mail, notice), _recipients(notice))
         for notice in due
@@ -70,7 +70,7 @@ def _write_notice(organization_pk: int) -> None:
 
 
 def _recipients(notice: DeletionNotice) -> set[User]:
-    """Return the active members who want the mail; nobody if all its files are now kept longer."""
+    """Return the active members who want the email; nobody if all its files are now kept longer."""
     if not notice.jobs.exists():
         return set()
     members = Membership.objects.filter(organization=notice.organization, user__is_active=True).select_related("user")
@@ -78,7 +78,7 @@ def _recipients(notice: DeletionNotice) -> set[User]:
 
 
 def _mail(notice: DeletionNotice) -> tuple[str, str]:
-    """Return the subject and the text of the mail."""
+    """Return the subject and the text of the email."""
     jobs = sorted(notice.jobs.all(), key=lambda job: (results.deletion_time(job), job.pk))
     context = {
         "organization": notice.organization,

@@ -415,7 +415,7 @@ class SavedView(models.Model):
 
 
 class DeletionNotice(models.Model):
-    """A mail to an organization's members about job files that are deleted soon. `expiry` writes and sends it."""
+    """An email to an organization's members about job files that are deleted soon. `expiry` writes and sends it."""
 
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)

@@ -32,7 +32,7 @@ KIND = "notebook.ending"
 
 @shared_task
 def announce_endings() -> None:
-    """Announce the notebooks that are about to reach their time limit, by notifications and mails."""
+    """Announce the notebooks that are about to reach their time limit, by notifications and emails."""
     announce()
     send_due()
 
@@ -45,7 +45,7 @@ def announce(now: datetime | None = None) -> int:
 
 
 def send_due() -> int:
-    """Send the mails that are due and return their number. Safe to repeat."""
+    """Send the emails that are due and return their number. Safe to repeat."""
     due = Notification.objects.filter(mailed_at=None, kind=KIND).select_related("user")
     return sum(
         deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), _recipients(each)) for each in due
@@ -77,7 +77,7 @@ def _announce(job_pk: int, now: datetime) -> bool:
 
 
 def _recipients(notification: Notification) -> list[User]:
-    """Return who gets the mail: nobody if the notebook has ended, reached its limit or was extended since."""
+    """Return who gets the email: nobody if the notebook has ended, reached its limit or was extended since."""
     data = notification.data
     job = Job.objects.get(pk=data["job"])
     limit = notebooks.time_limit(job)
@@ -88,7 +88,7 @@ def _recipients(notification: Notification) -> list[User]:
 
 
 def _mail(notification: Notification) -> tuple[str, str]:
-    """Return the subject and the text of the mail."""
+    """Return the subject and the text of the email."""
     data = notification.data
     page = "notebook_extend" if data["is_extensible"] else "job_detail"
     context = {

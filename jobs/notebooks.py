@@ -65,7 +65,7 @@ MIN_LEFT = timedelta(minutes=1)
 """How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
 some seconds later, and must not be ending by then."""
 NOTICE = timedelta(minutes=10)
-"""How long before its time limit a notebook is announced to end: enough to read a mail and to save or buy more time."""
+"""How long before its time limit a notebook is announced to end: enough to read an email, and to save or buy time."""
 
 
 @dataclass(frozen=True)

@@ -20,22 +20,22 @@ from jobs.messages import end_sentence, failure_sentence, sweep_end_sentence
 from jobs.models import Job, Trial
 
 KINDS = ("job.succeeded", "job.failed", "job.cancelled", "sweep.ended")
-"""Kinds of notifications that are mailed by this module."""
+"""Kinds of notifications that are emailed by this module."""
 MAX_MAIL_DELAY = timedelta(days=1)
-"""After this time an end is no longer mailed: after a long outage of the mail server, old mails are of no use."""
+"""After this time an end is no longer emailed: after a long outage of the email server, old emails are of no use."""
 
 
 def send_due() -> int:
-    """Send the mails that are due and return their number. Safe to repeat."""
+    """Send the emails that are due and return their number. Safe to repeat."""
     since = timezone.now() - MAX_MAIL_DELAY
     due = Notification.objects.filter(mailed_at=None, kind__in=KINDS, created_at__gt=since).select_related("user")
     return sum(deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), recipients(each)) for each in due)
 
 
 def recipients(notification: Notification) -> list[User]:
-    """Return the member who ordered the run or sweep, if the member wants the mail; else nobody."""
+    """Return the member who ordered the run or sweep, if the member wants the email; else nobody."""
     user = notification.user
-    # The end of a trial is not mailed, because one mail about the end of its sweep is enough.
+    # The end of a trial is not emailed, because one email about the end of its sweep is enough.
     is_trial = Trial.objects.filter(job=notification.data.get("job")).exists()
     if user is None or not user.is_active or is_trial:
         return []
@@ -44,7 +44,7 @@ def recipients(notification: Notification) -> list[User]:
 
 
 def _mail(notification: Notification) -> tuple[str, str]:
-    """Return the subject and the text of the mail."""
+    """Return the subject and the text of the email."""
     return _sweep_mail(notification) if notification.kind == "sweep.ended" else _job_mail(notification)
 
 

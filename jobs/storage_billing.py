@@ -74,7 +74,7 @@ def _enforce(account: Account) -> None:
 def _expire_oldest(organization: Organization) -> None:
     """Let the files of the oldest ended job be deleted after `expiry.NOTICE`, for one job a day.
 
-    `expiry.announce` sends the mail about it.
+    `expiry.announce` sends the email about it.
     """
     deletion_at = timezone.now() + expiry.NOTICE
     runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)

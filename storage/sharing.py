@@ -27,7 +27,7 @@ from storage.files import Readable
 from storage.models import NAME_PATTERN, Dataset, DatasetShare, DatasetVersion
 
 CODE_LIFETIME = timedelta(days=7)
-"""How long a code can be entered. People may read the mail with it some days later. Messages name the 7 days too."""
+"""How long a code can be entered. People may read the email with it some days later. Messages name the 7 days too."""
 MAX_SHARES = 100
 """How many open shares a dataset may have, accepted or not. The page of the dataset lists them all."""
 LABEL_LIMIT = 100

@@ -76,7 +76,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
         return f"login_attempts:{hashlib.sha256(f'{email.lower()} {address}'.encode()).hexdigest()}"
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
-        """Send a mail whose links use TRAINYARD_URL, not the host of the request."""
+        """Send an email whose links use TRAINYARD_URL, not the host of the request."""
         rewritten = {name: self._with_console_url(value) for name, value in context.items()}
         site = {"name": "Trainyard", "domain": settings.TRAINYARD_URL}
         super().send_mail(template_prefix, email, rewritten | {"current_site": site})
@@ -89,7 +89,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
         return value
 
     def login(self, request: HttpRequest, user: User) -> None:
-        """Log a user in, and store the language of the page for later mails.
+        """Log a user in, and store the language of the page for later emails.
 
         Every kind of log-in ends here, after the address was verified and the second factor checked. A person who
         awaits approval is not logged in.

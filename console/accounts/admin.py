@@ -89,7 +89,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
 
     @admin.action(description=_("Approve the chosen users"), permissions=("change",))
     def approve(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
-        """Let the chosen users, who await approval after sign-up, log in, and tell them by mail."""
+        """Let the chosen users, who await approval after sign-up, log in, and tell them by email."""
         for user in queryset:
             if services.approve_user(user=user, actor=_actor_of(request)) and not emails.send_approval(user):
                 self.message_user(request, _("No email could be sent to %s.") % user.email, messages.WARNING)
@@ -127,7 +127,7 @@ class EmailAddressAdmin(AllauthEmailAddressAdmin, ModelAdmin):  # type: ignore[m
         permissions=("change",),
     )
     def make_verified(self, request: HttpRequest, queryset: QuerySet[EmailAddress]) -> None:
-        """Mark the chosen addresses as verified, as if their users had opened the link in the mail."""
+        """Mark the chosen addresses as verified, as if their users had opened the link in the email."""
         super().make_verified(request, queryset)
 
 

@@ -279,7 +279,7 @@ class InvitationsView(TenantView):
         operation_id="invitations_create", request=InvitationSerializer, responses={201: InvitationSerializer}
     )
     def post(self, request: Request) -> Response:
-        """Invite an address by mail. Accepting makes the person a member. Earlier invitations to it are revoked."""
+        """Invite an address by email. Accepting makes the person a member. Earlier invitations to it are revoked."""
         serializer = InvitationSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         invitation = invitations.invite(

@@ -30,11 +30,11 @@ Renderer = Callable[[], tuple[str, str]]
 
 
 class Recipient(Protocol):
-    """The recipient of a mail. A `User` is one."""
+    """The recipient of an email. A `User` is one."""
 
     @property
     def email(self) -> str:
-        """The mail address."""
+        """The email address."""
 
     @property
     def language(self) -> str:
@@ -60,10 +60,10 @@ class Guest:
 
 
 def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> bool:
-    """Claim the row by setting `mailed_at`, then send a mail to each recipient. Return whether the mails were sent.
+    """Claim the row by setting `mailed_at`, then send an email to each recipient. Return whether the emails were sent.
 
-    `rows` selects the one row that marks the mail as due. If several workers call this at once, only one sends. After
-    a failure the row is released, and the next periodic task tries again. It then sends all mails of the row again,
+    `rows` selects the one row that marks the email as due. If several workers call this at once, only one sends. After
+    a failure the row is released, and the next periodic task tries again. It then sends all emails of the row again,
     also those that were sent before the failure.
     """
     if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
@@ -90,7 +90,7 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> b
 
 
 def send_approval(user: Recipient) -> bool:
-    """Tell a person that they can log in now. Returns False if the mail could not be sent; there is no retry."""
+    """Tell a person that they can log in now. Returns False if the email could not be sent; there is no retry."""
     with translation.override(user.language or settings.LANGUAGE_CODE):
         subject = f"{settings.ACCOUNT_EMAIL_SUBJECT_PREFIX}{_('Your account was approved')}"
         text = render_to_string("accounts/mail/approval.txt", {"url": settings.TRAINYARD_URL})
@@ -102,7 +102,7 @@ def send_approval(user: Recipient) -> bool:
 
 
 def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> None:
-    """Send one mail. A permanent failure of one address is logged and not retried."""
+    """Send one email. A permanent failure of one address is logged and not retried."""
     try:
         connection.send_messages([mail])
     except SMTPRecipientsRefused as error:

@@ -103,19 +103,19 @@ def find(token: str) -> Invitation | None:
 
 
 def token_of(invitation: Invitation) -> str:
-    """Return the token of an invitation's link. Only the mail contains it: it proves access to the mailbox."""
+    """Return the token of an invitation's link. Only the email contains it: it proves access to the mailbox."""
     return signing.dumps(invitation.pk, salt=SIGNING_SALT)
 
 
 @shared_task(name="console.accounts.invitations.send_due")
 def send_due() -> int:
-    """Send the mails of new invitations and return their number."""
+    """Send the emails of new invitations and return their number."""
     due = Invitation.objects.filter(mailed_at=None, accepted_at=None, revoked_at=None, expires_at__gt=timezone.now())
     return sum(_send_mail(invitation) for invitation in due.select_related("organization", "invited_by"))
 
 
 def _send_mail(invitation: Invitation) -> bool:
-    """Send the mail of an invitation, and return whether it was sent."""
+    """Send the email of an invitation, and return whether it was sent."""
     recipient: emails.Recipient | None = User.objects.filter(email=invitation.email, is_active=True).first()
     if recipient is None:  # a person without an account gets the inviter's language and time zone
         inviter = invitation.invited_by or User()

@@ -149,7 +149,7 @@ class Membership(models.Model):
 class ServiceAccount(models.Model):
     """An account of an organization for programs: it acts with API tokens and cannot log in.
 
-    Its user is inactive and has no password, so it can neither log in nor receive mail.
+    Its user is inactive and has no password, so it can neither log in nor receive email.
     """
 
     membership = models.OneToOneField(
@@ -169,7 +169,7 @@ class ServiceAccount(models.Model):
 
 
 class Invitation(models.Model):
-    """An invitation with a role, sent by mail. The recipient accepts or declines it."""
+    """An invitation with a role, sent by email. The recipient accepts or declines it."""
 
     organization = models.ForeignKey(
         Organization, models.CASCADE, related_name="invitations", verbose_name=_("organization")

@@ -109,7 +109,7 @@ def create_token(
 def _create_user(organization: Organization, name: str) -> User:
     """Create the account's user: inactive and without a password. Raises InvalidInput if the name is taken.
 
-    The reserved domain `.invalid` receives no mail (RFC 2606).
+    The reserved domain `.invalid` receives no email (RFC 2606).
     """
     address = f"{name}@{organization.slug}.service.invalid"
     if User.objects.filter(email=address).exists():

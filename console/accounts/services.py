@@ -343,7 +343,7 @@ def token_digest(secret: str) -> str:
 
 
 def may_sign_up(email: str) -> bool:
-    """Return whether people with an address of this mail domain may sign up."""
+    """Return whether people with an address of this email domain may sign up."""
     domains = settings.SIGNUP_EMAIL_DOMAINS
     return not domains or email.rpartition("@")[2].lower() in domains
 
@@ -369,7 +369,7 @@ def approve_user(*, user: User, actor: User | None) -> bool:
 
 
 def set_mail_language(*, user: User, language: str | None) -> None:
-    """Set the language of mails to this person. Unknown languages are ignored."""
+    """Set the language of emails to this person. Unknown languages are ignored."""
     if language in dict(settings.LANGUAGES) and user.language != language:
         user.language = language
         user.save(update_fields=["language"])
@@ -384,7 +384,7 @@ def choose_time_zone(*, user: User, name: str) -> None:
 
 
 def store_browser_time_zone(*, user: User, name: str) -> None:
-    """Store the browser's time zone; mails use it unless the person has chosen one. Unknown names are ignored."""
+    """Store the browser's time zone; emails use it unless the person has chosen one. Unknown names are ignored."""
     if user.browser_time_zone != name and zones.is_known(name):
         user.browser_time_zone = name
         user.save(update_fields=["browser_time_zone"])

@@ -22,7 +22,7 @@ from console.accounts.models import Invitation
 
 
 class _DomainRule:
-    """A mixin for sign-up forms. It refuses addresses of other mail domains than SIGNUP_EMAIL_DOMAINS.
+    """A mixin for sign-up forms. It refuses addresses of other email domains than SIGNUP_EMAIL_DOMAINS.
 
     A person with an invitation may use any domain.
     """

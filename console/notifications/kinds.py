@@ -14,7 +14,7 @@ from console.core.errors import Text
 class Kind:
     """A kind of notification. Only members with the capability `needs` may see it.
 
-    `is_mailed` applies to a member who has not chosen which kinds are mailed.
+    `is_mailed` applies to a member who has not chosen which kinds are emailed.
     """
 
     title: Text

@@ -17,9 +17,9 @@ class Notification(models.Model):
     kind = models.CharField(_("kind"), max_length=32)
     """A key of `kinds.KINDS`."""
     data = models.JSONField(_("details"), default=dict)
-    """The values that webhooks send. Pages and mails build their sentences from them, in the reader's language."""
+    """The values that webhooks send. Pages and emails build their sentences from them, in the reader's language."""
     user = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
-    """Who gets the mail of `jobs.run_mails` or `jobs.notebook_endings`: the user who ordered the run or sweep.
+    """Who gets the email of `jobs.run_mails` or `jobs.notebook_endings`: the user who ordered the run or sweep.
 
     None: nobody gets it.
 
@@ -45,14 +45,14 @@ class Notification(models.Model):
 
 
 class Choices(models.Model):
-    """Which kinds of notifications a member gets as mails, and which notifications the member has read.
+    """Which kinds of notifications a member gets as emails, and which notifications the member has read.
 
     Without a row, the defaults of `KINDS` apply, and all notifications are unread.
     """
 
     membership = models.OneToOneField(Membership, models.CASCADE, related_name="notification_choices")
     mailed = models.JSONField(default=dict, blank=True)
-    """For each kind, by its name in `KINDS`, whether it is mailed. A missing kind has its default."""
+    """For each kind, by its name in `KINDS`, whether it is emailed. A missing kind has its default."""
     read_until = models.BigIntegerField(default=0)
     """The id of the newest notification that the member has read."""
 

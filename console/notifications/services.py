@@ -31,9 +31,9 @@ MAX_WEBHOOKS = 10
 def publish(
     *, organization: Organization | int, kind: str, data: Mapping[str, Any], user: User | int | None = None
 ) -> None:
-    """Write a notification in the caller's transaction. Mails and webhooks are sent within seconds after its commit.
+    """Write a notification in the caller's transaction. Emails and webhooks are sent within seconds after its commit.
 
-    Pages show it to every member who may see the kind. `user` is who gets a mail about the end of a run or sweep.
+    Pages show it to every member who may see the kind. `user` is who gets an email about the end of a run or sweep.
     """
     Notification.objects.create(
         organization_id=getattr(organization, "pk", organization),
@@ -50,13 +50,13 @@ def visible(membership: Membership) -> QuerySet[Notification]:
 
 
 def choices_of(membership: Membership) -> dict[str, bool]:
-    """Return, for each kind that the member may see, whether the member gets mails of it."""
+    """Return, for each kind that the member may see, whether the member gets emails of it."""
     chosen = Choices.objects.filter(membership=membership).values_list("mailed", flat=True).first() or {}
     return {name: chosen.get(name, kind.is_mailed) for name, kind in KINDS.items() if membership.allows(kind.needs)}
 
 
 def choose_mails(*, membership: Membership, mailed: Collection[str]) -> None:
-    """Store that the member gets mails of the kinds in `mailed`, and of no others."""
+    """Store that the member gets emails of the kinds in `mailed`, and of no others."""
     choices = {name: name in mailed for name in KINDS}
     Choices.objects.update_or_create(membership=membership, defaults={"mailed": choices})
 
@@ -69,7 +69,7 @@ def mark_read(*, membership: Membership) -> None:
 
 
 def wants_mail(membership: Membership, kind: str) -> bool:
-    """Return whether a member gets mails of a kind."""
+    """Return whether a member gets emails of a kind."""
     return choices_of(membership).get(kind, False)
 
 

@@ -52,7 +52,7 @@ class WebhookForm(forms.Form):
 @require_GET
 @member(Capability.VIEW)
 def notification_list(request: MemberRequest) -> HttpResponse:
-    """List the notifications, newest first, with the member's choices of mails. Marks all as read."""
+    """List the notifications, newest first, with the member's choices of emails. Marks all as read."""
     page = Paginator(services.visible(request.membership), PAGE_SIZE).get_page(request.GET.get("page"))
     choices = services.choices_of(request.membership)
     context = {
@@ -68,7 +68,7 @@ def notification_list(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.VIEW)
 def notification_choices(request: MemberRequest) -> HttpResponse:
-    """Store which kinds the member gets by mail."""
+    """Store which kinds the member gets by email."""
     services.choose_mails(membership=request.membership, mailed=request.POST.getlist("mailed"))
     messages.success(request, _("The choices were saved."))
     return redirect("notification_list")

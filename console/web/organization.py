@@ -81,7 +81,7 @@ class InvitationForm(forms.Form):
 
 @require_POST
 def set_language(request: HttpRequest) -> HttpResponse:
-    """Set the language of pages, and of mails if the person is logged in."""
+    """Set the language of pages, and of emails if the person is logged in."""
     if isinstance(request.user, User):
         services.set_mail_language(user=request.user, language=request.POST.get("language"))
     response: HttpResponse = i18n.set_language(request)
@@ -167,7 +167,7 @@ def set_shells_enabled(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.MANAGE)
 def invite(request: MemberRequest) -> HttpResponse:
-    """Invite a person by mail."""
+    """Invite a person by email."""
     form = InvitationForm(request.POST)
     if form.is_valid():
         with errors_in_form(form):

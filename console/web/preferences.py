@@ -16,7 +16,7 @@ from console.web.access import errors_as_message, logged_in_user
 @require_http_methods(["GET", "POST"])
 @login_required
 def time_zone(request: HttpRequest) -> HttpResponse:
-    """Set the time zone of pages and mails."""
+    """Set the time zone of pages and emails."""
     user = logged_in_user(request)
     if request.method == "POST":
         with errors_as_message(request):

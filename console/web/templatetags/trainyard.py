@@ -239,7 +239,7 @@ def moment(value: datetime | str | None) -> str:
 
 @register.filter
 def moment_text(value: datetime) -> str:
-    """Format a time as plain text, for mails."""
+    """Format a time as plain text, for emails."""
     return _format_time(value)
 
 
