@@ -38,6 +38,16 @@ def over_gloo(init):
     return initialized
 
 
+def onto_cpu(load):
+    """`torch.load`, whatever device the storages are mapped to."""
+
+    def loaded(file, map_location=None, **options):
+        return load(file, map_location="cpu", **options)
+
+    return loaded
+
+
+torch.load = onto_cpu(torch.load)
 torch.nn.Module.to = to_cpu(torch.nn.Module.to)
 torch.Tensor.to = to_cpu(torch.Tensor.to)
 DistributedDataParallel.__init__ = without_devices(DistributedDataParallel.__init__)
