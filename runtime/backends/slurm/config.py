@@ -81,8 +81,8 @@ class SlurmConfig:
     """The folder of skopeo and umoci on the compute nodes; empty: they are on the PATH."""
     image_mib: int = 50 * 1024
     """Disk limit of one image during its import: as pulled and unpacked together."""
-    import_seconds: int = 1800
-    """How long the import of an image may take."""
+    import_seconds: int = 900
+    """How long the import of an image may take. The machines of the run are held meanwhile, free of charge."""
     insecure_registries: tuple[str, ...] = ()
     """Registries that may be reached over HTTP, or without a valid certificate, by their host and port."""
     disk_mib: int = 50 * 1024
