@@ -68,6 +68,12 @@ def test_two_nodes_run_in_an_own_image_and_share_one_import(container_harness, o
     assert leaked == []
 
 
+def test_ranks_in_an_own_image_reach_each_other(container_harness, own_image):
+    """With the platform's own script, in which every rank connects to rank 0."""
+    container_harness.complete("", script="", builtin_script="hello", nodes=2, **own_image())
+    assert [container_harness.log(rank)[:11] for rank in range(2)] == ["rank 0 of 2", "rank 1 of 2"]
+
+
 def failure_of(harness, changes, **more):
     """Run a script in an own image that cannot be imported; return its failure. The run must be free."""
     harness.backend.submit(harness.spec("print('never')", **{**changes, **more}))
