@@ -81,7 +81,8 @@ class ClusterTotals:
 
 def pulls_images(name: str) -> bool:
     """Whether the cluster runs images from registries. Other clusters run only images that this installation built."""
-    return isinstance(settings.TRAINYARD_CLUSTERS.get(name), ClusterConfig)
+    config = settings.TRAINYARD_CLUSTERS.get(name)
+    return isinstance(config, ClusterConfig) or (isinstance(config, SlurmConfig) and bool(config.containers))
 
 
 @cache

@@ -122,6 +122,10 @@ class FaultToleranceSerializer(FormSerializer):
             try:
                 cluster(spec.cluster).check_image(image_of(image), controller)
             except InvalidSpec as error:
+                if error.field == "controller" and not image.is_builtin:
+                    raise ValidationError(
+                        _("The cluster of this node spec can't run your own images with MPI. Choose Gloo.")
+                    ) from None
                 if error.field == "controller":
                     sentence = _("The image %(image)s has no MPI. Choose Gloo, or an image with mpirun.")
                     raise ValidationError(sentence % {"image": image.name}) from None

@@ -139,6 +139,18 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.IMAGE_UNUSABLE: gettext_lazy(
         "The image %(image)s has no Python at the expected path. Use an image with Python 3.8 or later."
     ),
+    FailureCode.IMAGE_TOO_LARGE: gettext_lazy(
+        "The image %(image)s needs more than the %(limit_mib)s MiB of disk that an image may use on this cluster. "
+        "Use a smaller image."
+    ),
+    FailureCode.IMAGE_TOO_SLOW: gettext_lazy(
+        "Pulling and unpacking the image %(image)s took longer than %(limit_seconds)s seconds. Use a smaller image "
+        "or a faster registry."
+    ),
+    FailureCode.IMAGE_NOT_UNPACKED: gettext_lazy(
+        "The image %(image)s could not be unpacked: %(detail)s. Build it again with another tool, for example with "
+        "gzip layers."
+    ),
     FailureCode.LAUNCHER_KILLED: gettext_lazy(
         "The run's own processes stopped the launcher on node %(node)s. Send signals only to processes "
         "that your code starts."
@@ -150,6 +162,7 @@ FAILURE_SENTENCES: dict[str, Any] = {
 """The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the other codes. An ellipsis replaces
 a missing value."""
 STEPS = {
+    "image": gettext_lazy("The image is being pulled and unpacked. This time is free."),
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
     "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
 }

@@ -105,6 +105,13 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
         )
     if image is None or config is not None:  # only the cluster knows what its images contain
         return
+    if not image.is_builtin:  # this machine installs packages, and does not have the image
+        raise _invalid(
+            _(
+                "The cluster of this node spec can't install packages in addition to your own images. Use an image "
+                "that contains them, or a built-in image."
+            )
+        )
     conflict = requirements.find_conflict(file.lines, layers.installed_versions(_image_folder(image)))
     if conflict is not None:
         sentence = _(

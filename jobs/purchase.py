@@ -399,6 +399,13 @@ class _PlacementSerializer(FormSerializer):
         try:
             cluster(spec.cluster).check_image(image_of(image), gpus=spec.gpus)
         except InvalidSpec as error:
+            if error.field == "gpus" and not image.is_builtin:
+                raise ValidationError(
+                    _(
+                        "The cluster of this node spec can't give GPUs to your own images. Choose nodes without GPUs, "
+                        "or a built-in image."
+                    )
+                ) from None
             if error.field == "gpus":
                 sentence = _("The image %(image)s cannot use GPUs. Choose nodes without GPUs, or another image.")
                 raise ValidationError(sentence % {"image": image.name}) from None

@@ -2,7 +2,7 @@
 
 A run sees the system's libraries, the interpreter, its image and the launcher, all read-only. It also sees its mounts,
 its run, checkpoint and output folders, and a private /tmp. The network namespace is created before the sandbox starts
-(`network`).
+(`network`). In a customer's own image, the image's root takes the place of the system's libraries (`container`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.backends import container as containers
+from runtime.backends.container import Container
 from runtime.errors import BackendUnavailable
 from runtime.launcher.rank import IMAGE_LINKS
 from runtime.specs import PACKAGES_TARGET, Mount
@@ -47,12 +49,11 @@ _SYSTEM_PATHS = (
     "/etc/ssl/certs",
     "/etc/ca-certificates",
     "/etc/pki/tls/certs",
-    "/etc/resolv.conf",
     "/etc/localtime",
     "/etc/alternatives",
-    "/sys/devices/system/cpu",
-    "/sys/devices/system/node",
 )
+# The same, for runs in a customer's own image too.
+_MACHINE_PATHS = ("/etc/resolv.conf", "/sys/devices/system/cpu", "/sys/devices/system/node")
 # Folders below / that are links into /usr on most systems; see `_top_folder_arguments`.
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -87,7 +88,7 @@ class Sandbox:
     etc_folder: Path
     """The folder that `write_etc` has filled."""
     image: Path
-    """The image's virtual environment."""
+    """The image's virtual environment. Not used with a container."""
     interpreter_prefixes: tuple[Path, ...]
     """Folders outside the image that hold its interpreter; see the function `interpreter_prefixes`."""
     launcher: Path
@@ -102,6 +103,18 @@ class Sandbox:
     """The device numbers of the node's GPUs."""
     packages: Path | None = None
     """The folder of the Python packages that the run has in addition to its image's."""
+    container: Container | None = None
+    """The customer's own image that the run uses in place of `image` and of this machine's system."""
+
+    @property
+    def python(self) -> str:
+        """The path inside the sandbox of the interpreter that runs the ranks."""
+        return str(self.image / "bin" / "python") if self.container is None else self.container.python
+
+    @property
+    def targets(self) -> list[str]:
+        """The paths inside the sandbox at which a run sees its datasets, models and other mounts."""
+        return [self.datasets_target, self.models_target, *(mount.target for mount in self.mounts)]
 
 
 def base_arguments(hostname: str, memory_bytes: int) -> list[str]:
@@ -109,11 +122,23 @@ def base_arguments(hostname: str, memory_bytes: int) -> list[str]:
 
     `memory_bytes` limits the size of /tmp and of /dev/shm.
     """
-    args = [*_NAMESPACES, "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", hostname]
+    args = _namespace_arguments(hostname)
     for source in _SYSTEM_PATHS:
         args += ["--ro-bind-try", source, source]
     for name in _USR_LINKS:
         args += _top_folder_arguments(Path("/") / name)
+    return args + _machine_arguments(memory_bytes)
+
+
+def _namespace_arguments(hostname: str) -> list[str]:
+    return [*_NAMESPACES, "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", hostname]
+
+
+def _machine_arguments(memory_bytes: int) -> list[str]:
+    """Return the arguments for /proc, /dev, /tmp, and files that describe this machine."""
+    args: list[str] = []
+    for source in _MACHINE_PATHS:
+        args += ["--ro-bind-try", source, source]
     args += [*_proc_arguments(), "--dev", "/dev"]
     for folder in ("/tmp", "/dev/shm"):  # noqa: S108 - the sandbox's own, not the host's
         args += ["--perms", "1777", "--size", str(memory_bytes), "--tmpfs", folder]
@@ -131,7 +156,7 @@ def closing_arguments(environment: Mapping[str, str]) -> list[str]:
 
 def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
     """Return bubblewrap's arguments, without the program that it is to run. Their order matters: later mounts win."""
-    args = base_arguments(sandbox.hostname, sandbox.memory_bytes)
+    args = _system_arguments(sandbox)
     if sandbox.gpus:
         for path in _GPU_SYSTEM_PATHS:
             args += ["--ro-bind-try", path, path]
@@ -141,7 +166,8 @@ def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         args += ["--ro-bind", str(sandbox.etc_folder / name), f"/etc/{name}"]
     link_names = dict.fromkeys(sandbox.interpreter_prefixes, "interpreter")
-    link_names[sandbox.image] = sandbox.image.name
+    if sandbox.container is None:
+        link_names[sandbox.image] = sandbox.image.name
     for prefix, link_name in link_names.items():
         args += ["--ro-bind", str(prefix), str(prefix)]
         # The launcher shows this link in tracebacks, in place of the host's path.
@@ -156,6 +182,19 @@ def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
     for mount in sorted(sandbox.mounts, key=lambda mount: mount.target.count("/")):
         args += ["--ro-bind" if mount.read_only else "--bind", mount.source, mount.target]
     return args + closing_arguments(environment)
+
+
+def _system_arguments(sandbox: Sandbox) -> list[str]:
+    """Return the arguments for the namespaces, and for the system that the run sees: this machine's or its image's."""
+    if sandbox.container is None:
+        return base_arguments(sandbox.hostname, sandbox.memory_bytes)
+    _command, interpreter_mounts = containers.host_interpreter()
+    return [
+        *_namespace_arguments(sandbox.hostname),
+        *containers.root_arguments(sandbox.container.root, sandbox.targets),
+        *interpreter_mounts,
+        *_machine_arguments(sandbox.memory_bytes),
+    ]
 
 
 def base_environment(image: Path, gpus: Sequence[str], *, has_packages: bool = False) -> dict[str, str]:

@@ -98,6 +98,12 @@ HUNG = {"seconds": 61.5, "rank": 1, "where": "train.py, line 8, step"}
         ({"code": "too_many_processes"}, "reached its limit"),
         ({"code": "disk_full", "data": {"free_mib": 1}}, "not because of this run"),
         ({"code": "node_silent"}, "Node 1 stopped responding"),
+        ({"code": "image_too_large", "data": {"image": "r.example/x:1", "limit_mib": 50}},
+         "The image r.example/x:1 needs more than the 50 MiB of disk"),
+        ({"code": "image_too_slow", "data": {"image": "r.example/x:1", "limit_seconds": 9}},
+         "Pulling and unpacking the image r.example/x:1 took longer than 9 seconds"),
+        ({"code": "image_not_unpacked", "data": {"image": "r.example/x:1", "detail": "invalid header"}},
+         "The image r.example/x:1 could not be unpacked: invalid header. Build it again"),
     ],
     ids=str,
 )  # fmt: skip
@@ -131,6 +137,10 @@ STARTING = {
     "held": ({"detail": "JobHeldAdmin"}, "holds the run in the queue (JobHeldAdmin)"),
     "machines_closed": ({"detail": "PartitionDown"}, "out of service (PartitionDown)"),
 }
+
+
+def test_a_run_that_imports_its_image_says_that_this_is_free():
+    assert "pulled and unpacked. This time is free." in messages.starting_sentence("starting", {"step": "image"})
 
 
 def test_a_starting_run_says_what_it_waits_for_and_the_remedy():

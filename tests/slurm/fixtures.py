@@ -1,7 +1,11 @@
 """Fixtures of a real Slurm. Tests that use them are skipped where it is not installed."""
 
+import shutil
+
 import pytest
 
+from runtime.backends.slurm.image_import import TOOLS
+from tests.registry import Registry, layer, write_python
 from tests.slurm.accounting import (
     ACCOUNT,
     ACCOUNTING_PROGRAMS,
@@ -49,6 +53,37 @@ def accounting_harness(accounting_cluster, tmp_path, bare_images):
     accounts = {"acme": ORGANIZATION_ACCOUNT, "newcomer": FOREIGN_ACCOUNT}
     harness = SlurmHarness(
         accounting_cluster, tmp_path, bare_images, accounting=True, account=ACCOUNT, accounts=accounts
+    )
+    yield harness
+    harness.close()
+
+
+@pytest.fixture(scope="session")
+def registry(short_folders):
+    """A registry on loopback; its images are those that tests push."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("There is no docker-registry: apt-get install docker-registry.")
+    registry = Registry(program, short_folders())
+    yield registry
+    registry.close()
+
+
+@pytest.fixture(scope="session")
+def python_layer(tmp_path_factory):
+    """A layer with a Python, from which tests make images."""
+    root = tmp_path_factory.mktemp("python") / "root"
+    write_python(root)
+    return layer([], root)
+
+
+@pytest.fixture
+def container_harness(slurm_cluster, registry, tmp_path, bare_images):
+    """Runs on the Slurm in images that a customer pushed to the registry."""
+    if missing := [name for name in TOOLS if shutil.which(name) is None]:
+        pytest.skip(f"There is no {missing[0]}: apt-get install skopeo umoci.")
+    harness = SlurmHarness(
+        slurm_cluster, tmp_path, bare_images, containers="oci", insecure_registries=[registry.host], image_mib=1024
     )
     yield harness
     harness.close()

@@ -12,7 +12,9 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from runtime.backends import admission, sandbox
 from runtime.backends.reservations import NodeRequest, reserve
-from runtime.backends.slurm import program, submission
+from runtime.backends.slurm import images, program, submission
 from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
@@ -30,7 +32,7 @@ from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.files import FileLock
-from runtime.specs import Capacity, Image, Resources, RunPhase, RunSpec
+from runtime.specs import Capacity, Controller, Image, Resources, RunPhase, RunSpec
 
 _POLL_SECONDS = 0.25
 """Interval at which `changes` polls shared storage, which sends no events. People who follow a log hardly notice a
@@ -45,6 +47,8 @@ _LOCK_FILES = 16
 """Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
 run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
 that a process makes in parallel."""
+_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
+"""An image reference, which becomes part of an argument on compute nodes. `storage.images` checks more."""
 # Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
 # texts are in Slurm's src/common/slurm_errno.c.
 _CANNOT_FIT = (
@@ -75,12 +79,12 @@ class SlurmBackend(FolderBackend):
     # The protocol
 
     def submit(self, spec: RunSpec) -> None:
-        """See `Backend.submit`. Accepts built-in images only."""
+        """See `Backend.submit`."""
         admission.check_name(spec.name)
         run = self._find(spec.name)
         if run.exists():  # checked again under the lock; this check only saves the work of the next lines
             return
-        spec = admission.admit(spec, self._images_root)
+        spec = self._admit(spec)
         self._check_size(spec)
         has_trash = False
         try:
@@ -93,6 +97,7 @@ class SlurmBackend(FolderBackend):
                 has_trash = run.move_to_trash()
                 try:
                     self._start(run, spec)
+                    has_trash = (spec.image.reference and self._move_unused_images()) or has_trash
                 except BaseException as error:
                     has_trash = self._remove_failed_submission(run) or has_trash
                     if isinstance(error, CommandFailed):
@@ -166,6 +171,22 @@ class SlurmBackend(FolderBackend):
         finally:
             is_closed.set()
 
+    def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
+        """See `Backend.check_image`. Does not ask the registry, since the console may have no access to it."""
+        if image.builtin or not self._config.containers:
+            super().check_image(image, controller, gpus=gpus)
+        elif not _IMAGE_REFERENCE.match(image.reference):
+            raise InvalidSpec(f"'{image.reference}' is not a valid image reference.", field="image")
+        elif controller is Controller.MPI:
+            raise InvalidSpec("Own images cannot use MPI on this cluster. Choose gloo.", field="controller")
+        elif gpus:
+            # The image has no driver, and the launcher does not mount this machine's into it.
+            raise InvalidSpec("Own images cannot use GPUs on this cluster. Choose a built-in image.", field="gpus")
+
+    def image_identity(self, image: Image) -> str:
+        """See `Backend.image_identity`."""
+        return image.reference or super().image_identity(image)
+
     def prepare(self, image: Image) -> None:
         """Do nothing: starts are always cold."""
 
@@ -184,6 +205,26 @@ class SlurmBackend(FolderBackend):
         return gaps
 
     # Starting
+
+    def _admit(self, spec: RunSpec) -> RunSpec:
+        """Check a spec; return it with the sources of its mounts resolved. Raises InvalidSpec."""
+        if spec.image.builtin or not self._config.containers:
+            return admission.admit(spec, self._images_root)
+        admission.check_values(spec)
+        self.check_image(spec.image, spec.controller, gpus=spec.resources.gpus)
+        if spec.packages:
+            raise InvalidSpec("Packages cannot be added to own images on this cluster.", field="packages")
+        return admission.resolve_mounts(spec)
+
+    def _move_unused_images(self) -> bool:
+        """Move unused images of customers to the trash; return whether there were some."""
+        used_folders = set()
+        for name in self.names(live=True):
+            with contextlib.suppress(RunNotFound):  # a submission that is not complete; its image was just used
+                spec = self._find(name).spec()
+                if spec.image.reference:
+                    used_folders.add(images.image_folder(self._root, spec))
+        return images.move_unused_to_trash(self._root, self._trash, used_folders)
 
     def _check_size(self, spec: RunSpec) -> None:
         """Check that the empty cluster could hold all nodes of the run. Raises InvalidSpec."""
@@ -205,7 +246,9 @@ class SlurmBackend(FolderBackend):
         nonce = secrets.token_hex(16)
         run_plan = self._run_plan(run, spec, package, nonce)
         run.write_plan(dict(run_plan))
-        python = str(self._images_root / spec.image.builtin / "bin" / "python")
+        # For an own image: the interpreter that has created the built-in ones, which compute nodes have too.
+        interpreter = self._images_root / spec.image.builtin / "bin" / "python"
+        python = str(interpreter if spec.image.builtin else Path(sys.executable).resolve())
         code = f"import sys; sys.path[:0] = [{str(package)!r}]; from runtime.backends.slurm.node import start; start()"
         # -I and -S: no environment variable and no site-packages of the machine change what the interpreter imports.
         command = [python, "-I", "-S", "-c", code, str(run.folder), nonce]
@@ -234,6 +277,7 @@ class SlurmBackend(FolderBackend):
             "start_seconds": self._config.start_seconds,
             "interface": self._config.interface,
             "bubblewrap": self._config.bubblewrap,
+            "own_image": images.image_plan(self._root, spec, self._config) if spec.image.reference else None,
             "fallback_bubblewrap": sandbox.find_bubblewrap(),
         }
 

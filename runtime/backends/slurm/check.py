@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
+import secrets
+import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.backends import smoke_run
 from runtime.backends.base import Backend, CheckResult
+from runtime.backends.slurm import program, submission
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.errors import BackendUnavailable, RuntimeFault
@@ -57,6 +62,8 @@ def check(
         yield CheckResult("images", ok=False, detail="No image is built.", remedy="manage.py build_image pytorch")
         return
     yield CheckResult("images", ok=True, detail=f"{', '.join(built)} in {images_root}")
+    if smoke and config.containers:
+        yield _check_containers(slurm, config, root)
     if smoke:
         yield _check_smoke_run(backend, built[0], root)
 
@@ -138,6 +145,36 @@ def _check_folder(root: Path) -> CheckResult:
         detail = f"{root} cannot be written: {error.strerror}"
         return CheckResult("folder of runs", ok=False, detail=detail, remedy=f"Give it to the user {os.getuid()}.")
     return CheckResult("folder of runs", ok=True, detail=f"{root}: the smoke run shows whether the machines share it.")
+
+
+def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckResult:
+    """Check by a job that a compute node has the programs that import customers' own images."""
+    package = program.install_node_program(root)
+    result = root / f".check-{secrets.token_hex(8)}"
+    code = (
+        f"import sys; sys.path[:0] = [{str(package)!r}]; from pathlib import Path; "
+        "from runtime.backends.slurm.node import check_containers; "
+        f"check_containers({config.containers_bin!r}, {config.bubblewrap!r}, Path({str(result)!r}))"
+    )
+    command = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", code]
+    try:
+        slurm.call(
+            *("sbatch", "--wait", "--parsable", "--ntasks=1", "--output=/dev/null", "--chdir=/", "--time=5"),
+            *submission.placement_arguments(config.placement(""), config.account),
+            stdin=f"#!/bin/sh\nexec {shlex.join(command)}\n",
+            seconds=_SMOKE_SECONDS,
+        )
+        found = json.loads(result.read_bytes())
+    except (CommandFailed, BackendUnavailable, OSError, ValueError) as error:
+        remedy = "Submit a job by hand (sbatch), and check that compute nodes have Python at the console's path."
+        return CheckResult("containers", ok=False, detail=f"The job failed: {error}", remedy=remedy)
+    finally:
+        result.unlink(missing_ok=True)
+    if found["problem"]:
+        remedy = "Install skopeo and umoci on every compute node, or set 'containers_bin' to their folder."
+        detail = f"The machine {found['machine']} cannot import images: {found['problem']}"
+        return CheckResult("containers", ok=False, detail=detail, remedy=remedy)
+    return CheckResult("containers", ok=True, detail=f"The machine {found['machine']} can import images.")
 
 
 def _check_smoke_run(backend: Backend, image: str, root: Path) -> CheckResult:

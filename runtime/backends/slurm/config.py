@@ -20,6 +20,7 @@ _CONSTRAINT = re.compile(r"^[A-Za-z0-9_.&|()*!\[\],-]{1,255}$")
 _GPU = re.compile(r"^[A-Za-z0-9_.-]{1,63}$")
 _INTERFACE = re.compile(r"^[A-Za-z0-9_.:-]{1,15}$")  # Linux allows 15 characters
 _PATH = re.compile(r"^/[^\0\n]*$")
+_REGISTRY = re.compile(r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 """A read-only default for mappings, since the config is frozen."""
 
@@ -74,6 +75,16 @@ class SlurmConfig:
     """How long a job may wait in Slurm's queue. Then the run ends with `no_capacity`, and the console retries it."""
     start_seconds: int = 300
     """How long the nodes may take to find each other after Slurm has started the first."""
+    containers: str = ""
+    """How the compute nodes run customers' own images: `oci` (skopeo pulls and umoci unpacks them); empty: not."""
+    containers_bin: str = ""
+    """The folder of skopeo and umoci on the compute nodes; empty: they are on the PATH."""
+    image_mib: int = 50 * 1024
+    """Disk limit of one image during its import: as pulled and unpacked together."""
+    import_seconds: int = 900
+    """How long the import of an image may take. The machines of the run are held meanwhile, free of charge."""
+    insecure_registries: tuple[str, ...] = ()
+    """Registries that may be reached over HTTP, or without a valid certificate, by their host and port."""
     disk_mib: int = 50 * 1024
     """Disk limit of runs whose spec has none."""
     poll_seconds: int = 5
@@ -99,6 +110,11 @@ class SlurmConfig:
             bubblewrap=reader.matching("bubblewrap", "", _PATH, "an absolute path"),
             pending_seconds=reader.number("pending_seconds", cls.pending_seconds, minimum=1),
             start_seconds=reader.number("start_seconds", cls.start_seconds, minimum=10),
+            containers=reader.choice("containers", "", ("", "oci")),
+            containers_bin=reader.matching("containers_bin", "", _PATH, "an absolute path"),
+            image_mib=reader.number("image_mib", cls.image_mib, minimum=1),
+            import_seconds=reader.number("import_seconds", cls.import_seconds, minimum=1),
+            insecure_registries=_registries(reader),
             disk_mib=reader.number("disk_mib", cls.disk_mib, minimum=1),
             poll_seconds=reader.number("poll_seconds", cls.poll_seconds, minimum=1),
             command_seconds=float(reader.number("command_seconds", int(cls.command_seconds), minimum=1)),
@@ -135,3 +151,12 @@ def _accounts(reader: SettingsReader) -> Mapping[str, str]:
     if not all(_NAME.match(account) for account in accounts.values()):
         raise reader.error("accounts", "must map organizations to names of accounts")
     return accounts
+
+
+def _registries(reader: SettingsReader) -> tuple[str, ...]:
+    registries = reader.data.get("insecure_registries", [])
+    if not isinstance(registries, list) or not all(
+        isinstance(registry, str) and _REGISTRY.match(registry) for registry in registries
+    ):
+        raise reader.error("insecure_registries", "must be a list of hosts, such as registry.example.com:5000")
+    return tuple(registries)

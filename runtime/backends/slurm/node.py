@@ -2,8 +2,8 @@
 
 This process reads the run's plan (`RUN_PLAN_FILE`), which contains secrets and the token of its launchers. It exchanges
 addresses and ports with the other nodes through shared storage, and becomes the node's supervisor. Node 0 deletes the
-plan before customer code begins. Nothing in the sandbox can read or signal this process. Imports only the standard
-library and the modules that `program` copies.
+plan before customer code begins, and imports the run's own image if it has one (`image_import`). Nothing in the sandbox
+can read or signal this process. Imports only the standard library and the modules that `program` copies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from runtime.backends import host, launch_plan, network, sandbox
-from runtime.backends.slurm.evidence import ENDED_BY_SLURM
+from runtime.backends.container import Container
+from runtime.backends.slurm import image_import
+from runtime.backends.slurm.evidence import ENDED_BY_SLURM, new_cause
+from runtime.backends.slurm.image_import import ImagePlan, ImportFailed, ImportStopped
 from runtime.backends.supervision import submission
 from runtime.backends.supervision.limits import Limits
 from runtime.backends.supervision.node_plan import SupervisorPlan
@@ -46,6 +49,11 @@ Slurm itself."""
 _RECORD_SECONDS = 60.0
 """How long after the job's start `submission.json` may take to be written and visible. NFS clients may cache for half a
 minute that the file is missing."""
+IMPORT_FILE = "import.json"
+"""The file in the run's folder that node 0 writes when it begins to import the run's own image, and again when the
+image is ready."""
+_IMPORT_MARGIN_SECONDS = 60.0
+"""How much longer than an import's limit the other nodes wait for node 0, which needs seconds to write the result."""
 _POLL_SECONDS = 0.1
 """Interval between two reads of shared storage, which sends no events: short, since each read delays the start."""
 _SIGTERM_SECONDS = 0.5
@@ -77,6 +85,8 @@ class RunPlan(TypedDict):
     start_seconds: int
     interface: str
     bubblewrap: str
+    own_image: ImagePlan | None
+    """How to import the run's own image; None if the image is a built-in one."""
     fallback_bubblewrap: str
     """The console's bwrap, for machines without one of their own. It works only if it lies on shared storage."""
 
@@ -238,7 +248,13 @@ def main(folder: Path, nonce: str) -> int:
         if is_hub:
             # The plan contains secrets. All nodes have published their endpoints, which they do after reading it.
             (folder / RUN_PLAN_FILE).unlink(missing_ok=True)
-        plan = _supervisor_plan(run_plan, spec, node, endpoints)
+        own_image, container = run_plan["own_image"], None
+        if own_image is not None:
+            container = _container(run_plan, own_image, folder, is_importer=is_hub)
+            if container is None:
+                sys.stderr.write("The run's image was not imported.\n")
+                return 1
+        plan = _supervisor_plan(run_plan, spec, node, endpoints, container)
         plan["listener"] = None if listener is None else listener.detach()
         SlurmSupervisor(plan).run()
     return 0
@@ -293,20 +309,84 @@ def _exchange_endpoints(
     return [endpoints[other_node] for other_node in range(nodes)]
 
 
-def _supervisor_plan(run_plan: RunPlan, spec: RunSpec, node: int, endpoints: list[Endpoint]) -> SupervisorPlan:
-    """Return the plan of this node's supervisor."""
+def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_importer: bool) -> Container | None:
+    """Return the run's own image, once it is imported: by this process if `is_importer`, else by that of node 0.
+
+    None if the import failed or the run was stopped. `end.json` then has the reason why the run ends, unless it was
+    stopped.
+    """
+    image_folder = Path(own_image["folder"])
+    if is_importer:
+        _import_image(run_plan, own_image, folder)
+    else:
+        _wait_for_import(folder, own_image["seconds"] + run_plan["start_seconds"] + _IMPORT_MARGIN_SECONDS)
+    refresh_listing(image_folder)
+    contents = image_import.load_contents(image_folder)
+    if contents is None or _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None:
+        return None
+    return Container(root=image_folder / "root", python=contents["python"], environment=contents["environment"])
+
+
+def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> None:
+    """Import the run's own image and tell the other nodes. If that fails, store why the run ends."""
+    write_json(folder / IMPORT_FILE, {"is_ready": False})
+    try:
+        image_import.import_image(
+            own_image,
+            bubblewrap=_bubblewrap(run_plan),
+            is_stopped=lambda: _load(folder / "stop.json") is not None,
+        )
+        write_json(folder / IMPORT_FILE, {"is_ready": True})
+    except ImportStopped:
+        return
+    except ImportFailed as error:
+        cause = new_cause(error.outcome, error.code, str(error), error.data)
+        if _load(folder / "end.json") is None:  # the console has not ended the run meanwhile
+            write_json(folder / "end.json", {"at": time.time(), "loss": cause})
+
+
+def _wait_for_import(folder: Path, seconds: float) -> None:
+    """Wait until node 0 has imported the run's image, the run ends, or `seconds` have passed."""
+    give_up_at = time.monotonic() + seconds
+    while time.monotonic() < give_up_at:
+        refresh_listing(folder)
+        is_ready = (_load(folder / IMPORT_FILE) or {}).get("is_ready", False)
+        if is_ready or _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None:
+            return
+        time.sleep(_POLL_SECONDS)  # shared storage sends no events
+
+
+def _load(path: Path) -> Any:
+    """Return the contents of a JSON file; None if it is missing or contains null."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _bubblewrap(run_plan: RunPlan) -> str:
+    """Return the path of this machine's bwrap, or of the console's."""
+    return run_plan["bubblewrap"] or shutil.which("bwrap") or run_plan["fallback_bubblewrap"]
+
+
+def _supervisor_plan(
+    run_plan: RunPlan, spec: RunSpec, node: int, endpoints: list[Endpoint], container: Container | None
+) -> SupervisorPlan:
+    """Return the plan of this node's supervisor. `container` is the run's own image, if it has one."""
     folder = Path(run_plan["folder"])
     gpus = _own_gpus() if spec.resources.gpus else {}
-    node_sandbox = _sandbox(run_plan, spec, node, tuple(gpus.values()))
+    node_sandbox = _sandbox(run_plan, spec, node, tuple(gpus.values()), container)
     environment = sandbox.base_environment(
         node_sandbox.image, list(gpus), has_packages=node_sandbox.packages is not None
     )
+    if container is not None:
+        environment = container.rank_environment(environment)
     plan = submission.node_plan(
         spec,
         node,
         node_sandbox,
         environment,
-        bubblewrap=run_plan["bubblewrap"] or shutil.which("bwrap") or run_plan["fallback_bubblewrap"],
+        bubblewrap=_bubblewrap(run_plan),
         disk_mib=run_plan["disk_mib"],
         cgroups=False,  # Slurm has control groups of its own for its jobs
     )
@@ -340,7 +420,9 @@ def _worker_ports(endpoint: Endpoint, node: int, count: int) -> list[int]:
     return endpoint["ports"][start : start + count]
 
 
-def _sandbox(run_plan: RunPlan, spec: RunSpec, node: int, gpus: tuple[int, ...]) -> sandbox.Sandbox:
+def _sandbox(
+    run_plan: RunPlan, spec: RunSpec, node: int, gpus: tuple[int, ...], container: Container | None
+) -> sandbox.Sandbox:
     """Return this node's sandbox, and write its files for /etc. `gpus` are device numbers."""
     folder, image = Path(run_plan["folder"]), Path(run_plan["image"])
     hostname = f"{spec.name}-{node}"
@@ -353,7 +435,7 @@ def _sandbox(run_plan: RunPlan, spec: RunSpec, node: int, gpus: tuple[int, ...])
         output_folder=Path(run_plan["outputs"]),
         etc_folder=etc,
         image=image,
-        interpreter_prefixes=sandbox.interpreter_prefixes(image),
+        interpreter_prefixes=() if container else sandbox.interpreter_prefixes(image),
         launcher=Path(run_plan["launcher"]),
         mounts=spec.mounts,
         datasets_target=spec.datasets_target,
@@ -361,6 +443,7 @@ def _sandbox(run_plan: RunPlan, spec: RunSpec, node: int, gpus: tuple[int, ...])
         memory_bytes=spec.resources.memory_mib << 20,
         gpus=gpus,
         packages=Path(spec.packages) if spec.packages else None,
+        container=container,
     )
 
 
@@ -400,6 +483,12 @@ def _memory_cgroups() -> list[str]:
             if not controllers and path != "/":
                 return [f"{cgroup_events.ROOT}{path}"]
     return []
+
+
+def check_containers(tools: str, bubblewrap: str, result: Path) -> None:
+    """Write to the file `result` why this machine cannot import images; "" if it can."""
+    problem = image_import.check_tools(tools, bubblewrap or shutil.which("bwrap") or "bwrap")
+    write_json(result, {"machine": os.environ.get("SLURMD_NODENAME", ""), "problem": problem})
 
 
 def start() -> None:

@@ -22,9 +22,14 @@ _TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig
 _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "MaxGRES", "MaxTRES", "MaxBilling")
 
 
-def explain_waiting(job: SlurmJob | None) -> Waiting:
-    """Return why the nodes of a run do not run yet. `job` is None if Slurm does not list the run's job."""
+def explain_waiting(job: SlurmJob | None, *, is_importing: bool = False) -> Waiting:
+    """Return why the nodes of a run do not run yet. `job` is None if Slurm does not list the run's job.
+
+    `is_importing`: node 0 has begun to import the run's own image, and has not ended that.
+    """
     if job is None or not job.is_waiting:
+        if is_importing:
+            return Waiting(WaitingCode.STARTING, {"step": "image"}, "The image of the run is pulled and unpacked.")
         return Waiting(WaitingCode.STARTING, {"step": "supervisor"}, "Slurm has started the nodes of the run.")
     # Some reasons have details after a comma: "ReqNodeNotAvail, UnavailableNodes:n1".
     reason = job.reason.partition(",")[0].strip("() ")

@@ -3,7 +3,8 @@
     <root>/<name>/submission.json        the spec, the time of submission, the job's id
                   order.json             the RunPlan for the nodes, with secrets; deleted when all nodes have read it
                   stop.json              a request to end
-                  end.json               why the console ended the run itself
+                  end.json               why the console, or node 0 before the start, ended the run itself
+                  import.json            whether node 0 imports the run's own image, or has done so
                   final.json             the nodes' last records, completed by Slurm's reasons for their ends
                   nodes/, logs/, etc/, run/, checkpoints/, outputs/   as of a local run (`runtime.backends.local.runs`)
                   nodes/<node>.meeting   a node's address and ports
@@ -11,6 +12,7 @@
     <root>/.active/, .changes/, .checkpoints/, .outputs/, .trash/    as for local runs
     <root>/.program/<version>/           the program of the compute nodes
     <root>/.locks/                       locks of submissions
+    <root>/.images/                      customers' own images (`image_import`)
 
 `submission.json` is written after the job was submitted, as the last file and by a rename. Without it the run does not
 exist: its nodes do not start, and a later submission may clear the folder.
@@ -30,7 +32,7 @@ from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, RecordData
-from runtime.backends.slurm.node import RUN_PLAN_FILE, STOP_SIGNAL, refresh_listing
+from runtime.backends.slurm.node import IMPORT_FILE, RUN_PLAN_FILE, STOP_SIGNAL, refresh_listing
 from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import outcome, peer_liveness
@@ -195,7 +197,8 @@ class SlurmRun:
         Ends a run that has waited in Slurm's queue for too long.
         """
         job = observation.job
-        waiting = explain_waiting(job)
+        importing = _load_json(self.folder / IMPORT_FILE)
+        waiting = explain_waiting(job, is_importing=importing is not None and not importing["is_ready"])
         waited_seconds = observation.now - observation.submitted_at
         if job is not None and job.is_waiting and waited_seconds > self._config.pending_seconds:
             data = {"placed": 0, "nodes": len(status.nodes), "seconds": int(waited_seconds)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 
-from runtime.backends.slurm.config import SlurmConfig
+from runtime.backends.slurm.config import Placement, SlurmConfig
 from runtime.specs import RunSpec
 
 _END_MARGIN_SECONDS = 120
@@ -22,6 +22,8 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
     placement = config.placement(spec.node_kind)
     cpus = max(1, math.ceil(spec.resources.cpus))
     seconds = spec.deadline_seconds + config.start_seconds + _END_MARGIN_SECONDS
+    if spec.image.reference:
+        seconds += config.import_seconds
     minutes = math.ceil(seconds / _SECONDS_PER_MINUTE)  # the unit of `--time`
     result = [
         f"--job-name={job_name}",
@@ -41,18 +43,21 @@ def arguments(spec: RunSpec, config: SlurmConfig, *, job_name: str, log: str) ->
     if spec.resources.gpus:
         type_prefix = f"{placement.gpu}:" if placement.gpu else ""
         result.append(f"--gpus-per-task={type_prefix}{spec.resources.gpus}")
-    account = config.organization_account(spec.labels.get("organization", ""))
-    for option, value in (
-        ("partition", placement.partition),
-        ("constraint", placement.constraint),
-        ("qos", placement.qos),
-        ("account", account),
-    ):
-        if value:
-            result.append(f"--{option}={value}")
+    result += placement_arguments(placement, config.organization_account(spec.labels.get("organization", "")))
     if _is_elastic(spec):
         result.append("--no-kill")  # the job outlives the loss of a machine
     return result
+
+
+def placement_arguments(placement: Placement, account: str) -> list[str]:
+    """Return the arguments of sbatch that say where a job runs, and for which account ("": Slurm's default)."""
+    options = {
+        "partition": placement.partition,
+        "constraint": placement.constraint,
+        "qos": placement.qos,
+        "account": account,
+    }
+    return [f"--{name}={value}" for name, value in options.items() if value]
 
 
 def script(spec: RunSpec, config: SlurmConfig, command: list[str]) -> str:

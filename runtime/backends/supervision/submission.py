@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.backends import launch_plan, sandbox
+from runtime.backends import container, launch_plan, sandbox
 from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.specs import RunSpec
 
@@ -26,13 +26,18 @@ def node_plan(
     disk_mib: int,
     cgroups: bool,
 ) -> SupervisorPlan:
-    """Return the plan of one node. `disk_mib` is the disk limit of a spec that has none.
+    """Return the plan of one node. `environment` is that of the ranks, and `disk_mib` the limit of a spec without one.
 
     The caller adds the values that all nodes of the run share: `folder`, `change_file`, `fork_server` and the
     launcher's token. The process that starts the node adds `nonce`, `listener` and the ports of the launcher's plan.
     """
     first_rank = node * spec.workers_per_node
-    python = str(node_sandbox.image / "bin" / "python")
+    python = node_sandbox.python
+    launcher_command, launcher_environment = [python], environment
+    if node_sandbox.container is not None:
+        # The launcher trusts nothing in a customer's own image.
+        launcher_command, _mounts = container.host_interpreter()
+        launcher_environment = container.LAUNCHER_ENVIRONMENT
     disk = launch_plan.disk_limit(spec, disk_mib)
     return {
         "name": spec.name,
@@ -40,8 +45,8 @@ def node_plan(
         "nodes": spec.nodes,
         "elastic": 0 < spec.min_nodes < spec.nodes,
         "ranks": list(range(first_rank, first_rank + spec.workers_per_node)),
-        "sandbox": [bubblewrap, *sandbox.arguments(node_sandbox, environment)],
-        "command": [python, *launch_plan.launcher_arguments(sandbox.LAUNCHER_TARGET)],
+        "sandbox": [bubblewrap, *sandbox.arguments(node_sandbox, launcher_environment)],
+        "command": [*launcher_command, *launch_plan.launcher_arguments(sandbox.LAUNCHER_TARGET)],
         "cgroups": cgroups,
         "listener": None,
         "deadline_seconds": spec.deadline_seconds,

@@ -2,16 +2,27 @@
 
 from tests.kubernetes.fixtures import fake, fake_site, own_harness, pytest_runtest_makereport, site
 from tests.runtime.backends.contract import any_harness
-from tests.slurm.fixtures import accounting_cluster, accounting_harness, slurm_cluster, slurm_harness
+from tests.slurm.fixtures import (
+    accounting_cluster,
+    accounting_harness,
+    container_harness,
+    python_layer,
+    registry,
+    slurm_cluster,
+    slurm_harness,
+)
 
 __all__ = [
     "accounting_cluster",
     "accounting_harness",
     "any_harness",
+    "container_harness",
     "fake",
     "fake_site",
     "own_harness",
     "pytest_runtest_makereport",
+    "python_layer",
+    "registry",
     "site",
     "slurm_cluster",
     "slurm_harness",

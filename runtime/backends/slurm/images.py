@@ -1,0 +1,111 @@
+"""The unpacked images of customers on shared storage, as the console keeps them; `image_import` fills them.
+
+An image belongs to one organization, one repository and one digest. So nobody gets an image from here for which the
+registry has not accepted that organization's order. Rarely used images are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from runtime.backends.slurm.config import SlurmConfig
+from runtime.backends.slurm.image_import import IMAGES_FOLDER, USED_FILE, WORK_FOLDER, ImagePlan
+from runtime.specs import RunSpec
+from runtime.trash import Trash
+
+KEEP_IMAGES = 10
+"""How many unpacked images an organization keeps, so that its share of the disk is bounded. Teams use a few at a time.
+"""
+KEEP_SECONDS = 14 * 86400.0
+"""How long an image is kept after its last use. Two weeks span the pauses in a project that goes on."""
+_SUBMISSION_SECONDS = 600.0
+"""How long an image is safe after its use was noted, since the run that uses it may not be recorded yet. A submission
+takes seconds."""
+_STALE_WORK_SECONDS = 2 * 86400.0
+"""Age of working folders that belong to no import: longer than any import may take."""
+
+
+def image_folder(root: Path, spec: RunSpec) -> Path:
+    """Return the folder of a run's own image. `root` holds the runs.
+
+    Without a digest the folder is that of the run alone, since the tag may name another image at the next run.
+    """
+    repository = spec.image.reference.partition("@")[0]
+    version = spec.image.digest or f"run {spec.name}"
+    organization = _hash(spec.labels.get("organization", ""))[:16]
+    return root / IMAGES_FOLDER / organization / _hash(json.dumps([repository, version]))[:32]
+
+
+def image_plan(root: Path, spec: RunSpec, config: SlurmConfig) -> ImagePlan:
+    """Return the plan by which node 0 imports a run's own image, and note that the image is used."""
+    folder = image_folder(root, spec)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / USED_FILE).touch(mode=0o600)
+    host, secret = spec.image.reference.partition("/")[0], spec.pull_secret
+    return {
+        "folder": str(folder),
+        "reference": spec.image.reference,
+        "digest": spec.image.digest,
+        "host": host,
+        "username": secret.username if secret is not None else "",
+        "password": secret.password if secret is not None else "",
+        "limit_mib": config.image_mib,
+        "seconds": config.import_seconds,
+        "bin": config.containers_bin,
+        "is_insecure": host in config.insecure_registries,
+    }
+
+
+def move_unused_to_trash(root: Path, trash: Trash, used_folders: Collection[Path]) -> bool:
+    """Move unused images to the trash, and working folders of interrupted imports; return whether there were some.
+
+    Of each organization's images the KEEP_IMAGES that were used last stay, if that was within KEEP_SECONDS. Those in
+    `used_folders`, which open runs use, always stay.
+    """
+    now, has_moved = time.time(), False
+    for organization in _folders(root / IMAGES_FOLDER):
+        if organization.name == WORK_FOLDER:
+            unused = [work for work in _folders(organization) if now - _modified_at(work) > _STALE_WORK_SECONDS]
+        else:
+            unused = _unused(organization, used_folders, now)
+        for folder in unused:
+            trash.move_in(folder)
+            has_moved = True
+    return has_moved
+
+
+def _unused(organization: Path, used_folders: Collection[Path], now: float) -> list[Path]:
+    """Return the folders of an organization's unused images."""
+    used_at = {folder: _modified_at(folder / USED_FILE) for folder in _folders(organization)}
+    newest_first = sorted(used_at, key=lambda folder: used_at[folder], reverse=True)
+    return [
+        folder
+        for position, folder in enumerate(newest_first)
+        if (position >= KEEP_IMAGES or now - used_at[folder] > KEEP_SECONDS)
+        and now - used_at[folder] > _SUBMISSION_SECONDS
+        and folder not in used_folders
+    ]
+
+
+def _folders(parent: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(parent) as entries:
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
+def _modified_at(path: Path) -> float:
+    """Return when a file was modified (Unix seconds); 0 if it is missing."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,288 @@
+"""Runs in customers' own images on a real Slurm: skopeo and umoci import them from a real registry."""
+
+import gzip
+import json
+import re
+import socket
+import sys
+import tarfile
+
+import pytest
+
+from runtime.backends.slurm import check, image_import, images
+from runtime.backends.slurm.commands import Slurm
+from runtime.specs import FailureCode, Image, Outcome, PullSecret, RunPhase, WaitingCode
+from tests.registry import PASSWORD, USER, file, layer, special
+from tests.slurm.cluster import free_ports
+
+pytestmark = [
+    pytest.mark.late("its runs are real processes, which a controller starts after a second or more"),
+    pytest.mark.slow,
+]
+ORGANIZATION = {"organization": "acme", "job": "1"}
+
+
+@pytest.fixture
+def own_image(container_harness, registry, python_layer, request):
+    """Return a function that pushes an image and returns the changes of a spec that runs in it.
+
+    The image has the Python, the entries `extra` in a second layer, and the variables `env`.
+    """
+
+    def push(extra=(), env=("PATH=/usr/local/bin:/usr/bin",), base=None):
+        name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
+        layers = [python_layer if base is None else base, *([layer(list(extra))] if extra else [])]
+        digest = registry.push(name, "1", layers, Env=list(env))
+        return {
+            "image": Image(reference=f"{registry.host}/{name}:1", digest=digest),
+            "pull_secret": PullSecret(registry.host, USER, PASSWORD),
+            "labels": ORGANIZATION,
+        }
+
+    return push
+
+
+def stored(harness):
+    """Return the folders of unpacked images."""
+    return sorted((harness.folder / "runs" / ".images").glob("*/*/root"))
+
+
+def test_two_nodes_run_in_an_own_image_and_share_one_import(container_harness, own_image):
+    source = """
+    import os, sys
+    print(sys.executable, os.environ["FLAVOUR"], os.path.exists("/vendor.txt"), os.environ["RANK"], os.environ["HOME"])
+    """
+    changes = own_image([file("vendor.txt", b"ours")], env=["PATH=/usr/local/bin:/bin", "FLAVOUR=salted", "RANK=9"])
+    container_harness.complete(source, nodes=2, **changes)
+    expected = "/usr/local/bin/python3 salted True {} /tmp\n"
+    assert [container_harness.log(rank) for rank in range(2)] == [expected.format(rank) for rank in range(2)]
+    folder = container_harness.folder / "runs"
+    assert len(stored(container_harness)) == 1
+    modified_at = (stored(container_harness)[0].parent / "image.json").stat().st_mtime_ns
+    container_harness.complete("print('again')", name="job-2-1", **changes)
+    assert [path.parent.joinpath("image.json").stat().st_mtime_ns for path in stored(container_harness)] == [
+        modified_at
+    ]
+    assert list((folder / ".images" / ".work").iterdir()) == []
+    leaked = [path for path in folder.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
+    assert leaked == []
+
+
+def test_ranks_in_an_own_image_reach_each_other(container_harness, own_image):
+    """With the platform's own script, in which every rank connects to rank 0."""
+    container_harness.complete("", script="", builtin_script="hello", nodes=2, **own_image())
+    assert [container_harness.log(rank)[:11] for rank in range(2)] == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def failure_of(harness, changes, **more):
+    """Run a script in an own image that cannot be imported; return its failure. The run must be free."""
+    harness.backend.submit(harness.spec("print('never')", **{**changes, **more}))
+    status = harness.wait_for_end()
+    assert status.started_at is None, "no time is metered"
+    assert status.outcome is Outcome.CODE_FAILED, f"{status}\n{harness.all_logs('job-1-1')}"
+    assert harness.backend.run_folder("job-1-1").joinpath("order.json").exists() is False
+    assert list((harness.folder / "runs" / ".images" / image_import.WORK_FOLDER).iterdir()) == []
+    assert stored(harness) == []
+    return status.failure
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("a wrong password", FailureCode.IMAGE_CREDENTIALS),
+        ("no password", FailureCode.IMAGE_CREDENTIALS),
+        ("a missing digest", FailureCode.IMAGE_NAME),
+        ("a closed port", FailureCode.IMAGE_NETWORK),
+    ],
+)
+def test_an_image_that_cannot_be_pulled_is_free(container_harness, own_image, kind, code):
+    changes = own_image([file("small")], base=layer([]))
+    image, secret = changes["image"], changes["pull_secret"]
+    changes |= {
+        "a wrong password": {"pull_secret": PullSecret(secret.host, USER, "x9-guess-x9")},
+        "no password": {"pull_secret": None},
+        "a missing digest": {"image": Image(reference=image.reference, digest=f"sha256:{'a' * 64}")},
+        "a closed port": {"image": Image(reference=f"127.0.0.1:{free_ports(1)[0]}/team/train:1", digest=image.digest)},
+    }[kind]
+    failure = failure_of(container_harness, changes, nodes=2)
+    assert (failure.code, failure.data["image"]) == (code, changes["image"].reference)
+    assert "x9-guess-x9" not in container_harness.all_logs("job-1-1")
+
+
+def test_an_image_without_python_is_free(container_harness, own_image):
+    assert failure_of(container_harness, own_image([file("etc/motd")], base=layer([]))).code is (
+        FailureCode.IMAGE_UNUSABLE
+    )
+
+
+def test_an_image_that_is_too_large_is_free(container_harness, own_image):
+    """A layer of 200 MiB that compresses to a few KiB."""
+    container_harness.backend = container_harness.another(image_mib=50)
+    failure = failure_of(container_harness, own_image([file("zeros", bytes(200 << 20))], base=layer([])))
+    assert (failure.code, failure.data["limit_mib"]) == (FailureCode.IMAGE_TOO_LARGE, 50)
+
+
+def test_an_image_with_too_many_files_is_free(container_harness, own_image):
+    container_harness.backend = container_harness.another(image_mib=50)
+    files = [file(f"files/{number // 1000}/{number}") for number in range(20_000)]
+    assert failure_of(container_harness, own_image(files, base=layer([]))).code is FailureCode.IMAGE_TOO_LARGE
+
+
+def test_an_image_with_too_many_entries_at_its_top_is_free(container_harness, own_image):
+    files = [file(f"etc/{number}") for number in range(1001)]
+    assert failure_of(container_harness, own_image(files, base=layer([]))).code is FailureCode.IMAGE_NOT_UNPACKED
+
+
+def test_an_image_that_is_no_archive_is_free(container_harness, own_image):
+    failure = failure_of(container_harness, own_image(base=gzip.compress(b"no archive" * 100)))
+    assert failure.code is FailureCode.IMAGE_NOT_UNPACKED
+    assert failure.data["detail"]
+
+
+@pytest.fixture
+def silent_image():
+    """The changes of a spec whose image is at a registry that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        yield {"image": Image(reference=f"{host}/team/train:1", digest=f"sha256:{'a' * 64}"), "labels": ORGANIZATION}
+
+
+def test_an_import_says_that_it_goes_on_and_ends_at_a_request(container_harness, silent_image):
+    container_harness.backend.submit(container_harness.spec("print('never')", nodes=2, **silent_image))
+    status = container_harness.wait("job-1-1", lambda status: status.waiting_data.get("step") == "image")
+    assert (status.phase, status.waiting_code) == (RunPhase.STARTING, WaitingCode.STARTING)
+    container_harness.backend.stop("job-1-1", 5)
+    status = container_harness.wait_for_end()
+    assert (status.outcome, status.started_at) == (Outcome.STOPPED, None)
+
+
+def test_an_import_that_takes_too_long_is_free(container_harness, silent_image):
+    container_harness.backend = container_harness.another(import_seconds=2)
+    failure = failure_of(container_harness, silent_image)
+    assert (failure.code, failure.data["limit_seconds"]) == (FailureCode.IMAGE_TOO_SLOW, 2)
+
+
+def test_a_machine_without_the_programs_is_the_platforms_fault(container_harness, silent_image, tmp_path):
+    container_harness.backend = container_harness.another(containers_bin=str(tmp_path))
+    container_harness.backend.submit(container_harness.spec("print('never')", **silent_image))
+    failure = container_harness.wait_for_failure(Outcome.PLATFORM_ERROR)
+    assert "it has no skopeo and no umoci" in failure.message
+
+
+def test_a_hostile_image_reaches_nothing_of_the_machine(container_harness, own_image, tmp_path):
+    """Entries that leave the root folder, links that hide the run's folders, and rights that the image gives itself."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "secret").write_text("a file of the host")
+    changes = own_image(
+        [
+            special("out", tarfile.SYMTYPE, str(victim)),
+            file("out/through-a-link", b"escaped"),
+            file(f"../../../../../../../../..{victim}/by-dots", b"escaped"),
+            special("copy", tarfile.SYMTYPE, f"{victim}/secret"),
+            special("datasets", tarfile.SYMTYPE, f"/oldroot{victim}"),
+            special("trainyard", tarfile.SYMTYPE, f"/oldroot{victim}"),
+            special("etc/passwd", tarfile.SYMTYPE, f"/oldroot{victim}/passwd"),
+            special("etc/hosts", tarfile.SYMTYPE, f"{victim}/hosts"),
+            file("etc/ld.so.preload", b"/usr/lib/evil.so\n"),
+            file("usr/local/bin/become", b"#!/usr/local/bin/python3\n", 0o6755),
+        ]
+    )
+    source = f"""
+    import os
+    places = ["/out", "/copy", "/datasets", "/trainyard", "/etc", {str(victim)!r}, {str(container_harness.folder)!r}]
+    print([place for place in places if os.path.exists(os.path.join(place, "secret"))], os.path.exists("/copy"))
+    print(os.path.exists({str(container_harness.folder)!r}), open("/etc/passwd").read().partition(":")[0])
+    print(os.listdir("/datasets"), sorted(os.listdir("/trainyard")), os.path.exists("/etc/ld.so.preload"))
+    print([line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "NoNewPrivs"))])
+    """
+    container_harness.complete(source, **changes)
+    assert container_harness.log().splitlines() == [
+        "[] False",
+        "False trainyard",
+        "['digits'] ['checkpoints', 'outputs', 'run'] False",
+        "['0000000000000000', '1']",
+    ]
+    assert [path.name for path in victim.iterdir()] == ["secret"]
+
+
+def test_a_python_that_is_none_is_metered_and_ends_at_the_deadline(container_harness, own_image):
+    """The image decides what its Python is. It reports nothing, and still its time counts."""
+    name = f"python3.{sys.version_info.minor}"
+    program = f"#!/usr/local/bin/{name}\nimport time\nprint('ready', flush=True)\ntime.sleep(600)\n".encode()
+    changes = own_image([file("usr/bin/python3", program, 0o755)], env=["PATH=/usr/bin"])
+    container_harness.backend.submit(container_harness.spec("", deadline_seconds=4, grace_seconds=1, **changes))
+    status = container_harness.wait_for_end()
+    assert status.outcome is Outcome.TIME_LIMIT, container_harness.all_logs("job-1-1")
+    assert container_harness.log() == "ready\n"
+    assert status.started_at is not None
+
+
+def test_a_python_that_ends_at_once_fails_as_code_does(container_harness, own_image):
+    changes = own_image([file("usr/bin/python3", b"not a program", 0o755)], env=["PATH=/usr/bin"])
+    failure = container_harness.run_to_failure(Outcome.CODE_FAILED, "print('never')", **changes)
+    assert failure.rank == 0
+
+
+def test_organizations_share_no_image(container_harness, own_image):
+    """The same digest, ordered by an organization that the registry refuses."""
+    changes = own_image()
+    container_harness.complete("print('ours')", **changes)
+    changes |= {"labels": {"organization": "rival", "job": "2"}, "pull_secret": None}
+    container_harness.backend.submit(container_harness.spec("print('theirs')", name="job-2-1", **changes))
+    failure = container_harness.wait_for_failure(Outcome.CODE_FAILED, "job-2-1")
+    assert failure.code is FailureCode.IMAGE_CREDENTIALS
+    assert len(stored(container_harness)) == 1
+
+
+def test_an_image_without_a_digest_is_pulled_for_each_run(container_harness, own_image, registry, python_layer):
+    """The console could not reach the registry, so the tag may name another image at the next run."""
+    changes = own_image([file("version", b"1")])
+    image = changes["image"]
+    changes["image"] = Image(reference=image.reference)
+    source = "print(open('/version').read())"
+    container_harness.complete(source, **changes)
+    name, _, tag = image.reference.partition("/")[2].partition(":")
+    registry.push(name, tag, [python_layer, layer([file("version", b"2")])], Env=["PATH=/usr/local/bin"])
+    container_harness.complete(source, name="job-2-1", **changes)
+    assert [container_harness.log(0, run) for run in ("job-1-1", "job-2-1")] == ["1\n", "2\n"]
+
+
+def test_a_pulled_image_is_used_when_the_registry_is_away(container_harness, own_image):
+    changes = own_image()
+    container_harness.complete("print('first')", **changes)
+    changes["pull_secret"] = PullSecret(changes["pull_secret"].host, USER, "expired")
+    container_harness.complete("print('second')", name="job-2-1", **changes)
+    folder = images.image_folder(container_harness.folder / "runs", container_harness.spec(**changes))
+    contents = json.loads((folder / "image.json").read_bytes())
+    assert contents == {"python": "/usr/local/bin/python3", "environment": {"PATH": "/usr/local/bin:/usr/bin"}}
+
+
+def test_an_interrupted_import_is_repeated(container_harness, own_image):
+    """A node died between unpacking the image and recording it."""
+    changes = own_image()
+    folder = images.image_folder(container_harness.folder / "runs", container_harness.spec(**changes))
+    (folder / "root" / "usr").mkdir(parents=True)
+    (folder / "root" / "partial").touch()
+    container_harness.complete("import os; print(os.path.exists('/partial'))", **changes)
+    assert container_harness.log() == "False\n"
+
+
+def test_the_check_of_a_cluster_tries_the_programs_on_a_compute_node(container_harness, tmp_path):
+    def result(**changes):
+        config = container_harness.config(**changes)
+        root = container_harness.folder / "runs"
+        return check._check_containers(Slurm(config), config, root)
+
+    found = result()
+    assert found.ok, found
+    assert re.search(r"The machine n\d can import images", found.detail)
+    found = result(containers_bin=str(tmp_path))
+    assert (found.ok, "skopeo is not installed" in found.detail) == (False, True)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in image_import.TOOLS:
+        (broken / name).write_text("#!/bin/sh\necho no >&2\nexit 1\n")
+        (broken / name).chmod(0o755)
+    assert "does not run in a sandbox: no" in result(containers_bin=str(broken)).detail
+    assert not list((container_harness.folder / "runs").glob(".check-*"))

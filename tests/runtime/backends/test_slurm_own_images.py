@@ -1,0 +1,252 @@
+"""Rules for customers' own images on Slurm that need no Slurm: settings, refusals, errors of programs, and removal."""
+
+import dataclasses
+import os
+import time
+
+import pytest
+
+from runtime.backends.slurm import image_import, images, submission
+from runtime.backends.slurm.backend import SlurmBackend
+from runtime.backends.slurm.config import SlurmConfig
+from runtime.backends.slurm.pending import explain_waiting
+from runtime.backends.slurm.states import SlurmJob
+from runtime.errors import InvalidSpec
+from runtime.specs import Controller, FailureCode, Framework, Image, PullSecret, Resources, RunSpec
+from runtime.trash import Trash
+
+DIGEST = f"sha256:{'a' * 64}"
+OWN = Image(reference="registry.example.com:5000/team/train:1", digest=DIGEST)
+PLAN = {
+    "folder": "", "reference": OWN.reference, "digest": DIGEST, "host": "registry.example.com:5000", "username": "",
+    "password": "", "limit_mib": 100, "seconds": 5, "bin": "", "is_insecure": False,
+}  # fmt: skip
+
+
+def config(**changes):
+    return SlurmConfig.from_data("hpc", {"containers": "oci", **changes})
+
+
+def spec(**changes):
+    values = {"name": "job-1-1", "framework": Framework.PYTORCH, "image": OWN, "nodes": 1, "workers_per_node": 1}
+    values |= {"resources": Resources(cpus=1, memory_mib=1000), "script": "train.py", "deadline_seconds": 600}
+    return RunSpec(**{**values, "labels": {"organization": "acme"}, **changes})
+
+
+@pytest.fixture
+def backend(tmp_path, bare_images):
+    """Return a function that returns a backend with these settings."""
+    return lambda **changes: SlurmBackend(config=config(**changes), root=tmp_path / "runs", images_root=bare_images)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("containers", "enroot"), ("containers", True), ("containers_bin", "bin"), ("image_mib", 0),
+        ("import_seconds", 0), ("insecure_registries", "r.example"), ("insecure_registries", ["https://r.example"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_by_its_name(setting, value):
+    with pytest.raises(ValueError, match=f"'hpc'.*'{setting}'"):
+        config(**{setting: value})
+
+
+def test_own_images_are_refused_where_containers_are_not_set(backend):
+    with pytest.raises(InvalidSpec, match="built-in images only") as refused:
+        backend(containers="").check_image(OWN)
+    assert refused.value.field == "image"
+    backend().check_image(OWN)
+    backend().check_image(Image(builtin="bare"))
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "field"),
+    [
+        (OWN, {"gpus": 1}, "gpus"),
+        (OWN, {"controller": Controller.MPI}, "controller"),
+        (Image(reference="registry.example.com/team/train --all"), {}, "image"),
+        (Image(reference="--help"), {}, "image"),
+        (Image(builtin="unbuilt"), {}, "image"),
+    ],
+)
+def test_what_own_images_cannot_do_here_is_refused_before_a_price(backend, image, options, field):
+    with pytest.raises(InvalidSpec) as refused:
+        backend().check_image(image, **options)
+    assert refused.value.field == field
+
+
+def test_packages_are_not_added_to_own_images(backend):
+    with pytest.raises(InvalidSpec) as refused:
+        backend()._admit(spec(packages="/packages"))
+    assert refused.value.field == "packages"
+
+
+def test_slurms_time_limit_leaves_room_for_the_import():
+    def minutes(image):
+        arguments = submission.arguments(spec(image=image), config(), job_name="j", log="/l")
+        return int(next(word for word in arguments if word.startswith("--time=")).partition("=")[2])
+
+    assert minutes(OWN) - minutes(Image(builtin="bare")) == SlurmConfig.import_seconds // 60
+
+
+def test_a_run_that_imports_its_image_says_so():
+    running = SlurmJob("7", "RUNNING")
+    assert explain_waiting(running, is_importing=True).data == {"step": "image"}
+    assert explain_waiting(running).data == {"step": "supervisor"}
+    assert explain_waiting(SlurmJob("7", "PENDING"), is_importing=True).data == {"step": "place"}
+
+
+@pytest.mark.parametrize(
+    ("reference", "digest", "pulled"),
+    [
+        ("r.example:5000/team/train:1", DIGEST, f"r.example:5000/team/train@{DIGEST}"),
+        ("r.example/team/train:1", "", "r.example/team/train:1"),
+        (f"r.example/train@{DIGEST}", "", f"r.example/train@{DIGEST}"),
+        (f"r.example/train:1@{DIGEST}", DIGEST, f"r.example/train@{DIGEST}"),
+    ],
+)
+def test_an_image_is_pulled_by_its_digest_if_that_is_known(reference, digest, pulled):
+    assert image_import.transport_reference(reference, digest) == f"docker://{pulled}"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("reading manifest 1 in r.example/train: manifest unknown", FailureCode.IMAGE_NAME),
+        ("reading manifest 1 in r.example/train: name unknown: repository not found", FailureCode.IMAGE_NAME),
+        ("unable to retrieve auth token: invalid username/password: unauthorized", FailureCode.IMAGE_CREDENTIALS),
+        ("requested access to the resource is denied", FailureCode.IMAGE_CREDENTIALS),
+        ("reading manifest 1 in r.example/x: received unexpected HTTP status: 403 Forbidden",
+         FailureCode.IMAGE_CREDENTIALS),
+        ("pinging container registry r.example: dial tcp: lookup r.example: no such host", FailureCode.IMAGE_NETWORK),
+        ("x509: certificate signed by unknown authority", FailureCode.IMAGE_NETWORK),
+        ("", FailureCode.IMAGE_NETWORK),
+    ],
+)  # fmt: skip
+def test_errors_of_skopeo_have_a_code(text, code):
+    assert image_import.classify_pull_error(text) is code
+
+
+def test_the_programs_see_their_working_folder_and_no_other_of_the_console(tmp_path):
+    arguments = image_import.sandbox_arguments(tmp_path, {"skopeo": "/usr/bin/skopeo", "umoci": "/srv/bin/umoci"})
+    writable = [arguments[at + 1 : at + 3] for at, word in enumerate(arguments) if word == "--bind"]
+    assert writable == [[str(tmp_path), "/work"]]
+    assert "/srv/bin/umoci" in arguments
+    assert {"--unshare-user", "--unshare-pid", "--die-with-parent", "--clearenv"} <= set(arguments)
+
+
+def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(image_import, "find_tools", lambda _folder: {"skopeo": "/usr/bin/s", "umoci": "/usr/bin/u"})
+    plan = {**PLAN, "username": "robot$team", "password": 'a "b" $(c)'}
+    importer = image_import._Importer(plan, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
+    (tmp_path / "files").mkdir()
+
+    def record(command):
+        commands.append(command)
+        path = tmp_path / "files" / "auth.json"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert importer._without_password(f"error: {plan['password']}") == "error: ***"
+
+    monkeypatch.setattr(importer, "_run", record)
+    importer._pull()
+    assert not any(plan["password"] in word or plan["username"] in word for word in commands[0])
+    assert not (tmp_path / "files" / "auth.json").exists(), "it is gone before the image is unpacked"
+
+
+def test_a_full_disk_is_the_platforms_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/x"))
+    monkeypatch.setattr(image_import.disk, "free_bytes", lambda _folder: 1 << 20)
+    importer = image_import._Importer(PLAN, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
+    with pytest.raises(image_import.ImportFailed) as failed:
+        importer._check_limits()
+    assert (failed.value.outcome.value, failed.value.code) == ("platform_error", FailureCode.DISK_FULL)
+
+
+@pytest.mark.parametrize(
+    ("lines", "variables"),
+    [
+        (["PATH=/bin", "A=b=c", "EMPTY="], {"PATH": "/bin", "A": "b=c", "EMPTY": ""}),
+        (["RANK=7", "CUDA_VISIBLE_DEVICES=0", "TRAINYARD_TOKEN=x", "no name=1", "NOVALUE"], {}),
+        (["BIG=" + "x" * 70_000], {}),
+        ("PATH=/bin", {}),
+        (None, {}),
+    ],
+    ids=["usual", "reserved", "large", "text", "none"],
+)
+def test_the_variables_of_an_image_are_those_that_an_order_may_set(tmp_path, lines, variables):
+    assert image_import._image_environment(write_layout(tmp_path, {"config": {"Env": lines}})) == variables
+
+
+def test_a_layout_that_names_files_outside_is_not_read(tmp_path):
+    (tmp_path / "index.json").write_text('{"manifests": [{"digest": "sha256:../../../../etc/passwd"}]}')
+    assert image_import._image_environment(tmp_path) == {}
+    assert image_import._image_environment(tmp_path / "missing") == {}
+
+
+def write_layout(folder, image_config):
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    (blobs / ("c" * 64)).write_text(image_import.json.dumps(image_config))
+    (blobs / ("b" * 64)).write_text(image_import.json.dumps({"config": {"digest": f"sha256:{'c' * 64}"}}))
+    (folder / "index.json").write_text(image_import.json.dumps({"manifests": [{"digest": f"sha256:{'b' * 64}"}]}))
+    return folder
+
+
+def test_an_image_belongs_to_an_organization_a_repository_and_a_digest(tmp_path):
+    folders = {
+        images.image_folder(tmp_path, spec(**changes))
+        for changes in (
+            {},
+            {"labels": {"organization": "rival"}},
+            {"image": dataclasses.replace(OWN, reference="other.example.com/team/train:1")},
+            {"image": dataclasses.replace(OWN, digest=f"sha256:{'b' * 64}")},
+            {"image": dataclasses.replace(OWN, digest="")},
+            {"image": dataclasses.replace(OWN, digest=""), "name": "job-1-2"},
+        )
+    }
+    assert len(folders) == 6
+    assert images.image_folder(tmp_path, spec(name="job-2-1")) in folders
+
+
+def test_the_plan_of_an_image_has_its_credentials_and_limits(tmp_path):
+    secret = PullSecret("registry.example.com:5000", "me", "hunter2")
+    limits = {"image_mib": 7, "import_seconds": 9, "insecure_registries": [secret.host]}
+    plan = images.image_plan(tmp_path, spec(pull_secret=secret), config(**limits))
+    assert (plan["username"], plan["password"], plan["limit_mib"], plan["seconds"]) == ("me", "hunter2", 7, 9)
+    assert plan["is_insecure"]
+    assert not images.image_plan(tmp_path, spec(), config())["is_insecure"]
+
+
+def test_unused_images_are_removed(tmp_path):
+    """The last ones of each organization stay, if they were used lately, and so do those of open runs."""
+
+    def store(organization, number, days):
+        changes = {"image": dataclasses.replace(OWN, digest=f"sha256:{number:064}")}
+        own = spec(labels={"organization": organization}, **changes)
+        images.image_plan(tmp_path, own, config())
+        folder = images.image_folder(tmp_path, own)
+        at = time.time() - days * 86400
+        os.utime(folder / image_import.USED_FILE, (at, at))
+        return folder
+
+    recent = [store("acme", number, 1 + number / 100) for number in range(images.KEEP_IMAGES + 3)]
+    just_used = store("acme", 100, 0)
+    old, old_in_use = store("rival", 1, 15), store("rival", 2, 15)
+    stale = tmp_path / image_import.IMAGES_FOLDER / image_import.WORK_FOLDER / "dead"
+    fresh = stale.with_name("fresh")
+    for folder in (stale, fresh):
+        folder.mkdir(parents=True)
+    os.utime(stale, (0, 0))
+    used = {old_in_use, recent[-1]}
+    assert images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used)
+    assert [folder.exists() for folder in (just_used, old, old_in_use, stale, fresh)] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    kept = images.KEEP_IMAGES - 1  # `just_used` is the newest
+    assert [folder.exists() for folder in recent] == [True] * kept + [False] * 3 + [True]
+    assert not images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used)
