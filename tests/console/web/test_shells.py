@@ -38,7 +38,12 @@ def job(customer):
 def node(job, customer, short_folders, monkeypatch):
     """A listening Node 0 of the job."""
     folder = short_folders()
-    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, node: folder / f"{node}.shell")
+
+    def shell_socket(_name, node):
+        path = folder / f"{node}.shell"
+        return path if path.is_socket() else None
+
+    monkeypatch.setattr(customer.backend, "shell_socket", shell_socket)
     with Node(folder / "0.shell").running() as listening:
         yield listening
 
@@ -214,8 +219,8 @@ def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, jo
     assert address not in shown(viewer, nodes)[1]
     assert shown(viewer, address)[0].status_code == HTTPStatus.FORBIDDEN
     assert shown(customer.membership, reverse("job_shell", args=[job.job_id, 2]))[0].status_code == HTTPStatus.NOT_FOUND
-    customer.backend.shell_socket = lambda _name, _node: None  # as another kind of cluster
-    assert "on the console&#x27;s own machine only" in shown(customer.membership, address)[1]
+    customer.backend.shell_socket = lambda _name, _node: None  # the node has ended
+    assert "This node does not run." in shown(customer.membership, address)[1]
     assert client.post(reverse("organization_shells"), {"enabled": "0"}).status_code == HTTPStatus.FOUND
     assert "Your organization does not allow shells." in shown(customer.membership, address)[1]
     assert address not in shown(customer.membership, nodes)[1]
