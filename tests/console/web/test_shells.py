@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 import httpx
@@ -14,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from console.accounts import services
 from console.accounts.models import AuditEvent
 from console.serving import shells as gateway
+from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
 from tests.factories.shells import Browser, Node, closing_code
@@ -121,6 +123,38 @@ def test_who_gets_no_shell(browser, customer, stranger, job, node):
     customer.end(job, Outcome.COMPLETED)
     refused(lambda: member.websocket(job.job_id))
     assert (node.connections, audited()) == (0, [])
+
+
+def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers(
+    browser, customer, job, node, monkeypatch
+):
+    member = browser(customer.membership)
+    closed = []
+
+    @asynccontextmanager
+    async def answering():
+        yield await asyncio.open_unix_connection(node.path)
+        closed.append(True)
+
+    @asynccontextmanager
+    async def unreachable():
+        raise BackendUnavailable("Slurm did not start a step for the shell in 30 s.")
+        yield
+
+    async def use():
+        async with member.websocket(job.job_id) as websocket:
+            assert await websocket.recv() == b"$ "
+            await websocket.send(b"exit")
+            return await closing_code(websocket)
+
+    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: unreachable)
+    with pytest.raises(InvalidStatus) as answer:
+        asyncio.run(use())
+    assert (answer.value.response.status_code, audited()) == (HTTPStatus.FORBIDDEN, [])
+    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: answering)
+    assert asyncio.run(use()) == gateway.CloseCode.ENDED
+    assert closed == [True]
+    assert [action for action, *_rest in audited()] == ["shell.opened", "shell.closed"]
 
 
 def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, job, node, monkeypatch):
