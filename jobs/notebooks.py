@@ -26,10 +26,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import charges
-from billing.models import HoldExtension, Quote
-from billing.pricing import Estimate, Mode
+from billing.errors import NotPriced, NoWallet
+from billing.models import HoldExtension, NodeSpec, Quote
+from billing.pricing import Estimate, Mode, PriceKind, find_price
 from billing.pricing import Purchase as PricedPurchase
-from billing.quotes import make_extension_quote, make_quote, require_valid
+from billing.quotes import current_prices, make_extension_quote, make_quote, require_valid
 from console.accounts.models import Membership, Organization
 from console.accounts.services import record_audit_event, require_active
 from console.core.enqueue import send_on_commit
@@ -98,9 +99,7 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         payload=purchase.to_json()
         | {QUOTE_MARK: True, "product": PRODUCT}
         | orders.pinned_image(organization, purchase.image),
-        purchase=PricedPurchase(
-            product=PRODUCT, mode=Mode.METERED, node_spec=purchase.node_spec.name, nodes=1, epochs=0
-        ),
+        purchase=_priced(purchase.node_spec),
         # How long a person uses a notebook is unknown, so the estimate is its time limit.
         estimate=Estimate(purchase.max_seconds, purchase.max_seconds, "notebook"),
         headroom=Decimal(1),
@@ -108,6 +107,27 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         max_seconds=purchase.max_seconds,
         ceiling_minor=purchase.ceiling_minor,
     )
+
+
+def _priced(node_spec: NodeSpec) -> PricedPurchase:
+    """Return what pricing needs to know of a notebook."""
+    return PricedPurchase(product=PRODUCT, mode=Mode.METERED, node_spec=node_spec.name, nodes=1, epochs=0)
+
+
+def hourly_price_to_inspect(job: Job) -> int | None:
+    """Return the price per hour, in minor units, of a notebook in which a member can look into a failed job.
+
+    None if the job's page does not offer one: the job did not fail or ran no customer's script, or there are no
+    notebooks of its node type.
+    """
+    if job.state != JobState.FAILED or job.builtin_script or job.workspace.deleted_at or not is_offered():
+        return None
+    try:
+        has_notebooks = job.node_spec.is_active and cluster(job.node_spec.cluster).has_notebooks
+        amount = find_price(current_prices(job.organization).rows, PriceKind.NODE_HOUR, _priced(job.node_spec))
+    except (RuntimeFault, NoWallet, NotPriced):
+        return None
+    return round(amount) if has_notebooks and amount is not None else None
 
 
 def quote_extension(*, membership: Membership, job: Job, data: Mapping[str, Any]) -> Quote:
@@ -166,6 +186,7 @@ def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str
             idempotency_key=key,
             quota=quota,
             versions=purchase.dataset_versions,
+            requirements=purchase.requirements,
             columns=_job_columns(purchase) | {"image_digest": orders.pinned_digest(quote, purchase.image)},
         )
 

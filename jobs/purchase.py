@@ -27,7 +27,7 @@ from rest_framework.serializers import ValidationError
 
 from billing.models import NodeSpec
 from console.accounts.models import Organization
-from jobs import checkpoints, images, packages
+from jobs import checkpoints, images, inspection, packages
 from jobs.clusters import cluster, image_of, resolve_cluster_name, resources_of
 from jobs.details import JobNameField, NotesField, TagsField
 from jobs.environment import MAX_QUOTED_LENGTH, EnvironmentField, SecretsField, check_references
@@ -35,6 +35,7 @@ from jobs.fault_tolerance import FaultTolerance, FaultToleranceSerializer
 from jobs.fields import EnumField, FormField, FormSerializer, NameField, ValidValues, WholeNumberField, is_text
 from jobs.models import Job, Product
 from jobs.packages import Requirements
+from jobs.results import INSPECTED_JOB
 from runtime.errors import InvalidSpec, RuntimeFault
 from runtime.launcher.variables import escape
 from runtime.specs import Framework, LocalRankArgument, LrScaling
@@ -204,6 +205,9 @@ class NotebookPurchase(Placement):
     idle_seconds: int
     max_seconds: int
     ceiling_minor: int | None
+    requirements: Requirements | None
+    inspected_job: Job | None
+    """The ended job whose checkpoints and outputs the notebook reads."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the API's fields as a quote stores them, with pinned dataset versions."""
@@ -213,6 +217,8 @@ class NotebookPurchase(Placement):
             "idle_seconds": self.idle_seconds,
             "max_seconds": self.max_seconds,
             "ceiling_minor": self.ceiling_minor,
+            "requirements": self.requirements.path if self.requirements else "",
+            INSPECTED_JOB: self.inspected_job.pk if self.inspected_job else None,
         }
 
 
@@ -619,15 +625,7 @@ class _PurchaseSerializer(_PlacementSerializer):
 
     def validate_requirements(self, path: str) -> Requirements | None:
         """Return the requirements, whose packages the run's cluster must be able to install."""
-        workspace = self.valid_values.get("workspace")
-        if not path or workspace is None:
-            return None
-        original = self.context.get("original")
-        file = packages.requirements_of(original) if original else packages.read_requirements(workspace, path)
-        if file is None:
-            return None
-        packages.check(file, image=self.valid_values.get("image"), spec=self.valid_values.get("node_spec"))
-        return file
+        return _read_requirements(path, self.valid_values, original=self.context.get("original"))
 
     def validate_code_path(self, path: str) -> str:
         """Return the normalized path of a script in the workspace."""
@@ -637,6 +635,20 @@ class _PurchaseSerializer(_PlacementSerializer):
         if workspace is None or self.context.get("original"):
             return path
         return mounts.check_script(workspace=workspace, code_path=path)
+
+
+def _read_requirements(path: str, values: ValidValues, *, original: Job | None = None) -> Requirements | None:
+    """Return the requirements of a purchase with these values; None if it has none, or no valid workspace.
+
+    Those of `original` replace the file in the workspace. Raises InvalidInput.
+    """
+    workspace = values.get("workspace")
+    if not path or workspace is None:
+        return None
+    file = packages.requirements_of(original) if original else packages.read_requirements(workspace, path)
+    if file is not None:
+        packages.check(file, image=values.get("image"), spec=values.get("node_spec"))
+    return file
 
 
 @extend_schema_serializer(exclude_fields=("dataset_versions", "model_versions"))  # only stored purchases have them
@@ -699,6 +711,30 @@ class NotebookQuoteRequestSerializer(_OptionalFrameworkSerializer):
         most=MAX_CEILING_MINOR, default=None, help_text="The notebook ends before it costs more."
     )
     name = JobNameField(default="", help_text="Name of the notebook; empty: the workspace's name.")
+    requirements = NameField(
+        default="",
+        allow_blank=True,
+        help_text="Path of a requirements file inside the workspace. Its packages are installed before the notebook "
+        "starts, at no charge.",
+    )
+    inspected_job = WholeNumberField(
+        most=storage.KEY_END - 1,
+        default=None,
+        help_text="Number of an ended job, whose checkpoints and outputs the notebook reads in `/jobs/<number>`.",
+    )
+
+    def validate_requirements(self, path: str) -> Requirements | None:
+        """Return the requirements, whose packages the notebook's cluster must be able to install."""
+        return _read_requirements(path, self.valid_values)
+
+    def validate_inspected_job(self, pk: int | None) -> Job | None:
+        """Return the job whose files the notebook reads."""
+        spec: NodeSpec | None = self.valid_values.get("node_spec")
+        if pk is None or spec is None:  # an invalid node spec already has an error
+            return None
+        organization: Organization = self.context["organization"]
+        cluster_name = resolve_cluster_name(spec.cluster)
+        return inspection.find_job(organization=organization, pk=pk, cluster_name=cluster_name)
 
 
 class NotebookExtensionRequestSerializer(FormSerializer):

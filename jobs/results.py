@@ -20,7 +20,7 @@ from console.accounts.services import record_audit_event
 from console.core.errors import CustomerError
 from jobs.clusters import cluster
 from jobs.errors import JobsError
-from jobs.models import Attempt, Job
+from jobs.models import NOTEBOOK_SCRIPT, Attempt, Job
 from jobs.states import ENDED
 from runtime.errors import BackendUnavailable, RuntimeFault
 from storage import catalog, quota, trees
@@ -34,6 +34,10 @@ MIN_RETENTION = timedelta(days=1)
 """How long the files are kept at least, even if `Job.keep_until` is earlier, so that there is time to read the log."""
 MIN_MEASURE_INTERVAL = timedelta(minutes=1)
 """Minimum interval between measurements of a workspace that other open jobs use, because each walks all its files."""
+
+INSPECTED_JOB = "inspected_job"
+"""Key of the stored purchase of a notebook. Its value is the id of the ended job whose files the notebook reads, or
+None: see `inspection`."""
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +112,16 @@ def discard_count(job_pk: int) -> None:
 
 
 def is_needed(job: Job) -> bool:
-    """Whether another job, which is open, still has to copy the job's checkpoints."""
+    """Whether another job, which is open, still has to copy the job's checkpoints, or is a notebook that reads them."""
     dependents = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
-    return dependents.exclude(state__in=ENDED).exists()
+    return dependents.exclude(state__in=ENDED).exists() or is_read(job)
+
+
+def is_read(job: Job) -> bool:
+    """Whether an open notebook reads the job's files."""
+    notebooks = Job.objects.filter(organization=job.organization_id, builtin_script=NOTEBOOK_SCRIPT)
+    readers = notebooks.filter(**{f"order__quote__purchase__{INSPECTED_JOB}": job.pk})
+    return readers.exclude(state__in=ENDED).exists()
 
 
 def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
@@ -146,6 +157,8 @@ def remove(*, job: Job, user: User | None) -> None:
     """Delete all files of an ended job, but not its workspace. Safe to repeat. Raises InUse, ClusterUnavailable."""
     if not job.is_ended:
         raise InUse(_("This job has not ended. Wait for it to end, or cancel it first."))
+    if is_read(job):
+        raise InUse(_("An open notebook reads the files of this job. Wait for it to end, or stop it first."))
     if is_needed(job):
         raise InUse(
             _("A queued job starts from the checkpoints of this job. Wait for it to start, or cancel it first.")

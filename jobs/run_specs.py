@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from django.db.models import Prefetch, prefetch_related_objects
 
-from jobs import lifecycle, packages, results, snapshots, traces, usage
+from jobs import inspection, lifecycle, packages, results, snapshots, traces, usage
 from jobs.clusters import image_of, resources_of
 from jobs.images import pull_secret
 from jobs.models import Attempt, Job, JobDataset, JobModel
@@ -79,7 +79,8 @@ def run_spec(attempt: Attempt) -> RunSpec:
             workspace_target=WORKSPACE_PATH,
             datasets_target=DATASETS_PATH,
             models_target=MODELS_PATH,
-        ),
+        )
+        + inspection.mounts_of(job),
         workspace_target=WORKSPACE_PATH,
         datasets_target=DATASETS_PATH,
         models_target=MODELS_PATH,

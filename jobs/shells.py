@@ -1,4 +1,4 @@
-"""Shells in the nodes of running jobs: whether one may be opened, and on which socket.
+"""Shells in the nodes of running jobs: whether one may be opened, and how to connect to it.
 
 A shell is a process of the run's sandbox (`runtime.launcher.shells`). It ends with the run at the latest, and changes
 neither the run's deadline nor its price.
@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from jobs.clusters import cluster
 from jobs.models import Attempt, Job
 from jobs.states import JobState
+from runtime.backends.base import ShellTunnel
 from runtime.errors import RuntimeFault
 
 
@@ -21,9 +22,9 @@ def is_offered(job: Job) -> bool:
     return job.organization.shell_enabled and job.state == JobState.RUNNING
 
 
-def socket_of(job: Job, node: int) -> Path | None:
-    """Return the socket of a node's shells; None if no shell may be opened in it now. See `problem`."""
-    return None if problem(job, node) else _socket(job, node)
+def address_of(job: Job, node: int) -> Path | ShellTunnel | None:
+    """Return how to connect to a new shell in a node; None if none may be opened in it now. See `problem`."""
+    return _address(job, node) if is_offered(job) else None
 
 
 def problem(job: Job, node: int) -> str:
@@ -32,16 +33,11 @@ def problem(job: Job, node: int) -> str:
         return _("Your organization does not allow shells. An owner can enable them on the page Organization.")
     if job.state != JobState.RUNNING:
         return _("The job does not run. A shell is a part of a running node and ends with it.")
-    socket = _socket(job, node)
-    if socket is None:
-        return _("Shells are available on the console's own machine only, and this job runs on another cluster.")
-    if not socket.is_socket():
-        return _("This node does not run.")
-    return ""
+    return "" if _address(job, node) else _("This node does not run.")
 
 
-def _socket(job: Job, node: int) -> Path | None:
-    """Return where the socket is while the node runs; None on a cluster without shells."""
+def _address(job: Job, node: int) -> Path | ShellTunnel | None:
+    """Return how to connect to a new shell in a node; None if the node does not run."""
     attempt: Attempt | None = job.attempts.filter(finished_at=None).last()
     if attempt is None:
         return None

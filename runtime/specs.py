@@ -20,6 +20,8 @@ NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
 room for a suffix."""
 PACKAGES_TARGET = "/opt/trainyard/site-packages"
 """The folder in which a run sees the packages that were installed in addition to the image's."""
+JOBS_TARGET = "/jobs"
+"""The folder in which a notebook sees the files of an ended job, by the job's number."""
 UNLIMITED_NODES = 10_000
 """How many nodes count as fitting on a cluster that adds machines on demand: more than anybody buys at once."""
 

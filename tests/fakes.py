@@ -282,7 +282,8 @@ class FakeBackend:
         return self.root / name
 
     def shell_socket(self, name: str, node: int) -> Path | None:
-        return self.root / name / f"{node}.shell"
+        path = self.root / name / f"{node}.shell"
+        return path if path.is_socket() else None
 
     def notebook_socket(self, name: str) -> Path | Tunnel | None:
         return self.run_folder(name) / "run" / SOCKET

@@ -30,6 +30,10 @@ def notebook() -> None:
 @click.option("--image", default="pytorch", show_default=True, help="An image with JupyterLab.")
 @click.option("--node", help="The node spec. Default: the first one on offer.")
 @click.option("--dataset", "datasets", multiple=True, metavar="NAME[@VERSION]", help="A dataset to mount; repeatable.")
+@click.option("--requirements", default="", metavar="PATH", help="A requirements file inside the workspace.")
+@click.option(
+    "--job", "inspected_job", type=click.IntRange(min=1), help="An ended job, whose files the notebook reads in /jobs."
+)
 @click.option(
     "--hours", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True, help="Time limit."
 )
@@ -50,6 +54,7 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     node = options["node"] or next((spec.name for spec in client.node_specs()), "")
     form = {name: options[name] for name in ("workspace", "image")} | {"node_spec": node}
     form |= {"datasets": list(options["datasets"])}
+    form |= {name: options[name] for name in ("requirements", "inspected_job")}
     form |= {"max_seconds": round(options["hours"] * 3600), "idle_seconds": round(options["idle_minutes"] * 60)}
     if ceiling is not None:
         # Only a quote tells the currency, so the notebook is priced once without the ceiling.

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
 
 from console.serving.refusals import Message, Receive
-from runtime.backends.base import Tunnel
+from runtime.backends.base import ShellTunnel, Tunnel
 
 SCOPE_KEY = "trainyard.exchange"
 """The key of the Exchange in the ASGI scope."""
@@ -83,9 +83,9 @@ class NotebookRequest:
 
 @dataclass(frozen=True)
 class AdmittedShell:
-    """A shell that a member may open: the Unix socket where its node starts shells, and who the member is."""
+    """A shell that a member may open: how to connect to it (`Backend.shell_socket`), and who the member is."""
 
-    socket: Path
+    address: Path | ShellTunnel
     organization_id: int
     user_id: int
 

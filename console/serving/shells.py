@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from enum import IntEnum
 from http import HTTPStatus
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -30,7 +32,11 @@ from console.serving.exchange import AdmittedShell, Exchange, ShellEnd, ShellReq
 from console.serving.gate import Scope, header, verified_socket
 from console.serving.limits import Limit
 from console.serving.refusals import Receive, Refusal, Refused, Send
+from runtime.backends.base import ShellTunnel
+from runtime.errors import RuntimeFault
 from runtime.launcher.shell import HEADER, INPUT, RESIZE, SIZE
+
+logger = logging.getLogger(__name__)
 
 GATE_PATH = "/shell-gate/"
 """The path of the view that admits shells. Only subrequests carry the Exchange that the view needs, so it answers 404
@@ -116,12 +122,7 @@ class ShellConnector:
         self, shell: AdmittedShell, request: ShellRequest, scope: Scope, receive: Receive, send: Send
     ) -> CloseCode:
         """Open a shell and serve it to its end; return why it ended. Raises Refused."""
-        with verified_socket(shell.socket) as path:
-            try:
-                reader, writer = await asyncio.open_unix_connection(path, limit=READ_BYTES)
-            except OSError as error:
-                raise Refused(proxy.TOOL_ENDED) from error
-        try:
+        async with open_connection(shell.address) as (reader, writer):
             # The audit log gets the opening only now, when the node has answered.
             if await self._admit(scope, replace(request, is_new=True)) is None:
                 return CloseCode.NOT_ADMITTED
@@ -135,8 +136,6 @@ class ShellConnector:
                 end = ShellEnd(shell, REASONS[close_code], round(time.monotonic() - started_at))
                 # Shielded from cancellation, so that the audit log gets the end also if the server stops.
                 await asyncio.shield(self._record_end(scope, replace(request, end=end)))
-        finally:
-            writer.close()
         return close_code
 
     async def _admit(self, scope: Scope, request: ShellRequest) -> AdmittedShell | None:
@@ -158,6 +157,31 @@ class ShellConnector:
                 await self._admit(scope, request)
                 return
             await asyncio.sleep(RETRY_SECONDS)
+
+
+@asynccontextmanager
+async def open_connection(
+    address: Path | ShellTunnel,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to a new shell. Raises Refused."""
+    if isinstance(address, Path):
+        with verified_socket(address) as path:
+            try:
+                reader, writer = await asyncio.open_unix_connection(path, limit=READ_BYTES)
+            except OSError as error:
+                raise Refused(proxy.TOOL_ENDED) from error
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+        return
+    async with AsyncExitStack() as resources:
+        try:
+            streams = await resources.enter_async_context(address())
+        except RuntimeFault as fault:
+            logger.warning("A shell cannot be opened: %s", fault)
+            raise Refused(proxy.TOOL_ENDED) from fault
+        yield streams
 
 
 class Terminal:

@@ -130,6 +130,7 @@ def header_context(job: Job) -> dict[str, Any]:
         "explanation": explanation,
         "fix": _fix_button(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "files_expire_soon": expiry.is_soon(job),
+        "inspect_hourly_minor": notebooks.hourly_price_to_inspect(job),
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
         "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,
         "may_extend": job.is_notebook and notebooks.is_extensible(job),

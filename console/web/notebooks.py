@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import parse_qs, urlencode
 
 from django.contrib import messages
@@ -26,6 +27,7 @@ from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Quote
 from billing.quotes import quote_for
 from console.accounts.access import membership_of_session
+from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.accounts.services import is_active, record_audit_event
 from console.core import encryption
@@ -36,20 +38,27 @@ from console.web.access import MemberRequest, error_text, member
 from console.web.amounts import parse_row_id, parse_seconds
 from console.web.quote_cards import currency_of, posted_ceiling, posted_key, quote_card, refused_card
 from console.web.training import specs_on_offer
-from jobs import notebooks, rows, selectors
+from jobs import inspection, notebooks, rows, selectors
 from jobs.errors import NotExtensible
 from jobs.images import default_image, problems
+from jobs.inspection import NotInspectable
 from jobs.models import NOTEBOOK_SCRIPT, Job
 from jobs.purchase import DEFAULT_IDLE_SECONDS, DEFAULT_NOTEBOOK_SECONDS, EXTENSION_MARK
+from jobs.results import INSPECTED_JOB
+from jobs.run_specs import mounted_versions
 from jobs.states import JobState
 from storage import selectors as storage
 from storage import sharing
+from storage.models import DatasetVersion
 
 PAGE_SIZE = 25
 """How many notebooks one page shows."""
 EXTENSION_HOURS = 2
 """By how many hours the form extends a notebook unless the customer changes it."""
-FIELDS = ("name", "workspace", "image", "node_spec", "datasets", "max_seconds", "idle_seconds", "ceiling_minor")
+FIELDS = (
+    "name", "workspace", "image", "node_spec", "datasets", "requirements", "inspected_job", "max_seconds",
+    "idle_seconds", "ceiling_minor",
+)  # fmt: skip
 """The API's fields whose errors the form of a new notebook shows beside its controls."""
 EXTENSION_FIELDS = ("added_seconds",)
 """Likewise for the form that extends a notebook."""
@@ -61,6 +70,17 @@ COOKIE_SECONDS = 14 * 24 * 3600
 """How long the cookie of a notebook's host is valid: as long as a session of the console, which must be valid too."""
 TICKET_PURPOSE, COOKIE_PURPOSE = b"trainyard notebook ticket", b"trainyard notebook pass"
 """Purposes of encryption. They differ, so that a ticket from a URL is refused as a cookie, and a cookie as a ticket."""
+
+
+@dataclass(frozen=True)
+class DatasetChoice:
+    """A dataset in the form: the version that the notebook gets if the dataset is chosen, and whether it is chosen."""
+
+    name: str
+    version: DatasetVersion
+    is_chosen: bool
+    is_pinned: bool
+    """Whether the notebook gets this version even if a newer one is published before the purchase."""
 
 
 @require_GET
@@ -81,7 +101,11 @@ def notebook_list(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.RUN)
 def notebook_new(request: MemberRequest) -> HttpResponse:
-    """Show the form. `?workspace=` chooses one; `?again=<job>` fills it in from an earlier notebook."""
+    """Show the form.
+
+    `?workspace=` chooses one. `?again=<job>` fills the form in from an earlier notebook, `?job=<job>` from a training
+    whose files the notebook is to read.
+    """
     organization = request.membership.organization
     account = billing.wallet(organization)
     if account is None or not is_active(organization):
@@ -96,19 +120,29 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
         "workspace": request.GET.get("workspace") or (workspaces[0].name if workspaces else ""),
         "image": image.name if image else "",
         "node_spec": specs[0].offer.spec.name if specs else "",
-        "datasets": [],
+        "requirements": "",
+        "inspected_job": "",
         "hours": DEFAULT_NOTEBOOK_SECONDS // 3600,
         "idle_minutes": DEFAULT_IDLE_SECONDS // 60,
     }
+    versions: dict[str, DatasetVersion | None] = {}
+    inspected_job = None
     if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
-        values |= _form_values(notebooks.notebook_for(organization, pk))
+        notebook = notebooks.notebook_for(organization, pk)
+        values |= _form_values(notebook)
+        versions = dict.fromkeys(dataset.partition("@")[0] for dataset in notebook.order.quote.purchase["datasets"])
+    elif (pk := parse_row_id(request.GET.get("job", ""))) is not None:
+        inspected_job = selectors.job_for(organization, pk)
+        values |= _values_to_inspect(inspected_job)
+        versions = {version.dataset.name: version for version in mounted_versions(inspected_job)}
     context = {
         "values": values,
+        "inspected_job": inspected_job,
         "images": images,
         "not_ready": not_ready,
         "workspaces": workspaces,
         "specs": specs,
-        "datasets": sharing.datasets_to_choose(organization),
+        "datasets": _dataset_choices(organization, versions),
         "currency": account.currency,
         "is_offered": notebooks.is_offered(),
     }
@@ -261,11 +295,39 @@ def _unseal(text: str, pk: int, *, purpose: bytes) -> str | None:
     return str(sealed["session"]) if sealed.get("job") == pk and time.time() < sealed["until"] else None
 
 
+def _dataset_choices(organization: Organization, versions: Mapping[str, DatasetVersion | None]) -> list[DatasetChoice]:
+    """Return the datasets to choose from. Those in `versions` are chosen, in this version or else the latest one."""
+    choices = []
+    for dataset in sharing.datasets_to_choose(organization):
+        pinned = versions.get(dataset.name)
+        if version := pinned or dataset.latest:
+            choices.append(DatasetChoice(dataset.name, version, dataset.name in versions, pinned is not None))
+    return choices
+
+
+def _values_to_inspect(job: Job) -> dict[str, object]:
+    """Return the values of the form's fields for a notebook that reads a job's files, beside its own."""
+    attempt = job.attempts.last()
+    try:
+        inspection.find_job(organization=job.organization, pk=job.pk, cluster_name=attempt.backend if attempt else "")
+        inspected: int | str = job.pk
+    except NotInspectable:  # the job wrote no files, or they were deleted: the notebook has the rest
+        inspected = ""
+    return {
+        "workspace": job.workspace.name,
+        "image": job.image.name,
+        "node_spec": job.node_spec.name,
+        "requirements": job.requirements_path,
+        "inspected_job": inspected,
+    }
+
+
 def _form_values(job: Job) -> dict[str, object]:
     """Return the values of the form's fields for an earlier notebook."""
     purchase = job.order.quote.purchase
     return {name: purchase[name] for name in ("name", "workspace", "image", "node_spec")} | {
-        "datasets": [dataset.partition("@")[0] for dataset in purchase["datasets"]],
+        "requirements": purchase.get("requirements", ""),
+        "inspected_job": purchase.get(INSPECTED_JOB) or "",
         "hours": f"{purchase['max_seconds'] / 3600:.2f}".rstrip("0").rstrip("."),
         "idle_minutes": round(purchase["idle_seconds"] / 60),
     }
@@ -274,7 +336,8 @@ def _form_values(job: Job) -> dict[str, object]:
 def _api_data(posted: QueryDict, currency: str) -> dict[str, object]:
     """Return the API's fields of a posted form. Raises InvalidInput."""
     seconds = _parse_times(posted, {"max_seconds": ("hours", 3600), "idle_seconds": ("idle_minutes", 60)})
-    chosen = {name: posted.get(name, "") for name in ("name", "workspace", "image", "node_spec")}
+    fields = ("name", "workspace", "image", "node_spec", "requirements", "inspected_job")
+    chosen = {name: posted.get(name, "") for name in fields}
     return chosen | seconds | {"datasets": posted.getlist("datasets")} | posted_ceiling(posted, currency)
 
 

@@ -67,8 +67,8 @@ def admit(request: HttpRequest) -> HttpResponse:
     if membership is None:
         return HttpResponse(status=403)
     job = selectors.job_without_relations(membership.organization, shell_request.job_id)
-    socket = shells.socket_of(job, shell_request.node)
-    if socket is None:
+    address = shells.address_of(job, shell_request.node)
+    if address is None:
         return HttpResponse(status=409)
     if shell_request.is_new:
         data = {"node": shell_request.node}
@@ -79,7 +79,7 @@ def admit(request: HttpRequest) -> HttpResponse:
             target=f"job:{job.pk}",
             data=data,
         )
-    exchange.admitted_shell = AdmittedShell(socket, membership.organization_id, membership.user_id)
+    exchange.admitted_shell = AdmittedShell(address, membership.organization_id, membership.user_id)
     return HttpResponse()
 
 

@@ -14,7 +14,7 @@ from runtime import environment
 from runtime.errors import InvalidSpec
 from runtime.images import venvs
 from runtime.images.recipes import can_use_gpus
-from runtime.specs import NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
+from runtime.specs import JOBS_TARGET, NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
 
 _KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 """Valid checkpoint keys. A key names a folder, so it has no '/' and does not begin with '.'. Its length, at most 100,
@@ -126,9 +126,9 @@ def _check_target(target: str) -> None:
         raise InvalidSpec(f"Nothing can be mounted at '{target}'.", field="mounts")
 
 
-def _mount_roots(spec: RunSpec) -> tuple[str, str, str]:
+def _mount_roots(spec: RunSpec) -> tuple[str, ...]:
     """Return the folders of the sandbox in which mounts may appear."""
-    return spec.workspace_target, spec.datasets_target, spec.models_target
+    return spec.workspace_target, spec.datasets_target, spec.models_target, JOBS_TARGET
 
 
 def _resolve(spec: RunSpec, mount: Mount) -> Mount:

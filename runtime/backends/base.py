@@ -6,6 +6,7 @@ Every call is idempotent and keyed on the run's name.
 from __future__ import annotations
 
 import importlib
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from runtime.specs import Capacity, Controller, Image, LogChunk, RunSpec, RunSta
 Tunnel = Callable[[], AbstractAsyncContextManager[str]]
 """Opens a connection to a program on another machine. It yields the path of a Unix socket on this machine. The first
 connection to this socket is passed on to that program. The socket is removed when the context ends. Raises RunNotFound,
+BackendUnavailable."""
+ShellTunnel = Callable[[], AbstractAsyncContextManager[tuple[StreamReader, StreamWriter]]]
+"""Opens a connection to a new shell on another machine, and closes it when the context ends. Raises RunNotFound,
 BackendUnavailable."""
 
 
@@ -141,12 +145,12 @@ class Backend(Protocol):
     def stop_prepared_processes(self) -> None:
         """End the processes that `prepare` has started. Called when the console stops; runs continue."""
 
-    def shell_socket(self, name: str, node: int) -> Path | None:
-        """Return the Unix socket on which a node starts a shell for each connection; None on a cluster without shells.
+    def shell_socket(self, name: str, node: int) -> Path | ShellTunnel | None:
+        """Return how the console connects to a new shell in a node; None if the node is known not to run.
 
-        Nothing listens there while the node does not run. `runtime.launcher.shell` defines the messages on a
-        connection. Customer code decides what the shell sends, but cannot replace the socket. Raises RunNotFound for a
-        name that no run can have.
+        A path is that of a Unix socket on this machine, which customer code cannot replace. `runtime.launcher.shell`
+        defines the messages on a connection; customer code decides what the shell sends. Makes no call to the cluster;
+        opening a tunnel does. Raises RunNotFound for a name that no run can have.
         """
 
     def notebook_socket(self, name: str) -> Path | Tunnel | None:

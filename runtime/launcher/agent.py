@@ -67,7 +67,8 @@ class Agent:
             )
         shells_fd = launch_plan.get("shells")
         if shells_fd is not None:
-            Shells(shells_fd, self._selector, self._worker_group, launch_plan["python"])
+            token = launch_plan.get("shell_token", "")
+            Shells(shells_fd, self._selector, self._worker_group, python=launch_plan["python"], token=token)
         # The node's GPUs. In a pod the launch plan names them, in a local run CUDA's own variable does.
         visible_devices = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
         self._devices = [name for name in launch_plan.get("devices") or visible_devices if name]

@@ -1,5 +1,7 @@
 """Run a shell on a pseudo-terminal, and connect the terminal with a socket: descriptor 1. See `shells`.
 
+With an argument, the socket must first deliver this token, and gets READY in return.
+
 The terminal's output is sent to the socket unchanged. The socket delivers frames. A frame is one byte with its kind,
 the length of its content in two bytes (big-endian), and the content. The kinds are:
 
@@ -10,11 +12,14 @@ The shell has the environment of the node's first rank. When the socket is close
 """
 
 import fcntl
+import hmac
 import os
 import pty
 import select
 import struct
+import sys
 import termios
+import time
 
 TYPE_CHECKING = False  # type checkers take it for True
 if TYPE_CHECKING:
@@ -25,6 +30,10 @@ HEADER = struct.Struct(">cH")
 SIZE = struct.Struct(">HH")
 """The content of a frame with the terminal's size: rows and columns."""
 INPUT, RESIZE = b"i", b"s"
+READY = b"\n"
+"""The first byte that a connection through a tunnel gets. Everything after it comes from the shell."""
+_TOKEN_SECONDS = 10.0
+"""How long the token may take to arrive. The console sends it as soon as it is connected."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 _READ_BYTES = 32768
 """Maximum bytes that one read returns. A frame has at most 65538 bytes, so input needs three reads at most."""
@@ -36,6 +45,10 @@ left behind may keep the terminal open."""
 def main() -> None:
     """Connect a shell and the socket until one of them ends."""
     connection_fd = os.dup(1)
+    if len(sys.argv) > 1:
+        if not _receives(connection_fd, sys.argv[1].encode()):
+            return
+        os.write(connection_fd, READY)
     pid, terminal_fd = pty.fork()
     if not pid:
         _become_shell(connection_fd)
@@ -44,13 +57,32 @@ def main() -> None:
     pump(connection_fd, terminal_fd, pid)
 
 
+def _receives(connection_fd: int, token: bytes) -> bool:
+    """Read as many bytes as the token has; return whether they arrive in time and are the token."""
+    give_up_at = time.monotonic() + _TOKEN_SECONDS
+    received = b""
+    try:
+        while len(received) < len(token):
+            seconds = max(0.0, give_up_at - time.monotonic())
+            if not select.select([connection_fd], [], [], seconds)[0]:
+                return False
+            data = os.read(connection_fd, len(token) - len(received))
+            if not data:
+                return False
+            received += data
+    except OSError:
+        return False
+    return hmac.compare_digest(received, token)
+
+
 def _become_shell(output_fd: int) -> "NoReturn":
     """Execute the image's shell. If there is none, write that to `output_fd` and exit."""
     try:
         path = next(shell for shell in _SHELLS if os.access(shell, os.X_OK))
         environment = {**os.environ, "TERM": "xterm-256color", "SHELL": path}
         if path.endswith("bash"):
-            environment.setdefault("PS1", r"\u@\h:\w\$ ")
+            # Images do not know the user of a pod, whom bash would call "I have no name!".
+            environment.setdefault("PS1", r"${USER:-\u}@\h:\w\$ ")
         os.execve(path, [path], environment)  # noqa: S606 - starting a shell is the purpose
     except (OSError, StopIteration) as error:
         os.write(output_fd, "There is no shell in this image: {}\r\n".format(error).encode())

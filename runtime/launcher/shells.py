@@ -1,7 +1,8 @@
 """The shells of one node. The launcher starts one for each connection to a socket that it inherits.
 
-Only the console can connect: the socket's path is outside of the sandbox, and ranks do not inherit the descriptor. A
-shell is a process of the sandbox like any other, with the filter, limits and user of the run's code. It is not a rank:
+Only the console can open one. In a sandbox, the path of a Unix socket is outside of it. In a pod, the socket is a port
+of loopback, and connections must send a token. Ranks do not inherit the descriptor. A shell is a process of the node
+like any other, with the filter, limits and user of the run's code. It is not a rank:
 its end is not a failure, its output is not a sign of progress, and it ends with the launcher.
 
 The launcher never reads from a connection. Only the process of `shell` does, which customer code may kill or replace.
@@ -18,13 +19,19 @@ from .worker_group import WorkerGroup
 
 
 class Shells:
-    """Starts shells. `listener_fd` is the listening socket, `python` the interpreter of the image."""
+    """Starts shells. `listener_fd` is the listening socket, `python` the interpreter of the image.
 
-    def __init__(self, listener_fd: int, selector: BaseSelector, worker_group: WorkerGroup, python: str) -> None:
+    If `token` is not empty, connections must send it first.
+    """
+
+    def __init__(
+        self, listener_fd: int, selector: BaseSelector, worker_group: WorkerGroup, *, python: str, token: str
+    ) -> None:
         self._listener = socket.socket(fileno=listener_fd)
         self._listener.setblocking(False)
         self._worker_group = worker_group
         self._python = python
+        self._token = token
         selector.register(self._listener, EVENT_READ, self.start_next)
 
     def start_next(self) -> None:
@@ -39,7 +46,8 @@ class Shells:
                 return
             try:
                 spawn(
-                    [self._python, "-I", extract_file("shell.py")],
+                    # Other processes of the run can read the token here. They could start a shell without it, too.
+                    [self._python, "-I", extract_file("shell.py"), *([self._token] if self._token else [])],
                     environment,
                     output_fd=connection.fileno(),
                     folder=self._worker_group.folder,

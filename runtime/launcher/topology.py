@@ -29,6 +29,8 @@ class LaunchPlan(TypedDict, total=False):
     """Descriptor of the socket that listens there; None on every other node, or if the supervisor could not open it."""
     shells: Optional[int]
     """Descriptor of the socket on which the launcher starts shells (`shells`); None where there are none."""
+    shell_token: str
+    """What each connection to that socket must send first; if absent, nothing."""
     outputs: List[int]
     """A descriptor for the output of each local rank."""
     warm: Optional[int]

@@ -29,6 +29,8 @@ socket.binaryType = "arraybuffer";
 const send = (data) => socket.readyState === WebSocket.OPEN && socket.send(data);
 const sendSize = () => send(JSON.stringify({ rows: terminal.rows, columns: terminal.cols }));
 
+terminal.write(container.dataset.connecting);
+let isOpen = false;
 let drawn = 0;
 let acknowledged = 0;
 socket.addEventListener("message", (event) => {
@@ -41,11 +43,13 @@ socket.addEventListener("message", (event) => {
   });
 });
 socket.addEventListener("open", () => {
+  isOpen = true;
+  terminal.write("\x1b[2K\r"); // removes the line that says that it connects
   sendSize();
   terminal.focus();
 });
 socket.addEventListener("close", (event) => {
-  const message = notice.dataset[`code${event.code}`];
+  const message = isOpen ? notice.dataset[`code${event.code}`] : notice.dataset.failed;
   if (message) notice.querySelector("span").textContent = message;
   notice.hidden = false;
   terminal.options.disableStdin = true;

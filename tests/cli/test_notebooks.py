@@ -29,6 +29,8 @@ class Starts:
 def test_from_a_price_to_an_address_and_the_stop(shell, customer, monkeypatch):
     shell("notebook", "start", "--hours", "2", "--max-ceiling", "0.01", status=5)
     shell("notebook", "start", status=2)
+    shell("notebook", "start", "--job", "12", "--yes", status=1)
+    assert "inspected_job: This job does not exist." in shell.stderr
     assert not Job.objects.exists()
     shell.pauses = Starts(customer, monkeypatch)
     started = shell("notebook", "start", "--hours", "2", "--idle-minutes", "20", "--ceiling", "1.00", "--yes")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runtime.backends import log_chunks
 from runtime.backends.admission import check_gpus, extension_error
-from runtime.backends.base import CheckResult, Tunnel
+from runtime.backends.base import CheckResult, ShellTunnel, Tunnel
 from runtime.backends.kubernetes import check as cluster_check
 from runtime.backends.kubernetes import names
 from runtime.backends.kubernetes.capacity import compute_capacity, declared_capacity, pending_requests
@@ -28,6 +28,7 @@ from runtime.backends.kubernetes.notebooks import NotebookTunnels
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, object_labels, pod_phase, timestamp
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
+from runtime.backends.kubernetes.shells import ShellTunnels
 from runtime.backends.kubernetes.state import JobState, Termination, is_submitted, newest_pods, read_job, read_pod
 from runtime.backends.kubernetes.submission import Submission
 from runtime.backends.kubernetes.volume import RunFolders
@@ -72,6 +73,7 @@ class KubernetesBackend:
         self._launchers = LauncherConfigMaps(self._api, config)
         self._submission = Submission(self._api, config, self._runs, root, self._folders, launchers=self._launchers)
         self._notebooks = NotebookTunnels(self._api, self._runs)
+        self._shells = ShellTunnels(self._api, self._runs)
         self._cached_capacity: tuple[float, Capacity] | None = None
         """When the capacity was last computed (monotonic), and the result; None if it must be computed anew."""
 
@@ -299,9 +301,9 @@ class KubernetesBackend:
         """See `Backend.run_folder`. Does not exist if storage is not shared."""
         return self._root / name
 
-    def shell_socket(self, name: str, node: int) -> None:
-        """Return None: a shell would need the permission to execute programs in every Pod (`pods/exec`)."""
-        del name, node
+    def shell_socket(self, name: str, node: int) -> ShellTunnel:
+        """See `Backend.shell_socket`. A tunnel even if the node does not run: opening it raises RunNotFound."""
+        return functools.partial(self._shells.open, name, node)
 
     def notebook_socket(self, name: str) -> Tunnel:
         """See `Backend.notebook_socket`. A tunnel even if the run does not exist: opening it raises RunNotFound."""

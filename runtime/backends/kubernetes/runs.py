@@ -171,7 +171,7 @@ class Runs:
 
         The file is needed because a kubelet does not shorten a grace period that has begun.
         """
-        key = self._record_key(job) if self._folders is not None else ""
+        key = self.record_key(job) if self._folders is not None else ""
         if self._folders is not None and key:
             self._folders.write(job.name, "nodes", STOP_FILE, sign_stop(job.name, grace_seconds, key))
 
@@ -264,7 +264,7 @@ class Runs:
         storage.
         """
         # The key is not read before a Pod has started, since there is no record before.
-        key = self._record_key(job) if any(pod.started_at for pod in pods.values()) else ""
+        key = self.record_key(job) if any(pod.started_at for pod in pods.values()) else ""
         records: dict[int, RecordData] = {}
         if not key:
             return records
@@ -281,7 +281,7 @@ class Runs:
                 records[node] = record if is_final else {**record, "causes": [], "started_at": None}
         return records
 
-    def _record_key(self, job: JobState) -> str:
+    def record_key(self, job: JobState) -> str:
         """Return the key that signs the run's records; "" if the run's Secret is deleted."""
         with self._record_keys_lock:
             if job.uid in self._record_keys:

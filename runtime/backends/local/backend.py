@@ -181,7 +181,8 @@ class LocalBackend(FolderBackend):
 
     def shell_socket(self, name: str, node: int) -> Path | None:
         """See `Backend.shell_socket`."""
-        return shell_socket.path_of(self._find(name).folder, node)
+        path = shell_socket.path_of(self._find(name).folder, node)
+        return path if path.is_socket() else None
 
     def notebook_socket(self, name: str) -> Path:
         """See `Backend.notebook_socket`."""

@@ -8,6 +8,7 @@ may die at any moment.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -21,14 +22,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.backends import admission, sandbox
+from runtime.backends.base import ShellTunnel
 from runtime.backends.reservations import NodeRequest, reserve
 from runtime.backends.slurm import images, program, submission
 from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.node import RunPlan
+from runtime.backends.slurm.node import RunPlan, refresh_listing
 from runtime.backends.slurm.runs import SlurmRun
+from runtime.backends.slurm.shells import ShellSteps
 from runtime.backends.slurm.states import SlurmJob
+from runtime.backends.supervision import shell_socket
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.files import FileLock
@@ -74,6 +78,7 @@ class SlurmBackend(FolderBackend):
         super().__init__(root, images_root)
         self._config = config
         self._slurm = Slurm(config)
+        self._shells = ShellSteps(self._slurm, self._root, self._images_root)
         (self._root / ".locks").mkdir(exist_ok=True, mode=0o700)
 
     # The protocol
@@ -186,6 +191,13 @@ class SlurmBackend(FolderBackend):
     def image_identity(self, image: Image) -> str:
         """See `Backend.image_identity`."""
         return image.reference or super().image_identity(image)
+
+    def shell_socket(self, name: str, node: int) -> ShellTunnel | None:
+        """See `Backend.shell_socket`. Only a process on the node's machine can connect to the socket itself."""
+        run = self._find(name)
+        path = shell_socket.path_of(run.folder, node)
+        refresh_listing(path.parent)
+        return functools.partial(self._shells.open, run, node) if path.is_socket() else None
 
     def prepare(self, image: Image) -> None:
         """Do nothing: starts are always cold."""

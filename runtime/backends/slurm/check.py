@@ -26,7 +26,7 @@ _SMOKE_SECONDS = 300.0
 """
 _SMOKE_MEMORY_MIB = 256
 """Memory of each node of the smoke run. It is enough for an interpreter that imports no framework."""
-_PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
+_PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
 """Programs of Slurm that the backend runs."""
 _ACCOUNTING_PROGRAMS = ("sacct", "sacctmgr")
 """Further programs for a cluster with accounting. Only these checks need sacctmgr."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import subprocess
@@ -28,6 +29,11 @@ INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "TZ
 """Variables of this process that Slurm's tools get, and with them the batch script of a job."""
 
 
+def shorten_error(text: str) -> str:
+    """Return the end of a tool's error output as one line."""
+    return " ".join(text.split())[-_MAX_ERROR_LENGTH:]
+
+
 class CommandFailed(Exception):
     """A command of Slurm exited with an error. The exception's text is the command's error output."""
 
@@ -50,16 +56,10 @@ class Slurm:
 
     def call(self, program: str, *arguments: str, stdin: str = "", seconds: float | None = None) -> str:
         """Run a tool and return its output. `seconds` is the timeout. Raises CommandFailed, BackendUnavailable."""
-        # Jobs inherit this environment, so it must not contain the console's secrets. Variables such as
-        # SBATCH_PARTITION are left out too, since they would change what the tools do.
-        environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-        environment.update({"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"})
-        if self._config.conf:
-            environment["SLURM_CONF"] = self._config.conf
         try:
             result = subprocess.run(
                 [self.path(program), *arguments],
-                env=environment,
+                env=self._environment(),
                 input=stdin,
                 capture_output=True,
                 text=True,
@@ -72,8 +72,34 @@ class Slurm:
         except OSError as error:
             raise BackendUnavailable(f"Slurm's {program} cannot be started: {error.strerror}.") from error
         if result.returncode:
-            raise CommandFailed(" ".join(result.stderr.split())[-_MAX_ERROR_LENGTH:])
+            raise CommandFailed(shorten_error(result.stderr))
         return result.stdout
+
+    async def start(self, program: str, arguments: Sequence[str], *, stdio_fd: int) -> asyncio.subprocess.Process:
+        """Start a tool whose stdin and stdout are a descriptor; its stderr is a pipe. Raises BackendUnavailable."""
+        try:
+            return await asyncio.create_subprocess_exec(
+                self.path(program),
+                *arguments,
+                env=self._environment(),
+                stdin=stdio_fd,
+                stdout=stdio_fd,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise BackendUnavailable(f"Slurm's {program} cannot be started: {error.strerror}.") from error
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of the tools.
+
+        Jobs inherit it, so it must not contain the console's secrets. Variables such as SBATCH_PARTITION are left out
+        too, since they would change what the tools do.
+        """
+        environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+        environment.update({"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"})
+        if self._config.conf:
+            environment["SLURM_CONF"] = self._config.conf
+        return environment
 
     def _query(self, program: str, *arguments: str) -> str:
         """Run a tool that fails only if Slurm does not work; return its output. Raises BackendUnavailable."""

@@ -394,6 +394,7 @@ def _supervisor_plan(
     plan["change_file"] = run_plan["change_file"]
     plan["fork_server"] = ""  # starts are always cold
     plan["nonce"] = run_plan["nonce"]
+    plan["shells"] = True
     plan["peers_are_here"] = False
     hub = endpoints[0]
     ports_per_node = launch_plan.ports_needed(spec)["worker_ports"] // spec.nodes

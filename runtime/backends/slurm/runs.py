@@ -8,6 +8,7 @@
                   final.json             the nodes' last records, completed by Slurm's reasons for their ends
                   nodes/, logs/, etc/, run/, checkpoints/, outputs/   as of a local run (`runtime.backends.local.runs`)
                   nodes/<node>.meeting   a node's address and ports
+                  nodes/<node>.shell     the socket on which shells are opened, on the node's machine (`shells`)
                   logs/slurm.log         the output of the batch script and srun
     <root>/.active/, .changes/, .checkpoints/, .outputs/, .trash/    as for local runs
     <root>/.program/<version>/           the program of the compute nodes
@@ -171,6 +172,11 @@ class SlurmRun:
                 machine.name for machine in machines if machine.has_failed and machine.name in machine_names
             )
         return Observation(job, end_request, failed_machines, submitted_at, now)
+
+    def machine_of(self, node: int) -> str:
+        """Return the machine on which a node was started; empty if it has not been started."""
+        record = peer_liveness.load_record(peer_liveness.record_path(self.folder, node)) or {}
+        return str(record.get("machine") or "")
 
     def _read_records(self, nodes: int) -> list[RecordData | None]:
         refresh_listing(self.folder / "nodes")

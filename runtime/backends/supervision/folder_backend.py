@@ -148,11 +148,6 @@ class FolderBackend:
         """See `Backend.run_folder`; the layout is in `runtime.backends.local.runs`."""
         return self._find(name).folder
 
-    def shell_socket(self, name: str, node: int) -> Path | None:
-        """See `Backend.shell_socket`. None unless the subclass runs nodes on this machine."""
-        del name, node
-        return None
-
     def notebook_socket(self, name: str) -> Path | None:
         """See `Backend.notebook_socket`. None unless the subclass runs nodes on this machine."""
         del name

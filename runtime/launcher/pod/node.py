@@ -20,6 +20,7 @@ from ..node import Node
 from ..processes import Exit, reap
 from ..protocol import Message
 from ..record import Record, Verdict, open_file
+from ..shell_access import port_of, token_of
 from ..signed_record import MAX_RECORD_BYTES, STOP_FILE, read_stop, sign_record
 from ..topology import LaunchPlan
 from .deadline import DeadlineThread
@@ -147,8 +148,26 @@ class PodNode(Node):
         self._start(range(first_rank, first_rank + workers), listener, launch_plan)
 
     def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
-        self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherit_fds)
-        return {"start_seconds": self._limits.note_launched()}
+        listener = self._listen_for_shells()
+        if listener is None:
+            self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherit_fds)
+            return {"start_seconds": self._limits.note_launched()}
+        with listener:  # closed here, so that only the launcher keeps it open, and nobody can connect after its end
+            inherited = [*inherit_fds, listener.fileno()]
+            self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherited)
+            token = token_of(self._pod.record_key, run_name=self._plan["run"], node=self._node)
+            return {
+                "start_seconds": self._limits.note_launched(),
+                "shells": listener.fileno(),
+                "shell_token": token,
+            }
+
+    def _listen_for_shells(self) -> Optional[socket.socket]:
+        """Return the listening socket for shells; None where it cannot be created, since a run needs no shells."""
+        try:
+            return socket.create_server(("127.0.0.1", port_of(self._node)))
+        except OSError:
+            return None
 
     @property
     def _environment(self) -> Dict[str, str]:

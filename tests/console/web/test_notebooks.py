@@ -17,16 +17,18 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Response
 
+from billing.models import Quote
 from console.core.errors import InvalidInput
 from console.serving import gate
 from console.serving import notebooks as gateway
-from jobs import notebooks
+from jobs import notebooks, results
 from jobs.errors import NoNotebooks
 from jobs.models import Job
 from runtime.launcher.notebook import SOCKET
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
 from tests.factories.notebooks import Browser, notebook_form, sell_notebook
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 from tests.tools import asgi_console
 
 FORM = {"name": "", "image": "pytorch", "node_spec": "nano", "hours": "2", "idle_minutes": "20", "ceiling": ""}
@@ -64,6 +66,33 @@ def test_from_a_workspace_to_a_running_notebook(owner_page, customer):
     again = owner_page.get(reverse("notebook_new"), {"again": job.pk}).content.decode()
     assert 'value="2"' in again
     assert 'value="20"' in again
+
+
+def test_a_failed_job_leads_to_a_notebook_that_is_filled_in_and_not_bought(owner_page, customer, client):
+    dataset = DatasetFactory(organization=customer.organization, name="digits")
+    DatasetVersionFactory(dataset=dataset, number=1)
+    attempt = customer.started(datasets=["digits"], node_spec="small")
+    DatasetVersionFactory(dataset=dataset, number=2)
+    customer.backend.output_folder(f"job-{attempt.job_id}").mkdir(parents=True)
+    customer.end(attempt, Outcome.CODE_FAILED)
+    new = f"{reverse('notebook_new')}?job={attempt.job_id}"
+    page = owner_page.get(reverse("job_detail", args=[attempt.job_id])).content.decode()
+    assert new in page
+    assert "The node of this run is gone. A notebook with the same files and a terminal costs" in page
+    form = owner_page.get(new).content.decode()
+    assert f"job #{attempt.job_id} is gone" in form
+    assert f'name="inspected_job" inputmode="numeric" value="{attempt.job_id}"' in form
+    assert 'value="digits@1" checked' in form
+    assert re.search(r'name="node_spec" value="small"[^>]* checked', form)
+    assert (Job.objects.count(), Quote.objects.filter(purchase__has_key="notebook").count()) == (1, 0)
+    order = FORM | {"workspace": customer.workspace.name, "inspected_job": attempt.job_id}
+    card = owner_page.post(reverse("notebook_quote"), order, headers=HTMX).content.decode()
+    assert 'name="quote"' in card
+    viewer = MembershipFactory(organization=customer.organization, role="viewer")
+    client.force_login(viewer.user)
+    assert new not in client.get(reverse("job_detail", args=[attempt.job_id])).content.decode()
+    results.remove(job=Job.objects.get(pk=attempt.job_id), user=None)
+    assert 'inputmode="numeric" value=""' in owner_page.get(new).content.decode()
 
 
 def test_an_error_stands_beside_its_field(owner_page, customer):

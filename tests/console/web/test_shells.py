@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 import httpx
@@ -14,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from console.accounts import services
 from console.accounts.models import AuditEvent
 from console.serving import shells as gateway
+from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
 from tests.factories.shells import Browser, Node, closing_code
@@ -38,7 +40,12 @@ def job(customer):
 def node(job, customer, short_folders, monkeypatch):
     """A listening Node 0 of the job."""
     folder = short_folders()
-    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, node: folder / f"{node}.shell")
+
+    def shell_socket(_name, node):
+        path = folder / f"{node}.shell"
+        return path if path.is_socket() else None
+
+    monkeypatch.setattr(customer.backend, "shell_socket", shell_socket)
     with Node(folder / "0.shell").running() as listening:
         yield listening
 
@@ -116,6 +123,38 @@ def test_who_gets_no_shell(browser, customer, stranger, job, node):
     customer.end(job, Outcome.COMPLETED)
     refused(lambda: member.websocket(job.job_id))
     assert (node.connections, audited()) == (0, [])
+
+
+def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers(
+    browser, customer, job, node, monkeypatch
+):
+    member = browser(customer.membership)
+    closed = []
+
+    @asynccontextmanager
+    async def answering():
+        yield await asyncio.open_unix_connection(node.path)
+        closed.append(True)
+
+    @asynccontextmanager
+    async def unreachable():
+        raise BackendUnavailable("Slurm did not start a step for the shell in 30 s.")
+        yield
+
+    async def use():
+        async with member.websocket(job.job_id) as websocket:
+            assert await websocket.recv() == b"$ "
+            await websocket.send(b"exit")
+            return await closing_code(websocket)
+
+    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: unreachable)
+    with pytest.raises(InvalidStatus) as answer:
+        asyncio.run(use())
+    assert (answer.value.response.status_code, audited()) == (HTTPStatus.FORBIDDEN, [])
+    monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: answering)
+    assert asyncio.run(use()) == gateway.CloseCode.ENDED
+    assert closed == [True]
+    assert [action for action, *_rest in audited()] == ["shell.opened", "shell.closed"]
 
 
 def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, job, node, monkeypatch):
@@ -214,8 +253,8 @@ def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, jo
     assert address not in shown(viewer, nodes)[1]
     assert shown(viewer, address)[0].status_code == HTTPStatus.FORBIDDEN
     assert shown(customer.membership, reverse("job_shell", args=[job.job_id, 2]))[0].status_code == HTTPStatus.NOT_FOUND
-    customer.backend.shell_socket = lambda _name, _node: None  # as another kind of cluster
-    assert "on the console&#x27;s own machine only" in shown(customer.membership, address)[1]
+    customer.backend.shell_socket = lambda _name, _node: None  # the node has ended
+    assert "This node does not run." in shown(customer.membership, address)[1]
     assert client.post(reverse("organization_shells"), {"enabled": "0"}).status_code == HTTPStatus.FOUND
     assert "Your organization does not allow shells." in shown(customer.membership, address)[1]
     assert address not in shown(customer.membership, nodes)[1]

@@ -50,6 +50,14 @@ STUBBORN = """
     print("ready", flush=True)
     while True: signal.pause()
 """
+READ_ANOTHER_JOB = """
+    try:
+        open("/jobs/7/outputs/new", "w")
+        refused = False
+    except OSError:
+        refused = True
+    print(open("/jobs/7/outputs/three.txt").read(), refused)
+"""
 MEET = """
     import os, socket, time
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

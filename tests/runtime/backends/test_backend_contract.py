@@ -15,7 +15,7 @@ import pytest
 from runtime.errors import InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Mount, Outcome, Resources, RunPhase, WaitingCode
 from tests.kubernetes.harness import KubernetesHarness
-from tests.runtime.backends.contract import MEET, POLITE, SHOW, STUBBORN, WAIT, seen
+from tests.runtime.backends.contract import MEET, POLITE, READ_ANOTHER_JOB, SHOW, STUBBORN, WAIT, seen
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -61,6 +61,14 @@ def test_every_rank_sees_the_environment_contract(any_harness):
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         assert len({view["environment"][name] for view in ranks}) == 1
     assert ranks[0]["environment"]["MASTER_ADDR"].count(".") == 3, "an IP, not a name"
+
+
+def test_the_files_of_another_job_are_read_below_jobs_and_not_written(any_harness):
+    spec = any_harness.spec(READ_ANOTHER_JOB)
+    files = dataclasses.replace(spec.mounts[1], target="/jobs/7/outputs")
+    any_harness.backend.submit(dataclasses.replace(spec, mounts=(*spec.mounts, files)))
+    assert any_harness.wait_for_end().outcome is Outcome.COMPLETED, any_harness.all_logs(spec.name)
+    assert any_harness.log() == "3 True\n"
 
 
 def test_the_ranks_meet_at_the_masters_address(any_harness):

@@ -1,14 +1,25 @@
-"""A shell in a local run, through the console: it is in the run's sandbox, and no rank."""
+"""A shell in a run of each backend, through the console: it is in the run's sandbox, and no rank."""
 
 import asyncio
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
 from console.accounts import services
 from console.accounts.models import AuditEvent
+from console.serving.shells import open_connection
+from runtime.backends.kubernetes import portforward
+from runtime.backends.kubernetes.rbac import rbac
+from runtime.backends.supervision.shell_socket import ShellSocket
+from runtime.errors import BackendUnavailable, RunNotFound
+from runtime.launcher.shell import HEADER, INPUT
 from runtime.specs import Outcome, RunPhase
+from tests.console.processes import wait_for
 from tests.factories.shells import Browser, closing_code
+from tests.runtime.backends.cluster_runs import create_limited_backend
+from tests.runtime.backends.contract import WAIT
 from tests.tools import asgi_console
 
 pytestmark = [
@@ -34,13 +45,28 @@ PLACE = """
 
 
 @pytest.fixture
-def customer(transactional_db, customer, harness, monkeypatch):
+def customer(transactional_db, customer, any_harness, monkeypatch):
     services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
-    monkeypatch.setattr(customer.backend, "shell_socket", harness.backend.shell_socket)
+    monkeypatch.setattr(customer.backend, "shell_socket", any_harness.backend.shell_socket)
     return customer
 
 
-def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_the_run(harness, customer, settings):
+async def open_and_close(tunnel):
+    async with tunnel():
+        pass
+
+
+def is_refused(address):
+    """Return whether no shell can be opened. Kubernetes alone finds out only when it opens one."""
+    if address is None:
+        return True
+    with pytest.raises((RunNotFound, BackendUnavailable)):
+        asyncio.run(open_and_close(address))
+    return True
+
+
+def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_the_run(any_harness, customer, settings):
+    harness = any_harness
     attempt = customer.started(nodes=1)
     harness.start(PLACE, text="]", name=attempt.run_name)
     of_the_rank = harness.log(name=attempt.run_name).strip()
@@ -57,7 +83,7 @@ def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_th
         async with browser.websocket(attempt.job_id) as first, browser.websocket(attempt.job_id) as second:
             await first.send(json.dumps({"rows": 30, "columns": 300}))
             of_the_shell = await run(first, "python -c 'import train; print(repr(list(train.place())))'")
-            about = await run(first, "echo $RANK/$WORLD_SIZE; stty size; id -u")
+            about = await run(first, "echo $RANK/$WORLD_SIZE; stty size")
             attack = await run(first, "kill -9 1 || echo refused; readlink /proc/1/fd/0 || echo refused")
             await first.send(b"kill -9 $PPID\n")  # the process between the shell and the console
             codes = [await closing_code(first)]
@@ -70,12 +96,121 @@ def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_th
         settings.TRAINYARD_URL = url
         of_the_shell, about, attack, phase, codes = asyncio.run(use(Browser(url, customer.membership)))
     assert of_the_rank in of_the_shell.replace("\r\n", "")
-    assert "0/1\r\n30 300\r\n1000\r\n" in about
+    assert "0/1\r\n30 300\r\n" in about
     assert attack.count("refused\r\n") == 2
     assert phase is RunPhase.RUNNING
     assert codes == [1000, 1000]
     status = harness.wait_for_end(attempt.run_name)
     assert (status.outcome, status.failure) == (Outcome.COMPLETED, None)
-    assert not harness.backend.shell_socket(attempt.run_name, 0).exists()
+    assert is_refused(harness.backend.shell_socket(attempt.run_name, 0))
     actions = AuditEvent.objects.filter(action__startswith="shell.").values_list("action", flat=True)
     assert sorted(actions) == ["shell.closed", "shell.closed", "shell.opened", "shell.opened"]
+
+
+# --- Without the console ----------------------------------------------------------------------------------------------
+
+
+async def output_of(address, command, until):
+    """Open a shell, type a command into it, and return what it writes up to a text."""
+    async with open_connection(address) as (reader, writer):
+        writer.write(HEADER.pack(INPUT, len(command)) + command)
+        output = b""
+        while until not in output:
+            data = await reader.read(4096)
+            assert data, output
+            output += data
+        return output
+
+
+def test_each_node_has_shells_of_its_own_until_it_ends(any_harness):
+    any_harness.start(WAIT, nodes=2)
+    backend = any_harness.another()
+    for node in range(2):
+        address = backend.shell_socket("job-1-1", node)
+        assert asyncio.run(output_of(address, b"echo rank=$RANK.\n", b"rank=%d." % node))
+
+    async def read_until_the_run_ends():
+        async with open_connection(backend.shell_socket("job-1-1", 1)) as (reader, _writer):
+            await asyncio.to_thread(backend.stop, "job-1-1", 0)
+            async with asyncio.timeout(any_harness.patience):
+                await reader.read(-1)
+
+    asyncio.run(read_until_the_run_ends())
+    any_harness.wait_for_end()
+    assert is_refused(any_harness.another().shell_socket("job-1-1", 1))
+
+
+@pytest.mark.slow
+@pytest.mark.local_backend
+def test_a_step_of_slurm_ends_with_its_shell_and_one_that_finds_no_node_says_why(slurm_harness):
+    slurm_harness.start(WAIT)
+
+    def steps():
+        return slurm_harness.cluster.call("squeue", "--steps", "--noheader", "--format=%i %j").splitlines()
+
+    before = steps()
+
+    async def use():
+        async with slurm_harness.backend.shell_socket("job-1-1", 0)():
+            return await asyncio.to_thread(steps)
+
+    assert len(asyncio.run(use())) == len(before) + 1
+    wait_for(lambda: steps() == before, 30)
+    assert slurm_harness.backend.describe("job-1-1").phase is RunPhase.RUNNING
+    ShellSocket(slurm_harness.folder / "runs" / "job-1-1", 0).remove()
+    tunnel = slurm_harness.backend._shells
+    with pytest.raises(BackendUnavailable, match="No such file"):
+        asyncio.run(open_and_close(lambda: tunnel.open(slurm_harness.backend._find("job-1-1"), 0)))
+    assert slurm_harness.backend.shell_socket("job-1-1", 0) is None
+
+
+@pytest.mark.slow
+@pytest.mark.local_backend
+def test_the_step_that_passes_bytes_gets_nothing_of_the_consoles_environment(slurm_harness, monkeypatch):
+    monkeypatch.setenv("TRAINYARD_PROBE", "a secret of the console")
+    slurm_harness.start(WAIT)
+
+    async def environments():
+        async with slurm_harness.backend.shell_socket("job-1-1", 0)():
+            return await asyncio.to_thread(relays_environments)
+
+    found = asyncio.run(environments())
+    assert found
+    assert not any(b"a secret of the console" in environment for environment in found)
+
+
+def relays_environments():
+    """Return the environments of the processes that pass bytes, as Slurm started them."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if b"shell_relay import" in (folder / "cmdline").read_bytes():
+                found.append((folder / "environ").read_bytes())
+    return found
+
+
+@pytest.mark.slow
+def test_a_pods_shells_need_the_permission_of_the_role_and_the_runs_token(own_harness, fake, monkeypatch):
+    own_harness.start(WAIT)
+    config = own_harness.config()
+    rules = next(each["rules"] for each in rbac(config) if each["kind"] == "Role")
+    permitted = create_limited_backend(own_harness, fake, config, rules)
+    tunnel = permitted.shell_socket("job-1-1", 0)
+    assert asyncio.run(output_of(tunnel, b"echo rank=$RANK.\n", b"rank=0."))
+    wait_for(lambda: not fake.server.forwards, 30)
+
+    async def without_token(sent):
+        """Return what a connection gets that does not send the token: nothing, not even a prompt."""
+        target, token = permitted._shells._find("job-1-1", 0)
+        async with await portforward.connect_to(target) as connection:
+            await portforward.send(connection, sent or token.encode()[:-1] + b"-")
+            return [data async for data in portforward.receive(connection)]
+
+    assert asyncio.run(without_token(b"")) == []
+    assert asyncio.run(without_token(HEADER.pack(INPUT, 64) + b"echo\n" * 13)) == []
+    with pytest.raises(RunNotFound):
+        asyncio.run(open_and_close(permitted.shell_socket("job-1-1", 1)))
+    without = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
+    fake.store.edit("roles", config.namespace, "r", lambda role: role.update(rules=without))
+    with pytest.raises(BackendUnavailable, match="403"):
+        asyncio.run(open_and_close(tunnel))

@@ -1,0 +1,95 @@
+"""Notebooks that read the files of an ended job: of which one, where, and for how long its files are kept."""
+
+import pytest
+
+from console.core.errors import InvalidInput
+from jobs import inspection, notebooks, run_specs
+from jobs.inspection import NotInspectable
+from jobs.models import Attempt, Job
+from jobs.packages import FILE_NAME
+from jobs.results import is_needed, remove
+from runtime.specs import Mount, Outcome
+from storage.errors import InUse
+from tests.factories.accounts import OrganizationFactory
+from tests.factories.notebooks import notebook_form, sell_notebook
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def failed(customer) -> Job:
+    """A failed job with an output and an empty folder of checkpoints."""
+    attempt = customer.started()
+    for folder in (customer.backend.output_folder, customer.backend.checkpoint_folder):
+        folder(f"job-{attempt.job_id}").mkdir(parents=True)
+    (customer.backend.output_folder(f"job-{attempt.job_id}") / "table.csv").write_text("1")
+    return customer.end(attempt, Outcome.CODE_FAILED)
+
+
+def refusal(customer, **changes) -> str:
+    """Return the message about `inspected_job` for a notebook that cannot be quoted."""
+    with pytest.raises(InvalidInput) as refused:
+        notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer, **changes))
+    assert list(refused.value.fields) == ["inspected_job"]
+    return str(refused.value.fields["inspected_job"])
+
+
+def test_a_notebook_mounts_the_jobs_folders_read_only_and_keeps_them_while_it_is_open(customer, failed):
+    notebook = sell_notebook(customer, inspected_job=failed.pk)
+    key = f"job-{failed.pk}"
+    mounts = run_specs.run_spec(notebook).mounts
+    assert mounts[-2:] == (
+        Mount(str(customer.backend.output_folder(key)), f"/jobs/{failed.pk}/outputs"),
+        Mount(str(customer.backend.checkpoint_folder(key)), f"/jobs/{failed.pk}/checkpoints"),
+    )
+    assert all(mount.read_only for mount in mounts[-2:])
+    with pytest.raises(InUse, match="An open notebook reads the files"):
+        remove(job=failed, user=None)
+    customer.end(notebook, Outcome.COMPLETED)
+    assert not is_needed(failed)
+    remove(job=failed, user=None)
+    assert not any("/jobs/" in mount.target for mount in run_specs.run_spec(Attempt.objects.get(pk=notebook.pk)).mounts)
+
+
+def test_a_notebook_without_a_job_mounts_nothing_more(customer, failed):
+    assert len(run_specs.run_spec(sell_notebook(customer)).mounts) == 1
+    assert not is_needed(failed)
+
+
+def test_whose_files_no_notebook_reads(customer, stranger_job, failed):
+    assert "does not exist" in refusal(customer, inspected_job=stranger_job.pk)
+    assert "has not ended" in refusal(customer, inspected_job=customer.started().job_id)
+    with pytest.raises(NotInspectable, match="on another cluster"):
+        inspection.find_job(organization=customer.organization, pk=failed.pk, cluster_name="hpc")
+    remove(job=failed, user=None)
+    assert "has no files" in refusal(customer, inspected_job=failed.pk)
+
+
+@pytest.fixture
+def stranger_job(customer, failed) -> Job:
+    """The failed job, as one of another organization."""
+    job = customer.ended_with_log()
+    Job.objects.filter(pk=job.pk).update(organization=OrganizationFactory())
+    return job
+
+
+def test_a_notebook_waits_for_the_packages_of_its_requirements(customer):
+    customer.write(FILE_NAME, "tqdm\n")
+    quote = notebooks.quote_notebook(
+        membership=customer.membership, data=notebook_form(customer, requirements=FILE_NAME)
+    )
+    job = notebooks.place_notebook(membership=customer.membership, quote=quote).job
+    assert (job.requirements_path, job.packages.requirements, job.awaits_packages) == (FILE_NAME, "tqdm", True)
+
+
+def test_the_price_to_look_into_a_failed_job_is_that_of_a_notebook(customer, failed, settings):
+    quote = notebooks.quote_notebook(
+        membership=customer.membership, data=notebook_form(customer, node_spec=failed.node_spec.name, max_seconds=3600)
+    )
+    assert notebooks.hourly_price_to_inspect(failed) == quote.ceiling_minor
+    assert notebooks.hourly_price_to_inspect(customer.ended_with_log()) is None  # it succeeded
+    customer.backend.has_notebooks = False
+    assert notebooks.hourly_price_to_inspect(failed) is None
+    customer.backend.has_notebooks = True
+    settings.NOTEBOOK_URL = ""
+    assert notebooks.hourly_price_to_inspect(failed) is None
