@@ -54,7 +54,7 @@ def storage_price(currency: str) -> Decimal | None:
 
 def unpaid_minor(account: Account) -> int:
     """Return the amount due for storage, in whole minor units."""
-    balance = StorageBalance.objects.filter(account=account).first()
+    balance = getattr(account, "storage_balance", None)
     return int(balance.due_minor) if balance else 0
 
 

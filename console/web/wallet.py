@@ -21,7 +21,7 @@ from django_htmx.http import HttpResponseClientRedirect
 from billing import budgets, credit, currencies, payments, receivables, selectors, storage_charges
 from billing.amounts import to_major
 from billing.errors import BillingError
-from billing.models import Account, AutoTopUp, Hold, Receipt, TopUp
+from billing.models import Account, Hold, Receipt, TopUp
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
@@ -63,7 +63,7 @@ class TopUpForm(forms.Form):
 @member(Capability.VIEW)
 def wallet(request: MemberRequest) -> HttpResponse:
     """Show the wallet. `?amount=` (minor units) fills in the top-up form."""
-    account = selectors.wallet(request.membership.organization)
+    account = selectors.wallet_with_settings(request.membership.organization)
     if account is None:
         return render(request, "billing/no_wallet.html")
     requested = request.GET.get("amount", "")
@@ -83,7 +83,7 @@ def top_up(request: MemberRequest) -> HttpResponse:
 
     If the user had to log in first, the browser comes back here with a GET, without the form: show the wallet.
     """
-    account = selectors.wallet(request.membership.organization)
+    account = selectors.wallet_with_settings(request.membership.organization)
     if account is None or request.method == "GET":
         return redirect("wallet")
     form = TopUpForm(request.POST, currency=account.currency)
@@ -203,7 +203,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
             "credit_minor": credit.credit_minor(account),
             "owed_minor": receivables.owed_minor(account),
             "storage_unpaid_minor": storage_charges.unpaid_minor(account),
-            "auto_top_up": AutoTopUp.objects.filter(account=account).first(),
+            "auto_top_up": getattr(account, "auto_top_up", None),
             "budgets": budgets.states_of(account),
             "runway": budgets.runway_of(account),
             "pending_top_up": pending,
