@@ -54,6 +54,8 @@ def row(job: Any) -> dict[str, Any]:
     return {
         "job": job,
         "title": free_runs.title(job, is_free_estimate=job.is_free_estimate),
+        "script": f"{job.workspace_name}/{job.code_path}",
+        "machines": f"{job.nodes} × {job.spec_title}",
         "progress": selectors.progress(job, p50_seconds=float(job.p50_seconds or 0)),
         "cost_minor": job.metered_minor,
     }
