@@ -54,8 +54,8 @@ def storage_price(currency: str) -> Decimal | None:
 
 def unpaid_minor(account: Account) -> int:
     """Return the amount due for storage, in whole minor units."""
-    balance = getattr(account, "storage_balance", None)
-    return int(balance.due_minor) if balance else 0
+    balance = StorageBalance.objects.filter(account=account).first()
+    return balance.unpaid_minor if balance else 0
 
 
 @transaction.atomic

@@ -11,7 +11,6 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from billing import storage_charges
 from billing.amounts import money
 from billing.budgets import BudgetState, Runway
 from billing.models import Account
@@ -88,10 +87,10 @@ def _money_notices(data: OverviewData) -> Iterator[Notice]:
         else:
             text = _("Automatic top-ups from %(card)s failed and were switched off.") % card
         yield Notice("card", text, _("Cards"), reverse("card_list" if may_pay else "wallet"), is_urgent=True)
-    unpaid = storage_charges.unpaid_minor(account)
-    if unpaid:
+    storage = getattr(account, "storage_balance", None)
+    if storage is not None and storage.unpaid_minor:
         text = _("%(amount)s for storage is unpaid. Top up before uploads stop.") % {
-            "amount": money(unpaid, account.currency)
+            "amount": money(storage.unpaid_minor, account.currency)
         }
         yield Notice("unpaid_storage", text, action, url, is_urgent=True)
     for state in data.budgets:

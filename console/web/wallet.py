@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import budgets, credit, currencies, payments, receivables, selectors, storage_charges
+from billing import budgets, credit, currencies, payments, receivables, selectors
 from billing.amounts import to_major
 from billing.errors import BillingError
 from billing.models import Account, Hold, Receipt, TopUp
@@ -188,6 +188,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
         # If the top-up was credited between the two queries, `account` has the old balance, and no notice polls for the
         # new one.
         account.refresh_from_db()
+    storage = getattr(account, "storage_balance", None)
     entries_page = Paginator(selectors.wallet_entries(organization), PAGE_SIZE).get_page(request.GET.get("page"))
     return render(
         request,
@@ -202,7 +203,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
             "receipts": _titled_receipts(organization)[:MAX_LATEST_RECEIPTS],
             "credit_minor": credit.credit_minor(account),
             "owed_minor": receivables.owed_minor(account),
-            "storage_unpaid_minor": storage_charges.unpaid_minor(account),
+            "storage_unpaid_minor": storage.unpaid_minor if storage else 0,
             "auto_top_up": getattr(account, "auto_top_up", None),
             "budgets": budgets.states_of(account),
             "runway": budgets.runway_of(account),
