@@ -28,7 +28,9 @@ JOBS, ORGANIZATIONS, ENTRIES = 1_000_000 // REDUCTION, 10_000 // REDUCTION, 5_00
 USERS = 8
 """How many users open a page at once."""
 WARM_UP_CLIENTS, WARM_UP_SECONDS = 32, 5.0
-"""The load before the measurements. More clients than the server has threads."""
+"""The load of each page before it is measured, by more clients than the server has threads. It starts threads and
+fills caches. And PostgreSQL plans a statement for its values only ten times in a connection; then it may use one plan
+for all values, which can be slower."""
 SECONDS = 8.0 if rounds.is_quick() else 15.0
 """How long each page is requested."""
 LISTS = (
@@ -97,13 +99,11 @@ def measure(settings: Any, url: str, customer: Any) -> dict[str, rounds.Figure]:
                 raise SystemExit(f"{responses.failed} requests of {path} were not answered with 200")
             return responses
 
-        # The server starts its threads and their connections with the first requests that come together.
-        _name, first_path, _cookie_of_member = pages[0]
-        load(first_path, member, clients=WARM_UP_CLIENTS, seconds=WARM_UP_SECONDS, interval_seconds=0.0)
         for name, path, cookie in pages:
+            load(path, cookie, clients=WARM_UP_CLIENTS, seconds=WARM_UP_SECONDS, interval_seconds=0.0)
             cpu_before = _cpu_seconds(server, settings)
             responses = load(path, cookie, clients=USERS, seconds=SECONDS, interval_seconds=1.0)
-            milliseconds = [seconds * 1000 for seconds in responses.seconds[USERS:]]  # the first of each fill caches
+            milliseconds = [seconds * 1000 for seconds in responses.seconds]
             p95 = round(statistics.quantiles(milliseconds, n=20)[-1], 3)
             cpu_ms = round((_cpu_seconds(server, settings) - cpu_before) * 1000 / len(responses.seconds), 3)
             figures[name] = rounds.summary(milliseconds) | {"p95": p95, "cpu_ms": cpu_ms}

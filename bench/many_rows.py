@@ -83,12 +83,15 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
         hold_base = copy(Hold, hold.pk, jobs, created_at=at, ended_at=ended_at, **held)
         ordered = {"quote_id": new_quote, "hold_id": f"{hold_base} + n", "idempotency_key": "'copy:' || n"}
         # Another member has ordered a thousandth of the customer's jobs, so that a search by member finds few rows.
-        ordered["placed_by_id"] = f"(CASE WHEN n % {1000 * own_every} = 0 THEN {user_base + 1} ELSE t.placed_by_id END)"
-        copy(Order, order.pk, jobs, id=new_order, **ordered, **changed)
+        placed_by = f"(CASE WHEN n % {1000 * own_every} = 0 THEN {user_base + 1} ELSE t.placed_by_id END)"
+        copy(Order, order.pk, jobs, id=new_order, placed_by_id=placed_by, **ordered, **changed)
         state = "CASE WHEN n % 7 = 0 THEN 'failed' ELSE t.state END"
         name = "'training ' || n % 1000"
         times = {"queued_at": at, "started_at": at, "finished_at": ended_at}
-        job_base = copy(Job, job.pk, jobs, organization_id=owner, order_id=new_order, name=name, state=state, **times)
+        job_base = copy(
+            Job, job.pk, jobs, organization_id=owner, order_id=new_order, placed_by_id=placed_by, name=name,
+            state=state, **times,
+        )  # fmt: skip
         copy(Receipt, hold.receipt.pk, jobs, hold_id=f"{hold_base} + n", title=name, **changed)
         copy(Attempt, job.attempts.get().pk, jobs, job_id=f"{job_base} + n")
         for event in JobEvent.objects.filter(job=job).order_by("pk")[:EVENTS_PER_JOB]:

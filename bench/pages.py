@@ -2,7 +2,9 @@
 
 make bench NAME=pages (QUICK=1 for fewer rounds and a shorter load)
 
-A page's CPU time is that of this process for one request through all middleware, without PostgreSQL's. For the load,
+A page's CPU time is that of this process for one request through all middleware, without PostgreSQL's. The ratio
+`job_list_vs_bare_view` compares the list of jobs with a view that writes the same rows as plain text
+(`bench.bare_job_list`), by what one core could answer per second. Their requests alternate. For the load,
 the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn. It does
 so at once after each response, or every three seconds, as the pages do. Clients, console, PostgreSQL and the run share
 the machine's cores. The figures `cores_…` show how many of them each used.
@@ -43,6 +45,9 @@ START_SECONDS = 120.0
 PAGES = (
     "overview", "job_list", "job_detail", "dataset_list", "workspace_list", "receipt_list", "wallet", "training_new",
 )  # fmt: skip
+BARE_VIEW = "bare_job_list"
+GOAL = 0.5
+"""The least ratio of the list of jobs to the bare view."""
 SCRIPT = "bench_busy.py"
 # The run outlives the three loads and their preparation.
 TRAINING = f"""import time
@@ -56,22 +61,27 @@ def main() -> None:
     """Measure, then print the table and the JSON object."""
     url = f"http://127.0.0.1:{free_port_pair()}"
     with embedded_console(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())) as settings:
-        figures, memory_ratios = measure(settings, url)
+        figures, ratios = measure(settings, url)
     rounds.print_table(f"{ROWS} rows, {CLIENTS} clients", figures)
-    rounds.print_result("pages", figures, memory_ratios)
+    print(f"job_list_vs_bare_view {ratios['job_list_vs_bare_view']:.2f} (goal: at least {GOAL:.2f})")
+    rounds.print_result("pages", figures, ratios)
 
 
 def measure(settings: Any, url: str) -> tuple[dict[str, rounds.Figure], dict[str, float]]:
-    """Return the figures, and the ratios of the web processes' memory before and after loads."""
+    """Return the figures, and the ratios: the list of jobs to the bare view, and memory before and after loads."""
     from django.core.management import call_command  # noqa: PLC0415 - Django must be set up first
     from django.test import Client  # noqa: PLC0415 - as above
+    from django.urls import reverse  # noqa: PLC0415 - as above
 
     call_command("collectstatic", interactive=False, verbosity=0)
+    settings.ROOT_URLCONF = "bench.bare_job_list"  # of this process, not of the console that is served below
     customer = create_customer(Path(os.environ["TRAINYARD_VAR"]))
     client = Client(headers={"host": url.removeprefix("http://")})
     client.force_login(customer.membership.user)
     paths = page_paths(customer)
-    figures = {f"cpu_ms_{page}": cpu_milliseconds(client, path) for page, path in paths.items()}
+    figures = {f"cpu_ms_{page}": cpu_milliseconds(client, path)[0] for page, path in paths.items()}
+    list_ms, bare_ms = cpu_milliseconds(client, paths["job_list"], reverse(BARE_VIEW))
+    figures |= {f"cpu_ms_{BARE_VIEW}": bare_ms}
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
     with serve_console(url) as server:
         start_training(customer)
@@ -88,6 +98,7 @@ def measure(settings: Any, url: str) -> tuple[dict[str, rounds.Figure], dict[str
             memory_mib.append(cpu_use.web_memory_mib(server))
     figures |= {f"web_mib_{loads}_loads": rounds.summary([mib]) for loads, mib in enumerate(memory_mib)}
     return figures, {
+        "job_list_vs_bare_view": round(bare_ms["median"] / list_ms["median"], 3),
         "web_memory_1_load_vs_before": round(memory_mib[1] / memory_mib[0], 3),
         "web_memory_3_loads_vs_1": round(memory_mib[3] / memory_mib[1], 3),
     }
@@ -124,16 +135,17 @@ def page_paths(customer: Any) -> dict[str, str]:
     return {page: reverse(page, args=[job.pk] if page == "job_detail" else []) for page in PAGES}
 
 
-def cpu_milliseconds(client: Any, path: str) -> rounds.Figure:
-    """Return this process's CPU time for a request."""
-    milliseconds = []
+def cpu_milliseconds(client: Any, *paths: str) -> list[rounds.Figure]:
+    """Return this process's CPU time for a request of each path. The paths are requested in turn."""
+    milliseconds: list[list[float]] = [[] for _path in paths]
     for _request in range(WARM_UP_REQUESTS + REQUESTS):
-        started_at = time.process_time()
-        response = client.get(path)
-        milliseconds.append((time.process_time() - started_at) * 1000)
-        if response.status_code != httpx.codes.OK:
-            raise SystemExit(f"{path} answered {response.status_code}")
-    return rounds.summary(milliseconds[WARM_UP_REQUESTS:])
+        for path, measured in zip(paths, milliseconds, strict=True):
+            started_at = time.process_time()
+            response = client.get(path)
+            measured.append((time.process_time() - started_at) * 1000)
+            if response.status_code != httpx.codes.OK:
+                raise SystemExit(f"{path} answered {response.status_code}")
+    return [rounds.summary(measured[WARM_UP_REQUESTS:]) for measured in milliseconds]
 
 
 @contextmanager

@@ -21,6 +21,12 @@ def wallet(organization: Organization) -> Account | None:
     return Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET).first()
 
 
+def wallet_with_settings(organization: Organization) -> Account | None:
+    """Return the wallet with its automatic top-up and storage balance, which pages about money show, in one query."""
+    wallets = Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET)
+    return wallets.select_related("auto_top_up", "storage_balance").first()
+
+
 def default_currency() -> str:
     """Return the currency of new wallets."""
     return str(settings.CURRENCY)

@@ -55,7 +55,7 @@ def storage_price(currency: str) -> Decimal | None:
 def unpaid_minor(account: Account) -> int:
     """Return the amount due for storage, in whole minor units."""
     balance = StorageBalance.objects.filter(account=account).first()
-    return int(balance.due_minor) if balance else 0
+    return balance.unpaid_minor if balance else 0
 
 
 @transaction.atomic

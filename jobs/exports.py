@@ -32,7 +32,7 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
                 escape_formula(job.image.name),
                 escape_formula(job.spec_title),
                 str(job.nodes),
-                escape_formula(job.placed_by or ""),
+                escape_formula(job.placed_by_email or ""),
                 escape_formula(" ".join(job.tags)),
                 *(_text(at) for at in (job.queued_at, job.started_at, job.finished_at)),
                 f"{to_major(job.metered_minor, job.currency):f}",

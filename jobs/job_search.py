@@ -1,7 +1,7 @@
 """The search of the list of jobs: filters, order, pages, counts and the views that members save.
 
-Each query is fast even for an organization with a million jobs. The filters by state, workspace, node spec and time use
-an index. Name, tag and member are compared only in the window: the first `WINDOW` jobs that match the other filters. A
+Each query is fast even for an organization with a million jobs. The filters by state, workspace, node spec, member and
+time use an index. Name and tag are compared only in the window: the first `WINDOW` jobs that match the other filters. A
 page begins after the last job of the previous page, so that no earlier row is read again. Nothing is counted beyond
 `COUNT_LIMIT`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, datetime, time, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.db import transaction
@@ -33,7 +33,7 @@ from storage.models import Workspace
 PAGE_SIZE = 25
 """Jobs per page of the list: about a screen."""
 WINDOW = 20_000
-"""Jobs in which name, tag and member are compared. It takes about 50 ms of the database's time."""
+"""Jobs in which name and tag are compared. It takes about 50 ms of the database's time."""
 COUNT_LIMIT = 1000
 """Jobs of a state are counted up to this number, because counting a million would take seconds."""
 EXPORT_BATCH = 500
@@ -131,6 +131,15 @@ class JobPage:
     """Id of the first job of this page, before which the previous page ends; None on the first page."""
     after: int | None = None
     """Id of the last job of this page, after which the next page begins; None on the last page."""
+    is_partial: bool = False
+    """Whether more jobs match the other filters than `WINDOW`, so that name and tag are not compared in all."""
+
+
+class _Matches(NamedTuple):
+    """The jobs of a search in its order, without related rows; `is_partial` as in `JobPage`."""
+
+    jobs: QuerySet[Job]
+    is_partial: bool
 
 
 class _Count(Subquery):
@@ -142,19 +151,7 @@ class _Count(Subquery):
 
 def matching(organization: Organization, search: JobSearch) -> QuerySet[Job]:
     """Return the jobs of a search in its order, without related rows."""
-    jobs = _candidates(organization, search)
-    if windowed := _windowed_filter(search):
-        jobs = jobs.filter(windowed)
-        # The window is a range of times, for which PostgreSQL scans a range of the index. A subquery with a LIMIT would
-        # scan all rows.
-        if end := _window_end(organization, search):
-            jobs = jobs.filter(queued_at__gte=end) if search.is_newest_first else jobs.filter(queued_at__lte=end)
-    return jobs
-
-
-def is_partial(organization: Organization, search: JobSearch) -> bool:
-    """Whether more jobs match the other filters than `WINDOW`, so that name, tag and member are not compared in all."""
-    return bool(_windowed_filter(search)) and _window_end(organization, search) is not None
+    return _matches(organization, search).jobs
 
 
 def page(
@@ -164,41 +161,43 @@ def page(
 
     Without such a job, return the first page.
     """
-    if after is not None:
-        position = _position(organization, after)
-        return _page_after(organization, search, position) if position else _first_page(organization, search)
-    position = _position(organization, before)
-    return _page_before(organization, search, position) if position else _first_page(organization, search)
+    matches = _matches(organization, search)
+    position = _position(organization, before if after is None else after)
+    if position is None:
+        return _first_page(search, matches)
+    get_page = _page_before if after is None else _page_after
+    return get_page(search, matches, position)
 
 
 # These functions read one job more than a page, to know whether another page follows.
 
 
-def _first_page(organization: Organization, search: JobSearch) -> JobPage:
+def _first_page(search: JobSearch, matches: _Matches) -> JobPage:
     """Return the first page of a search."""
-    read = _read(organization, search, matching(organization, search)[: PAGE_SIZE + 1])
+    read = _read(search, matches.jobs[: PAGE_SIZE + 1])
     jobs = read[:PAGE_SIZE]
-    return JobPage(jobs, after=jobs[-1].pk if len(read) > PAGE_SIZE else None)
+    return JobPage(jobs, after=jobs[-1].pk if len(read) > PAGE_SIZE else None, is_partial=matches.is_partial)
 
 
-def _page_after(organization: Organization, search: JobSearch, position: tuple[datetime, int]) -> JobPage:
+def _page_after(search: JobSearch, matches: _Matches, position: tuple[datetime, int]) -> JobPage:
     """Return the page that follows a position; the first page if no job follows it."""
-    following = matching(organization, search).filter(_beyond(position, is_below=search.is_newest_first))
-    read = _read(organization, search, following[: PAGE_SIZE + 1])
+    following = matches.jobs.filter(_beyond(position, is_below=search.is_newest_first))
+    read = _read(search, following[: PAGE_SIZE + 1])
     if not read:
-        return _first_page(organization, search)
+        return _first_page(search, matches)
     jobs = read[:PAGE_SIZE]
-    return JobPage(jobs, before=jobs[0].pk, after=jobs[-1].pk if len(read) > PAGE_SIZE else None)
+    after = jobs[-1].pk if len(read) > PAGE_SIZE else None
+    return JobPage(jobs, before=jobs[0].pk, after=after, is_partial=matches.is_partial)
 
 
-def _page_before(organization: Organization, search: JobSearch, position: tuple[datetime, int]) -> JobPage:
+def _page_before(search: JobSearch, matches: _Matches, position: tuple[datetime, int]) -> JobPage:
     """Return the page that precedes a position."""
-    preceding = matching(organization, search).filter(_beyond(position, is_below=not search.is_newest_first))
-    read = _read(organization, search, preceding.reverse()[: PAGE_SIZE + 1])
+    preceding = matches.jobs.filter(_beyond(position, is_below=not search.is_newest_first))
+    read = _read(search, preceding.reverse()[: PAGE_SIZE + 1])
     if len(read) <= PAGE_SIZE:
-        return _first_page(organization, search)  # which may have more jobs than the ones that were read
+        return _first_page(search, matches)  # which may have more jobs than the ones that were read
     jobs = read[1:]  # `_read` sorts in the search's order, so the additional job is the first one
-    return JobPage(jobs, before=jobs[0].pk, after=jobs[-1].pk)
+    return JobPage(jobs, before=jobs[0].pk, after=jobs[-1].pk, is_partial=matches.is_partial)
 
 
 def counts(organization: Organization) -> dict[str, int]:
@@ -223,7 +222,7 @@ def export(organization: Organization, search: JobSearch) -> Iterator[Job]:
     jobs, position = matching(organization, search), None
     while True:
         after = jobs.filter(_beyond(position, is_below=search.is_newest_first)) if position else jobs
-        batch = _read(organization, search, after[:EXPORT_BATCH], "finished_at", "reason")
+        batch = _read(search, after[:EXPORT_BATCH], "finished_at", "reason")
         yield from batch
         if len(batch) < EXPORT_BATCH:
             return
@@ -262,28 +261,37 @@ def delete_view(*, membership: Membership, pk: int) -> None:
         raise NotFound
 
 
+def _matches(organization: Organization, search: JobSearch) -> _Matches:
+    """Return the jobs of a search, of which name and tag are compared only in the window."""
+    jobs = _candidates(organization, search)
+    windowed = _windowed_filter(search)
+    if not windowed:
+        return _Matches(jobs, is_partial=False)
+    # The window is a range of times, for which PostgreSQL scans a range of the index. A subquery with a LIMIT would
+    # scan all rows.
+    end = jobs.values_list("queued_at", flat=True)[WINDOW : WINDOW + 1].first()
+    if end is not None:
+        jobs = jobs.filter(queued_at__gte=end) if search.is_newest_first else jobs.filter(queued_at__lte=end)
+    return _Matches(jobs.filter(windowed), is_partial=end is not None)
+
+
 def _candidates(organization: Organization, search: JobSearch) -> QuerySet[Job]:
     """Return the jobs that match the filters with an index, in the search's order."""
     jobs = Job.objects.filter(_indexed_filter(organization, search), organization=organization)
     return jobs.order_by(*search.ordering)
 
 
-def _window_end(organization: Organization, search: JobSearch) -> datetime | None:
-    """Return when the first job after the window was ordered; None if the window has all jobs."""
-    return _candidates(organization, search).values_list("queued_at", flat=True)[WINDOW : WINDOW + 1].first()
-
-
-def _read(organization: Organization, search: JobSearch, jobs: QuerySet[Job], *columns: str) -> list[Job]:
+def _read(search: JobSearch, jobs: QuerySet[Job], *columns: str) -> list[Job]:
     """Return the jobs of a sliced query for `rows.row`, in the search's order.
 
     A second query joins the related rows, and only those of these jobs.
     """
-    with_relations = rows.queryset(organization).filter(pk__in=list(jobs.values_list("pk", flat=True)))
+    with_relations = rows.with_ids(list(jobs.values_list("pk", flat=True)))
     return list(with_relations.order_by(*search.ordering).only(*rows.FIELDS, *columns))
 
 
 def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
-    """Return the filter by state, workspace, node spec and time, which uses an index.
+    """Return the filter by state, workspace, node spec, member and time, which uses an index.
 
     Names are resolved to ids by separate queries, because PostgreSQL's planner can then estimate how many rows match.
     """
@@ -296,6 +304,9 @@ def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
         condition &= Q(workspace__in=list(workspaces.values_list("pk", flat=True)))
     if search.node_spec:
         condition &= Q(node_spec__in=list(NodeSpec.objects.filter(name=search.node_spec).values_list("pk", flat=True)))
+    if search.member:
+        members = User.objects.filter(email=search.member.lower())
+        condition &= Q(placed_by__in=list(members.values_list("pk", flat=True)))
     if day := _day(search.since):
         condition &= Q(queued_at__gte=_midnight(day))
     if day := _day(search.until):
@@ -304,15 +315,12 @@ def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
 
 
 def _windowed_filter(search: JobSearch) -> Q:
-    """Return the filter by name, tag and member. The member is resolved first, as names are in `_indexed_filter`."""
+    """Return the filter by name and tag."""
     condition = Q()
     if search.q:
         condition &= Q(name__icontains=search.q)
     if search.tag:
         condition &= Q(tags__contains=[search.tag])
-    if search.member:
-        members = User.objects.filter(email=search.member.lower())
-        condition &= Q(order__placed_by__in=list(members.values_list("pk", flat=True)))
     return condition
 
 

@@ -215,6 +215,10 @@ class Job(models.Model):
 
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="jobs")
     order = models.OneToOneField(Order, models.PROTECT, related_name="job")
+    # A copy of the order's, for the filter by member. The index `jobs_of_a_member` also serves as this key's own.
+    placed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, editable=False, related_name="+", db_index=False
+    )
     name = models.CharField(_("name"), max_length=100)
     framework = models.CharField(_("framework"), max_length=16)
     image = models.ForeignKey(Image, models.PROTECT, related_name="+")
@@ -341,15 +345,15 @@ class Job(models.Model):
             models.Index(fields=["organization", "state", "queued_at", "id"], name="jobs_in_a_state"),
             models.Index(fields=["organization", "node_spec", "queued_at", "id"], name="jobs_on_a_node_spec"),
             models.Index(fields=["workspace", "queued_at", "id"], name="jobs_of_a_workspace"),
+            models.Index(fields=["placed_by", "organization", "queued_at", "id"], name="jobs_of_a_member"),
             models.Index(fields=["organization", "code_key", "-id"], name="jobs_of_a_code"),
             # For `estimates`, which every quote calls. The index has all columns of that query. With fewer columns,
             # PostgreSQL would scan the latest jobs of all organizations, because it expects to find matching ones soon.
+            # Its condition has no values: in a prepared statement, PostgreSQL does not know them when it plans.
             models.Index(
-                fields=["organization", "code_key", "node_spec", "workers_per_node", "-id"],
-                name="completed_jobs_of_a_code",
-                condition=Q(
-                    builtin_script="", state=JobState.SUCCEEDED, started_at__isnull=False, finished_at__isnull=False
-                ),
+                fields=["organization", "code_key", "node_spec", "workers_per_node", "builtin_script", "state", "-id"],
+                name="ended_jobs_of_a_code",
+                condition=Q(started_at__isnull=False, finished_at__isnull=False),
             ),
             GinIndex(fields=["tags"], name="jobs_by_tag", opclasses=["jsonb_path_ops"]),
             # For the scheduler: the queue in order, the queue of a node spec, and the queue by the number of nodes.

@@ -361,6 +361,7 @@ def write_order(
     job = Job.objects.create(
         organization=organization,
         order=order,
+        placed_by=order.placed_by,
         deadline_seconds=quote.deadline_seconds,
         queued_at=timezone.now(),
         traceparent=tracing.current_traceparent(),

@@ -110,12 +110,14 @@ def job_for(organization: Organization, pk: int) -> Job:
 
 
 def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
-    """Return an organization's jobs with their related rows, without annotations."""
-    return (
-        Job.objects.filter(organization=organization)
-        .select_related("order__hold", "order__quote", "order__product", "order__placed_by")
-        .select_related("node_spec__capacity_snapshot", "image", "workspace", "organization__quota", "trial")
-    )
+    """Return an organization's jobs with their related rows, without annotations.
+
+    Jobs from `organization.jobs` have this `organization` itself. Each join less shortens PostgreSQL's planning.
+    """
+    return organization.jobs.select_related(
+        "order__hold", "order__quote", "order__product", "order__placed_by", "node_spec__capacity_snapshot",
+        "image", "workspace", "trial",
+    )  # fmt: skip
 
 
 def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:

@@ -96,8 +96,8 @@ def datasets_to_choose(organization: Organization) -> list[Dataset]:
 
 def borrowed_datasets(organization: Organization) -> list[Dataset]:
     """Return the datasets of other organizations that an organization may read: shared and public ones."""
-    datasets = one_per_name(usable_datasets(organization))
-    return [dataset for dataset in datasets if dataset.organization_id != organization.pk]
+    own_names = Dataset.objects.filter(organization=organization, deleted_at=None).values("name")
+    return one_per_name(usable_datasets(organization).exclude(organization=organization).exclude(name__in=own_names))
 
 
 def open_shares(dataset: Dataset) -> QuerySet[DatasetShare]:

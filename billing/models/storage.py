@@ -52,3 +52,8 @@ class StorageBalance(models.Model):
 
     def __str__(self) -> str:
         return str(self.account)
+
+    @property
+    def unpaid_minor(self) -> int:
+        """Return the amount due, in whole minor units."""
+        return int(self.due_minor)

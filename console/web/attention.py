@@ -11,10 +11,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from billing import storage_charges
 from billing.amounts import money
 from billing.budgets import BudgetState, Runway
-from billing.models import Account, AutoTopUp
+from billing.models import Account
 from console.accounts.models import Membership, Organization
 from console.accounts.roles import Capability
 from jobs import expiry, job_search
@@ -48,6 +47,7 @@ class OverviewData:
 
     membership: Membership
     account: Account | None
+    """The wallet, from `billing.selectors.wallet_with_settings`."""
     runway: Runway | None
     budgets: list[BudgetState]
     usage: Usage
@@ -79,18 +79,18 @@ def _money_notices(data: OverviewData) -> Iterator[Notice]:
             "daily": money(runway.daily_minor, account.currency),
         }
         yield Notice("low_balance", text, action, url, is_urgent=True)
-    failing = AutoTopUp.objects.filter(account=account, failures__gt=0).first()
-    if failing is not None:
-        card = {"card": failing.method_label}
-        if failing.is_on:
+    top_up = getattr(account, "auto_top_up", None)
+    if top_up is not None and top_up.failures:
+        card = {"card": top_up.method_label}
+        if top_up.is_on:
             text = _("The last automatic top-up from %(card)s failed.") % card
         else:
             text = _("Automatic top-ups from %(card)s failed and were switched off.") % card
         yield Notice("card", text, _("Cards"), reverse("card_list" if may_pay else "wallet"), is_urgent=True)
-    unpaid = storage_charges.unpaid_minor(account)
-    if unpaid:
+    storage = getattr(account, "storage_balance", None)
+    if storage is not None and storage.unpaid_minor:
         text = _("%(amount)s for storage is unpaid. Top up before uploads stop.") % {
-            "amount": money(unpaid, account.currency)
+            "amount": money(storage.unpaid_minor, account.currency)
         }
         yield Notice("unpaid_storage", text, action, url, is_urgent=True)
     for state in data.budgets:

@@ -59,7 +59,6 @@ def job_list(request: MemberRequest) -> HttpResponse:
         "tabs": [_state_tab(search, state, counts) for state in ("", *job_search.STATES)],
         "orders": {name: title for name, (title, _columns) in job_search.SORT_ORDERS.items()},
         "views": job_search.views(request.membership),
-        "is_partial": job_search.is_partial(organization, search),
     }
     if search.is_filtered or "filters" in request.GET:
         context |= _filter_choices(organization)

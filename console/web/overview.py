@@ -47,9 +47,10 @@ class Step:
 def overview(request: MemberRequest) -> HttpResponse:
     """Show jobs, spend, storage, capacity and notices, and the steps to the first run until that has ended."""
     organization = request.membership.organization
-    account = billing.wallet(organization)
+    account = billing.wallet_with_settings(organization)
     ended_jobs = list(rows.queryset(organization).filter(state__in=ENDED)[:MAX_ROWS])
-    open_jobs = _open_jobs(organization)
+    totals = selectors.open_totals(organization)
+    open_jobs = _open_jobs(organization) if totals.running or totals.waiting else []
     steps = [] if ended_jobs else _steps(organization, account, has_job=bool(open_jobs))
     usage, quota_bytes = storage.usage(organization), organization.quota.max_storage_bytes
     budget_states, cluster_totals = budgets.states_of(account) if account else [], _cluster_totals()
@@ -68,7 +69,7 @@ def overview(request: MemberRequest) -> HttpResponse:
             "account": account,
             "wallet": account,  # for base.html, which would read it again
             "notices": attention.notices(notice_data),
-            "open": selectors.open_totals(organization),
+            "open": totals,
             "budget": next((state for state in budget_states if state.budget.user is None), None),
             "spent_minor": costs.spent_minor(organization, costs.month_of()) if account else None,
             "usage": usage,
@@ -96,7 +97,7 @@ def _open_jobs(organization: Organization) -> list[Job]:
         for state in sorted(OPEN)
     ]
     newest = [row["pk"] for row in first.union(*others, all=True)]
-    return list(rows.queryset(organization).filter(pk__in=newest)[:MAX_ROWS])
+    return list(rows.with_ids(newest)[:MAX_ROWS])
 
 
 def _open_rows(organization: Organization, jobs: list[Job]) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ from jobs.fault_tolerance import MAX_RETRIES
 from jobs.images import any_cluster_pulls_images, default_image, problems
 from jobs.launch_preview import launch_preview
 from jobs.messages import terms_sentences
-from jobs.models import Job
+from jobs.models import Job, Product
 from jobs.purchase import purchase_data
 from storage import files, previews, secret_store, sharing
 from storage import selectors as storage
@@ -159,7 +159,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
     job_id = parse_row_id(request.GET.get("rerun", ""))
     job = None if job_id is None else jobs.job_for(organization, job_id)
     is_exact = job is not None and request.GET.get("exact") == "1"
-    values = _defaults(usable_images, workspaces, specs) | _rerun_values(job)
+    products = list(jobs.products())
+    values = _defaults(products, usable_images, workspaces, specs) | _rerun_values(job)
     values |= {name: request.GET[name] for name in FIELDS if name in request.GET}
     values["secrets"] = request.GET.getlist("secrets") or values["secrets"]
     values["models"] = request.GET.getlist("models") or values["models"]
@@ -178,7 +179,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "earlier_values": json.dumps(_earlier_values(job)),
             "is_exact": is_exact,
             "changes": reruns.changes(job) if job and not job.builtin_script else [],
-            "products": list(jobs.products()),  # the template needs them twice
+            "products": products,
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
             "not_ready": problems_by_image,
@@ -460,17 +461,18 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
     return data, limit_errors
 
 
-def _defaults(images: list[Image], workspaces: list[Workspace], specs: list[SpecChoice]) -> dict[str, Any]:
+def _defaults(
+    products: list[Product], images: list[Image], workspaces: list[Workspace], specs: list[SpecChoice]
+) -> dict[str, Any]:
     """Return the fields' defaults: two nodes of the first node spec, or one if it has no more.
 
     `images` are those that a cluster can run.
     """
-    product = jobs.products().first()
     image = default_image(images)
     spec = specs[0] if specs else None
     has_two_nodes = spec is not None and (spec.total is None or spec.total >= 2)
     return {
-        "product": product.name if product else "",
+        "product": products[0].name if products else "",
         "framework": image.frameworks[0] if image else "",
         "image": image.name if image else "",
         "workspace": workspaces[0].name if workspaces else "",

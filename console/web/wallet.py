@@ -18,10 +18,10 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import budgets, credit, currencies, payments, receivables, selectors, storage_charges
+from billing import budgets, credit, currencies, payments, receivables, selectors
 from billing.amounts import to_major
 from billing.errors import BillingError
-from billing.models import Account, AutoTopUp, Hold, Receipt, TopUp
+from billing.models import Account, Hold, Receipt, TopUp
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, member
@@ -63,7 +63,7 @@ class TopUpForm(forms.Form):
 @member(Capability.VIEW)
 def wallet(request: MemberRequest) -> HttpResponse:
     """Show the wallet. `?amount=` (minor units) fills in the top-up form."""
-    account = selectors.wallet(request.membership.organization)
+    account = selectors.wallet_with_settings(request.membership.organization)
     if account is None:
         return render(request, "billing/no_wallet.html")
     requested = request.GET.get("amount", "")
@@ -83,7 +83,7 @@ def top_up(request: MemberRequest) -> HttpResponse:
 
     If the user had to log in first, the browser comes back here with a GET, without the form: show the wallet.
     """
-    account = selectors.wallet(request.membership.organization)
+    account = selectors.wallet_with_settings(request.membership.organization)
     if account is None or request.method == "GET":
         return redirect("wallet")
     form = TopUpForm(request.POST, currency=account.currency)
@@ -188,6 +188,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
         # If the top-up was credited between the two queries, `account` has the old balance, and no notice polls for the
         # new one.
         account.refresh_from_db()
+    storage = getattr(account, "storage_balance", None)
     entries_page = Paginator(selectors.wallet_entries(organization), PAGE_SIZE).get_page(request.GET.get("page"))
     return render(
         request,
@@ -202,8 +203,8 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
             "receipts": _titled_receipts(organization)[:MAX_LATEST_RECEIPTS],
             "credit_minor": credit.credit_minor(account),
             "owed_minor": receivables.owed_minor(account),
-            "storage_unpaid_minor": storage_charges.unpaid_minor(account),
-            "auto_top_up": AutoTopUp.objects.filter(account=account).first(),
+            "storage_unpaid_minor": storage.unpaid_minor if storage else 0,
+            "auto_top_up": getattr(account, "auto_top_up", None),
             "budgets": budgets.states_of(account),
             "runway": budgets.runway_of(account),
             "pending_top_up": pending,

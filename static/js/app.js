@@ -1,5 +1,6 @@
 // Behaviour of all pages: theme buttons, toasts, copy buttons, confirmation of dangerous actions, forms that are sent once,
-// controls that submit their form. Elements ask for it with data attributes, because pages may not have inline scripts.
+// controls that submit their form or open a page. Elements ask for it with data attributes, because pages may not have
+// inline scripts.
 
 // The server formats times in the zone of this cookie, from the next page on.
 const zone = encodeURIComponent(Intl.DateTimeFormat().resolvedOptions().timeZone ?? "");
@@ -30,6 +31,7 @@ document.addEventListener("click", (event) => {
 
 document.addEventListener("change", (event) => {
   if (event.target.matches("[data-autosubmit]")) event.target.form.requestSubmit();
+  if (event.target.matches("[data-open-page]")) location.assign(event.target.value);
 });
 
 // Leave empty fields out of the URL of a search.

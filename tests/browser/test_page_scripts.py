@@ -5,6 +5,8 @@ import re
 from django.utils import timezone
 from playwright.sync_api import expect
 
+from console.accounts.models import User
+from console.web.operator_page import TAB_TITLES
 from jobs.models import MetricPoint
 from runtime.specs import Outcome
 from tests.browser.conftest import WITH_ROWS
@@ -70,6 +72,21 @@ def test_on_a_phone_the_price_stays_in_sight_and_nothing_is_cut_off(url, custome
     expect(page.locator("#cost")).to_be_visible()
     expect(page.locator("#cost")).not_to_be_focused()
     expect(parts).to_have_value("cost")
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
+
+
+def test_on_a_phone_a_list_opens_the_tabs_of_the_page_for_operators(url, customer, watched):
+    page, job = watched.page, end(customer, Outcome.COMPLETED)
+    User.objects.filter(pk=customer.membership.user_id).update(is_staff=True, is_superuser=True)
+    page.set_viewport_size({"width": NARROW, "height": 800})
+    page.goto(f"{url}/admin/jobs/job/{job}/page/")
+    parts = page.get_by_label("Part of the job")
+    expect(page.locator("#main .nav-link")).to_have_count(len(TAB_TITLES))
+    expect(page.locator("#main .nav-link:visible")).to_have_count(0)
+    parts.select_option("Events")
+    page.wait_for_url(f"**/admin/jobs/job/{job}/page/events/")
+    expect(page.locator("#main")).to_contain_text("Ordered")
+    expect(parts.locator("option:checked")).to_have_text("Events")
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
 
 

@@ -58,8 +58,9 @@ FRAMEWORK_TITLES = {
 """Product names, which are not translated."""
 ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 """States whose badge has an animated dot."""
-MAX_CACHED_TIMES = 4096
-"""How many formatted times a process caches, because pages that refresh show the same times again. About 1 MB."""
+MAX_CACHED_TEXTS = 4096
+"""How many formatted times and numbers of each form a process caches: pages show the same ones again, and formatting
+them takes most of the time of a long table. About 1 MB each."""
 DIGIT_BEFORE_CHINESE = re.compile(r"(\d)(?=[\u4e00-\u9fff])")
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -127,11 +128,16 @@ def small_money(amount_minor: Decimal | float, currency: str) -> str:
     return amounts.money(round(amount, digits), currency, exact=(0 < amount < 100))
 
 
+@lru_cache(maxsize=MAX_CACHED_TEXTS)
+def _format_number(value: Decimal | float, pattern: str, language: str) -> str:
+    return str(format_decimal(value, format=pattern, locale=amounts.locale_of(language)))
+
+
 @register.filter
 def number(value: Decimal | float | str | None) -> str:
     """Format a number with at most six decimals."""
     try:
-        return str(format_decimal(Decimal(str(value)), format="#,##0.######", locale=_locale()))
+        return _format_number(Decimal(str(value)), "#,##0.######", get_language() or "en")
     except InvalidOperation:
         return "–"
 
@@ -201,7 +207,7 @@ def bytes_(size: float | None) -> str:
     while amount >= 1024 and unit_index < len(BINARY_UNITS) - 1:
         amount, unit_index = amount / 1024, unit_index + 1
     pattern = "#,##0.#" if amount < 100 and unit_index else "#,##0"
-    return f"{format_decimal(amount, format=pattern, locale=_locale())} {BINARY_UNITS[unit_index]}"
+    return f"{_format_number(amount, pattern, get_language() or 'en')} {BINARY_UNITS[unit_index]}"
 
 
 @register.filter
@@ -218,13 +224,13 @@ def as_datetime(value: datetime | str | None) -> datetime | None:
 
 
 def _format_time(value: datetime) -> str:
-    return _format_time_in(value.astimezone(UTC), timezone.get_current_timezone(), _locale())
+    return _format_time_in(value.astimezone(UTC), timezone.get_current_timezone(), get_language() or "en")
 
 
-@lru_cache(maxsize=MAX_CACHED_TIMES)
-def _format_time_in(value: datetime, zone: tzinfo, locale: Locale) -> str:
+@lru_cache(maxsize=MAX_CACHED_TEXTS)
+def _format_time_in(value: datetime, zone: tzinfo, language: str) -> str:
     at = timezone.localtime(value, zone)
-    return f"{format_datetime(at, 'medium', locale=locale)} {zones.abbreviation(at)}"
+    return f"{format_datetime(at, 'medium', locale=amounts.locale_of(language))} {zones.abbreviation(at)}"
 
 
 @register.filter
@@ -233,8 +239,14 @@ def moment(value: datetime | str | None) -> str:
     at = as_datetime(value)
     if at is None:
         return "–"
-    zone = timezone.get_current_timezone_name()
-    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), zone, _format_time(at))
+    return _time_element(at, timezone.get_current_timezone(), get_language() or "en")
+
+
+@lru_cache(maxsize=MAX_CACHED_TEXTS)
+def _time_element(at: datetime, zone: tzinfo, language: str) -> SafeString:
+    """Render a time in a zone, whose name is the title."""
+    text = _format_time_in(at.astimezone(UTC), zone, language)
+    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), zone.tzname(None) or str(zone), text)
 
 
 @register.filter
@@ -264,15 +276,29 @@ def ago(value: datetime | str | None) -> str:
     at = as_datetime(value)
     if at is None:
         return "–"
-    distance = at - timezone.now()
-    if abs(distance) < timedelta(seconds=10):
+    seconds = round((at - timezone.now()).total_seconds())
+    # Pages that refresh find the text in the cache: for 10 seconds it is the same, and from an hour on whole minutes
+    # are enough.
+    if abs(seconds) < 10:
+        seconds = 0
+    elif abs(seconds) > 3600:
+        seconds = int(seconds / 60) * 60
+    return _distance_element(at, seconds, timezone.get_current_timezone(), get_language() or "en")
+
+
+@lru_cache(maxsize=MAX_CACHED_TEXTS)
+def _distance_element(at: datetime, seconds: int, zone: tzinfo, language: str) -> SafeString:
+    """Render a time by its distance from now, 0 for "just now". Zone and language are those of the reader."""
+    if seconds == 0:
         text = _("just now")
     else:
+        locale = amounts.locale_of(language)
         # From 1.2 hours on, Babel counts in hours: 71 minutes are "71 minutes ago", 72 are "1 hour ago".
-        text = format_timedelta(distance, add_direction=True, locale=_locale(), threshold=1.2)
+        text = format_timedelta(timedelta(seconds=seconds), add_direction=True, locale=locale, threshold=1.2)
         # Babel writes "5分钟前"; our Chinese has a space after digits, at which no line may end.
         text = DIGIT_BEFORE_CHINESE.sub("\\1\N{NO-BREAK SPACE}", text)
-    return format_html('<time class="ago" datetime="{}" title="{}">{}</time>', at.isoformat(), _format_time(at), text)
+    title = _format_time_in(at.astimezone(UTC), zone, language)
+    return format_html('<time class="ago" datetime="{}" title="{}">{}</time>', at.isoformat(), title, text)
 
 
 @register.simple_tag
@@ -305,14 +331,22 @@ def job_progress(job: Job, progress: Mapping[str, Any], label: str) -> SafeStrin
     """Render a job's progress: bar, epoch and estimated time left."""
     if job.state == JobState.QUEUED:
         return format_html('<span class="text-secondary">{}</span>', _("waiting"))
-    text = _("epoch %(epoch)s of %(epochs)s") % {"epoch": progress["epoch"], "epochs": progress["epochs"]}
-    if progress["eta_seconds"] is not None:
-        text += " · " + _("%(left)s left") % {"left": duration(progress["eta_seconds"])}
+    return _progress_bar(job.state, label=label, language=get_language(), **progress)
+
+
+@lru_cache(maxsize=MAX_CACHED_TEXTS)
+def _progress_bar(
+    state: str, *, fraction: float, epoch: int, epochs: int, eta_seconds: float | None, label: str, language: str | None
+) -> SafeString:
+    """Render the bar. The active language is a parameter to be part of the cache's key."""
+    text = _("epoch %(epoch)s of %(epochs)s") % {"epoch": epoch, "epochs": epochs}
+    if eta_seconds is not None:
+        text += " · " + _("%(left)s left") % {"left": duration(eta_seconds)}
     return format_html(
         '<div class="w-100"><progress class="progress progress-sm is-{}" value="{}" max="1" aria-label="{}"></progress>'
         '<span class="small text-secondary num">{}</span></div>',
-        STATE_COLOURS[JobState(job.state)],
-        progress["fraction"],
+        STATE_COLOURS[JobState(state)],
+        fraction,
         label,
         text,
     )

@@ -19,6 +19,8 @@ LOGIN, SECURITY = reverse("account_login"), reverse("security")
 ACTION = re.compile(r"<(form|button|input|select|textarea)\b|\b(hx|data-bs)-|method=|target=|download")
 CHART_CONTROLS = re.compile(r'<form class="curves-controls.*?</form>', re.DOTALL)
 """Controls that change how the browser draws charts. They send nothing."""
+TAB_LIST = re.compile(r'<select class="[^"]*tabs-list".*?</select>', re.DOTALL)
+"""The list that stands in the place of the tabs on phones. It opens the page that is chosen."""
 TRACEBACK = """Traceback (most recent call last):
   File "/workspace/train.py", line 1, in <module>
     print('hello')
@@ -118,9 +120,11 @@ def test_it_offers_nothing_but_its_tabs_and_the_administration(customer, jobs):
             reverse("admin:jobs_job_log", args=[job.pk]),
         }
         for url in urls(job)[:-1]:
-            shown = CHART_CONTROLS.sub("", main_of(client.get(url)))
+            page = main_of(client.get(url))
+            shown = CHART_CONTROLS.sub("", TAB_LIST.sub("", page))
             assert not ACTION.search(shown), (url, ACTION.search(shown))
             assert set(re.findall(r'(?:href|src|action|data-from)="([^"]*)"', shown)) <= known, url
+            assert set(re.findall('value="([^"]*)"', TAB_LIST.search(page)[0])) == {*urls(job)[:-2]}, url
 
 
 def test_it_shows_what_the_customer_sees(customer, jobs):

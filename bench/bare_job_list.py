@@ -1,0 +1,32 @@
+"""The baseline of the list of jobs in `bench.pages`: the URLs of the console, and the smallest view of the same rows.
+
+The view has the console's middleware, log-in and check of the role, and reads what a row of the list shows with the
+same search. It writes a line of plain text for each job, without a template.
+"""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from django.urls import path
+
+from console import urls
+from console.accounts.roles import Capability
+from console.web.access import MemberRequest, member
+from jobs import job_search, rows
+
+
+@member(Capability.VIEW)
+def bare_job_list(request: MemberRequest) -> HttpResponse:
+    """Return the first page of the organization's jobs as plain text."""
+    search = job_search.JobSearch.parse(request.GET.dict())
+    page = job_search.page(request.membership.organization, search)
+    lines = [
+        f"{job.pk} {row['title']} {job.workspace_name}/{job.code_path} {job.tags} {job.state} {row['progress']} "
+        f"{job.nodes} {job.spec_title} {job.queued_at} {job.placed_by_email} {row['cost_minor']} {job.ceiling_minor} "
+        f"{job.currency}\n"
+        for job, row in ((job, rows.row(job)) for job in page.jobs)
+    ]
+    return HttpResponse("".join(lines), content_type="text/plain")
+
+
+urlpatterns = [path("bare/jobs/", bare_job_list, name="bare_job_list"), *urls.urlpatterns]
