@@ -41,7 +41,7 @@ from tests.fakes import FakeBackend
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
-INPUT_EXAMPLES, PATH_EXAMPLES = 6, 2
+INPUT_EXAMPLES, PATH_EXAMPLES = 6, 3
 """How many requests an operation gets: one with a body or a query, and one whose path alone can be wrong."""
 FUZZED = hypothesis.settings(
     derandomize=not EXAMPLES,
