@@ -35,9 +35,9 @@ def test_from_a_folder_to_an_order(shell, project, customer):
     assert f"{URL}/jobs/{job.pk + 1}/" in shell.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "code", "message"),
-    [
+@pytest.mark.usefixtures("project")
+def test_nothing_is_bought_without_consent_or_with_errors(shell):
+    for options, status, code, message in (
         ((), 2, "invalid", "There is no terminal to ask on: add --yes or --max-price"),
         (("--max-price", "0.01"), 5, "too_expensive", "above your limit of 0.01 USD"),
         (("--max-price", "nan"), 2, "invalid", "--max-price must be an amount"),
@@ -45,28 +45,20 @@ def test_from_a_folder_to_an_order(shell, project, customer):
         (("--yes", "--ceiling", "1e-9"), 2, "invalid", "--ceiling must be an amount"),
         (("--yes", "--env", "A"), 2, "invalid", "NAME=VALUE"),
         (("--yes", "--folder", "data"), 2, "invalid", "is not in the folder"),
-    ],
-)
-@pytest.mark.usefixtures("project")
-def test_nothing_is_bought_without_consent_or_with_errors(shell, options, status, code, message):
-    shell(*RUN, *options, "--json", status=status)
-    error = json.loads(shell.stderr.splitlines()[-1])
-    assert error["code"] == code
-    assert message in error["message"]
-    assert ("nodes" in error["fields"]) == (1000 in options)
+    ):
+        shell(*RUN, *options, "--json", status=status)
+        error = json.loads(shell.stderr.splitlines()[-1])
+        assert error["code"] == code
+        assert message in error["message"]
+        assert ("nodes" in error["fields"]) == (1000 in options)
+        assert shell.stdout == ""
     assert not Job.objects.exists()
-    assert shell.stdout == ""
 
 
 def test_a_script_of_the_workspace_alone_is_run(shell, project):
     (project / "train.py").unlink()
     shell(*RUN, "--yes", status=2)
     assert shell.json(*RUN, "--yes", "--no-sync", "--workspace", "main")["job"]["workspace"] == "main"
-
-
-def test_a_price_below_the_limit_is_bought_without_a_question(shell, project):
-    assert "high estimate" in shell(*RUN, "--max-price", "1000")  # "90% of runs" is not claimed: nothing was measured
-    assert Job.objects.count() == 1
 
 
 def test_sync_sends_differences_and_deletes_only_when_asked(shell, project):
@@ -99,7 +91,7 @@ def test_sync_sends_differences_and_deletes_only_when_asked(shell, project):
     assert (folder / "train.py").read_text() == "print('hello')\n"
 
 
-def test_a_dataset_is_published_from_a_folder_and_an_archive(shell, project):
+def test_a_dataset_is_published_from_a_folder_or_an_archive_and_a_model_downloaded(shell, project, customer):
     assert shell.json("datasets", "push", "digits", project / "data")["version"] == 1
     assert shell.json("datasets", "push", "digits", project / "train.py")["version"] == 2
     first, second = DatasetVersion.objects.order_by("number")
@@ -107,6 +99,12 @@ def test_a_dataset_is_published_from_a_folder_and_an_archive(shell, project):
     assert "digits" in shell("datasets", "list")
     assert [each["latest"]["version"] for each in shell.json("datasets", "list")] == [2]
     shell("datasets", "push", "digits", project / "missing", status=2)
+    ModelVersionFactory(model__organization=customer.organization, model__name="net", number=1)
+    assert [each["name"] for each in shell.json("models", "list")] == ["net"]
+    assert "net" in shell("models", "list")
+    saved = shell.json("models", "get", "net", "--to", project)
+    assert (project / "net-v1.tar.gz").stat().st_size == saved["size_bytes"]
+    shell("models", "get", "net@1", status=2)  # it exists
 
 
 def test_commands_of_one_job(shell, project, customer):
@@ -161,12 +159,15 @@ def test_files_of_a_job_are_listed_and_downloaded_once(shell, project, customer)
     assert "not a safe path" in shell.stderr
 
 
-@pytest.mark.parametrize(("answer", "count"), [("n\n", 0), ("y\n", 1)])
-def test_a_run_is_bought_after_a_question(shell, project, answer, count):
+def test_a_run_is_bought_after_a_question_or_below_a_limit_without_one(shell, project):
     shell.is_interactive = True
-    shell(*RUN, text=answer, status=1 - count)
-    assert "Buy this run for at most" in shell.stdout
-    assert Job.objects.count() == count
+    for answer, count in (("n\n", 0), ("y\n", 1)):
+        shell(*RUN, text=answer, status=1 - count)
+        assert "Buy this run for at most" in shell.stdout
+        assert Job.objects.count() == count
+    shell.is_interactive = False
+    assert "high estimate" in shell(*RUN, "--max-price", "1000")  # "90% of runs" is not claimed: nothing was measured
+    assert Job.objects.count() == 2
 
 
 @pytest.mark.parametrize(
@@ -188,15 +189,6 @@ def test_at_ctrl_c_the_job_is_stopped_or_left_alone(shell, monkeypatch, answer, 
     assert Job.objects.get().state == state
     assert ("goes on" in shell.stdout) == (state == "queued")
     assert ("Charged" in shell.stdout) == (state == "cancelled")
-
-
-def test_models_are_listed_and_downloaded(shell, project, customer):
-    ModelVersionFactory(model__organization=customer.organization, model__name="net", number=1)
-    assert [each["name"] for each in shell.json("models", "list")] == ["net"]
-    assert "net" in shell("models", "list")
-    saved = shell.json("models", "get", "net", "--to", project)
-    assert (project / "net-v1.tar.gz").stat().st_size == saved["size_bytes"]
-    shell("models", "get", "net@1", status=2)  # it exists
 
 
 def test_log_in_and_out(shell, home, customer):

@@ -90,13 +90,11 @@ def test_errors_have_the_consoles_code_and_fields(answer, code, fields):
     assert (caught.value.code, caught.value.fields) == (code, fields)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [b"<html>", b"[]", b"{}", b'{"email": 1}', b'{"email": "a", "organization": [], "role": "", "capabilities": []}'],
-)
-def test_an_answer_of_another_program_is_named_as_such(answer):
-    with pytest.raises(UnexpectedAnswer):
-        Line(httpx.Response(200, content=answer)).client.whoami()
+def test_an_answer_of_another_program_is_named_as_such():
+    mixed = b'{"email": "a", "organization": [], "role": "", "capabilities": []}'
+    for answer in (b"<html>", b"[]", b"{}", b'{"email": 1}', mixed):
+        with pytest.raises(UnexpectedAnswer):
+            Line(httpx.Response(200, content=answer)).client.whoami()
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,10 @@ def test_errors_of_a_form_are_named_by_field(errors, data):
     assert ("fields" in response.data) == ("fields" in data)
 
 
-def test_a_temporary_error_says_when_to_retry():
+def test_a_temporary_error_says_when_to_retry_and_one_of_a_stream_is_json():
     assert int(answer(Coded("backend_unavailable"))["Retry-After"]) > 0
     assert answer(exceptions.Throttled(wait=3))["Retry-After"] == "3"
     assert "Retry-After" not in answer(Coded("in_use"))
-
-
-def test_an_error_of_a_stream_is_json():
     assert answer(Http404(), accept="text/event-stream")["Content-Type"] == "application/json"
 
 
@@ -157,14 +154,11 @@ def test_an_unexpected_error_is_logged_and_hides_its_detail(caplog):
 
 
 @pytest.mark.urls(__name__)
-@pytest.mark.parametrize(
-    ("path", "host", "status", "code"),
-    [
+def test_djangos_own_errors_under_the_api_are_json(client):
+    for name, host, status, code in (
         ("forbidden", "testserver", 403, "not_allowed"),
         ("nowhere", "testserver", 404, "not_found"),
         ("broken", "evil.example", 400, "malformed"),
-    ],
-)
-def test_djangos_own_errors_under_the_api_are_json(client, path, host, status, code):
-    answer = client.get(f"/api/v1/{path}/", headers={"host": host})
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    ):
+        answer = client.get(f"/api/v1/{name}/", headers={"host": host})
+        assert (answer.status_code, answer.json()["code"]) == (status, code)

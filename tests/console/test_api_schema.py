@@ -41,7 +41,7 @@ from tests.fakes import FakeBackend
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
-INPUT_EXAMPLES, PATH_EXAMPLES = 12, 4
+INPUT_EXAMPLES, PATH_EXAMPLES = 6, 3
 """How many requests an operation gets: one with a body or a query, and one whose path alone can be wrong."""
 FUZZED = hypothesis.settings(
     derandomize=not EXAMPLES,
@@ -95,11 +95,14 @@ def known_of(world: World, jobs: list[str], operation: APIOperation) -> Known:
 
 @st.composite
 def requests_of(draw: st.DrawFn, operation: APIOperation, known: Known, modes: list[GenerationMode]) -> Any:
-    """Draw a request: of an object that exists or not, with the body that works or not, or with most fields of it."""
+    """Draw a request: of an object that exists or not, with the body that works or not, or with most fields of it.
+
+    The simplest one, which hypothesis tries first, works.
+    """
     case = draw(operation.as_strategy(generation_mode=draw(st.sampled_from(modes))))
-    if known.paths and draw(st.booleans()):
+    if known.paths and not draw(st.booleans()):
         case.path_parameters = draw(st.sampled_from(known.paths))
-    if known.fields and isinstance(case.body, dict) and draw(st.booleans()):
+    if known.fields and isinstance(case.body, dict) and not draw(st.booleans()):
         drawn = draw(st.sets(st.sampled_from(sorted(case.body)), max_size=2)) if case.body else ()
         case.body = known.fields | {name: case.body[name] for name in drawn}
     return case
@@ -144,8 +147,8 @@ def fuzz(world: World, jobs: list[str], operation: APIOperation) -> None:
 
     @hypothesis.settings(FUZZED, max_examples=EXAMPLES or (INPUT_EXAMPLES if has_input else PATH_EXAMPLES))
     @given(requests_of(operation, known, modes_of(operation)), st.booleans())
-    def answers_as_documented(case: Any, is_raw: bool) -> None:
-        case.validate_response(send(world, case, raw if is_raw else None), checks=checks)
+    def answers_as_documented(case: Any, is_drawn: bool) -> None:
+        case.validate_response(send(world, case, None if is_drawn else raw), checks=checks)
 
     answers_as_documented()
 

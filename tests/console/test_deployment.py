@@ -113,16 +113,14 @@ def test_a_setting_that_is_not_ready_is_named_with_its_remedy(deployed, capsys, 
     assert capsys.readouterr().out.startswith(f"{named}: ")
 
 
-def test_the_examples_password_and_a_generated_key_are_not_ready(deployed, monkeypatch):
+def test_the_examples_password_and_a_generated_key_are_not_ready_and_prepare_refuses_them(
+    deployed, monkeypatch, capsys
+):
     monkeypatch.setitem(deployed.DATABASES["default"], "PASSWORD", "CHANGE-ME")
     (deployed.VAR_DIR / "secret_key").write_text(deployed.SECRET_KEY)
     assert not_ready() == {"DATABASE_URL", "SECRET_KEY"}
-
-
-def test_prepare_refuses_before_it_changes_anything(deployed, capsys):
-    deployed.EMBEDDED_DATABASE = True
     with pytest.raises(CommandError, match="not ready"):
-        call_command("prepare", "--trial")
+        call_command("prepare", "--trial")  # before it needs the database, which this test lacks
     assert "DATABASE_URL" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ every body, parameter, path and header of the API, every page and form, and ever
 
 import json
 import re
-from itertools import cycle, repeat
+from itertools import cycle, product, repeat
 from urllib.parse import quote as percent
 from urllib.parse import urlencode
 
@@ -35,11 +35,17 @@ ODD = {
     "long": "x" * 3000,
 }
 ODD_JSON = ODD | {"half a character": "\ud800", "a digit of another script": "٣"}
-TURNS = [
-    pytest.param(lambda texts: repeat(texts["nul"]), id="nul"),
-    pytest.param(lambda texts: cycle(text for name, text in texts.items() if name != "nul"), id="the others"),
-]
-"""Which text each request has: always a NUL, which most code forgets, or the others by turns."""
+
+
+def turns(texts):
+    """The texts of two turns: always a NUL, which most code forgets, and the others one after another."""
+    return repeat(texts["nul"]), others(texts)
+
+
+def others(texts):
+    return cycle(text for name, text in texts.items() if name != "nul")
+
+
 FIELDS = {
     "amount", "amount_minor", "method", "threshold_minor", "save_card", "code", "member", "month", "by", "name", "role",
     "email", "language", "next", "quote", "idempotency_key", "folder", "kind", "source", "target", "path", "content",
@@ -84,12 +90,11 @@ def fields_of(schema, route, method):
     return dict.fromkeys(schema["components"]["schemas"].get(name, {}).get("properties", {}), "x")
 
 
-@pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.slow
-def test_in_every_body_of_the_api(world, schema, turn):
+def test_in_every_body_of_the_api(world, schema):
     """One field at a time is odd, and then the whole body: the text, a list of it, or an object."""
-    texts = turn(ODD_JSON)
-    for route, method, ask in ((route, method, ask) for route, asks in ROUTES.items() for method, ask in asks.items()):
+    asks = [(route, method, ask) for route, asks in ROUTES.items() for method, ask in asks.items()]
+    for texts, (route, method, ask) in product(turns(ODD_JSON), asks):
         if method == "GET" or isinstance(ask.body, Raw):
             continue
         example = fields_of(schema, route, method) | world.filled(ask.body or {})
@@ -101,41 +106,29 @@ def test_in_every_body_of_the_api(world, schema, turn):
                 transaction.set_rollback(True)
 
 
-@pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.slow
-def test_in_every_parameter_and_path_of_the_api(world, schema, turn):
-    texts = turn(ODD)
+def test_in_every_parameter_path_and_header_of_the_api(world, client, schema):
+    owner, texts = world.clients["owner"], others(ODD)
     for route, asks in ROUTES.items():
         if "GET" in asks and not route.endswith("stream/"):
             parameters = operation(schema, route, "GET").get("parameters", [])
             for parameter in {each["name"] for each in parameters if each["in"] == "query"} | {"cursor", "search"}:
                 query = urlencode({parameter: next(texts)})
-                fine(world.clients["owner"].get(f"/api/v1/{world.path_of(route)}?{query}"), route, query)
+                fine(owner.get(f"/api/v1/{world.path_of(route)}?{query}"), route, query)
+    for texts, (route, asks) in product(turns(ODD), ROUTES.items()):
         path = re.sub(r"<\w+:\w+>", percent(next(texts), safe=""), route)
         for method, ask in asks.items() if path != route else ():
             with transaction.atomic():
                 fine(world.send("owner", method, path, ask.body), method, path)
                 transaction.set_rollback(True)
-
-
-def test_a_nul_byte_in_a_query_is_refused(world, client):
-    answer = world.clients["owner"].get("/api/v1/jobs/?state=%00")
-    assert (answer.status_code, answer.json()["code"]) == (400, "malformed")
     client.force_login(world.owner.user)
-    assert client.get("/jobs/?state=%00").status_code == 400
-
-
-@pytest.mark.parametrize("name", ODD)
-@pytest.mark.slow
-def test_in_every_header(world, client, name):
-    client.force_login(world.owner.user)
-    text = ODD[name].encode().decode("latin-1")  # as a server passes it on
-    for header in HEADERS:
-        for value in (text, f"sessionid={text}; csrftoken={text}" if header == "Cookie" else f"bytes={text}-"):
-            fine(world.clients["owner"].get("/api/v1/jobs/", headers={header: value}), header)
-            fine(client.get("/jobs/", headers={header: value}), header)
-    for scheme in ("Token", "Bearer", "Basic", ""):
-        fine(client.get("/api/v1/jobs/", headers={"Authorization": f"{scheme} {text}"}), scheme)
+    for text in (odd.encode().decode("latin-1") for odd in ODD.values()):  # as a server passes it on
+        for header in HEADERS:
+            within = f"sessionid={text}; csrftoken={text}" if header == "Cookie" else f"bytes={text}-"
+            fine(owner.get("/api/v1/jobs/", headers={header: text}), header)
+            fine(client.get("/jobs/", headers={header: within}), header)
+        for scheme in ("Token", "Bearer", "Basic", ""):
+            fine(client.get("/api/v1/jobs/", headers={"Authorization": f"{scheme} {text}"}), scheme)
 
 
 def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
@@ -159,12 +152,10 @@ def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
                     assert (second.status_code, second.data["id"], created) == (201, first.data["id"], 1), key
 
 
-@pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.slow
-def test_in_every_page_and_form(world, client, turn):
-    texts = turn(ODD)
+def test_in_every_page_and_form(world, client):
     ids = {"<int:pk>": world.job, "<int:attempt>": 1, "<uuid:quote_id>": world.quote, "<file:path>": "train.py"}
-    for route, _pattern in routes_of():
+    for texts, (route, _pattern) in product(turns(ODD), routes_of()):
         if route.startswith(ELSEWHERE) or "^" in route:
             continue
         path = "/" + route.replace("<slug:name>", "matrix" if route.startswith("workspaces") else "digits")
@@ -174,16 +165,21 @@ def test_in_every_page_and_form(world, client, turn):
         odd = next(texts)
         form = {field: next(texts) for field in sorted(FIELDS)}
         with transaction.atomic():
-            fine(client.get(f"{path}?{urlencode(form)}"), "GET", path)
+            if odd != ODD["nul"]:  # a query with it reaches no page
+                fine(client.get(f"{path}?{urlencode(form)}"), "GET", path)
             fine(client.post(path, form), "POST", path)
             bent = "/" + re.sub(r"<\w+:\w+>", percent(odd, safe=""), route)
-            fine(client.get(bent), "GET", bent)
-            fine(client.post(bent, form), "POST", bent)
+            if bent != path:
+                fine(client.get(bent), "GET", bent)
+                fine(client.post(bent, form), "POST", bent)
             transaction.set_rollback(True)
 
 
-def test_files_with_odd_names_are_listed_opened_and_deleted(world, client):
+def test_files_with_odd_names_are_listed_opened_and_deleted_and_a_nul_in_a_query_is_refused(world, client):
     client.force_login(world.owner.user)
+    answer = world.clients["owner"].get("/api/v1/jobs/?state=%00")
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed")
+    assert client.get("/jobs/?state=%00").status_code == 400
     folder = workspace_folder(Workspace.objects.get(name="matrix", organization=world.owner.organization))
     for odd in ("a\nb", "ж☃𝔘", "a?b#c%d", " ", "a\x07b", "--help", "<b>"):
         (folder / odd).mkdir()

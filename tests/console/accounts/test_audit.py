@@ -11,6 +11,7 @@ from console.accounts import audit, services
 from console.accounts.models import AuditEvent
 from console.accounts.roles import Role
 from console.web.audit import PAGE_SIZE
+from tests.console.accounts.conftest import behind
 from tests.factories.accounts import PASSWORD, MembershipFactory
 
 pytestmark = pytest.mark.django_db
@@ -21,18 +22,19 @@ def actions(organization):
     return list(AuditEvent.objects.filter(organization=organization).order_by("id").values_list("action", flat=True))
 
 
-def test_each_organization_of_a_person_learns_of_a_log_in(owner, stranger):
-    second = MembershipFactory(user=owner.user)
-    client = Client(REMOTE_ADDR="192.0.2.7")
-    client.post(reverse("account_login"), {"login": owner.user.email, "password": PASSWORD})
-    client.post(
-        reverse("account_change_password"),
-        {"oldpassword": PASSWORD, "password1": "plain horse 9", "password2": "plain horse 9"},
-    )
+@pytest.mark.usefixtures("proxied")
+def test_each_organization_of_a_person_learns_of_a_log_in_and_its_address(owner, stranger):
+    second, client = MembershipFactory(user=owner.user), Client()
+    through_proxy = behind("1.2.3.4, 192.0.2.7")
+    client.post(reverse("account_login"), {"login": owner.user.email, "password": PASSWORD}, **through_proxy)
+    form = {"oldpassword": PASSWORD, "password1": "plain horse 9", "password2": "plain horse 9"}
+    client.post(reverse("account_change_password"), form, **through_proxy)
     for organization in (owner.organization, second.organization):
         assert actions(organization) == ["account.logged_in", "account.password_changed"]
     assert actions(stranger.organization) == []
     assert AuditEvent.objects.filter(address="192.0.2.7").count() == 4
+    services.rename_organization(organization=owner.organization, name="Newer name", actor=owner.user)
+    assert AuditEvent.objects.latest("id").address is None  # outside a request
 
 
 def test_a_failed_log_in_is_looked_up_outside_the_request(owner, monkeypatch):

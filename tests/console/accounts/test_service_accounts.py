@@ -86,10 +86,10 @@ def test_is_no_member_and_no_owner(owner, robot):
     assert selectors.owners_count(organization=owner.organization) == 1
 
 
-@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a b", "a.b", "x" * 41, "robot", "a@b", "a\n"])
-def test_names_are_checked(owner, robot, name):
-    with pytest.raises(InvalidInput):
-        service_accounts.create(actor=owner, name=name, role="member")
+def test_names_are_checked(owner, robot):
+    for name in ("", "-a", "a-", "A", "a b", "a.b", "x" * 41, "robot", "a@b", "a\n"):
+        with pytest.raises(InvalidInput):
+            service_accounts.create(actor=owner, name=name, role="member")
     assert ServiceAccount.objects.count() == 1
     assert User.objects.filter(is_active=False).count() == 1
 

@@ -20,13 +20,6 @@ MOMENT = datetime(2026, 11, 1, 3, 30, tzinfo=UTC)
 NEW_YORK, BERLIN = "America/New_York", "Europe/Berlin"
 
 
-@pytest.fixture(autouse=True)
-def english():
-    """English, also if an earlier test's request left another language active in this thread."""
-    with translation.override("en"):
-        yield
-
-
 @pytest.mark.parametrize(
     ("at", "zone", "language", "text"),
     [

@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psycopg
@@ -10,24 +12,29 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from console import deployment
 from console.accounts.models import User
 from console.backup import archive
+from console.supervision.embedded import Embedded
+from tests.console.processes import wait_for
 from tests.factories.accounts import UserFactory
-from tests.flows.console import Console
+from tests.flows.console import ROOT, Console
 from tests.migrations import copy_migrated_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.flow, pytest.mark.xdist_group("backup")]
 FILLED = """
 from django.conf import settings
+from django.core.management import call_command
 settings.EMBEDDED.start(database=True, broker=False)
 from console.accounts.models import User
 from console.accounts.services import create_organization
 from tests.factories.billing import wallet
 user = User.objects.create_user("first@example.com")
 wallet(create_organization(user=user, name="A").organization, balance_minor=12_34)
+call_command("backup", "%s")
 """
-KILLED = """
-import os, signal
+RESTORES = """
+import os, signal, sys
 from pathlib import Path
 from console.backup import archive, database
 def die(*_arguments, **_named):
@@ -36,9 +43,17 @@ def half(source, sink):
     sink.write(source.read(100_000))
     sink.flush()
     die()
-%s
-archive.restore(Path("%s"), force=True)
+for crash in map(eval, sys.stdin):
+    if not (child := os.fork()):
+        exec(crash)
+        try:
+            archive.restore(Path("%s"), force=True)
+        except archive.BackupRefused as refused:
+            print(ascii(str(refused)), flush=True)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+"""Restores once in a process of its own for each line of input: code that breaks it. Prints how it ended."""
 CRASHES = {
     "while files are unpacked": "archive.os.sync = die",
     "before the database": "database.replace = die",
@@ -57,6 +72,9 @@ $$ BEGIN IF tg_tag = 'CREATE TRIGGER' THEN RAISE 'not today'; END IF; END $$;
 CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION apart.refuse();
 """
 """The database refuses the end of a restore."""
+OTHERS = """
+SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
 
 
 class Place(Console):
@@ -85,37 +103,30 @@ class Place(Console):
 
 
 @pytest.fixture(scope="module")
-def origin(short_folders):
+def origin(short_folders, tmp_path_factory):
+    """An installation, and its backup."""
     created = Place(short_folders())
+    created.backup = tmp_path_factory.mktemp("backups") / "one"
     copy_migrated_database(created.var)
-    done = created.manage("shell", "-v", "0", "-c", FILLED)
-    assert done.returncode == 0, done.stderr
     created.file.parent.mkdir(parents=True)
     created.file.write_bytes(b"first@example.com" * 1000)
     created.file.parent.chmod(0o555)
+    done = created.manage("shell", "-v", "0", "-c", FILLED % created.backup)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in created.backup.parent.iterdir()] == ["one"]
     yield created
     created.remove()
 
 
 @pytest.fixture(scope="module")
-def backup(origin, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("backups") / "one"
-    done = origin.manage("backup", folder)
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in folder.parent.iterdir()] == ["one"]
-    return folder
+def backup(origin):
+    return origin.backup
 
 
 @pytest.fixture
-def place(short_folders):
-    created = Place(short_folders())
-    yield created
-    created.remove()
-
-
-@pytest.fixture
-def filled(origin, backup, place):
+def filled(origin, short_folders):
     """An installation of somebody else, with a key of its own."""
+    place = Place(short_folders())
     origin.embedded.stop()
     shutil.copytree(
         origin.var, place.var, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns("run", "log")
@@ -123,7 +134,8 @@ def filled(origin, backup, place):
     (place.var / "secret_key").write_text("another" * 20)
     place.query("UPDATE accounts_user SET email = 'second@example.com'")
     place.file.write_bytes(b"second@example.com" * 1000)
-    return place
+    yield place
+    place.remove()
 
 
 @pytest.fixture
@@ -146,12 +158,10 @@ def change(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
 
-def test_a_backup_does_not_replace_another(backup):
+def test_a_backup_replaces_no_other_and_leaves_nothing_if_it_fails(here, backup, tmp_path, monkeypatch):
     with pytest.raises(CommandError, match="already exists"):
         call_command("backup", backup)
 
-
-def test_a_failed_backup_leaves_nothing(here, tmp_path, monkeypatch):
     def full(*_arguments):
         raise OSError("disk full")
 
@@ -186,92 +196,76 @@ def test_only_a_complete_backup_of_a_known_format_is_verified(backup, copied, tm
             archive.verify(folder)
 
 
-def add_migration(copied, _settings):
+def test_a_refused_restore_changes_nothing(copied, here):
     known = json.loads((copied / "manifest.json").read_text())["migrations"]
+    storage, tar, key = here.TRAINYARD_STORAGE_ROOT, copied / "storage.tar", here.SECRET_KEY
+
+    def refused(sentence, *options):
+        before = set(storage.rglob("*")), User.objects.count()
+        with pytest.raises(CommandError, match=sentence):
+            call_command("restore", copied, *options)
+        assert (set(storage.rglob("*")), User.objects.count()) == before
+
+    whole = tar.read_bytes()
+    tar.write_bytes(whole + b"more")
+    for options in ([], ["--verify"]):
+        refused("storage.tar is missing, or has another size than in the manifest", *options)
+    tar.write_bytes(whole)
     change(copied, migrations=[*known, "jobs.9999_of_next_year"], version="9.0")
-
-
-def lengthen(copied, _settings):
-    with (copied / "storage.tar").open("ab") as file:
-        file.write(b"more")
-
-
-def change_key(_copied, settings):
-    settings.SECRET_KEY = "another" * 20
-
-
-def add_files(_copied, settings):
-    (settings.TRAINYARD_STORAGE_ROOT / "datasets" / "b").mkdir(parents=True)
-
-
-def add_account(_copied, _settings):
-    UserFactory()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "options", "sentence"),
-    [
-        (lengthen, [], "storage.tar is missing, or has another size than in the manifest"),
-        (lengthen, ["--verify"], "storage.tar is missing, or has another size than in the manifest"),
-        (add_migration, ["--force"], "jobs.9999_of_next_year is not known here"),
-        (change_key, [], "SECRET_KEY differs from"),
-        (add_files, [], "There are files in .*/storage. --force"),
-        (add_account, [], "This database has accounts. --force"),
-    ],
-)
-def test_a_refused_restore_changes_nothing(copied, here, spoil, options, sentence):
-    spoil(copied, here)
-    before = set(here.TRAINYARD_STORAGE_ROOT.rglob("*")), User.objects.count()
-    with pytest.raises(CommandError, match=sentence):
-        call_command("restore", copied, *options)
-    assert (set(here.TRAINYARD_STORAGE_ROOT.rglob("*")), User.objects.count()) == before
-
-
-def test_a_database_in_use_is_not_replaced(backup, here):
+    refused("jobs.9999_of_next_year is not known here", "--force")
+    change(copied, migrations=known)
+    here.SECRET_KEY = "another" * 20
+    refused("SECRET_KEY differs from")
+    here.SECRET_KEY = key
     address = connection.settings_dict
     with psycopg.connect(host=address["HOST"], user="postgres", dbname=address["NAME"]) as other:
         other.execute("SET application_name = 'a worker'")
-        with pytest.raises(CommandError, match=r"The database is in use \(a worker\)"):
-            call_command("restore", backup, "--force")
-    assert not here.TRAINYARD_STORAGE_ROOT.exists()
+        refused(r"The database is in use \(a worker\)", "--force")
+    assert not storage.exists()
+    (storage / "datasets" / "b").mkdir(parents=True)
+    refused("There are files in .*/storage. --force")
+    UserFactory()
+    refused("This database has accounts. --force")
 
 
-def test_an_unfinished_restore_is_neither_backed_up_nor_served(here, place, tmp_path):
+def test_an_unfinished_restore_is_neither_backed_up_nor_served(here, tmp_path, monkeypatch):
     here.TRAINYARD_RUNS_ROOT.mkdir()
     (here.TRAINYARD_RUNS_ROOT / archive.UNFINISHED_MARKER).touch()
-    with pytest.raises(CommandError, match="A restore was interrupted"):
-        call_command("backup", tmp_path / "never")
-    (place.var / "runs").mkdir()
-    (place.var / "runs" / archive.UNFINISHED_MARKER).touch()
-    cluster = {"backend": "kubernetes", "in_cluster": True, "volume": {"claim": "a", "root": "/srv"}}
-    deployed = {
-        "DATABASE_URL": "postgres://nobody@127.0.0.1:9/x", "REDIS_URL": "redis://127.0.0.1:9/0",
-        "SECRET_KEY": "k" * 60, "TRAINYARD_CLUSTERS": json.dumps({"default": cluster}),
-    }  # fmt: skip
-    for refused in (place.manage("up"), place.manage("prepare", "--trial", **deployed)):
-        assert refused.returncode == 1
-        assert "A restore was interrupted" in refused.stderr
+    monkeypatch.setattr(deployment, "findings", list)
+    here.EMBEDDED = Embedded(tmp_path)  # which `up` stops at its end
+    monkeypatch.setattr(signal, "signal", lambda *_arguments: None)  # `up` would keep its handlers
+    for command in (["backup", tmp_path / "never"], ["prepare"], ["up"]):
+        with pytest.raises(CommandError, match="A restore was interrupted"):
+            call_command(*command)
 
 
 def test_a_restore_that_fails_or_is_killed_changes_nothing_or_can_be_repeated(origin, backup, filled):
     """One installation is restored again and again: each attempt is killed later than the one before."""
     roots = [filled.var / name for name in ("storage", "runs", "sandbox")]
-    filled.query(REFUSE)
-    refused = filled.manage("restore", backup, "--force")
-    assert refused.returncode == 1
-    for sentence in ("not today", "Nothing was changed"):
-        assert sentence in refused.stderr
-    assert filled.owner() == "second"
-    assert not any((root / archive.UNFINISHED_MARKER).exists() for root in roots)
-    filled.query("DROP EVENT TRIGGER refuse")
+    command = [sys.executable, "manage.py", "shell", "-v", "0", "-c", RESTORES % backup]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=filled.environment, text=True, stdin=pipe, stdout=pipe) as restores:
 
-    for moment, crash in CRASHES.items():
-        killed = filled.manage("shell", "-v", "0", "-c", KILLED % (crash, backup))
-        assert killed.returncode == -signal.SIGKILL, (moment, killed.stderr)
-        if moment in BEFORE_THE_DATABASE:
-            assert filled.owner() == "second", moment
-        marks = [(root / archive.UNFINISHED_MARKER).exists() for root in roots]
-        assert marks == [moment != "while files are unpacked"] * 3, moment
+        def restore(crash=""):
+            wait_for(lambda: filled.query(OTHERS) == [])  # the sessions of an attempt that was killed
+            print(repr(crash), file=restores.stdin, flush=True)
+            return restores.stdout.readline()
+
+        filled.query(REFUSE)
+        refused = restore()
+        for sentence in ("not today", "Nothing was changed"):
+            assert sentence in refused
+        assert restores.stdout.readline() == "0\n"
+        assert filled.owner() == "second"
+        assert not any((root / archive.UNFINISHED_MARKER).exists() for root in roots)
+        filled.query("DROP EVENT TRIGGER refuse")
+
+        for moment, crash in CRASHES.items():
+            assert restore(crash) == f"{-signal.SIGKILL}\n", moment
+            if moment in BEFORE_THE_DATABASE:
+                assert filled.owner() == "second", moment
+            marks = [(root / archive.UNFINISHED_MARKER).exists() for root in roots]
+            assert marks == [moment != "while files are unpacked"] * 3, moment
 
     restored = filled.manage("restore", backup, "--force")
     assert restored.returncode == 0, restored.stderr

@@ -112,26 +112,24 @@ def test_a_webhook_with_a_backlog_delays_no_other(owner, receiver, monkeypatch):
     }
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_what_is_no_public_address_is_refused(owner):
+    for url in (
         "http://hooks.example.com/", "https://user:pass@example.com/", "https://", "ftp://example.com", "javascript:x",
         "https://example.com/#part", "https://exämple.com/ x", "https://example.com:0/",
         f"https://example.com/{'x' * 500}",
-    ],
-)  # fmt: skip
-def test_what_is_no_public_address_is_refused(owner, url):
-    with pytest.raises(InvalidInput) as refused:
-        services.create_webhook(membership=owner, url=url)
-    assert "url" in refused.value.fields
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput) as refused:
+            services.create_webhook(membership=owner, url=url)
+        assert "url" in refused.value.fields, url
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "10.0.0.1", "169.254.169.254", "localhost"])
-def test_no_private_address_is_reached(owner, host):
-    services.create_webhook(membership=owner, url=f"https://{host}:1/")
+def test_no_private_address_is_reached(owner):
+    hosts = ("127.0.0.1", "[::1]", "10.0.0.1", "169.254.169.254", "localhost")
+    for host in hosts:
+        services.create_webhook(membership=owner, url=f"https://{host}:1/")
     publish(owner.organization)
     assert delivery.deliver_due() == 0
-    assert Delivery.objects.get().error == "The host has no public address."
+    assert list(Delivery.objects.values_list("error", flat=True)) == ["The host has no public address."] * len(hosts)
 
 
 def test_old_notifications_go_with_their_deliveries(owner, receiver):

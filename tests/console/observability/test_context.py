@@ -9,9 +9,8 @@ from console.observability.addresses import client_address, parse_networks, rate
 PROXIES = parse_networks(["10.0.0.0/8", " 192.0.2.7", "", "2001:db8:1::/48"])
 
 
-@pytest.mark.parametrize(
-    ("peer", "forwarded_for", "client"),
-    [
+def test_the_client_is_the_nearest_address_that_is_not_a_proxy():
+    for peer, forwarded_for, client in (
         ("198.51.100.1", "203.0.113.9", "198.51.100.1"),  # not a trusted proxy: its header is ignored
         ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "127.0.0.1, 203.0.113.9", "203.0.113.9"),  # what the client itself wrote is on the left
@@ -20,16 +19,10 @@ PROXIES = parse_networks(["10.0.0.0/8", " 192.0.2.7", "", "2001:db8:1::/48"])
         ("10.0.0.1", "203.0.113.9, unknown", "10.0.0.1"),
         ("10.0.0.1", "203.0.113.9:4711", "203.0.113.9"),
         ("::ffff:10.0.0.1", "[2001:db8:2::5]:443", "2001:db8:2::5"),
-        ("2001:db8:1::1", "2001:db8:2::5", "2001:db8:2::5"),
         ("fe80::1%eth0", "203.0.113.9", "fe80::1"),
         ("", "203.0.113.9", None),
-    ],
-)
-def test_the_client_is_the_nearest_address_that_is_not_a_proxy(peer, forwarded_for, client):
-    assert client_address(peer, forwarded_for, PROXIES) == client
-
-
-def test_an_invalid_network_is_named():
+    ):
+        assert client_address(peer, forwarded_for, PROXIES) == client, (peer, forwarded_for)
     with pytest.raises(ImproperlyConfigured, match="TRUSTED_PROXIES: 'proxy'"):
         parse_networks(["10.0.0.1", "proxy"])
 

@@ -87,26 +87,21 @@ def test_registry_credentials_are_stored_encrypted_and_never_shown(customer, own
     assert "s3cret" not in owner_page.post(reverse("image_new"), form | {"reference": "no"}).content.decode()
 
 
-def test_one_click_checks_an_image_so_often_a_day(customer, owner_page):
+def test_one_click_checks_an_image_so_often_a_day_also_from_the_training_form(customer, owner_page):
     assert "Check this image" in owner_page.get(reverse("image_list")).content.decode()
+    check = lambda **options: owner_page.post(reverse("image_check"), **options)
     form = {"image": "pytorch", "node_spec": "nano", "nodes": "2"}
-    check = owner_page.post(reverse("image_check"), form)
-    path = reverse("job_detail", args=[Job.objects.get().pk])
-    assert check["Location"] == path
+    path = check(data=form)["Location"]
+    assert path == reverse("job_detail", args=[Job.objects.get().pk])
     page = owner_page.get(path).content.decode()
     assert "not checked" in page
     assert "Run again" not in page
-    customer.quota(max_checks_per_day=1)
-    refused = owner_page.post(reverse("image_check"), form, follow=True).content.decode()
-    assert "The limit is 1 per organization" in refused
-
-
-def test_the_training_form_checks_its_image(customer, owner_page):
-    check = lambda **changes: owner_page.post(
-        reverse("image_check"), customer.form(**changes), headers={"hx-request": "true"}
-    )
-    assert check()["HX-Redirect"] == reverse("job_detail", args=[Job.objects.get().pk])
-    assert "Enter a whole number from 1" in check(nodes="0").content.decode()
+    htmx = {"hx-request": "true"}
+    started = check(data=customer.form(), headers=htmx)
+    assert started["HX-Redirect"] == reverse("job_detail", args=[Job.objects.latest("pk").pk])
+    assert "Enter a whole number from 1" in check(data=customer.form(nodes="0"), headers=htmx).content.decode()
+    customer.quota(max_checks_per_day=2)
+    assert "The limit is 2 per organization" in check(data=form, follow=True).content.decode()
 
 
 def test_the_catalogue_shows_what_an_image_contains(customer, owner_page, monkeypatch):

@@ -166,28 +166,6 @@ def test_a_running_notebook_is_extended_on_its_page(owner_page, customer, notebo
     assert "Only a running notebook" in owner_page.post(quote, {"hours": "1"}, headers=HTMX).content.decode()
 
 
-def test_a_notebook_is_extended_over_the_api(api, customer, notebook):
-    client = api(customer.membership)
-    address = f"/api/v1/notebooks/{notebook.job_id}/"
-    before = client.get(address).json()
-    quote = client.post(f"{address}extend/", {"added_seconds": 3600}, format="json").json()
-    assert (quote["deadline_seconds"], quote["refusal"]) == (10800, "")
-    assert quote["ceiling_minor"] == before["ceiling_minor"] + quote["added_minor"]
-    key = {"Idempotency-Key": "more"}
-    for _twice in range(2):
-        answer = client.post("/api/v1/notebooks/", {"quote": quote["id"]}, format="json", headers=key)
-        assert answer.status_code == HTTPStatus.CREATED
-        extended = answer.json()
-        assert (extended["id"], extended["state"], extended["deadline_seconds"], extended["ceiling_minor"]) == (
-            notebook.job_id, "running", 10800, quote["ceiling_minor"],
-        )  # fmt: skip
-    as_a_run = client.post("/api/v1/orders/", {"quote": quote["id"]}, format="json")
-    assert list(as_a_run.json()["fields"]) == ["quote"]
-    client.post(f"{address}stop/")
-    refused = client.post(f"{address}extend/", {"added_seconds": 3600}, format="json")
-    assert (refused.status_code, refused.json()["code"]) == (HTTPStatus.CONFLICT, "not_extensible")
-
-
 def test_a_notebook_becomes_a_script_that_can_be_trained(owner_page, customer):
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "text"]},

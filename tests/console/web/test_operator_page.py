@@ -76,23 +76,23 @@ def test_only_administrators_with_the_permission_open_it(client, customer, done,
     assert opened.count() == 2 * len(urls(done))
 
 
-def test_no_other_method_tab_or_job_is_there(done):
-    client = logged_in(operator("view_job"))
-    assert {client.post(url).status_code for url in urls(done)} == {405}
-    for tab in ("files", "telemetry", "shell"):
-        assert client.get(reverse("operator_job", args=[done.pk, tab])).status_code == 404, tab
-    assert client.get(reverse("operator_job", args=[done.pk + 1])).status_code == 404
-
-
-def test_each_opening_is_in_the_audit_log_of_the_customer(customer, done):
+def test_each_opening_is_in_the_audit_log_of_the_customer_and_nothing_else_is_there(customer, done):
     user = operator("view_job")
     MembershipFactory(user=user, role=Role.OWNER)
-    page = main_of(logged_in(user).get(reverse("operator_job", args=[done.pk, "nodes"])))
+    client = logged_in(user)
+    page = main_of(client.get(reverse("operator_job", args=[done.pk, "nodes"])))
     assert customer.organization.name in page
     event = AuditEvent.objects.get(action="job.page_opened_by_operator")
     assert (event.organization, event.actor, event.target) == (customer.organization, user, f"job:{done.pk}")
     assert event.data == {"tab": "nodes"}
     assert activity.describe(event) == f"An administrator opened the page of job #{done.pk}"
+    button = reverse("admin:jobs_job_customers_page", args=[done.pk])
+    assert button in client.get(reverse("admin:jobs_job_change", args=[done.pk])).content.decode()
+    assert client.get(button).url == reverse("operator_job", args=[done.pk])
+    assert {client.post(url).status_code for url in urls(done)} == {405}
+    for arguments in (*([done.pk, tab] for tab in ("files", "telemetry", "shell")), [done.pk + 1]):
+        assert client.get(reverse("operator_job", args=arguments)).status_code == 404, arguments
+    assert AuditEvent.objects.filter(action="job.page_opened_by_operator").count() == 1
 
 
 @pytest.fixture
@@ -164,11 +164,3 @@ def test_the_page_mixes_no_organizations_and_opens_no_other_page_of_the_customer
         assert client.get(reverse(name, args=[done.pk])).status_code == 404, name
     for name in ("job_cancel", "job_edit", "job_tensorboard"):
         assert client.post(reverse(name, args=[done.pk])).status_code == 404, name
-
-
-def test_the_administration_links_to_it(done):
-    client = logged_in(operator("view_job"))
-    button = reverse("admin:jobs_job_customers_page", args=[done.pk])
-    assert button in client.get(reverse("admin:jobs_job_change", args=[done.pk])).content.decode()
-    assert client.get(button).url == reverse("operator_job", args=[done.pk])
-    assert not AuditEvent.objects.filter(action="job.page_opened_by_operator")

@@ -50,13 +50,8 @@ def test_the_api_lists_what_is_kept_removes_and_restores_it(owner_page, customer
     version, workspace, job = kept
     usage = owner_page.get(API).json()
     assert usage["left_bytes"] == selectors.quota_left(customer.organization)
-    assert {(each["kind"], each["id"]) for each in usage["deleted"]} == {
-        ("versions", version.pk),
-        ("workspaces", workspace.pk),
-    }
     assert [each["key"] for each in usage["allocations"]] == [f"job:{job.pk}"]
     assert owner_page.post(f"{API}deleted/versions/{version.pk}/restore/").status_code == 204
-    assert owner_page.delete("/api/v1/datasets/digits/versions/99/").status_code == 404
     assert owner_page.delete(f"/api/v1/datasets/digits/versions/{version.number}/").status_code == 204
     for path in (f"versions/{version.pk}", f"workspaces/{workspace.pk}"):
         assert owner_page.delete(f"{API}deleted/{path}/").status_code == 204

@@ -141,7 +141,7 @@ def hostile_tool(root, customer):
     (folder / control.SOCKET).unlink()
 
 
-def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_tool, customer):
+def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_tool, root, customer):
     path = hostile_tool
     secrets = {"Authorization": "Token ty_secret", "X-CSRFToken": "secret", "Referer": "http://secret/", "X-Other": "1"}
     with asgi_console() as url, logged_in(url, customer.membership, **secrets) as browser:
@@ -158,8 +158,13 @@ def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_too
                 raw.sendall(f"GET {path}{trick} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
                 assert raw.recv(65536).split()[1] in {b"404", b"400"}, trick
         assert len(HostileTool.received) == sent
-        root = f"{url}{path}"
+        address = root / control.SESSIONS_FOLDER / path.split("/")[2] / control.SOCKET
+        hidden = address.rename(address.with_name("hidden"))
+        ended = browser.get(path)
+        hidden.rename(address)
+        own = f"{url}{path}"
     assert (page.status_code, page.text, redirected.status_code) == (200, "ok", 502)
+    assert (ended.status_code, ended.json()["code"]) == (502, "tool_ended")
     assert HostileTool.received[0][0] == f"{path}a.html?x=%2F..&y=1"
     for _path, headers in HostileTool.received:
         assert set(headers) <= {"host", "accept", "accept-encoding", "connection"}
@@ -172,23 +177,12 @@ def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_too
             "server",
         } - ({"server"} if "server" not in answer.headers else set())  # fmt: skip
         policy = answer.headers["content-security-policy"]
-        assert f"script-src {root};" in policy
-        assert f"connect-src {root};" in policy
+        assert f"script-src {own};" in policy
+        assert f"connect-src {own};" in policy
         assert "'self'" not in policy
         assert "unsafe-eval" not in policy
     assert page.headers["content-type"] == "text/html"
     assert {data.headers["content-type"], script.headers["content-type"]} == {"application/octet-stream"}
-
-
-def test_a_tool_that_has_ended_says_so(hostile_tool, root, customer):
-    path = hostile_tool
-    sockets = root / control.SESSIONS_FOLDER / path.split("/")[2] / control.SOCKET
-    hidden = sockets.with_name("hidden")
-    with asgi_console() as url, logged_in(url, customer.membership) as browser:
-        sockets.rename(hidden)
-        answer = browser.get(path)
-        hidden.rename(sockets)
-    assert (answer.status_code, answer.json()["code"]) == (502, "tool_ended")
 
 
 def test_the_command_serves_until_sigterm(root):
