@@ -80,21 +80,6 @@ def test_a_run_bought_followed_and_paid(client, customer, backend):
     assert client.get(f"/api/v1/jobs/{rerun.json()['job']}/").json()["rerun_of"] == job
 
 
-def test_invalid_values_are_reported_at_their_fields(client, customer, other):
-    WorkspaceFactory(organization=other.organization, name="theirs")
-    wrong = {"lr": "abc", "workspace": "theirs", "arguments": ["\ud800"]}
-    answer = client.post("/api/v1/quotes/", json.dumps(customer.form(**wrong)), content_type="application/json")
-    assert set(refused(answer, 400, "invalid")["fields"]) == set(wrong)
-    assert not Quote.objects.exists()
-
-
-def test_a_body_that_is_no_object_is_refused(client):
-    for body in ("[]", '"x"', "5", "null"):
-        for path in ("quotes/", "orders/", "services/distributed-training/activate/"):
-            answer = client.post(f"/api/v1/{path}", body, content_type="application/json")
-            assert (answer.status_code, bool(answer.json()["message"])) == (400, True), (path, body)
-
-
 def test_a_refused_order_writes_nothing(client, customer):
     quote = customer.quote()
     Quote.objects.update(expires_at=timezone.now())
