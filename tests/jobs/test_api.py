@@ -1,4 +1,3 @@
-import json
 import uuid
 
 import pytest
@@ -9,7 +8,6 @@ from jobs import dispatch, reconciliation
 from jobs.models import Job, Order
 from runtime.specs import Outcome
 from tests.factories.jobs import Customer
-from tests.factories.storage import WorkspaceFactory
 
 
 @pytest.fixture

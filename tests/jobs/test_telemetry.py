@@ -57,6 +57,8 @@ SPELLINGS = [
 def test_the_usual_spellings_are_read():
     for line, epoch, step, values in SPELLINGS:
         assert telemetry.parse_line(line) == (epoch, step, values), line
+    for line in ("loss" + " " * 2000, "loss " * 400, "epoch" * 400, "9" * 2000, "test " * 400):
+        telemetry.parse_line(line)  # an exponential pattern would not end
 
 
 def test_lines_of_output_become_curves_and_progress(attempt, backend):
