@@ -1,4 +1,3 @@
-import pytest
 from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -11,12 +10,6 @@ from jobs.models import Job, Order, Product
 from jobs.sweeps import progress
 from runtime.specs import Outcome
 from tests.factories.accounts import UserFactory
-
-
-@pytest.fixture
-def admin(client, customer):
-    client.force_login(UserFactory(is_staff=True, is_superuser=True))
-    return client
 
 
 def test_jobs_and_orders_are_read_only(admin, customer):

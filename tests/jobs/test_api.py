@@ -100,23 +100,3 @@ def test_an_insufficient_balance_is_a_402_with_the_missing_amount(api, backend, 
     client = api(poor.membership)
     body = refused(client.post("/api/v1/orders/", {"quote": str(poor.quote().pk)}), 402, "insufficient_funds")
     assert "$1.70" in body["message"]
-
-
-def test_ranks_and_attempts_that_do_not_exist_or_are_no_numbers(client, customer):
-    job = customer.started().job_id
-    for name, value in (("offset", "-1"), ("offset", "9" * 30), ("rank", "1e3"), ("attempt", "-2")):
-        answer = client.get(f"/api/v1/jobs/{job}/logs/", {name: value})
-        assert set(refused(answer, 400, "invalid")["fields"]) == {name}
-    refused(client.get(f"/api/v1/jobs/{job}/logs/", {"rank": 2}), 404, "not_found")
-    refused(client.get(f"/api/v1/jobs/{job}/environment/", {"rank": 2}), 404, "not_found")
-    assert client.get(f"/api/v1/jobs/{job}/logs/", {"attempt": 99999}).json()["text"] == ""
-
-
-def test_jobs_are_listed_by_state_newest_first_at_a_constant_cost(client, customer, django_assert_max_num_queries):
-    jobs = [customer.job(nodes=1).pk for _ in range(6)]
-    client.post(f"/api/v1/jobs/{jobs[0]}/cancel/")
-    with django_assert_max_num_queries(6):
-        rows = client.get("/api/v1/jobs/").json()["results"]
-    assert [row["id"] for row in rows] == jobs[::-1]
-    assert [row["id"] for row in client.get("/api/v1/jobs/", {"state": "cancelled"}).json()["results"]] == jobs[:1]
-    refused(client.get("/api/v1/jobs/", {"state": "flying"}), 400, "invalid")

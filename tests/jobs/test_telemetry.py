@@ -85,20 +85,16 @@ def test_a_line_counts_once_it_is_complete_and_an_endless_one_is_not_stored(atte
     assert curves(attempt) == {"loss": [[1, 2.5], [2, 1.75], [3, 4.0]]}, "the end of the run ends a line"
 
 
-def test_binary_output_hides_no_line(attempt, backend):
-    run = backend.runs[attempt.run_name]
-    for number in range(5):
-        run.output[0] = run.output.get(0, b"") + b"\xff\xfe\x00\x80 garbage \xff\nloss %d\n" % number
-        telemetry.ingest(attempt=attempt)
-    assert curves(attempt) == {"loss": [[n + 1, float(n)] for n in range(5)]}
-
-
-def test_output_larger_than_one_read_is_read_to_its_end_when_the_run_ended(attempt, backend, monkeypatch):
+def test_what_is_larger_than_one_read_is_read_in_pieces(attempt, backend, folder, monkeypatch):
     monkeypatch.setattr(telemetry, "MAX_READ_BYTES", 1000)
+    record(folder, b"x" * 5000 + b"\n", {"fine": 1, "step": 1})
+    for _ in range(8):
+        result = curves(attempt)
+    assert result == {"fine": [[1, 1.0]]}, "a huge line is skipped"
     backend.write(attempt.run_name, "".join(f"step {n} loss {n}\n" for n in range(1, 501)))
     backend.end(attempt.run_name, Outcome.COMPLETED)
     telemetry.ingest_all(attempt=attempt)
-    assert MetricPoint.objects.count() == 500
+    assert MetricPoint.objects.filter(name="loss").count() == 500, "to its end, once the run has ended"
 
 
 def test_the_metrics_file_is_read_from_where_the_last_read_ended(attempt, folder):
@@ -174,32 +170,26 @@ def test_an_impossible_time_is_replaced_by_now_and_an_epoch_is_bounded_and_never
 
 def test_no_line_of_output_breaks_the_reading(attempt, backend):
     odd = ("epoch " + "9" * 20, "loss " + "9" * 500, "epoch 1e5 loss 1e-400", "\0epoch 1\0", "epoch \u0663 loss \u0664")
+    run = backend.runs[attempt.run_name]
     for step, line in enumerate(odd):
         backend.write(attempt.run_name, f"{line}\nstep {step} accuracy 0.5\n{line}\n")
-    assert [value for _step, value in curves(attempt)["accuracy"]] == [0.5] * len(odd)
+        run.output[0] += b"\xff\xfe\x00\x80 garbage \xff\nvalid acc: 25%\n"
+        telemetry.ingest(attempt=attempt)
+    found = curves(attempt)
+    assert [value for _step, value in found["accuracy"]] == [0.5] * len(odd)
+    assert [value for _step, value in found["validation_accuracy"]] == [0.25] * len(odd)
 
 
 def test_a_link_a_pipe_or_a_folder_in_place_of_the_file_is_not_read(attempt, folder, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text('{"secret": 42}\n')
     path = folder / "metrics.jsonl"
-    for make in (
-        lambda: path.symlink_to(secret),
-        lambda: os.mkfifo(path),
-        path.mkdir,
-        lambda: path.symlink_to("/dev/zero"),
-    ):
+    for make in (lambda: path.symlink_to(secret), lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
         make()
         assert curves(attempt) == {}
-        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def test_a_huge_line_is_skipped_in_pieces(attempt, folder, monkeypatch):
-    monkeypatch.setattr(telemetry, "MAX_READ_BYTES", 1000)
-    record(folder, b"x" * 5000 + b"\n", {"fine": 1, "step": 1})
-    for _ in range(8):
-        result = curves(attempt)
-    assert result == {"fine": [[1, 1.0]]}
+        path.unlink()
+    path.mkdir()
+    assert curves(attempt) == {}
 
 
 def test_a_flood_of_names_and_points_is_bounded(attempt, folder, monkeypatch):
@@ -226,19 +216,20 @@ def positions(points):
     return places
 
 
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        ([(None, 1), (None, 2), (None, 3)], [1, 2, 3]),
-        ([(None, 0), (None, 10), (None, 20), (None, 0), (None, 10)], [0, 10, 20, 30, 40]),
-        ([(1, 0), (1, 50), (2, 20), (2, 70)], [0, 50, 100, 150]),  # the first report of an epoch comes late
-        ([(None, 0), (None, 0), (None, 0)], [0, 1, 2]),
-        ([(None, 1), (None, 3), (None, 2), (None, 4)], [1, 3, 2, 4]),  # out of order, and no restart
-        ([(1, 5), (2, 10), (3, 15)], [5, 10, 15]),
-    ],
-)
-def test_positions_continue_where_the_step_count_restarts(points, expected):
-    assert positions(points) == expected
+POSITIONS = {
+    "plain": ([(None, 1), (None, 2), (None, 3)], [1, 2, 3]),
+    "restart": ([(None, 0), (None, 10), (None, 20), (None, 0), (None, 10)], [0, 10, 20, 30, 40]),
+    "the first report of an epoch comes late": ([(1, 0), (1, 50), (2, 20), (2, 70)], [0, 50, 100, 150]),
+    "one step": ([(None, 0), (None, 0), (None, 0)], [0, 1, 2]),
+    "out of order, and no restart": ([(None, 1), (None, 3), (None, 2), (None, 4)], [1, 3, 2, 4]),
+    "global steps": ([(1, 5), (2, 10), (3, 15)], [5, 10, 15]),
+}
+
+
+def test_positions_continue_where_the_step_count_restarts():
+    assert {name: positions(points) for name, (points, _expected) in POSITIONS.items()} == {
+        name: expected for name, (_points, expected) in POSITIONS.items()
+    }
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 1000), min_size=2, max_size=30, unique=True).map(sorted))
@@ -248,15 +239,16 @@ def test_every_point_of_epochs_that_count_alike_has_a_place_of_its_own_in_order(
         assert places == sorted(set(places))
 
 
-@pytest.mark.parametrize(
-    ("reports", "finished"),
-    [
-        ([], 0), ([1], 0), ([1, 1, 2], 1), ([0], 0), ([0, 1], 1), ([0, 1, 9], 9), ([3], 2), ([0.5], 0), ([0.5, 1.0], 1),
-        ([1.5], 1), ([2, 1], 1), ([1, 10], 9),
-    ],
-)  # fmt: skip
-def test_an_epoch_is_finished_once_a_later_one_is_reported(reports, finished):
-    state = None
-    for epoch in reports:
-        state = add_epoch(state, epoch)
-    assert count_finished_epochs(state) == finished
+FINISHED = [
+    ([], 0), ([1], 0), ([1, 1, 2], 1), ([0], 0), ([0, 1, 9], 9), ([3], 2), ([0.5], 0), ([0.5, 1.0], 1), ([1.5], 1),
+    ([2, 1], 1), ([1, 10], 9),
+]  # fmt: skip
+"""Epochs that were reported, and how many of them are finished."""
+
+
+def test_an_epoch_is_finished_once_a_later_one_is_reported():
+    for reports, finished in FINISHED:
+        state = None
+        for epoch in reports:
+            state = add_epoch(state, epoch)
+        assert count_finished_epochs(state) == finished, reports
