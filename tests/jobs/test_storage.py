@@ -156,6 +156,7 @@ def test_results_of_a_run_count_until_they_are_removed(customer):
     reconciliation.delete_old_runs()  # which counts what no worker has counted
     allocation = Allocation.objects.get(key=results.allocation_key(job.pk))
     assert allocation.size_bytes == 5300
+    results.count_storage(job.pk)  # the workspace too
     assert allocation.kept_until == job.finished_at + results.DEFAULT_RETENTION
     counted = selectors.usage(customer.organization)
     assert counted.size_bytes >= before.size_bytes + 5370
