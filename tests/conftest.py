@@ -253,7 +253,7 @@ def _delete_all_rows(_case: TransactionTestCase) -> None:
         )
 
 
-TransactionTestCase._fixture_teardown = _delete_all_rows  # type: ignore[attr-defined,method-assign]
+TransactionTestCase._fixture_teardown = _delete_all_rows
 
 
 @pytest.fixture(autouse=True)
