@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 
@@ -79,11 +80,10 @@ def extracted(code: str) -> Iterator[tuple[int, tuple[str | None, str]]]:
             yield line, (context, sentence)
 
 
-def marked() -> Iterator[tuple[str, tuple[str | None, str]]]:
-    """Yield the place, context and text of each sentence that is marked for translation."""
-    for name, code in sources():
-        for line, sentence in extracted(code):
-            yield f"{name}:{line}", sentence
+@cache
+def marked() -> list[tuple[str, tuple[str | None, str]]]:
+    """Return the place, context and text of each sentence that is marked for translation. It takes seconds."""
+    return [(f"{name}:{line}", sentence) for name, code in sources() for line, sentence in extracted(code)]
 
 
 TRANSLATED = read("django.po")
@@ -91,9 +91,8 @@ TRANSLATED = read("django.po")
 
 def test_every_marked_sentence_is_in_the_catalog():
     known = {key(message) for message in sentences(TRANSLATED)}
-    found = list(marked())
-    assert len(found) > 500
-    missing = [f"{place}: {sentence!r}" for place, sentence in found if sentence not in known]
+    assert len(marked()) > 500
+    missing = [f"{place}: {sentence!r}" for place, sentence in marked() if sentence not in known]
     assert not missing, f"{ADVICE}\n" + "\n".join(missing)
 
 

@@ -12,10 +12,12 @@ from jobs import activation, dispatch, lifecycle, orders, reconciliation, result
 from jobs.catalogue import seed
 from jobs.models import Attempt, Job, Order
 from runtime.specs import Outcome
+from storage import catalog
 from storage.models import Workspace
 from storage.selectors import workspace_folder
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import wallet
+from tests.factories.storage import WorkspaceFactory
 from tests.fakes import FakeBackend
 
 SCRIPT = "train.py"
@@ -29,9 +31,14 @@ class Customer:
         self.backend = backend
         self.membership: Membership = MembershipFactory(role=Role.OWNER)
         self.organization = self.membership.organization
+        # The first workspace as activation would create it, which takes 48 queries.
+        self.workspace: Workspace = WorkspaceFactory(
+            organization=self.organization, name=catalog.FIRST_WORKSPACE, created_by=self.membership.user,
+            size_bytes=len(catalog.README.encode()), entry_count=2,
+        )  # fmt: skip
+        self.write("README.md", catalog.README)
         activation.activate(membership=self.membership, accept_terms=True)
         wallet(self.organization, balance_minor=balance_minor)
-        self.workspace = Workspace.objects.get(organization=self.organization)
         self.write(SCRIPT)
 
     @property

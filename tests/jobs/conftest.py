@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from console.core import enqueue as console_hints
+from tests.factories.accounts import UserFactory
 from tests.factories.jobs import Customer
+from tests.factories.notebooks import sell_notebook
 
 
 @pytest.fixture
@@ -21,6 +24,27 @@ def hints(monkeypatch):
 
 
 @pytest.fixture
+def database_without_rows(django_db_setup, django_db_blocker):
+    """The database, for tests that commit and write no row: nothing is rolled back or deleted after them."""
+    with django_db_blocker.unblock():
+        yield
+        connection.close()
+
+
+@pytest.fixture
 def other(db, backend):
     """A customer of another organization."""
     return Customer(backend)
+
+
+@pytest.fixture
+def admin(client, customer):
+    """A browser of a superuser."""
+    client.force_login(UserFactory(is_staff=True, is_superuser=True))
+    return client
+
+
+@pytest.fixture
+def notebook(customer):
+    """The attempt of a running notebook of two hours."""
+    return sell_notebook(customer)

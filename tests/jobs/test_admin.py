@@ -1,4 +1,3 @@
-import pytest
 from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -11,12 +10,6 @@ from jobs.models import Job, Order, Product
 from jobs.sweeps import progress
 from runtime.specs import Outcome
 from tests.factories.accounts import UserFactory
-
-
-@pytest.fixture
-def admin(client, customer):
-    client.force_login(UserFactory(is_staff=True, is_superuser=True))
-    return client
 
 
 def test_jobs_and_orders_are_read_only(admin, customer):
@@ -35,28 +28,19 @@ def test_jobs_and_orders_are_read_only(admin, customer):
     assert Order.objects.count() == 1
 
 
-def test_the_list_of_jobs_asks_as_much_for_many_as_for_one(admin, customer, django_assert_max_num_queries):
-    for _ in range(8):
-        customer.job(nodes=1)
-    with django_assert_max_num_queries(9):
-        assert admin.get(reverse("admin:jobs_job_changelist")).status_code == 200
-
-
-@pytest.mark.parametrize("runs", [False, True])
-def test_an_operator_stops_a_job_with_a_reason_that_the_customer_sees(admin, customer, runs):
-    job = customer.started().job if runs else customer.job()
+def test_an_operator_stops_a_job_with_a_reason_that_the_customer_sees(admin, customer):
+    job = customer.job()
     page = reverse("admin:jobs_job_stop", args=[job.pk])
     assert "cancelled it" in admin.get(page).content.decode()
     assert "The reason must have" in admin.post(page, {"why": " "}).content.decode()
     assert not Job.objects.get().cancel_requested_at
     assert admin.post(page, {"why": "It mines coins."}).status_code == 302
-    assert Job.objects.get().state == ("stopping" if runs else "cancelled")
+    assert Job.objects.get().state == "cancelled"
     assert "An administrator stopped this job: It mines coins." in [row.sentence for row in selectors.events(job)]
     event = AuditEvent.objects.get(action="job.stopped_by_operator")
     assert (event.actor.is_staff, event.organization) == (True, job.organization)
     assert event.data == {"why": "It mines coins."}
-    if not runs:
-        assert "already ended" in admin.post(page, {"why": "It still does."}).content.decode()
+    assert "already ended" in admin.post(page, {"why": "It still does."}).content.decode()
 
 
 def test_an_operator_reads_the_log_which_is_written_down(admin, customer):
@@ -127,10 +111,13 @@ def test_products_are_the_administrators_but_their_names_stay(admin, customer):
     assert admin.get(reverse("admin:jobs_product_changelist")).status_code == 200
 
 
-def test_lists_of_large_tables_count_no_rows(admin, customer):
+def test_lists_of_large_tables_count_no_rows_and_ask_as_much_for_many_as_for_one(admin, customer):
     customer.end(customer.started(), Outcome.COMPLETED)
+    for _ in range(8):
+        customer.job(nodes=1)
     lists = ("jobs_job", "jobs_order", "billing_quote", "billing_hold", "billing_receipt", "billing_transaction")
     for name in (*lists, "accounts_auditevent"):
         with CaptureQueriesContext(connection) as captured:
             assert admin.get(reverse(f"admin:{name}_changelist")).status_code == 200
         assert not [query["sql"] for query in captured if f'COUNT(*) AS "__count" FROM "{name}"' in query["sql"]], name
+        assert name != "jobs_job" or len(captured) <= 9

@@ -1,4 +1,3 @@
-import json
 import uuid
 
 import pytest
@@ -9,7 +8,6 @@ from jobs import dispatch, reconciliation
 from jobs.models import Job, Order
 from runtime.specs import Outcome
 from tests.factories.jobs import Customer
-from tests.factories.storage import WorkspaceFactory
 
 
 @pytest.fixture
@@ -80,21 +78,6 @@ def test_a_run_bought_followed_and_paid(client, customer, backend):
     assert client.get(f"/api/v1/jobs/{rerun.json()['job']}/").json()["rerun_of"] == job
 
 
-def test_invalid_values_are_reported_at_their_fields(client, customer, other):
-    WorkspaceFactory(organization=other.organization, name="theirs")
-    wrong = {"lr": "abc", "workspace": "theirs", "arguments": ["\ud800"]}
-    answer = client.post("/api/v1/quotes/", json.dumps(customer.form(**wrong)), content_type="application/json")
-    assert set(refused(answer, 400, "invalid")["fields"]) == set(wrong)
-    assert not Quote.objects.exists()
-
-
-def test_a_body_that_is_no_object_is_refused(client):
-    for body in ("[]", '"x"', "5", "null"):
-        for path in ("quotes/", "orders/", "services/distributed-training/activate/"):
-            answer = client.post(f"/api/v1/{path}", body, content_type="application/json")
-            assert (answer.status_code, bool(answer.json()["message"])) == (400, True), (path, body)
-
-
 def test_a_refused_order_writes_nothing(client, customer):
     quote = customer.quote()
     Quote.objects.update(expires_at=timezone.now())
@@ -117,23 +100,3 @@ def test_an_insufficient_balance_is_a_402_with_the_missing_amount(api, backend, 
     client = api(poor.membership)
     body = refused(client.post("/api/v1/orders/", {"quote": str(poor.quote().pk)}), 402, "insufficient_funds")
     assert "$1.70" in body["message"]
-
-
-def test_ranks_and_attempts_that_do_not_exist_or_are_no_numbers(client, customer):
-    job = customer.started().job_id
-    for name, value in (("offset", "-1"), ("offset", "9" * 30), ("rank", "1e3"), ("attempt", "-2")):
-        answer = client.get(f"/api/v1/jobs/{job}/logs/", {name: value})
-        assert set(refused(answer, 400, "invalid")["fields"]) == {name}
-    refused(client.get(f"/api/v1/jobs/{job}/logs/", {"rank": 2}), 404, "not_found")
-    refused(client.get(f"/api/v1/jobs/{job}/environment/", {"rank": 2}), 404, "not_found")
-    assert client.get(f"/api/v1/jobs/{job}/logs/", {"attempt": 99999}).json()["text"] == ""
-
-
-def test_jobs_are_listed_by_state_newest_first_at_a_constant_cost(client, customer, django_assert_max_num_queries):
-    jobs = [customer.job(nodes=1).pk for _ in range(6)]
-    client.post(f"/api/v1/jobs/{jobs[0]}/cancel/")
-    with django_assert_max_num_queries(6):
-        rows = client.get("/api/v1/jobs/").json()["results"]
-    assert [row["id"] for row in rows] == jobs[::-1]
-    assert [row["id"] for row in client.get("/api/v1/jobs/", {"state": "cancelled"}).json()["results"]] == jobs[:1]
-    refused(client.get("/api/v1/jobs/", {"state": "flying"}), 400, "invalid")

@@ -118,18 +118,17 @@ def test_a_copy_that_was_interrupted_begins_again(customer, trained):
     assert (folder_of(customer, job) / "epoch-3" / "weights.pt").read_bytes() == b"12345"
 
 
-@pytest.mark.parametrize("fault", [NoCapacity("full"), InvalidSpec("no", field="mounts")], ids=["capacity", "refused"])
-def test_a_run_that_does_not_start_leaves_no_copy(customer, trained, fault):
+def test_a_run_that_does_not_start_leaves_no_copy(customer, trained):
     used = storage.storage_used(customer.organization)
-    job = customer.job(from_checkpoint=trained.pk)
-    customer.backend.refuses[f"job-{job.pk}-1"] = fault
-    assert not start(job)
-    assert not folder_of(customer, job).exists()
-    assert storage.storage_used(customer.organization) == used
-    if isinstance(fault, NoCapacity):
-        customer.backend.refuses.clear()
-        assert start(Job.objects.get(pk=job.pk))
-        assert (folder_of(customer, job) / "latest").is_symlink()
+    full, refused = customer.job(from_checkpoint=trained.pk), customer.job(from_checkpoint=trained.pk)
+    for job, fault in ((full, NoCapacity("full")), (refused, InvalidSpec("no", field="mounts"))):
+        customer.backend.refuses[f"job-{job.pk}-1"] = fault
+        assert not start(job)
+        assert not folder_of(customer, job).exists()
+        assert storage.storage_used(customer.organization) == used
+    customer.backend.refuses.clear()
+    assert start(Job.objects.get(pk=full.pk))
+    assert (folder_of(customer, full) / "latest").is_symlink()
 
 
 @pytest.mark.parametrize("cause", ["deleted", "quota"])

@@ -57,7 +57,6 @@ def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
     for _ in range(len(circuit_breaker.PAUSES) + 1):
         with pytest.raises(BackendUnavailable, match="away"):
             west.names()
-        assert circuit_is_open("west")
         cache.delete("cluster-open:west")  # the pause is over
     assert pauses == [*circuit_breaker.PAUSES, circuit_breaker.PAUSES[-1]]
     fake.available = True
@@ -71,14 +70,10 @@ def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
 def test_a_pause_ends_only_when_the_cluster_answers(fake):
     west = with_circuit_breaker("west", fake)
     fake.available = False
-    for _ in range(len(circuit_breaker.PAUSES)):
-        with pytest.raises(BackendUnavailable):
-            west.names()
-        circuit_breaker.close_if_reachable("west", west)
-        assert circuit_is_open("west")
-        cache.delete("cluster-open:west")
     with pytest.raises(BackendUnavailable):
         west.names()
+    circuit_breaker.close_if_reachable("west", west)
+    assert circuit_is_open("west")
     fake.available = True
     circuit_breaker.close_if_reachable("west", west)
     assert west.names() == []

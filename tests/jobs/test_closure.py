@@ -96,6 +96,11 @@ def test_pays_back_what_was_paid_in_and_deletes_the_rest(provider, member, mailo
 
 def test_is_withdrawn_until_the_notice_is_over(provider, member):
     pay(provider, member)
+    with pytest.raises(InvalidInput):
+        closure.request(membership=member, confirmation="another")
+    for act in (request, lambda membership: closure.withdraw(membership=membership)):
+        with pytest.raises(NotAllowed):
+            act(MembershipFactory(organization=member.organization, role=Role.BILLING))
     request(member)
     for act in (
         lambda: pay(provider, member),
@@ -113,14 +118,13 @@ def test_is_withdrawn_until_the_notice_is_over(provider, member):
         closure.withdraw(membership=member)
 
 
-def test_needs_an_owner_and_the_name(member):
-    with pytest.raises(InvalidInput):
-        closure.request(membership=member, confirmation="another")
-    billing = MembershipFactory(organization=member.organization, role=Role.BILLING)
-    with pytest.raises(NotAllowed):
-        request(billing)
-    with pytest.raises(NotAllowed):
-        closure.withdraw(membership=billing)
+def test_is_refused_while_a_sweep_is_open(sweeper, customer):
+    sweep = sweeper.buy()
+    stop_sweep(membership=customer.membership, sweep=sweep)
+    assert "A sweep is open" in " ".join(closure.obstacles(customer.organization))
+    for _ in range(2):
+        progress.advance(sweep_pk=sweep.pk)
+    assert closure.obstacles(customer.organization) == []
 
 
 def test_is_refused_while_a_bank_disputes_a_payment_and_waits_for_a_later_dispute(provider, member):
@@ -209,12 +213,3 @@ def test_closes_once_when_asked_by_several_at_once(provider, member):
     assert AuditEvent.objects.filter(action="organization.closed").count() == 1
     assert not Account.objects.filter(posted_minor__lt=0, kind=Account.Kinds.WALLET).exists()
     assert Quota.objects.get().max_storage_bytes == 0
-
-
-def test_is_refused_while_a_sweep_is_open(sweeper, customer):
-    sweep = sweeper.buy()
-    stop_sweep(membership=customer.membership, sweep=sweep)
-    assert "A sweep is open" in " ".join(closure.obstacles(customer.organization))
-    progress.advance(sweep_pk=sweep.pk)
-    progress.advance(sweep_pk=sweep.pk)
-    assert closure.obstacles(customer.organization) == []

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
-from console.accounts.models import ApiToken, Membership
 from jobs import watcher
 from jobs.management.commands import check_cluster, demo
 from runtime.backends.base import CheckResult
@@ -38,16 +37,6 @@ def test_watch_runs_follows_until_sigterm(monkeypatch):
 
 
 class TestDemo:
-    def test_accounts_are_created_once_with_fresh_secrets(self, db):
-        first, second = demo._accounts(), demo._accounts()
-        assert Membership.objects.count() == 2
-        assert first["customer"]["email"] == second["customer"]["email"]
-        assert first["customer"]["token"] != second["customer"]["token"]
-        assert ApiToken.objects.filter(revoked_at=None).count() == 2
-        admin = Membership.objects.get(user__email=first["administrator"]["email"]).user
-        assert (admin.is_superuser, admin.check_password(second["administrator"]["password"])) == (True, True)
-        assert not Membership.objects.get(user__email=first["customer"]["email"]).user.is_staff
-
     def test_secrets_are_written_for_their_owner_alone(self, tmp_path):
         path = tmp_path / "demo.json"
         path.touch(mode=0o644)

@@ -59,21 +59,15 @@ def test_a_script_that_restarts_its_step_count_shows_every_point_in_order_with_i
     assert "<td>loss</td>" in page
 
 
-def test_the_cost_of_a_fault_is_not_in_the_curves(customer):
+def test_a_reported_time_outside_of_the_run_counts_at_its_edge_and_a_fault_costs_nothing(customer):
     began = time.time() - 1000
     attempt = customer.started(at=began)
-    metrics_file(customer, attempt, [{"loss": 1, "time": began + 100}])
-    assert curves.curves(loaded(attempt.job)).curves[0].cost_minor[0] > 0
+    metrics_file(customer, attempt, [{"loss": 1, "time": began - 500}, {"loss": 1, "time": began + 100}, {"loss": 2}])
+    assert curves.curves(loaded(attempt.job)).curves[0].cost_minor[1] > 0
     customer.end(attempt, Outcome.NODE_LOST, at=began + 200)
-    assert curves.curves(loaded(attempt.job)).curves[0].cost_minor == [0]
-
-
-def test_a_reported_time_outside_of_the_run_counts_at_its_edge(customer):
-    began = time.time() - 1000
-    attempt = customer.started(at=began)
-    metrics_file(customer, attempt, [{"loss": 1, "time": began - 500}, {"loss": 2}])
-    customer.end(attempt, Outcome.COMPLETED, at=began + 200)
-    assert curves.curves(loaded(attempt.job)).curves[0].seconds == pytest.approx([0, 200], abs=0.1)
+    (curve,) = curves.curves(loaded(attempt.job)).curves
+    assert curve.seconds == pytest.approx([0, 100, 200], abs=0.1)
+    assert curve.cost_minor == [0, 0, 0]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_peaks_and_its_end():
@@ -106,18 +100,9 @@ def test_lines_of_one_read_have_times_of_their_own(customer):
     assert seconds[-1] - seconds[0] < telemetry.READ_DELAY_SECONDS
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("test_accuracy", "higher"),
-        ("train/loss", "lower"),
-        ("val_f1", "higher"),
-        ("lr", ""),
-        ("accuracy_loss", "lower"),
-    ],
-)
-def test_the_name_of_a_curve_says_which_values_are_better(name, expected):
-    assert curves.better(name) == expected
+def test_the_name_of_a_curve_says_which_values_are_better():
+    names = {"test_accuracy": "higher", "train/loss": "lower", "lr": "", "accuracy_loss": "lower"}
+    assert {name: curves.better(name) for name in names} == names
 
 
 def test_runs_of_one_organization_are_compared(customer, backend, client):

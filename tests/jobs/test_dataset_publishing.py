@@ -75,14 +75,3 @@ def test_a_copy_counts_against_the_quota(customer, dataset):
     customer.quota(max_storage_bytes=selectors.storage_used(customer.organization) + 12_000)
     with pytest.raises(TooLarge):
         from_workspace(customer, dataset, "data")
-
-
-def test_over_the_api(customer, dataset, api):
-    client = api(customer.membership)
-    address = f"/api/v1/datasets/{dataset.name}/versions/"
-    answer = client.post(address, {"workspace": customer.workspace.name, "path": "train.py"}, format="json")
-    assert (answer.status_code, answer.json()["file_count"]) == (201, 1)
-    for body in ({}, {"workspace": customer.workspace.name, "job": 1}, {"job": 0}):
-        assert client.post(address, body, format="json").status_code == 400
-    for body in ({"workspace": "theirs"}, {"job": 10**6, "path": "outputs"}):
-        assert client.post(address, body, format="json").status_code == 404

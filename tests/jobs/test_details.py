@@ -85,6 +85,10 @@ def test_the_sweep_keeps_files_until_the_chosen_time(api, customer):
     age(job, 35 * DAY)
     reconciliation.delete_old_runs()
     assert customer.backend.names()
+    customer.quota(max_storage_bytes=0)  # it refuses only to keep files for longer
+    answer = patch(api, customer, job, keep_until=(later + DAY).isoformat())
+    assert (answer.status_code, answer.json()["code"]) == (409, "quota_exceeded")
+    assert "quota is used up" in answer.json()["fields"]["keep_until"]
     assert patch(api, customer, job, keep_until=(timezone.now() + DAY).isoformat()).status_code == 200
     assert patch(api, customer, job, keep_until=None).status_code == 200
     assert "deleted" in patch(api, customer, job, keep_until=later.isoformat()).json()["fields"]["keep_until"]
@@ -92,21 +96,22 @@ def test_the_sweep_keeps_files_until_the_chosen_time(api, customer):
     assert not customer.backend.names()
 
 
-def test_files_of_an_open_job_stay_whatever_time_was_chosen(customer):
+def test_files_of_an_open_job_stay_whatever_time_was_chosen_and_get_their_retention_from_the_sweep(customer):
     attempt = customer.started()
     Job.objects.update(keep_until=timezone.now() - DAY)
     type(attempt).objects.update(finished_at=timezone.now() - 99 * DAY)
     reconciliation.delete_old_runs()
     assert attempt.run_name in customer.backend.names()
-
-
-def test_a_full_quota_refuses_a_longer_keeping_only(api, customer):
-    job = customer.ended_with_log()
-    customer.quota(max_storage_bytes=0)
-    answer = patch(api, customer, job, keep_until=(timezone.now() + 40 * DAY).isoformat())
-    assert (answer.status_code, answer.json()["code"]) == (409, "quota_exceeded")
-    assert "quota is used up" in answer.json()["fields"]["keep_until"]
-    assert patch(api, customer, job, keep_until=(timezone.now() + DAY).isoformat()).status_code == 200
+    Job.objects.update(keep_until=None)
+    type(attempt).objects.update(finished_at=None)
+    job = customer.end(attempt, Outcome.NODE_LOST)
+    (customer.backend.run_folder(attempt.run_name) / "log").write_bytes(b"x")
+    results.count_storage(job.pk)
+    assert Allocation.objects.get().kept_until is None
+    orders.cancel_job(membership=customer.membership, job=job)  # while it waits for its retry
+    reconciliation.delete_old_runs()
+    job.refresh_from_db()
+    assert Allocation.objects.get().kept_until == job.finished_at + results.DEFAULT_RETENTION
 
 
 def test_the_deletion_is_announced_once_to_those_who_can_save_the_files(api, customer):
@@ -133,20 +138,6 @@ def test_two_workers_announce_once(customer):
     age(customer.ended_with_log(), results.DEFAULT_RETENTION - DAY)
     assert sorted(together(expiry.announce, expiry.announce)) == [0, 1]
     assert DeletionNotice.objects.count() == 1
-
-
-def test_a_retry_that_is_cancelled_gets_its_retention_from_the_sweep(customer):
-    attempt = customer.started()
-    folder = customer.backend.run_folder(attempt.run_name)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "log").write_bytes(b"x")
-    job = customer.end(attempt, Outcome.NODE_LOST)
-    results.count_storage(job.pk)
-    assert Allocation.objects.get().kept_until is None
-    orders.cancel_job(membership=customer.membership, job=job)
-    reconciliation.delete_old_runs()
-    job.refresh_from_db()
-    assert Allocation.objects.get().kept_until == job.finished_at + results.DEFAULT_RETENTION
 
 
 def test_an_index_finds_the_jobs_with_a_tag(db):

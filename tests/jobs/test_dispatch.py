@@ -132,15 +132,6 @@ def assert_repaired(customer, backend, monkeypatch, call, moment):
     assert [each for each in backend.names() if each.startswith(f"job-{job.pk}-")] == [name]
 
 
-def test_a_run_that_vanished_is_a_lost_node_and_is_retried(customer, backend):
-    attempt = customer.started()
-    backend.lose(attempt.run_name)
-    reconciliation.reconcile()
-    attempt.refresh_from_db()
-    assert attempt.reason == EndReason.NODE_LOST
-    assert list(backend.runs) == [f"job-{attempt.job_id}-2"]
-
-
 @pytest.mark.parametrize("has_ended", [False, True], ids=["the job stops", "the job has ended"])
 def test_a_cancel_between_claim_and_submit_stops_the_run(customer, backend, has_ended):
     job = customer.job()
@@ -170,21 +161,17 @@ def test_an_error_with_one_job_stops_neither_its_settlement_nor_the_sweep(custom
     assert "could not be read" in caplog.text
 
 
-def test_runs_without_an_attempt_are_deleted_and_foreign_runs_kept(customer, backend):
-    attempt = customer.started()
-    spec = backend.runs[attempt.run_name].spec
-    for name in ("job-999999-1", f"job-{attempt.job_id}-7", "bench-1"):
+def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
+    attempts = [customer.started(nodes=1), customer.started(nodes=1)]
+    spec = backend.runs[attempts[0].run_name].spec
+    for name in ("job-999999-1", "bench-1"):
         backend.submit(spec.__class__(**{**vars(spec), "name": name, "checkpoint_key": ""}))
+    for attempt, age in zip(attempts, (timedelta(0), timedelta(days=90)), strict=True):
+        finished_at = timezone.now() - age
+        Attempt.objects.filter(pk=attempt.pk).update(finished_at=finished_at, reason=EndReason.NODE_LOST)
     reconciliation.reconcile()
-    assert backend.names() == sorted(["bench-1", attempt.run_name])
-
-
-@pytest.mark.parametrize("age", [timedelta(0), timedelta(days=90)], ids=str)
-def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend, age):
-    attempt = customer.started()
-    Attempt.objects.update(finished_at=timezone.now() - age, reason=EndReason.NODE_LOST)
-    reconciliation.reconcile()
-    assert backend.describe(attempt.run_name).phase is RunPhase.STOPPING
+    assert {backend.describe(attempt.run_name).phase for attempt in attempts} == {RunPhase.STOPPING}
+    assert backend.names() == sorted(["bench-1", *(attempt.run_name for attempt in attempts)])
 
 
 def test_registry_credentials_reach_the_run_and_no_log(customer, backend, caplog):

@@ -45,16 +45,13 @@ def test_forms_and_json_say_the_same(customer):
 
 REFUSED = [
     ({"environment": {"RANK": "1"}}, "environment", "sets RANK itself"),
-    ({"environment": "TF_CONFIG=x"}, "environment", "sets TF_CONFIG itself"),
     ({"environment": "PYTHONHOME=/x"}, "environment", "sets PYTHONHOME itself"),
     ({"environment": {"A-B": "1"}}, "environment", "not a variable name"),
     ({"environment": "A"}, "environment", "Line 1"),
     ({"environment": "A=1\nA=2"}, "environment", "set twice"),
     ({"environment": {"A": "1\n2"}}, "environment", "one line"),
-    ({"environment": {"A": "\0"}}, "environment", "one line"),
     ({"environment": {"A": "\ud800"}}, "environment", "one line"),
     ({"environment": {"A": None}}, "environment", "must be a string"),
-    ({"environment": ["A"]}, "environment", "must be an object"),
     ({"environment": {f"A{n}": "" for n in range(101)}}, "environment", "at most 100"),
     ({"environment": {"A": "x" * 33_000}}, "environment", "32768 bytes"),
     ({"secrets": ["NONE"]}, "secrets", "no secret NONE"),
@@ -91,24 +88,19 @@ def test_a_run_gets_the_values_of_its_start(customer):
     assert (spec.environment, spec.expands_arguments, spec.arguments) == ({"NCCL_DEBUG": "INFO"}, True, ("$LR",))
 
 
-def test_a_secret_stays_while_an_open_job_needs_it(customer, other):
+def test_a_secret_stays_while_an_open_job_needs_it_and_a_quote_needs_it_until_it_is_bought(customer, other):
     secret, foreign = save(customer), save(other)
     attempt = customer.started(secrets=["API_TOKEN"])
+    quote = customer.quote(secrets=["API_TOKEN"])
     with pytest.raises(InUse, match=f"#{attempt.job_id}"):
         secret_store.delete_secret(secret=secret)
     secret_store.delete_secret(secret=foreign)  # the same name in another organization
     customer.end(attempt, Outcome.COMPLETED)
     secret_store.delete_secret(secret=secret)
     assert not Secret.objects.exists()
-
-
-def test_a_quote_needs_its_secrets_until_it_is_bought(customer):
-    secret = save(customer)
-    quote = customer.quote(secrets=["API_TOKEN"])
-    secret_store.delete_secret(secret=secret)
     with pytest.raises(ChoiceUnavailable):
         orders.place_order(membership=customer.membership, quote=quote)
-    assert not Job.objects.exists()
+    assert Job.objects.count() == 1
 
 
 def test_a_secret_that_no_key_decrypts_ends_the_run_free(customer, settings):
@@ -157,10 +149,9 @@ def test_the_quote_says_the_learning_rate_that_the_code_gets(customer, api):
     assert client.post("/api/v1/quotes/", form | {"warmup_epochs": 11}).json()["fields"].keys() == {"warmup_epochs"}
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "horovod"])
-def test_the_environment_is_known_before_the_purchase(customer, api, framework):
+def test_the_environment_is_known_before_the_purchase(customer, api):
     save(customer, "API_TOKEN")
-    chosen = {"framework": framework, "image": framework, "environment": {"OWN": "1"}, "secrets": ["API_TOKEN"]}
+    chosen = {"framework": "horovod", "image": "horovod", "environment": {"OWN": "1"}, "secrets": ["API_TOKEN"]}
     quote = customer.quote(**chosen, arguments=["--lr=$LR", "$OWN", "$$"], lr_scaling="linear")
     answer = api(customer.membership).get(f"/api/v1/quotes/{quote.pk}/environment/?rank=1").json()
     assert answer["arguments"] == ["--lr=0.02", "1", "$"]

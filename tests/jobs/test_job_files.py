@@ -15,21 +15,16 @@ from storage.errors import FileMissing, UnsafePath
 def test_a_path_leads_to_the_folder_of_the_job(customer):
     attempt = customer.started()
     job, backend = attempt.job, customer.backend
-    key = results.checkpoint_key(job.pk)
-    run = backend.run_folder(attempt.run_name)
+    key, run = results.checkpoint_key(job.pk), backend.run_folder(attempt.run_name)
     for path, expected in (
-        ("outputs", (backend.output_folder(key), "")),
         ("outputs/deep/model.pt", (backend.output_folder(key), "deep/model.pt")),
         ("checkpoints//./epoch-1", (backend.checkpoint_folder(key), "epoch-1")),
-        ("logs/attempt-1", (run, "logs")),
         ("logs/attempt-1/rank-12.log", (run, "logs/rank-12.log")),
-        ("logs/attempt-1/stacks-0.txt", (run, "logs/stacks-0.txt")),
     ):
         assert job_files.resolve(job, path) == expected
     for path in (
-        "", "logs", "run/secret", "model.pt", "logs/attempt-2", "logs/attempt-01", "logs/attempt-1/node-0.log",
-        "logs/attempt-1/supervisor-0.log", "logs/attempt-1/deep/rank-0.log", "logs/attempt-1/rank-0.log\n",
-        "logs/attempt-" + "9" * 30,
+        "", "run/secret", "logs/attempt-2", "logs/attempt-01", "logs/attempt-1/supervisor-0.log",
+        "logs/attempt-1/deep/rank-0.log", "logs/attempt-1/rank-0.log\n", "logs/attempt-" + "9" * 30,
     ):  # fmt: skip
         with pytest.raises(FileMissing):
             job_files.resolve(job, path)
@@ -123,12 +118,8 @@ def test_a_folder_is_downloaded_as_an_archive(api, customer, job):
         assert answer["Content-Disposition"] == f'attachment; filename="{name}.tar.gz"'
         with tarfile.open(fileobj=io.BytesIO(b"".join(answer.streaming_content))) as tar:
             assert {member.name for member in tar} == expected, path
-
-
-def test_files_are_gone_with_the_results(api, customer, job):
     customer.end(job.attempts.get(), Outcome.COMPLETED)
     job.refresh_from_db()
     results.remove(job=job, user=None)
-    client = api(customer.membership)
     assert names(client.get(f"/api/v1/jobs/{job.pk}/files/", {"path": "outputs"})) == []
     assert client.get(f"/api/v1/jobs/{job.pk}/files/outputs/deep/model.pt").status_code == 404

@@ -10,7 +10,7 @@ from tests.console.processes import wait_for
 from tests.jobs.gates import PATIENCE, Gate, join
 from tests.racing import together
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("database_without_rows")
 
 
 def is_free(cluster, lock=locks.reconciliation_lock):
@@ -18,20 +18,17 @@ def is_free(cluster, lock=locks.reconciliation_lock):
         return is_ours
 
 
-def test_a_cluster_has_one_sweep_at_a_time(transactional_db):
-    with locks.reconciliation_lock("west") as is_ours, locks.reconciliation_lock("east"):
-        assert is_ours
-        assert together(lambda: is_free("west"), lambda: is_free("south")) == [False, True]
+def test_a_cluster_has_one_sweep_at_a_time_and_another_one_its_own():
+    for lock in (locks.reconciliation_lock, locks.dispatch_lock):
+        with lock("west") as is_ours:
+            assert is_ours
+            assert together(lambda lock=lock: is_free("east", lock)) == [True]
+    with locks.reconciliation_lock("west"):
+        assert together(lambda: is_free("west")) == [False]
     assert is_free("west")
 
 
-def test_another_cluster_has_a_dispatcher_of_its_own(transactional_db):
-    with locks.dispatch_lock("west") as is_ours:
-        assert is_ours
-        assert together(lambda: is_free("east", locks.dispatch_lock)) == [True]
-
-
-def test_a_lock_is_released_with_its_connection(transactional_db):
+def test_a_lock_is_released_with_its_connection():
     def die():
         with locks.reconciliation_lock("west"):
             connection.close()
@@ -68,7 +65,7 @@ class Dispatchers:
         assert self.gate.most == 1, "two dispatchers of one cluster"
 
 
-def test_while_one_dispatches_one_waits_and_the_others_leave_at_once(transactional_db):
+def test_while_one_dispatches_one_waits_and_the_others_leave_at_once():
     dispatchers = Dispatchers()
     dispatchers.start()
     dispatchers.gate.until_entered(1)
@@ -83,7 +80,7 @@ def test_while_one_dispatches_one_waits_and_the_others_leave_at_once(transaction
     assert (len(dispatchers.gate.entered), dispatchers.refused) == (2, 3)
 
 
-def test_a_request_during_the_second_pass_gets_a_third(transactional_db):
+def test_a_request_during_the_second_pass_gets_a_third():
     dispatchers = Dispatchers()
     for passes in (1, 2, 3):
         dispatchers.start()  # the second and the third come while the one before is at work

@@ -106,6 +106,10 @@ def test_a_quote_pins_the_versions_and_the_run_mounts_them(customer, trained):
         retention.delete_model_version(version=version)
     assert customer.end(attempt, Outcome.COMPLETED).is_ended
     retention.delete_model_version(version=version)
+    late = customer.quote(models=["words"])
+    retention.delete_model_version(version=storage.model_named(customer.organization, "words").latest)
+    with pytest.raises(ChoiceUnavailable):
+        orders.place_order(membership=customer.membership, quote=late)
     assert orders.rerun(membership=customer.membership, job=job, changes={"models": ["words"]})
 
 
@@ -116,11 +120,3 @@ def test_wrong_models_are_reported_at_their_field(customer, other, trained):
         with pytest.raises(InvalidInput) as refused:
             buyer.quote(models=models)
         assert set(refused.value.fields) == {"models"}, models
-
-
-def test_a_model_deleted_after_the_quote_is_refused(customer, trained):
-    version = publish(customer, trained)
-    quote = customer.quote(models=["digits"])
-    retention.delete_model(model=version.model)
-    with pytest.raises(ChoiceUnavailable):
-        orders.place_order(membership=customer.membership, quote=quote)

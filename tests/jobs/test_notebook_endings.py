@@ -17,23 +17,11 @@ from jobs.models import Attempt
 from runtime.specs import Outcome
 from tests.crashes import crash_at
 from tests.factories.accounts import MembershipFactory
-from tests.factories.jobs import Customer
 from tests.factories.notebooks import sell_notebook
 from tests.racing import together
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 HOUR = 3600
-
-
-@pytest.fixture
-def customer(transactional_db, backend, hints):
-    return Customer(backend)
-
-
-@pytest.fixture
-def notebook(customer) -> Attempt:
-    """A running notebook of two hours."""
-    return sell_notebook(customer)
 
 
 def before_end(notebook, **left):
@@ -54,22 +42,21 @@ def extend(customer, notebook, seconds=HOUR) -> Quote:
     return quote
 
 
-def test_a_time_limit_is_announced_once_ten_minutes_before(notebook):
+def test_a_time_limit_is_announced_once_ten_minutes_before(customer, notebook):
+    customer.end(sell_notebook(customer), Outcome.STOPPED)
+    customer.started(nodes=1)  # neither an ended notebook nor a training is announced
     for left, announced in (({"minutes": 11}, 0), ({"minutes": 10}, 1), ({"minutes": 9}, 0), ({"seconds": 1}, 0)):
         assert notebook_endings.announce(before_end(notebook, **left)) == announced
     assert notebook_endings.announce(before_end(notebook, seconds=0)) == 0
     data = Notification.objects.get(kind="notebook.ending").data
     assert (data["job"], data["deadline_seconds"], data["is_extensible"]) == (notebook.job_id, 2 * HOUR, True)
     assert data["ends_at"] == before_end(notebook, seconds=0).isoformat()
+    short = Attempt.objects.get(pk=sell_notebook(customer, max_seconds=1200).pk)
+    for seconds, announced in ((899, 0), (900, 1)):  # three quarters of its time
+        assert notebook_endings.announce(short.started_at + timedelta(seconds=seconds)) == announced
 
 
-def test_a_short_notebook_is_announced_after_three_quarters_of_its_time(customer):
-    notebook = sell_notebook(customer, max_seconds=1200)
-    started_at = Attempt.objects.get(pk=notebook.pk).started_at
-    assert notebook_endings.announce(started_at + timedelta(seconds=899)) == 0
-    assert notebook_endings.announce(started_at + timedelta(seconds=900)) == 1
-
-
+@pytest.mark.django_db(transaction=True)
 def test_several_processes_announce_it_once_and_one_that_is_killed_does_not_prevent_it(notebook):
     at = before_end(notebook, minutes=5)
     for step in range(1, 100):
@@ -91,30 +78,25 @@ def test_an_extended_notebook_is_announced_again_before_its_new_limit(customer, 
     assert list(limits) == [(2 * HOUR,), (3 * HOUR,)]
 
 
-def test_what_does_not_run_is_not_announced(customer, notebook):
-    at = before_end(notebook, minutes=5)
-    customer.end(notebook, Outcome.STOPPED)
-    customer.started(nodes=1)
-    assert notebook_endings.announce(at) == 0
-
-
-def test_the_mail_goes_to_who_ordered_it_and_links_to_the_extension(customer, notebook):
+@pytest.mark.parametrize("extends_runs", [True, False])
+def test_the_mail_goes_to_who_ordered_it_and_says_how_to_continue(
+    client, customer, notebook, monkeypatch, extends_runs
+):
+    monkeypatch.setattr(type(customer.backend), "extends_runs", extends_runs)
     let_pass(notebook, hours=1, minutes=55)
     notebook_endings.announce_endings()
     notebook_endings.announce_endings()
     [sent] = mail.outbox
     assert sent.to == [customer.membership.user.email]
     assert f"#{notebook.job_id} " in sent.subject
-    assert f"{reverse('notebook_extend', args=[notebook.job_id])}\n" in sent.body
-
-
-def test_a_mail_on_a_cluster_with_fixed_deadlines_says_how_to_continue(customer, notebook, monkeypatch):
-    monkeypatch.setattr(type(customer.backend), "extends_runs", False)
-    let_pass(notebook, hours=1, minutes=55)
-    notebook_endings.announce_endings()
-    [sent] = mail.outbox
-    assert "Resume it once it has ended" in sent.body
-    assert f"{reverse('job_detail', args=[notebook.job_id])}\n" in sent.body
+    address = reverse("notebook_extend" if extends_runs else "job_detail", args=[notebook.job_id])
+    assert f"{address}\n" in sent.body
+    assert ("Resume it once it has ended" in sent.body) != extends_runs
+    viewer = MembershipFactory(organization=customer.organization, role=Role.VIEWER)
+    for member in (customer.membership, viewer):  # the notice on the pages is for those who may extend it
+        client.force_login(member.user)
+        shown = reverse("notebook_extend", args=[notebook.job_id]) in client.get(reverse("notification_list")).text
+        assert shown == (extends_runs and member is not viewer)
 
 
 @pytest.mark.parametrize("reason", ["extended", "ended", "not wanted"])
@@ -129,17 +111,6 @@ def test_no_mail_is_sent_that_would_be_wrong_or_unwanted(customer, notebook, rea
         services.choose_mails(membership=customer.membership, mailed=())
     notebook_endings.send_due()
     assert [sent for sent in mail.outbox if "ends soon" in sent.subject] == []
-
-
-def test_pages_show_the_notice_to_members_who_may_extend(client, customer, notebook):
-    let_pass(notebook, hours=1, minutes=55)
-    notebook_endings.announce()
-    address = reverse("notebook_extend", args=[notebook.job_id])
-    client.force_login(customer.membership.user)
-    assert address in client.get(reverse("notification_list")).content.decode()
-    viewer = MembershipFactory(organization=customer.organization, role=Role.VIEWER)
-    client.force_login(viewer.user)
-    assert address not in client.get(reverse("notification_list")).content.decode()
 
 
 def test_the_page_of_a_notebook_counts_down_and_warns(client, customer, notebook):

@@ -14,23 +14,11 @@ from jobs.errors import ChoiceUnavailable, IdempotencyConflict, NotExtensible, Q
 from jobs.models import Attempt, Job
 from runtime.specs import Outcome
 from tests.crashes import crash_at
-from tests.factories.jobs import Customer, start
-from tests.factories.notebooks import sell_notebook
+from tests.factories.jobs import start
 from tests.racing import together
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 HOUR = 3600
-
-
-@pytest.fixture
-def customer(transactional_db, backend, hints):
-    return Customer(backend)
-
-
-@pytest.fixture
-def notebook(customer) -> Attempt:
-    """A running notebook of two hours."""
-    return sell_notebook(customer)
 
 
 def offer(customer, attempt, seconds=HOUR) -> Quote:
@@ -59,10 +47,13 @@ def assert_extended(customer, attempt, *, hours: int):
     )
 
 
-def test_a_notebook_runs_for_the_time_that_was_added_and_costs_no_more_than_its_new_ceiling(customer, notebook, hints):
+def test_a_notebook_runs_for_the_time_that_was_added_and_costs_no_more_than_its_new_ceiling(
+    customer, notebook, hints, django_capture_on_commit_callbacks
+):
     quote = offer(customer, notebook)
     assert (quote.deadline_seconds, customer.wallet.held_minor) == (3 * HOUR, orders.held_minor(quote))
-    assert buy(customer, quote).pk == buy(customer, quote).pk == notebook.job_id
+    with django_capture_on_commit_callbacks(execute=True):
+        assert buy(customer, quote).pk == buy(customer, quote).pk == notebook.job_id
     assert ("extend_job", notebook.job_id) in hints
     assert_extended(customer, notebook, hours=3)
     buy(customer, offer(customer, notebook))
@@ -82,6 +73,7 @@ def test_a_notebook_runs_for_the_time_that_was_added_and_costs_no_more_than_its_
     assert customer.wallet.held_minor == 0
 
 
+@pytest.mark.django_db(transaction=True)
 def test_an_extension_is_sold_once_under_its_key(customer, notebook):
     quote, rival = offer(customer, notebook), offer(customer, notebook)
     results = together(*[lambda: buy(customer, quote, "key")] * 3, lambda: buy(customer, rival, "other"))
@@ -95,6 +87,7 @@ def test_an_extension_is_sold_once_under_its_key(customer, notebook):
         buy(customer, offer(customer, notebook), HoldExtension.objects.get().idempotency_key)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_console_that_is_killed_at_any_step_extends_all_or_nothing(customer, notebook):
     quote = offer(customer, notebook)
     for step in count(1):

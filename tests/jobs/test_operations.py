@@ -1,6 +1,5 @@
 import time
 
-import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 from django.utils import timezone
@@ -10,12 +9,6 @@ from jobs import clusters, dispatch, reconciliation, selectors, usage
 from jobs.models import ClusterStatus, Job
 from runtime.specs import Outcome, RunPhase
 from tests.factories.accounts import UserFactory
-
-
-@pytest.fixture
-def admin(client, customer):
-    client.force_login(UserFactory(is_staff=True, is_superuser=True))
-    return client
 
 
 def test_a_moved_run_stops_costs_nothing_and_starts_again(admin, customer):

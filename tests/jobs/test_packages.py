@@ -113,16 +113,20 @@ def test_a_failed_installation_ends_the_job_free_of_charge_with_its_reason(custo
     assert Receipt.objects.get(hold=job.order.hold).total_minor == 0
     assert (customer.wallet.posted_minor, customer.wallet.held_minor) == (before.posted_minor, before.held_minor)
 
-    # Another order tries again, since the index may have the package by now.
+    # Another order tries again, since the index may have the package by now. A cancelled job no longer waits.
     again = customer.job(requirements="requirements.txt")
     assert again.awaits_packages
+    orders.cancel_job(membership=customer.membership, job=again)
     packages.advance()
     assert len(installer.started) == 2
-    assert installer.end() == {"default"}
+    assert installer.end() == set()
+    again.refresh_from_db()
+    assert (again.state, again.awaits_packages) == (JobState.CANCELLED, False)
 
 
 def test_a_fault_of_the_platform_is_tried_again_and_named_as_such(customer, installer):
-    job = customer.job(requirements="requirements.txt")
+    form = customer.form(requirements="requirements.txt")
+    job = free_estimates.order_free_estimate(membership=customer.membership, data=form).job
     for number in range(packages.MAX_FAULTS):
         packages.advance()
         assert len(installer.started) == number + 1
@@ -132,39 +136,18 @@ def test_a_fault_of_the_platform_is_tried_again_and_named_as_such(customer, inst
     assert (job.state, job.reason, job.detail) == (JobState.FAILED, EndReason.PLATFORM_ERROR, "")
 
 
-def test_a_free_estimate_waits_for_its_packages_too(customer, installer):
-    order = free_estimates.order_free_estimate(
-        membership=customer.membership, data=customer.form(requirements="requirements.txt")
-    )
-    assert order.job.awaits_packages
-    assert order.job.packages.requirements == "einops\nujson>5"
-
-
-def test_a_cancelled_job_no_longer_waits(customer, installer):
-    job = customer.job(requirements="requirements.txt")
-    orders.cancel_job(membership=customer.membership, job=job)
-    packages.advance()
-    assert installer.end() == set()
-    job.refresh_from_db()
-    assert (job.state, job.awaits_packages) == (JobState.CANCELLED, False)
-
-
 def test_refusals_are_shown_at_the_field(customer, settings, tmp_path, monkeypatch):
-    assert "no file at this path" in refusal(customer, requirements="missing.txt")
-    for path in ("../requirements.txt", "/etc/passwd"):
-        assert refusal(customer, requirements=path)
     (customer.folder / "link.txt").symlink_to("/etc/hostname")
-    assert refusal(customer, requirements="link.txt")
-    customer.write("requirements.txt", "einops\n-e .\n")
-    assert "Line 2: “-e .” contains an option." in refusal(customer)
-    customer.write("requirements.txt", "git+https://host/x\n")
-    assert "is an address or a path" in refusal(customer)
-    (customer.folder / "requirements.txt").write_bytes(b"\0\1")
-    assert "not a text file" in refusal(customer)
-
-    customer.write("requirements.txt", "torch==2.1\n")
+    assert "no file at this path" in refusal(customer, requirements="missing.txt")
+    for path in ("../requirements.txt", "link.txt"):
+        assert refusal(customer, requirements=path)
     monkeypatch.setattr(layers, "installed_versions", lambda _image: {"torch": "2.13.0+cpu"})
-    assert "contains torch 2.13.0+cpu" in refusal(customer)
+    for text, sentence in (
+        ("einops\n-e .\n", "Line 2: “-e .” contains an option."), ("\0\1", "not a text file"),
+        ("torch==2.1\n", "contains torch 2.13.0+cpu"),
+    ):  # fmt: skip
+        customer.write("requirements.txt", text)
+        assert sentence in refusal(customer)
     customer.write("requirements.txt", "torch>2\n")
     assert customer.quote(requirements="requirements.txt").purchase["requirements"] == "requirements.txt"
     settings.TRAINYARD_CLUSTERS = {"default": cluster_config(tmp_path)}
@@ -293,26 +276,16 @@ def test_an_ordered_layer_is_not_installed_while_its_old_folder_is_removed(custo
     assert len(installer.started) == 2
 
 
-def test_a_file_beside_the_script_is_found(customer):
-    def found(path, **purchase):
-        purchase = {"workspace": customer.workspace.name, "code_path": path, **purchase}
-        return packages.unchosen_file(customer.organization, purchase)
-
-    assert found("train.py") == "requirements.txt"
-    assert found("train.py", requirements="other.txt") == ""
-    customer.write("model/train.py")
-    assert found("model/train.py") == ""
-    customer.write("model/requirements.txt", "einops\n")
-    assert found("model/train.py") == "model/requirements.txt"
-    assert found("../x/train.py") == ""
-
-
 def test_pages_and_api_offer_the_file_and_show_the_log(customer, installer, client):
     client.force_login(customer.membership.user)
     card = client.post("/training/quote/", customer.form(max_time="60")).content.decode()
     assert 'data-set-field="requirements" data-value="requirements.txt"' in card
     card = client.post("/training/quote/", customer.form(requirements="requirements.txt")).content.decode()
     assert "data-set-field" not in card
+    customer.write("model/train.py")
+    for code_path in ("model/train.py", "../x/train.py"):  # it is offered beside the script alone
+        purchase = {"workspace": customer.workspace.name, "code_path": code_path}
+        assert packages.unchosen_file(customer.organization, purchase) == ""
     customer.write("requirements.txt", "-e .\n")
     form = customer.form(requirements="requirements.txt", touched="requirements")
     assert "contains an option" in client.post("/training/quote/", form).content.decode()

@@ -7,6 +7,7 @@ from django.db import transaction
 
 from jobs import pubsub
 
+pytestmark = pytest.mark.usefixtures("database_without_rows")
 UNUSED_JOB = 10**9 + os.getpid()
 """Test processes share one Redis; no other process has a job of this number."""
 
@@ -22,7 +23,6 @@ def next_message(embedded):
     client.close()
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_change_is_published_after_its_commit_and_not_after_a_rollback(next_message):
     with transaction.atomic():
         pubsub.publish_state(UNUSED_JOB)
@@ -34,7 +34,6 @@ def test_a_change_is_published_after_its_commit_and_not_after_a_rollback(next_me
     assert next_message(0.05) is None
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_change_is_committed_while_redis_is_away(monkeypatch, caplog, tmp_path):
     with redis.Redis(unix_socket_path=str(tmp_path / "none")) as away:
         monkeypatch.setattr(pubsub, "_client", lambda: away)

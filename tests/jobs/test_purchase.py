@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from billing.models import NodeSpec, Quote
+from billing.models import NodeSpec
 from console.core.errors import InvalidInput
 from jobs.fault_tolerance import DEFAULT_BACKOFF_SECONDS
 from jobs.messages import terms_sentences
@@ -49,7 +49,7 @@ INVALID = {
 }  # fmt: skip
 
 
-def test_an_error_is_reported_only_at_its_field(customer):
+def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer):
     customer.write("notes.txt")
     customer.write("data/x")
     (customer.folder / "link.py").symlink_to("/etc/passwd")
@@ -60,21 +60,17 @@ def test_an_error_is_reported_only_at_its_field(customer):
         assert list(errors) == [field], value
         assert errors[field].endswith(".")
         assert not any(words in errors[field] for words in ("codec", "NUL (0x00)"))
-
-
-def test_all_errors_are_reported_at_once(customer):
-    wrong = {
-        "product": "gold", "framework": "mxnet", "image": "windows", "workspace": "nowhere", "epochs": 0, "lr": "abc",
-        "batch_size": "x", "node_spec": "huge", "nodes": 0, "workers_per_node": -1, "max_seconds": 1,
-        "ceiling_minor": 0, "arguments": 5, "datasets": "nothing",
-    }  # fmt: skip
+    dependent = {"code_path", "on_hang", "min_nodes", "controller", "collective_timeout_seconds", "stall_check_seconds"}
+    wrong = {name: values[0] for name, values in INVALID.items() if name not in dependent}
     assert set(faults(customer, **wrong)) == set(wrong)
-    assert not Quote.objects.exists()
-    required = {"product", "framework", "image", "workspace", "code_path", "nodes", "lr", "epochs"}
     with pytest.raises(InvalidInput) as caught:
         parse(organization=customer.organization, data={})
+    required = {"product", "framework", "image", "workspace", "code_path", "nodes", "lr", "epochs"}
     assert required <= set(caught.value.fields)
     assert "tensorflow" in faults(customer, framework="tensorflow")["image"]
+    Product.objects.filter(name="metered").update(is_active=False)
+    NodeSpec.objects.filter(name="nano").update(is_active=False)
+    assert set(faults(customer)) == {"product", "node_spec"}
 
 
 def test_it_reads_what_forms_and_json_send(customer):
@@ -93,48 +89,27 @@ def test_it_reads_what_forms_and_json_send(customer):
     assert purchase.framework is Framework.PYTORCH
 
 
-def test_its_json_is_read_repeated_as_the_same_purchase(customer):
-    dataset = DatasetFactory(organization=customer.organization, name="digits")
-    first = DatasetVersionFactory(dataset=dataset)
-    purchase = read(customer, datasets=["digits"], arguments=["--a", "b"])
-    data = purchase.to_json()
-    DatasetVersionFactory(dataset=dataset)
-    repeated = parse(organization=customer.organization, data=data, is_pinned=True)
-    assert repeated == purchase
-    assert repeated.dataset_versions == (first,)
-    latest = parse(organization=customer.organization, data=data)
-    assert latest.dataset_versions != (first,)
-
-
-def test_the_versions_are_not_the_customers_to_choose(customer, other):
-    foreign = DatasetVersionFactory(dataset=DatasetFactory(organization=other.organization, name="digits"))
-    own = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
-    for pinned in (5, {"a": 1}, [foreign.pk], "x"):
-        assert read(customer, datasets=["digits"], dataset_versions=pinned).dataset_versions == (own,)
-    data = customer.form(datasets=["digits"], dataset_versions=[foreign.pk])
-    with pytest.raises(InvalidInput):
-        parse(organization=customer.organization, data=data, is_pinned=True)
-
-
 def test_a_version_can_be_chosen(customer):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     first, second, latest = (DatasetVersionFactory(dataset=dataset, number=number) for number in (1, 2, 3))
     for chosen, version in (("digits", latest), ("digits@3", latest), ("digits@1", first)):
         assert read(customer, datasets=[chosen]).dataset_versions == (version,)
         assert read(customer, datasets=chosen).dataset_versions == (version,)
-    purchase = read(customer, datasets=["digits@2"])
-    DatasetVersionFactory(dataset=dataset, number=4)
+    plain, purchase = read(customer, datasets=["digits"], arguments=["--a", "b"]), read(customer, datasets=["digits@2"])
+    newest = DatasetVersionFactory(dataset=dataset, number=4)
     stored = purchase.to_json()
     assert (stored["datasets"], stored["resolved_datasets"]) == (["digits@2"], ["digits@2"])
-    # Neither an order nor a rerun of it changes what was chosen.
-    for is_pinned in (True, False):
-        again = parse(organization=customer.organization, data=stored, is_pinned=is_pinned)
-        assert again.dataset_versions == (second,)
+    # An order uses the versions of its quote; a rerun uses the latest of what was not chosen.
+    assert parse(organization=customer.organization, data=plain.to_json(), is_pinned=True) == plain
+    for is_pinned, data, version in (
+        (True, plain, latest), (False, plain, newest), (True, purchase, second), (False, purchase, second),
+    ):  # fmt: skip
+        again = parse(organization=customer.organization, data=data.to_json(), is_pinned=is_pinned)
+        assert again.dataset_versions == (version,)
     retention.delete_version(version=second)
-    for wrong in (["digits@2"], ["digits@9"]):
-        assert "4, 3, 1" in faults(customer, datasets=wrong)["datasets"]
-    malformed = ("digits@", "digits@x", "digits@0", "digits@-1", "digits@1@2", "digits@" + "9" * 5000, "digits@²")
-    for wrong in malformed:
+    for wrong in ("digits@2", "digits@9"):
+        assert "4, 3, 1" in faults(customer, datasets=[wrong])["datasets"]
+    for wrong in ("digits@", "digits@x", "digits@0", "digits@-1", "digits@1@2", "digits@" + "9" * 5000, "digits@²"):
         assert set(faults(customer, datasets=[wrong])) == {"datasets"}
     assert set(faults(customer, datasets=["digits@1", "digits"])) == {"datasets"}
 
@@ -142,10 +117,16 @@ def test_a_version_can_be_chosen(customer):
 def test_objects_of_another_organization_do_not_exist(customer, other):
     ImageFactory(organization=other.organization, name="theirs", reference="r.example/x")
     WorkspaceFactory(organization=other.organization, name="theirs")
-    DatasetVersionFactory(dataset=DatasetFactory(organization=other.organization, name="theirs"))
+    foreign = DatasetVersionFactory(dataset=DatasetFactory(organization=other.organization, name="theirs"))
     errors = faults(customer, image="theirs", workspace="theirs", datasets=["theirs"])
     assert set(errors) == {"image", "workspace", "datasets"}
     assert set(errors.values()) == {"This object does not exist in your organization."}
+    own = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
+    for pinned in (5, {"a": 1}, [foreign.pk], "x"):  # it is not the customer's to send
+        assert read(customer, datasets=["digits"], dataset_versions=pinned).dataset_versions == (own,)
+    data = customer.form(datasets=["digits"], dataset_versions=[foreign.pk])
+    with pytest.raises(InvalidInput):
+        parse(organization=customer.organization, data=data, is_pinned=True)
 
 
 def test_nodes_that_never_fit_are_refused_with_what_would(customer):
@@ -159,42 +140,29 @@ def test_nodes_that_never_fit_are_refused_with_what_would(customer):
     assert error == "No machine in this cluster is large enough for a node of medium. Choose another node spec."
 
 
-def test_machines_that_are_not_for_a_node_spec_do_not_count(customer, backend, monkeypatch):
+def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_refuses_nothing(
+    customer, backend, monkeypatch
+):
     (machine,) = backend.capacity().machines
     kept = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
-    monkeypatch.setattr(backend, "capacity", lambda: Capacity((kept,), kinds=frozenset({"nano"})))
-    assert "is large enough for a node of nano" in faults(customer, node_spec="nano")["nodes"]
-    assert read(customer, node_spec="small").nodes == 2
-
-
-def test_a_cluster_that_is_elastic_or_does_not_respond_refuses_nothing(customer, backend, monkeypatch):
     with monkeypatch.context() as patch:
+        patch.setattr(backend, "capacity", lambda: Capacity((kept,), kinds=frozenset({"nano"})))
+        assert "is large enough for a node of nano" in faults(customer, node_spec="nano")["nodes"]
+        assert read(customer, node_spec="small").nodes == 2
         patch.setattr(backend, "capacity", lambda: Capacity((), elastic=True))
         assert read(customer, nodes=5, node_spec="medium").nodes == 5
     backend.available = False
     assert read(customer, nodes=8).nodes == 8
 
 
-def test_withdrawn_choices_are_refused(customer):
-    Product.objects.filter(name="metered").update(is_active=False)
-    NodeSpec.objects.filter(name="nano").update(is_active=False)
-    assert set(faults(customer)) == {"product", "node_spec"}
-
-
-def test_a_gpu_spec_has_one_process_for_each_gpu(customer):
+def test_a_gpu_spec_has_one_process_for_each_gpu_and_refuses_images_that_would_leave_them_idle(customer, backend):
     NodeSpec.objects.filter(name="nano").update(gpus=2, gpu_type="H200", cpus=1)
-    customer.backend.available = False
-    assert read(customer, workers_per_node=None).workers_per_node == 2
-    assert "1 to 2" in faults(customer, workers_per_node=3)["workers_per_node"]
-
-
-def test_an_image_that_would_leave_gpus_idle_is_refused_at_its_field(customer, backend):
-    NodeSpec.objects.filter(name="nano").update(gpus=1)
     assert "image" not in faults(customer, nodes=0)
     backend.images_for_cpus.add("pytorch")
     assert "cannot use GPUs" in faults(customer, nodes=0)["image"]
-    NodeSpec.objects.filter(name="nano").update(gpus=0)
-    assert read(customer).image.name == "pytorch"
+    backend.available = False
+    assert read(customer, workers_per_node=None).workers_per_node == 2
+    assert "1 to 2" in faults(customer, workers_per_node=3)["workers_per_node"]
 
 
 def test_the_code_key_is_of_the_script_not_its_settings(customer):
@@ -217,17 +185,6 @@ def horovod(customer):
     return {"framework": "horovod"}
 
 
-def test_by_default_there_is_no_fault_tolerance(customer):
-    plain = bought(customer)
-    assert plain.to_json() == {
-        "retries": 0, "retry_backoff_seconds": 0, "on_hang": "stop", "min_nodes": 0, "controller": "gloo",
-        "collective_timeout_seconds": 0, "stall_check_seconds": 0,
-    }  # fmt: skip
-    empty = dict.fromkeys(plain.to_json(), "")
-    assert bought(customer, **empty) == plain
-    assert terms_sentences(plain.to_json()) == []
-
-
 def test_fault_tolerance_is_stored_and_passed_to_the_cluster(customer, backend, horovod):
     backend.images_with_mpi.add("pytorch")
     job = customer.job(
@@ -242,7 +199,14 @@ def test_fault_tolerance_is_stored_and_passed_to_the_cluster(customer, backend, 
     assert len(terms_sentences(job.order.quote.purchase)) == 2
 
 
-def test_a_back_off_belongs_to_retries(customer):
+def test_by_default_there_is_no_fault_tolerance_and_a_back_off_belongs_to_retries(customer):
+    plain = bought(customer)
+    assert plain.to_json() == {
+        "retries": 0, "retry_backoff_seconds": 0, "on_hang": "stop", "min_nodes": 0, "controller": "gloo",
+        "collective_timeout_seconds": 0, "stall_check_seconds": 0,
+    }  # fmt: skip
+    assert bought(customer, **dict.fromkeys(plain.to_json(), "")) == plain
+    assert terms_sentences(plain.to_json()) == []
     assert bought(customer, retries=1).retry_backoff_seconds == DEFAULT_BACKOFF_SECONDS
     assert bought(customer, retries=1, retry_backoff_seconds=0).retry_backoff_seconds == 0
     assert bought(customer, retries=0, retry_backoff_seconds=90).retry_backoff_seconds == 0
@@ -255,9 +219,11 @@ def test_tensorflow_needs_all_its_nodes(customer):
     assert bought(customer, framework="tensorflow", min_nodes=2).min_nodes == 0
 
 
-def test_pytorch_uses_mpi_only_in_an_own_image(customer, backend):
+def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
+    assert "has no MPI" in faults(customer, controller="mpi", **horovod)["controller"]
     backend.images_with_mpi.add("pytorch")
-    assert "has no MPI support" in faults(customer, controller="mpi")["controller"]
+    assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI
+    assert "has no MPI support" in faults(customer, controller="mpi")["controller"], "PyTorch needs an own image"
     Image.objects.create(
         organization=customer.organization, name="own", reference="r.example.com/own:1", frameworks=["pytorch"]
     )
@@ -266,12 +232,6 @@ def test_pytorch_uses_mpi_only_in_an_own_image(customer, backend):
     Image.objects.filter(name="own").update(frameworks=["tensorflow"])
     tensorflow = faults(customer, controller="mpi", image="own", framework="tensorflow")
     assert "does not use MPI" in tensorflow["controller"]
-
-
-def test_horovod_uses_mpi_where_the_image_has_it(customer, backend, horovod):
-    assert "has no MPI" in faults(customer, controller="mpi", **horovod)["controller"]
-    backend.images_with_mpi.add("pytorch")
-    assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI
     backend.images_with_mpi.clear()
     backend.available = False  # then nobody can say
     assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI

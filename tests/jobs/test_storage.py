@@ -9,7 +9,7 @@ from django.utils import formats, timezone
 from console.accounts.models import AuditEvent
 from jobs import orders, reconciliation, results
 from jobs.errors import ChoiceUnavailable
-from jobs.models import Job, Order
+from jobs.models import Order
 from jobs.purchase import parse
 from runtime.specs import Outcome
 from storage import garbage_collection, retention, selectors, sharing
@@ -72,17 +72,6 @@ def test_nothing_is_deleted_that_an_open_job_needs(customer, version):
             assert f"#{job.pk} train.py ({end})" in sentence
     assert selectors.dataset_named(customer.organization, "digits").latest == version
     assert not Workspace.objects.exclude(deleted_at=None).exists()
-
-
-def test_what_no_open_job_needs_is_deleted(customer, version):
-    customer.end(customer.started(datasets=["digits"]), Outcome.COMPLETED)
-    customer.job()
-    DatasetVersionFactory(dataset=version.dataset)
-    deletions(customer, version)[1]()
-    assert selectors.versions_of(version.dataset).count() == 1
-    deletions(customer, version)[0]()
-    with pytest.raises(InUse):
-        deletions(customer, version)[2]()
 
 
 def test_files_that_an_open_job_needs_are_never_removed(customer, version):
@@ -157,10 +146,17 @@ def ended_with_results(customer):
 
 
 def test_results_of_a_run_count_until_they_are_removed(customer):
+    attempt = customer.started()
+    with pytest.raises(InUse):
+        results.remove(job=attempt.job, user=None)
+    assert attempt.run_name in customer.backend.runs
+    customer.end(attempt, Outcome.COMPLETED)
     before = selectors.usage(customer.organization)
     job = ended_with_results(customer)
-    results.count_storage(job.pk)
-    allocation = Allocation.objects.get()
+    reconciliation.delete_old_runs()  # which counts what no worker has counted
+    allocation = Allocation.objects.get(key=results.allocation_key(job.pk))
+    assert allocation.size_bytes == 5300
+    results.count_storage(job.pk)  # the workspace too
     assert allocation.kept_until == job.finished_at + results.DEFAULT_RETENTION
     counted = selectors.usage(customer.organization)
     assert counted.size_bytes >= before.size_bytes + 5370
@@ -168,24 +164,8 @@ def test_results_of_a_run_count_until_they_are_removed(customer):
     left = selectors.usage(customer.organization)
     assert counted.size_bytes - left.size_bytes == 5300
     assert counted.entry_count - left.entry_count == 7
-    assert not Allocation.objects.exists()
-    assert AuditEvent.objects.filter(action="job.results_removed", target=f"job:{job.pk}").exists()
-
-
-def test_the_sweep_counts_what_no_worker_has(customer):
-    job = ended_with_results(customer)
-    reconciliation.delete_old_runs()
-    assert Allocation.objects.get().size_bytes == 5300
-    Job.objects.update(finished_at=timezone.now() - results.DEFAULT_RETENTION - timedelta(seconds=1))
-    reconciliation.delete_old_runs()
     assert not Allocation.objects.filter(key=results.allocation_key(job.pk)).exists()
-
-
-def test_results_of_an_open_job_stay(customer):
-    attempt = customer.started()
-    with pytest.raises(InUse):
-        results.remove(job=attempt.job, user=None)
-    assert attempt.run_name in customer.backend.runs
+    assert AuditEvent.objects.filter(action="job.results_removed", target=f"job:{job.pk}").exists()
 
 
 def test_a_workspace_is_measured_as_runs_end_though_others_go_on(customer):

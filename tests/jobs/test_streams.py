@@ -167,7 +167,7 @@ async def test_all_ranks_come_together_from_their_last_lines_on(attempt, backend
 
 @in_loop
 async def test_many_readers_share_one_thread_and_none_is_left(attempt, backend):
-    readers = [streams.log_events(attempt.job, 0, 0, None) for _ in range(60)]
+    readers = [streams.log_events(attempt.job, 0, 0, None) for _ in range(20)]
     firsts = [asyncio.ensure_future(anext(reader)) for reader in readers]
     await asyncio.sleep(0.5)
     assert len(source_threads()) == 1

@@ -35,21 +35,6 @@ def submitting(gate, count, *, max_concurrent, fails=()):
     return thread, results
 
 
-def test_at_most_max_concurrent_attempts_are_submitted_in_order():
-    gate = Gate()
-    thread, results = submitting(gate, 10, max_concurrent=3)
-    gate.until_entered(3)
-    for entered in range(4, 11):
-        gate.release()
-        gate.until_entered(entered)
-    gate.release(3)
-    join(thread)
-    assert gate.most == 3
-    assert sorted(gate.entered) == list(range(10)), "each once"
-    assert gate.entered[3:] == list(range(3, 10)), "in the order in which they were added"
-    assert results == [True] * 11
-
-
 def test_a_slow_submission_delays_no_other():
     others_done = threading.Event()
     done = []
@@ -77,18 +62,6 @@ def test_a_failed_submission_stops_the_pool_until_it_is_drained():
     join(thread)
     assert results.count(False) == 1
     assert results[:2] == [True, True]
-
-
-def test_one_at_a_time_has_no_threads():
-    threads = []
-
-    def submit(one):
-        threads.append(threading.current_thread())
-        return one.job_id != 1
-
-    with SubmitPool(submit, max_concurrent=1) as pool:
-        assert [pool.add(attempt(number)) for number in range(3)] == [True, False, True]
-    assert set(threads) == {threading.current_thread()}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -37,41 +37,40 @@ def search(method: Method, seed: int, trials: int) -> list[PastTrial]:
     return past
 
 
-@pytest.mark.parametrize(
-    ("given", "at_fault"),
-    [
-        ([], ""),
-        ({}, ""),
-        ({f"P{index}": {"type": "int", "low": 1, "high": 2} for index in range(33)}, ""),
-        ({"x": {"type": "text"}}, "x"),
-        ({"x": {"type": ["int"]}}, "x"),
-        ({"x": {"type": "int", "low": 1, "high": 2, "chance": 3}}, "x"),
-        ({"x": {"type": "int", "low": 1.5, "high": 2}}, "x"),
-        ({"x": {"type": "int", "low": True, "high": 2}}, "x"),
-        ({"x": {"type": "int", "low": 1, "high": 10**400}}, "x"),
-        ({"x": {"type": "float", "low": math.nan, "high": 1}}, "x"),
-        ({"x": {"type": "float", "low": 2, "high": 1}}, "x"),
-        ({"x": {"type": "float", "low": 0, "high": 1, "log": True}}, "x"),
-        ({"x": {"type": "float", "low": 1, "high": 2, "log": True, "step": 0.5}}, "x"),
-        ({"x": {"type": "float", "low": 1, "high": 2, "step": 0}}, "x"),
-        ({"x": {"type": "categorical", "choices": []}}, "x"),
-        ({"x": {"type": "categorical", "choices": [1, "1"]}}, "x"),
-        ({"x": {"type": "categorical", "choices": [[1]]}}, "x"),
-        ({"x": {"type": "categorical", "choices": [True]}}, "x"),
-        ({"x": {"type": "int", "low": 1, "high": 2, "when": {"parameter": "y", "in": [1]}}}, "x"),
-        ({**SPACE, "x": {"type": "int", "low": 1, "high": 2, "when": {"parameter": "LR", "in": [1]}}}, "x"),
-        ({**SPACE, "x": {"type": "int", "low": 1, "high": 2, "when": {"parameter": "--optimizer", "in": ["z"]}}}, "x"),
-    ],
-)
-def test_invalid_spaces_name_the_parameter(given, at_fault):
-    """Each refusal names the parameter at fault."""
-    with pytest.raises(InvalidSpace) as refused:
-        parse(given)
-    assert refused.value.parameter == at_fault
+NUMBER = {"type": "int", "low": 1, "high": 2}
+INVALID = [
+    [],
+    {},
+    {f"P{index}": NUMBER for index in range(33)},
+    {"x": {"type": "text"}},
+    {"x": {"type": ["int"]}},
+    {"x": {**NUMBER, "chance": 3}},
+    {"x": {"type": "int", "low": 1.5, "high": 2}},
+    {"x": {"type": "int", "low": True, "high": 2}},
+    {"x": {"type": "int", "low": 1, "high": 10**400}},
+    {"x": {"type": "float", "low": math.nan, "high": 1}},
+    {"x": {"type": "float", "low": 2, "high": 1}},
+    {"x": {"type": "float", "low": 0, "high": 1, "log": True}},
+    {"x": {"type": "float", "low": 1, "high": 2, "log": True, "step": 0.5}},
+    {"x": {"type": "float", "low": 1, "high": 2, "step": 0}},
+    {"x": {"type": "categorical", "choices": []}},
+    {"x": {"type": "categorical", "choices": [1, "1"]}},
+    {"x": {"type": "categorical", "choices": [[1]]}},
+    {"x": {"type": "categorical", "choices": [True]}},
+    {"x": {**NUMBER, "when": {"parameter": "y", "in": [1]}}},
+    {**SPACE, "x": {**NUMBER, "when": {"parameter": "LR", "in": [1]}}},
+    {**SPACE, "x": {**NUMBER, "when": {"parameter": "--optimizer", "in": ["z"]}}},
+]
+
+
+def test_invalid_spaces_name_the_parameter():
+    for given in INVALID:
+        with pytest.raises(InvalidSpace) as refused:
+            parse(given)
+        assert refused.value.parameter == ("x" if "x" in given else ""), given
 
 
 def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
-    """Conditions shorten the grid; continuous and huge grids are refused."""
     space = parse({name: SPACE[name] for name in ("BATCH_SIZE", "--optimizer", "--momentum")})
     trials = grid(space)
     assert len(trials) == 8 * (10 + 1) == len({json.dumps(values) for values in trials})
@@ -83,7 +82,7 @@ def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
             grid(parse(given))
 
 
-@pytest.mark.parametrize("method", [Method.RANDOM, Method.TPE, Method.CMAES])
+@pytest.mark.parametrize("method", [Method.TPE, Method.CMAES])
 def test_suggestions_are_within_the_space_repeatable_and_different(method):
     """The same rows give the same suggestion; running and failed trials are accepted."""
     space = parse(SPACE)
@@ -108,6 +107,6 @@ def test_a_search_rebuilt_from_rows_beats_chance():
     """The samplers learn although the study is rebuilt for each trial."""
 
     def best(chosen: Method) -> float:
-        return median(min(trial.value for trial in search(chosen, seed, 50)) for seed in range(3))  # type: ignore[type-var]
+        return median(min(trial.value for trial in search(chosen, seed, 30)) for seed in range(3))  # type: ignore[type-var]
 
     assert max(best(Method.TPE), best(Method.CMAES)) < best(Method.RANDOM)

@@ -53,24 +53,17 @@ def test_a_scalar_as_a_tensor_is_read_too(tmp_path):
     assert [value for _tag, _step, value in read(tmp_path)] == [1.5, 2.5, 3.5]
 
 
-def test_a_record_counts_when_it_is_whole(tmp_path):
-    write(tmp_path, scalar("loss", 1, 0.5))
-    path = next(tmp_path.iterdir())
-    whole = path.read_bytes()
+def test_a_record_counts_when_it_is_whole_and_too_large_ones_are_passed_over(tmp_path):
+    path = tmp_path / "events.out.tfevents.1"
+    whole = frame(scalar("loss", 1, 0.5).SerializeToString())
     cursor = {}
     path.write_bytes(whole[:-3])
     assert read(tmp_path, cursor) == []
-    path.write_bytes(whole)
-    assert read(tmp_path, cursor) == [("loss", 1, 0.5)]
-
-
-def test_records_too_large_to_be_scalars_are_passed_over(tmp_path):
-    data = frame(b"x" * (event_files.MAX_RECORD_BYTES + 1)) + frame(scalar("loss", 1, 0.5).SerializeToString())
-    (tmp_path / "events.out.tfevents.1").write_bytes(data)
-    cursor, points = {}, []
+    path.write_bytes(whole + frame(b"x" * (event_files.MAX_RECORD_BYTES + 1)) + whole)
+    points = []
     for _ in range(4):
         points += read(tmp_path, cursor)
-    assert points == [("loss", 1, 0.5)]
+    assert points == [("loss", 1, 0.5)] * 2
 
 
 def test_garbage_ends_the_reading_of_its_file_only(tmp_path):
@@ -126,9 +119,7 @@ def test_files_folders_and_depth_are_bounded_and_names_may_be_anything(tmp_path)
     wide = tmp_path / "wide"
     for number in range(event_files.MAX_FOLDERS + 50):
         (wide / str(number)).mkdir(parents=True)
-    began = time.monotonic()
     assert read(deep) == read(wide) == []
-    assert time.monotonic() - began < 5
 
 
 def test_a_read_is_limited_by_all_entries_and_not_by_the_useful_ones(tmp_path, monkeypatch):
@@ -151,15 +142,17 @@ def test_a_read_is_limited_by_all_entries_and_not_by_the_useful_ones(tmp_path, m
 
 
 def test_values_out_of_range_are_skipped_or_bounded(customer, backend):
-    for stamp in (1e18, float("inf"), float("nan"), -5.0, 1e300):
-        attempt = customer.started(nodes=1)
-        folder = backend.run_folder(attempt.run_name) / "run" / "tensorboard"
-        events = [scalar("fine", 2**52, 0.5), scalar("far", 2**62, 0.5), scalar("nan", 1, float("nan"))]
-        events += [scalar(tag, 1, 1) for tag in ("bad\0tag", "x" * 100 + "\n", "")]
-        for event in events:
-            event.wall_time = stamp
-        write(folder, *events)
-        assert telemetry.ingest(attempt=attempt)
-        assert selectors.metrics(attempt.job)[0] == {"fine": [[2**52, 0.5]]}, stamp
-        assert abs(MetricPoint.objects.get(job=attempt.job).at.timestamp() - time.time()) < 60
-        assert telemetry.ingest(attempt=attempt) is False
+    attempt = customer.started(nodes=1)
+    folder = backend.run_folder(attempt.run_name) / "run" / "tensorboard"
+    stamps = (1e18, float("inf"), float("nan"), -5.0, 1e300)
+    events = [scalar("fine", 2**52 + number, 0.5) for number in range(len(stamps))]
+    for event, stamp in zip(events, stamps, strict=True):
+        event.wall_time = stamp
+    events += [scalar("far", 2**62, 0.5), scalar("nan", 1, float("nan"))]
+    write(folder, *events, *(scalar(tag, 1, 1) for tag in ("bad\0tag", "x" * 100 + "\n", "")))
+    assert telemetry.ingest(attempt=attempt)
+    curves, _last = selectors.metrics(attempt.job)
+    assert curves == {"fine": [[2**52 + number, 0.5] for number in range(len(stamps))]}
+    points = MetricPoint.objects.filter(job=attempt.job)
+    assert all(abs(point.at.timestamp() - time.time()) < 60 for point in points)
+    assert telemetry.ingest(attempt=attempt) is False

@@ -46,44 +46,44 @@ def fail(customer, attempt, *, at, outcome=Outcome.CODE_FAILED):
     return job
 
 
-@pytest.mark.parametrize("outcome", [Outcome.CODE_FAILED, Outcome.OUT_OF_MEMORY])
-def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(customer, outcome):
+def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(customer):
     began = time.time() - 3000
     attempt = customer.started(at=began, retries=2, retry_backoff_seconds=60)
-    job = fail(customer, attempt, at=began + 100, outcome=outcome)
+    job = fail(customer, attempt, at=began + 100)
     assert (job.state, job.waiting_code) == (JobState.QUEUED, "backoff")
+    assert "The next attempt starts after" in waiting(customer, job)
     assert job.order.hold.metered_minor == 5  # 2 nodes for 100 s
     assert job.not_before - timezone.now() == pytest.approx(timedelta(seconds=60), abs=timedelta(seconds=5))
-    attempt = next_attempt(customer, job, at=began + 200)
+    reconciliation.reconcile()
+    job.refresh_from_db()
+    assert job.state == JobState.QUEUED
+    Job.objects.filter(pk=job.pk).update(not_before=timezone.now() - timedelta(seconds=1))
+    reconciliation.reconcile()
+    job.refresh_from_db()
+    assert (job.state, job.not_before) == (JobState.STARTING, None)
+    attempt = job.attempts.last()
+    customer.backend.start(attempt.run_name, at=began + 200)
     assert customer.backend.runs[attempt.run_name].spec.restart_count == 1
-    job = fail(customer, attempt, at=began + 400, outcome=outcome)
+    job = fail(customer, attempt, at=began + 400, outcome=Outcome.OUT_OF_MEMORY)
     assert job.not_before - timezone.now() == pytest.approx(timedelta(seconds=120), abs=timedelta(seconds=5))
     attempt = next_attempt(customer, job, at=began + 500)
-    job = fail(customer, attempt, at=began + 800, outcome=outcome)
-    assert (job.state, job.reason) == (JobState.FAILED, lifecycle.REASON_BY_OUTCOME[outcome])
+    job = fail(customer, attempt, at=began + 800, outcome=Outcome.OUT_OF_MEMORY)
+    assert (job.state, job.reason) == (JobState.FAILED, EndReason.OUT_OF_MEMORY)
     assert [line["quantity"] for line in lines(job, "time_used")] == ["0.055556", "0.111111", "0.166667"]
     assert receipt(job).total_minor == 30  # 600 s on two nodes at 90 cents an hour
     assert customer.wallet.held_minor == 0
 
 
-def test_a_job_in_back_off_is_not_started_before_its_time_and_says_so(customer):
-    began = time.time() - 100
-    attempt = customer.started(at=began, retries=1, retry_backoff_seconds=600)
-    job = fail(customer, attempt, at=began + 10)
-    reconciliation.reconcile()
-    job.refresh_from_db()
-    assert job.state == JobState.QUEUED
-    assert "The next attempt starts after" in waiting(customer, job)
-    Job.objects.filter(pk=job.pk).update(not_before=timezone.now() - timedelta(seconds=1))
-    reconciliation.reconcile()
-    job.refresh_from_db()
-    assert (job.state, job.not_before) == (JobState.STARTING, None)
+ENDS_AFTER_A_CANCEL = [
+    (Outcome.STOPPED, 0, 0), (Outcome.STOPPED, 4, 4), (Outcome.COMPLETED, 10, 10), (Outcome.CODE_FAILED, 13, 10),
+    (Outcome.STOPPED, 20, 10), (Outcome.STOPPED, 21, 0), (Outcome.TIME_LIMIT, 900, 0),
+]  # fmt: skip
+"""Outcome, seconds from the request to the end, and how many of these are paid."""
 
 
-@pytest.mark.parametrize("outcome", [Outcome.STOPPED, Outcome.COMPLETED, Outcome.CODE_FAILED, Outcome.TIME_LIMIT])
-def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer, outcome):
+def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer):
     """A cluster that acts on the request has the grace; one that was away, or slow, has nothing after the request."""
-    for took, paid in ((0, 0), (4, 4), (10, 10), (13, 10), (20, 10), (21, 0), (900, 0)):
+    for outcome, took, paid in ENDS_AFTER_A_CANCEL:
         began = int(time.time()) - 1000
         attempt = customer.started(at=began, retries=3)
         orders.cancel_job(membership=customer.membership, job=attempt.job)
@@ -109,11 +109,14 @@ def test_a_fixed_price_is_not_due_where_the_run_completed_long_after_its_cancel(
 
 def test_the_next_attempt_gets_what_is_left_of_the_ceiling_and_all_stay_under_it(customer):
     began = time.time() - 9000
-    attempt = customer.started(at=began, retries=5, max_seconds=3600)
+    first = attempt = customer.started(at=began, retries=5, max_seconds=3600)
     ceiling = attempt.job.order.quote.ceiling_minor
     job = fail(customer, attempt, at=began + 1000)
+    first.refresh_from_db()
     attempt = next_attempt(customer, job, at=began + 1100)
     assert customer.backend.runs[attempt.run_name].spec.deadline_seconds == 2600
+    for nodes, longest, left in ((1, 2600, 2600), (1, 10**6, 2 * 2600), (2, 10**6, 2600)):
+        assert usage.left_seconds(job, [first], nodes=nodes, longest_seconds=longest) == left
     job = fail(customer, attempt, at=began + 1100 + 2500)
     attempt = next_attempt(customer, job, at=began + 4000)
     assert customer.backend.runs[attempt.run_name].spec.deadline_seconds == 100
@@ -122,13 +125,9 @@ def test_the_next_attempt_gets_what_is_left_of_the_ceiling_and_all_stay_under_it
     job.refresh_from_db()
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.TIME_LIMIT)
     assert receipt(job).total_minor == ceiling
-
-
-def test_no_retry_with_too_little_time_left(customer):
-    began = time.time() - 9000
     attempt = customer.started(at=began, retries=5, max_seconds=3600)
     job = fail(customer, attempt, at=began + 3600 - lifecycle.MIN_RETRY_SECONDS + 1)
-    assert (job.state, job.reason) == (JobState.FAILED, EndReason.CODE_FAILED)
+    assert (job.state, job.reason) == (JobState.FAILED, EndReason.CODE_FAILED), "too little time is left"
 
 
 def test_faults_of_the_platform_do_not_use_up_the_retries(customer):
@@ -153,30 +152,28 @@ def hang(customer, attempt, *, at, progress_at):
     return Job.objects.get(pk=attempt.job_id)
 
 
-@pytest.mark.parametrize(
-    ("ended", "progress", "total_minor", "free_seconds"),
-    [(1000, 400, 20, ["600.0"]), (200, -50, 0, ["200.0"]), (200, 900, 10, [])],
-    ids=["up to the last progress", "no progress: free", "progress reported after the end counts up to the end"],
-)
-def test_a_hang_is_paid_up_to_the_last_progress(customer, ended, progress, total_minor, free_seconds):
-    began = time.time() - 3000
-    job = hang(customer, customer.started(at=began), at=began + ended, progress_at=began + progress)
-    assert (job.state, job.reason) == (JobState.FAILED, EndReason.HUNG)
-    assert receipt(job).total_minor == total_minor
-    assert [line["quantity"] for line in lines(job, "hang")] == free_seconds
-    assert all((line["amount_minor"], line["nodes"]) == (0, 2) for line in lines(job, "hang"))
-    assert [stack["rank"] for stack in selectors.stacks(job)] == [0, 1]
-    assert "all_reduce" in selectors.stacks(job)[1]["text"]
+def test_a_hang_is_paid_up_to_the_last_progress(customer):
+    for ended, progress, total_minor, free_seconds in (
+        (1000, 400, 20, ["600.0"]),
+        (200, -50, 0, ["200.0"]),  # no progress: free
+        (200, 900, 10, []),  # progress reported after the end counts up to the end
+    ):
+        began = time.time() - 3000
+        job = hang(customer, customer.started(at=began), at=began + ended, progress_at=began + progress)
+        assert (job.state, job.reason) == (JobState.FAILED, EndReason.HUNG)
+        assert receipt(job).total_minor == total_minor
+        assert [line["quantity"] for line in lines(job, "hang")] == free_seconds
+        assert all((line["amount_minor"], line["nodes"]) == (0, 2) for line in lines(job, "hang"))
+        assert [stack["rank"] for stack in selectors.stacks(job)] == [0, 1]
+        assert "all_reduce" in selectors.stacks(job)[1]["text"]
 
 
-@pytest.mark.parametrize(("policy", "state"), [("stop", JobState.FAILED), ("retry", JobState.QUEUED), ("ignore", None)])
-def test_the_hang_policy_of_the_order_applies(customer, policy, state):
+def test_the_hang_policy_of_the_order_applies(customer):
     began = time.time() - 3000
-    attempt = customer.started(at=began, retries=1, on_hang=policy)
-    spec = customer.backend.runs[attempt.run_name].spec
-    assert spec.hang_seconds == (run_specs.HANG_SECONDS if state else 0)
-    if state:
-        assert hang(customer, attempt, at=began + 1000, progress_at=began + 400).state == state
+    for policy, hang_seconds in (("ignore", 0), ("retry", run_specs.HANG_SECONDS)):
+        attempt = customer.started(at=began, retries=1, on_hang=policy)
+        assert customer.backend.runs[attempt.run_name].spec.hang_seconds == hang_seconds
+    assert hang(customer, attempt, at=began + 1000, progress_at=began + 400).state == JobState.QUEUED
 
 
 def test_an_elastic_run_starts_on_free_nodes_and_pays_for_these(customer, backend):
@@ -214,24 +211,14 @@ def test_a_run_that_loses_a_node_pays_for_the_nodes_that_ran(customer):
     assert usage.billable_seconds(job, [attempt], timezone.now()) == pytest.approx(9000 / 4)
 
 
-def test_fewer_nodes_may_take_longer_but_never_longer_than_the_customer_said(customer):
-    job = customer.job(nodes=4, min_nodes=1, max_seconds=3600)
-    assert usage.left_seconds(job, [], nodes=1, longest_seconds=3600) == 3600
-    assert usage.left_seconds(job, [], nodes=1, longest_seconds=10**6) == 4 * 3600
-    assert usage.left_seconds(job, [], nodes=4, longest_seconds=10**6) == 3600
-
-
-@pytest.mark.parametrize(
-    ("reason", "checkpoint", "lost"),
-    [
-        ("code_failed", None, 100), ("code_failed", 70, 30), ("code_failed", -500, 100), ("code_failed", 150, 0),
-        ("completed", None, None),
-    ],
-)  # fmt: skip
-def test_work_after_the_last_checkpoint_is_lost(reason, checkpoint, lost):
+def test_work_after_the_last_checkpoint_is_lost():
     began = datetime(2026, 1, 1, tzinfo=UTC)
-    checkpoint_at = None if checkpoint is None else began + timedelta(seconds=checkpoint)
     ended = began + timedelta(seconds=100)
-    attempt = Attempt(started_at=began, finished_at=ended, reason=reason, checkpoint_at=checkpoint_at, granted_nodes=1)
-    assert usage.lost_seconds(attempt) == lost
+    attempt = Attempt(started_at=began, finished_at=ended, reason="code_failed", granted_nodes=1)
+    assert usage.lost_seconds(attempt) == 100
+    for checkpoint, lost in ((70, 30), (-500, 100), (150, 0)):
+        attempt.checkpoint_at = began + timedelta(seconds=checkpoint)
+        assert usage.lost_seconds(attempt) == lost
+    attempt.reason = "completed"
+    assert usage.lost_seconds(attempt) is None
     assert usage.lost_seconds(Attempt(reason="node_lost", finished_at=ended)) is None, "it never ran"

@@ -38,20 +38,17 @@ def test_output_and_end_of_a_run_reach_its_job(customer, backend, watch):
     assert Job.objects.get().state == JobState.SUCCEEDED
 
 
-def test_unknown_run_names_are_ignored(customer, watch, caplog):
-    attempt = customer.started()
+def test_unknown_run_names_and_an_error_with_one_run_stop_no_other(customer, backend, watch, caplog, monkeypatch):
+    attempt = customer.started(nodes=1)
     watch({"", "x", ".hidden", "job-1", "job-1-2-3", "job-x-1", "job-1-x", f"job-{attempt.job_id}-9", "bench-1-1"})
     assert not caplog.records
     assert Job.objects.get().state == JobState.RUNNING
-
-
-def test_an_error_with_one_run_is_logged_and_others_continue(customer, backend, monkeypatch, watch, caplog):
-    broken, fine = customer.started(nodes=1), customer.started(nodes=1)
-    for attempt in (broken, fine):
-        backend.end(attempt.run_name, Outcome.COMPLETED)
+    fine = customer.started(nodes=1)
+    for each in (attempt, fine):
+        backend.end(each.run_name, Outcome.COMPLETED)
     describe = backend.describe
-    monkeypatch.setattr(backend, "describe", lambda name: 1 / 0 if name == broken.run_name else describe(name))
-    watch({broken.run_name}, {fine.run_name})
+    monkeypatch.setattr(backend, "describe", lambda name: 1 / 0 if name == attempt.run_name else describe(name))
+    watch({attempt.run_name}, {fine.run_name})
     assert "could not be processed" in caplog.text
     assert Job.objects.get(pk=fine.job_id).state == JobState.SUCCEEDED
 

@@ -19,7 +19,6 @@ from billing.models import Account, Receipt
 from billing.reconciliation import check_ledger
 from console.accounts.models import User
 from console.backup import database
-from jobs.clusters import cluster
 from jobs.dispatch import dispatch_queue
 from jobs.models import Attempt, Job
 from jobs.reconciliation import reconcile_job
@@ -51,16 +50,6 @@ def upgraded(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Itera
             settings["NAME"] = own
             with connection.cursor() as cursor:
                 cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBackend]:
-    """The cluster, which knows no runs yet."""
-    fake = FakeBackend(root=tmp_path / "runs")
-    monkeypatch.setattr("jobs.clusters.create", lambda _kind, **_options: fake)
-    cluster.cache_clear()
-    yield fake
-    cluster.cache_clear()
 
 
 @pytest.mark.slow
