@@ -9,11 +9,6 @@ ELASTIC = PLAN._replace(
 )
 
 
-def test_the_first_round_is_the_plan_as_it_was_submitted():
-    assert first_round(ELASTIC) == Round(0, [0, 1, 2])
-    assert round_plan(ELASTIC, first_round(ELASTIC)) == ELASTIC._replace(original_nodes=[0, 1, 2])
-
-
 def test_a_round_numbers_its_nodes_densely_and_has_a_port_of_its_own():
     following = first_round(ELASTIC).without(ELASTIC, 1)
     assert following == Round(1, [0, 2])
