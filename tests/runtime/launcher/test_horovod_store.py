@@ -86,15 +86,6 @@ def test_workers_get_ranks_once_all_have_asked(server):
     assert server.have_all_met
 
 
-def test_workers_reconnect_if_no_node_was_lost(server):
-    server.assign({"a:0": "0,2,0,1,0,2", "c:0": "1,2,0,1,1,2"}, new_workers=True)
-    for _time in range(2):
-        workers = [Worker(server, "a:0"), Worker(server, "c:0")]
-        for worker in workers:
-            worker.join(10)
-        assert [worker.answer for worker in workers] == [b"0,2,0,1,0,2", b"1,2,0,1,1,2"]
-
-
 def test_a_worker_of_a_lost_node_gets_no_rank(server):
     server.assign({"a:0": "0,1,0,1,0,1"})
     worker = Worker(server, "b:0")
