@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import textwrap
 import venv
 from pathlib import Path
@@ -72,6 +73,11 @@ class LocalHarness(RunHarness):
             f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
             for path in sorted((self.backend.run_folder(name) / "logs").glob("*"))
         )
+
+    def lose_node(self, node, name="job-1-1"):
+        """Kill the supervisor of a node."""
+        record = next(record for record in self.records(name) if record["node"] == node)
+        assert pids.send(record["pid"], record["start_time"], signal.SIGKILL)
 
     def records(self, name="job-1-1"):
         """Return the records of all nodes."""

@@ -34,15 +34,9 @@ def test_a_spec_travels_as_json():
     assert RunSpec.from_json(SPEC.to_json()) == SPEC
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "x"}', "null"])
-def test_invalid_specs_are_refused(text):
-    with pytest.raises((ValueError, TypeError, KeyError)):
-        RunSpec.from_json(text)
-
-
 @pytest.mark.parametrize(
     ("name", "good"),
-    [("job-1-1", True), ("a" * 52, True), ("a" * 53, False), ("-a", False), ("a-", False), ("A", False), ("", False)],
+    [("a" * 52, True), ("a" * 53, False), ("-a", False), ("a-", False), ("A", False), ("", False)],
 )
 def test_run_names(name, good):
     assert bool(NAME_PATTERN.match(name)) is good

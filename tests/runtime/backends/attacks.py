@@ -25,14 +25,11 @@ ARMED = """
         while time.monotonic() < until: pass
         print("results are written", flush=True)
 """
-_EVERY_SIGNAL = """
+ATTACKS = {
+    "every signal by every call, and no limit left for the launcher": """
     for pid in targets:
         for number in [*range(1, 32), 34, 50, 64]:
             attempt(os.kill, pid, number)
-"""
-ATTACKS = {
-    "signals": _EVERY_SIGNAL + "    work(2)",
-    "an interrupt by every call there is": """
     info = ctypes.create_string_buffer(128)
     ctypes.c_int.from_buffer(info, 0).value = signal.SIGINT
     ctypes.c_int.from_buffer(info, 8).value = -1
@@ -55,13 +52,11 @@ ATTACKS = {
             attempt(fcntl.fcntl, one, 10, int(signal.SIGINT))
             attempt(fcntl.fcntl, one, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
             other.send(b"x")
-    work(2)""",
-    "everybody is killed": """
+    for name in ("CPU", "NOFILE", "AS", "DATA", "STACK"): limit(name)
+    print("attacked", flush=True)
+    work(3)
     attempt(os.kill, -1, signal.SIGKILL)
     work(2)""",
-    "no CPU time for the launcher": "    limit('CPU')\n    work(3)",
-    "no descriptors for the launcher": "    limit('NOFILE')\n    work(3)",
-    "no memory for the launcher": "    limit('AS')\n    limit('DATA')\n    limit('STACK')\n    work(3)",
     "no turn for the launcher, the lowest of a crowd": """
     for pid in targets:
         attempt(os.sched_setaffinity, pid, {min(os.sched_getaffinity(0))})

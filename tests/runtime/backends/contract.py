@@ -4,8 +4,6 @@ A test that takes `any_harness` uses nothing of a backend that is not in `runtim
 """
 
 import json
-import os
-import signal
 
 import pytest
 
@@ -80,16 +78,13 @@ MEET = """
 
 
 class LocalContractHarness(LocalHarness):
-    """The local harness, which can also remove a node and list what is left of deleted runs."""
+    """The local harness, which can also list what is left of deleted runs."""
 
     keeps_output = True
 
     def spec(self, source="print('hello')", /, **changes):
         (self.dataset / "three.txt").write_text("3")
         return super().spec(source, **changes)
-
-    def lose_node(self, node, name="job-1-1"):
-        os.kill(self.records(name)[node]["pid"], signal.SIGKILL)
 
     def left_behind(self):
         runs = self.folder / "runs"

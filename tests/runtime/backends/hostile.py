@@ -21,6 +21,8 @@ TRY = """
         with open(path, "rb") as file: return file.read(100)
     def write(path):
         with open(path, "w") as file: return file.write("x")
+    def update(path):
+        with open(path, "r+"): return "opened"
     def connect(address):
         if isinstance(address, tuple):
             with socket.create_connection(address, timeout=2): return "reached"
@@ -28,14 +30,18 @@ TRY = """
 """
 
 
-def evaluate(harness, *expressions, name="job-1-1"):
-    """Run a script that evaluates these expressions, and return their values. An `attempt` gives an error's name."""
-    harness.complete(f"{TRY}    print(json.dumps([{', '.join(expressions)}]))", name=name)
-    return json.loads(harness.log(name=name))
+def evaluate(harness, expressions):
+    """Return the values, in one run, of these expressions and lists of expressions by name."""
+    parts = (
+        f"{name!r}: {part if isinstance(part, str) else '[' + ', '.join(part) + ']'}"
+        for name, part in expressions.items()
+    )
+    harness.complete(f"{TRY}    print(json.dumps({{{', '.join(parts)}}}))")
+    return json.loads(harness.log())
 
 
 def attempts(action, *arguments):
-    """An expression for each argument, which attempts the action with it."""
+    """An expression for each argument, which attempts the action with it, and gives an error's name."""
     return [f"attempt({action}, {argument!r})" for argument in arguments]
 
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"name": "Job_1"}, "name"),
         ({"name": "../job"}, "name"),
         ({"nodes": 0}, "nodes"),
         ({"workers_per_node": 0}, "workers_per_node"),
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
         ({"resources": Resources(cpus=0, memory_mib=10)}, "resources"),
         ({"resources": Resources(cpus=1, memory_mib=0)}, "resources"),
         ({"checkpoint_key": "../other"}, "checkpoint_key"),
-        ({"checkpoint_key": ".hidden"}, "checkpoint_key"),
         ({"image": Image(builtin="unknown")}, "image"),
         ({"image": Image(builtin="../bare")}, "image"),
         ({"image": Image(reference="docker.io/x")}, "image"),
@@ -32,11 +30,9 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
         ({"datasets_target": "/"}, "mounts"),
         ({"workspace_target": "workspace"}, "mounts"),
         ({"script": ""}, "script"),
-        ({"script": "missing.py"}, "script"),
         ({"script": "/etc/passwd"}, "script"),
         ({"script": "../workspace/train.py"}, "script"),
         ({"script": "folder"}, "script"),
-        ({"script": "train.py/inner"}, "script"),
         ({"script": "loop"}, "script"),
         ({"script": "link_out_of_the_workspace"}, "script"),
         ({"mounts": ()}, "mounts"),
@@ -79,15 +75,13 @@ def test_a_missing_image_is_refused_with_the_build_command(harness):
         harness.backend.submit(harness.spec(image=Image(builtin="pytorch")))
 
 
-@pytest.mark.parametrize(("flavour", "refused"), [(Flavour.CPU, True), (Flavour.CUDA, False)])
-def test_an_image_that_would_leave_gpus_idle_is_refused(tmp_path, flavour, refused):
+def test_an_image_that_would_leave_gpus_idle_is_refused(tmp_path):
     (tmp_path / "tensorflow").mkdir()
-    venvs.mark_ready(tmp_path / "tensorflow", "digest", flavour)
     image = Image(builtin="tensorflow")
+    venvs.mark_ready(tmp_path / "tensorflow", "digest", Flavour.CUDA)
+    admission.check_image(image, tmp_path, gpus=1)
+    venvs.mark_ready(tmp_path / "tensorflow", "digest", Flavour.CPU)
     admission.check_image(image, tmp_path)
-    if not refused:
-        admission.check_image(image, tmp_path, gpus=1)
-        return
     with pytest.raises(InvalidSpec) as caught:
         admission.check_image(image, tmp_path, gpus=1)
     assert caught.value.field == "gpus"

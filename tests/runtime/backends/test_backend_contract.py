@@ -22,10 +22,10 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 # The life of a run
 
 
-def test_every_rank_sees_the_environment_contract(any_harness):
+def test_every_rank_sees_the_environment_contract_and_meets_the_others(any_harness):
     nodes, workers = 2, 2
     spec = any_harness.spec(
-        SHOW, nodes=nodes, workers_per_node=workers, epochs=7, lr="0.05", batch_size=48, restart_count=2
+        SHOW + MEET, nodes=nodes, workers_per_node=workers, epochs=7, lr="0.05", batch_size=48, restart_count=2
     )
     model = dataclasses.replace(next(mount for mount in spec.mounts if mount.read_only), target="/models/net")
     spec = dataclasses.replace(spec, models=("net",), mounts=(*spec.mounts, model))
@@ -33,31 +33,18 @@ def test_every_rank_sees_the_environment_contract(any_harness):
     assert any_harness.wait_for_end().outcome is Outcome.COMPLETED, any_harness.all_logs(spec.name)
     ranks = [seen(any_harness, rank) for rank in range(nodes * workers)]
     for rank, view in enumerate(ranks):
-        node, local_rank = divmod(rank, workers)
-        environment = view["environment"]
-        expected = {
-            "DATASETS_PATH": "/datasets", "DATASETS": "digits", "WORKSPACE": "/workspace",
-            "MODELS_PATH": "/models", "MODELS": "net",
-            "EPOCHS": "7", "LR": "0.05", "BATCH_SIZE": "48", "BACKEND": "gloo",
-            "WORLD_SIZE": str(nodes * workers), "RANK": str(rank), "LOCAL_RANK": str(local_rank),
-            "NODE_RANK": str(node), "WORKER_PER_NODE": str(workers),
-            "LOCAL_WORLD_SIZE": str(workers), "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(nodes),
-            "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(nodes * workers), "OMP_NUM_THREADS": "1",
-            "TORCHELASTIC_RUN_ID": "job-1-1", "RESTART_COUNT": "2",
-            "RUN_DIR": "/trainyard/run", "METRICS_FILE": "/trainyard/run/metrics.jsonl",
-            "TENSORBOARD_LOGDIR": "/trainyard/run/tensorboard", "CHECKPOINT_DIR": "/trainyard/checkpoints",
-            "OUTPUT_DIR": "/trainyard/outputs",
-        }  # fmt: skip
-        assert {name: environment.get(name) for name in expected} == expected
+        local_rank, environment = rank % workers, view["environment"]
         assert view["argv"] == ["/workspace/train.py", f"--local_rank={local_rank}"]
         assert view["local_rank"] == local_rank
         assert view["cwd"] == view["path"] == "/workspace"
         assert (view["dataset"], view["models"]) == ("3", ["net"])
         assert view["writable"] == ["WORKSPACE", "RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR", "TENSORBOARD_LOGDIR"]
         assert not [name for name in environment if name.startswith(("TRAINYARD", "KUBERNETES", "DJANGO"))]
+        # What the variables should be is in tests/runtime/test_contract.py.
         promised = any_harness.backend.environment(spec, rank)
         fixed = promised.keys() - {"MASTER_ADDR", "MASTER_PORT"}
         assert {name: environment.get(name) for name in fixed} == {name: promised[name] for name in fixed}
+        assert any_harness.log(rank).endswith("total 10\n")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         assert len({view["environment"][name] for view in ranks}) == 1
     assert ranks[0]["environment"]["MASTER_ADDR"].count(".") == 3, "an IP, not a name"
@@ -71,37 +58,50 @@ def test_the_files_of_another_job_are_read_below_jobs_and_not_written(any_harnes
     assert any_harness.log() == "3 True\n"
 
 
-def test_the_ranks_meet_at_the_masters_address(any_harness):
-    any_harness.complete(MEET, nodes=3, workers_per_node=2)
-    assert [any_harness.log(rank) for rank in range(6)] == ["total 21\n"] * 6
+def test_the_life_of_a_run_that_is_stopped(any_harness):
+    """Its phases and times, what it reserves, its output while it runs, and its grace period."""
+    backend = any_harness.backend
 
+    def free():
+        return sum(machine.free.cpus for machine in backend.capacity().machines)
 
-def test_phases_and_times(any_harness):
-    before = time.time()
-    any_harness.backend.submit(any_harness.spec(POLITE, nodes=2))
-    first = any_harness.backend.describe("job-1-1")
+    before, free_before = time.time(), free()
+    spec = any_harness.spec(POLITE, nodes=2)
+    backend.submit(spec)
+    first = backend.describe("job-1-1")
     assert first.phase in {RunPhase.STARTING, RunPhase.RUNNING}
     assert first.submitted_at == pytest.approx(before, abs=30)
-    any_harness.wait_for_text("ready", rank=0)
-    any_harness.wait_for_text("ready", rank=1)
+    for rank in range(2):
+        any_harness.wait_for_text("ready\n", rank=rank)
     running = any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
     assert (running.finished_at, running.outcome, running.waiting_for) == (None, None, "")
     assert [node.phase for node in running.nodes] == [RunPhase.RUNNING] * 2
     assert running.started_at >= int(first.submitted_at)
-    any_harness.backend.stop("job-1-1", 20)
+    assert free() == pytest.approx(free_before - 2 * spec.resources.cpus)
+    assert backend.names() == backend.names(live=True) == any_harness.another().names() == ["job-1-1"]
+    chunk = backend.logs("job-1-1", 0, 0)
+    assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False), "it can be read while the run goes on"
+    for seconds in (20, 30):
+        backend.stop("job-1-1", seconds)
     ended = any_harness.wait_for_end()
-    assert ended.outcome is Outcome.STOPPED
+    assert (ended.outcome, ended.failure.code) == (Outcome.STOPPED, FailureCode.STOPPED)
     assert ended.started_at == running.started_at
     assert ended.finished_at >= ended.started_at
     assert [node.phase for node in ended.nodes] == [RunPhase.ENDED] * 2
     assert [(span.nodes, span.started_at, span.finished_at) for span in ended.spans] == [
         (2, ended.started_at, ended.finished_at)
     ]
-    any_harness.backend.stop("job-1-1", 20)
-    assert any_harness.backend.describe("job-1-1") == ended, "an end is final"
+    # Without shared storage, the API server has a log only while its pod exists.
+    for rank in range(2) if any_harness.keeps_output else ():
+        assert any_harness.log(rank) == "ready\nsaved\n"
+    assert backend.logs("job-1-1", 0, chunk.next_offset).eof
+    any_harness.wait("job-1-1", lambda _status: free() == pytest.approx(free_before))
+    backend.stop("job-1-1", 20)
+    assert backend.describe("job-1-1") == ended, "an end is final"
+    assert (backend.names(), backend.names(live=True)) == (["job-1-1"], [])
 
 
-def test_concurrent_submissions_start_one_run(any_harness):
+def test_concurrent_submissions_start_one_run_whose_name_can_be_used_again(any_harness):
     spec = any_harness.spec("import os\nprint('start', os.environ['RANK'])", nodes=2)
     with ThreadPoolExecutor() as pool:
         for submission in [pool.submit(any_harness.another().submit, spec) for _ in range(4)]:
@@ -112,47 +112,39 @@ def test_concurrent_submissions_start_one_run(any_harness):
     assert any_harness.backend.describe("job-1-1") == ended, "a submission adopts the run in every phase"
     assert ended.outcome is Outcome.COMPLETED
     assert (any_harness.log(0), any_harness.log(1)) == ("start 0\n", "start 1\n")
-
-
-def test_names_of_all_and_of_live_runs(any_harness):
-    any_harness.complete("print('first')")
-    any_harness.start(WAIT, name="job-2-1")
-    assert any_harness.backend.names() == any_harness.another().names() == ["job-1-1", "job-2-1"]
-    assert any_harness.backend.names(live=True) == ["job-2-1"]
-    any_harness.backend.delete("job-2-1")
-    assert any_harness.backend.names() == ["job-1-1"]
-    assert any_harness.backend.names(live=True) == []
     any_harness.backend.delete("job-1-1")
     any_harness.complete("print('second')")
-    assert any_harness.log() == "second\n", "the name of a deleted run can be used again"
+    assert any_harness.log() == "second\n"
 
 
 # Logs and samples
 
 
-def test_logs_come_in_pieces_at_character_boundaries(any_harness):
+def test_logs_come_in_pieces_at_character_boundaries_and_with_the_time_of_each_line(any_harness):
     text = "é€😀" * 20
-    any_harness.run(f"import sys\nsys.stdout.buffer.write('{text}\\n'.encode())\nprint('second')")
+    status = any_harness.run(
+        f"import sys, time\nsys.stdout.buffer.write('{text}\\n'.encode())\nsys.stdout.flush()\n"
+        "time.sleep(1)\nprint('second')"
+    )
+    logs = any_harness.backend.logs
     pieces, offset = [], 0
     while True:
-        chunk = any_harness.backend.logs("job-1-1", 0, offset, limit=7)
+        chunk = logs("job-1-1", 0, offset, limit=7)
         assert len(chunk.text.encode()) <= 7
         pieces.append(chunk.text)
         offset = chunk.next_offset
         if chunk.eof:
             break
     assert "".join(pieces) == f"{text}\nsecond\n"
-    assert any_harness.backend.logs("job-1-1", 0, offset).text == ""
-
-
-def test_each_line_has_its_time(any_harness):
-    status = any_harness.run("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')")
-    logs = any_harness.backend.logs
+    assert logs("job-1-1", 0, offset).text == ""
     first, second = dict(logs("job-1-1", 0, with_times=True).times).values()
     assert second - first == pytest.approx(1, abs=0.5)
     assert status.submitted_at - 1 <= first <= second <= status.finished_at + 1
-    assert logs("job-1-1", 0, len("one\n"), with_times=True).times == ((0, second),)
+    assert logs("job-1-1", 0, len(f"{text}\n".encode()), with_times=True).times == ((0, second),)
     assert logs("job-1-1", 0).times is None
+    for rank in (-1, 1):
+        with pytest.raises(RunNotFound):
+            logs("job-1-1", rank)
 
 
 def test_samples_contain_the_usage_of_their_node_only(any_harness):
@@ -217,12 +209,6 @@ def test_a_run_that_can_never_fit_is_refused_or_waits_with_a_reason(any_harness)
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
 
 
-def test_a_cluster_that_cannot_move_a_deadline_refuses(any_harness):
-    with pytest.raises(RunNotFound if any_harness.backend.extends_runs else InvalidSpec) as refused:
-        any_harness.backend.extend("job-9-1", 60)
-    assert getattr(refused.value, "field", "deadline_seconds") == "deadline_seconds"
-
-
 def test_an_unknown_run_is_not_found(any_harness):
     for call in (any_harness.backend.describe, any_harness.backend.stacks):
         with pytest.raises(RunNotFound):
@@ -233,10 +219,9 @@ def test_an_unknown_run_is_not_found(any_harness):
     any_harness.backend.stop("job-9-1", 5)
     any_harness.backend.delete("job-9-1")
     any_harness.backend.delete_shared("job-9")
-    any_harness.run("")
-    for rank in (-1, 1):
-        with pytest.raises(RunNotFound):
-            any_harness.backend.logs("job-1-1", rank)
+    with pytest.raises(RunNotFound if any_harness.backend.extends_runs else InvalidSpec) as refused:
+        any_harness.backend.extend("job-9-1", 60)
+    assert getattr(refused.value, "field", "deadline_seconds") == "deadline_seconds", "it cannot move a deadline"
 
 
 def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_harness):
@@ -268,18 +253,6 @@ def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_harness):
 
 
 # The cluster
-
-
-def test_a_run_reserves_its_resources_until_it_ends(any_harness):
-    def free():
-        return sum(machine.free.cpus for machine in any_harness.backend.capacity().machines)
-
-    before = free()
-    any_harness.start(WAIT, nodes=2)
-    assert free() == pytest.approx(before - 2 * any_harness.spec().resources.cpus)
-    any_harness.backend.stop("job-1-1", 0)
-    any_harness.wait_for_end()
-    any_harness.wait("job-1-1", lambda _status: free() == pytest.approx(before))
 
 
 def test_deleting_a_live_run_leaves_nothing(any_harness):
@@ -321,19 +294,6 @@ def test_changes_are_reported_within_a_second(any_harness):
 # Ends
 
 
-def test_a_stopped_run_has_its_grace_period(any_harness):
-    any_harness.start(POLITE, text="ready\n", nodes=2)
-    chunk = any_harness.backend.logs("job-1-1", 0, 0)
-    assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False), "it can be read while the run goes on"
-    any_harness.backend.stop("job-1-1", 20)
-    any_harness.backend.stop("job-1-1", 30)
-    assert any_harness.wait_for_failure(Outcome.STOPPED).code is FailureCode.STOPPED
-    # Without shared storage, the API server has a log only while its pod exists.
-    for rank in range(2) if any_harness.keeps_output else ():
-        assert any_harness.log(rank) == "ready\nsaved\n"
-    assert any_harness.backend.logs("job-1-1", 0, chunk.next_offset).eof
-
-
 def test_the_earlier_of_two_stops_counts(any_harness):
     # Without shared storage, the pod keeps its first grace period, although the run has ended.
     grace = 600 if any_harness.keeps_output else 60
@@ -355,17 +315,20 @@ def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_harness):
     assert ended.outcome is Outcome.STOPPED
 
 
-@pytest.mark.parametrize(
-    ("script", "seconds", "grace", "log"),
-    [(POLITE, 8, 4, "ready\nsaved\n"), (STUBBORN, 4, 2, "ready\n")],
-    ids=["after a checkpoint in the grace period", "although it ignores SIGTERM"],
-)
-def test_a_run_ends_at_its_deadline(any_harness, script, seconds, grace, log):
-    ended = any_harness.run(script, nodes=2, deadline_seconds=seconds, grace_seconds=grace)
+def test_a_run_ends_at_its_deadline_after_a_grace_period(any_harness):
+    """Rank 0 saves when it is asked to end; rank 1 ignores SIGTERM."""
+    script = """
+    import os, signal, sys
+    def leave(*_): sys.exit(print("saved", flush=True))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if int(os.environ["RANK"]) else leave)
+    print("ready", flush=True)
+    while True: signal.pause()
+    """
+    ended = any_harness.run(script, nodes=2, deadline_seconds=6, grace_seconds=3)
     assert ended.outcome is Outcome.TIME_LIMIT, any_harness.all_logs("job-1-1")
-    assert any_harness.log(0) == log
+    assert [any_harness.log(rank) for rank in range(2)] == ["ready\nsaved\n", "ready\n"]
     # The deadline counts from the moment all nodes know each other. A cluster's times are whole seconds.
-    assert seconds - grace - 1 <= ended.finished_at - ended.started_at <= seconds + 1 + any_harness.late_seconds
+    assert 2 <= ended.finished_at - ended.started_at <= 7 + any_harness.late_seconds
 
 
 def test_the_first_failure_is_reported_with_its_rank_and_last_lines(any_harness):
@@ -381,11 +344,6 @@ def test_the_first_failure_is_reported_with_its_rank_and_last_lines(any_harness)
     assert (failure.code, failure.node, failure.rank, failure.exit_code) == (FailureCode.RANK_EXITED, 1, 3, 7)
     assert failure.last_lines == ("about to fail",)
     assert failure.message == "Rank 3 on node 1 exited with code 7."
-
-
-def test_a_killed_rank_is_reported_with_its_signal(any_harness):
-    failure = any_harness.run_to_failure(Outcome.CODE_FAILED, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
-    assert (failure.code, failure.signal) == (FailureCode.RANK_KILLED, "SIGSEGV")
 
 
 def test_a_run_that_exceeds_its_memory_is_out_of_memory(any_harness):

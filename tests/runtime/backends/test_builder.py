@@ -160,12 +160,6 @@ def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
     assert answer.stdout == "False\n", "only the builder may use it"
 
 
-def test_two_builders_build_once(recipes, tmp_path):
-    with ThreadPoolExecutor() as pool:
-        build = partial(builder.build, tmp_path / "images", "small", progress=Progress(), recipes=recipes)
-        assert sorted(each.result() for each in [pool.submit(build) for _ in range(2)]) == [False, True]
-
-
 def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
@@ -180,3 +174,9 @@ def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path):
 
     answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert answer.stdout == "library torchvision DEF\nnms\nqnms\ntorchvision\n"
+
+
+def test_two_builders_build_once(recipes, tmp_path):
+    with ThreadPoolExecutor() as pool:
+        build = partial(builder.build, tmp_path / "images", "small", progress=Progress(), recipes=recipes)
+        assert sorted(each.result() for each in [pool.submit(build) for _ in range(2)]) == [False, True]

@@ -1,18 +1,17 @@
 """Runs that go on without a node: on real processes, with the node's supervisor killed or its launcher stopped."""
 
-import importlib.util
 import json
 import os
 import re
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 
-from runtime import pids
-from runtime.specs import FailureCode, Framework, Outcome, Resources, RunPhase
-from tests.runtime.images_of_ours import HOUSE, use_image
+from runtime.specs import FailureCode, Framework, Outcome, Resources
+from tests.runtime.conftest import LocalHarness
+from tests.runtime.images_of_ours import EXAMPLES, use_image
+from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -55,15 +54,10 @@ def start(harness, script=TRAINS, **changes):
     harness.start(script, text="met at epoch", **{"nodes": 3, "restart_count": 4, **changes})
 
 
-def kill_supervisor(harness, node):
-    record = next(record for record in harness.records() if record["node"] == node)
-    assert pids.send(record["pid"], record["start_time"], signal.SIGKILL)
-
-
 def stop_launcher(harness, node):
     pid = next(record["pid"] for record in harness.records() if record["node"] == node)
     for _generation in range(2):
-        pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        pid = children(pid)[0]
     os.kill(pid, signal.SIGSTOP)
 
 
@@ -72,7 +66,7 @@ def variables_of(harness, seat):
     return [json.loads(rest) for word, _space, rest in lines if word == "variables"]
 
 
-@pytest.mark.parametrize("lose", [kill_supervisor, pytest.param(stop_launcher, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lose", [LocalHarness.lose_node, pytest.param(stop_launcher, marks=pytest.mark.slow)])
 def test_a_run_goes_on_without_a_node(harness, lose, left_running):
     start(harness, workers_per_node=2, min_nodes=2)
     lose(harness, 1)
@@ -99,8 +93,8 @@ def test_a_run_goes_on_without_a_node(harness, lose, left_running):
 
 def test_below_its_minimum_nodes_a_run_is_lost(harness):
     start(harness, min_nodes=2)
-    kill_supervisor(harness, 1)
-    kill_supervisor(harness, 2)
+    harness.lose_node(1)
+    harness.lose_node(2)
     failure = harness.wait_for_failure(Outcome.NODE_LOST)
     assert failure.code is FailureCode.NODE_LOST
     assert failure.node in {1, 2}
@@ -109,18 +103,12 @@ def test_below_its_minimum_nodes_a_run_is_lost(harness):
     ]
 
 
-def test_a_run_is_lost_with_node_0(harness):
-    start(harness, min_nodes=1)
-    kill_supervisor(harness, 0)
-    assert harness.wait_for_failure(Outcome.NODE_LOST).node == 0
-
-
 def test_a_run_may_lose_one_node_after_another(harness):
     start(harness, TRAINS.replace('== "4"', 'in "45"'), min_nodes=1)
-    kill_supervisor(harness, 2)
+    harness.lose_node(2)
     for rank in (0, 1):
         harness.wait("job-1-1", lambda _status, rank=rank: harness.log(rank).count("met at epoch") == 2)
-    kill_supervisor(harness, 1)
+    harness.lose_node(1)
     status = harness.wait_for_end()
     assert status.outcome is Outcome.COMPLETED
     assert ([span.nodes for span in status.spans], status.restarts) == ([3, 2, 1], 2)
@@ -141,30 +129,13 @@ def test_ranks_that_fail_because_a_node_is_lost_are_no_first_cause(harness):
         "    while True: signal.pause()", "    sys.exit(9 if (peer if rank else peers[0]).recv(1) == b'' else 0)"
     )
     start(harness, script, min_nodes=2)
-    kill_supervisor(harness, 1)
+    harness.lose_node(1)
     status = harness.wait_for_end()
     assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
     assert status.restarts == 1
 
 
-def test_no_process_of_a_round_reaches_the_next(harness):
-    script = """
-    import os, pathlib, signal, subprocess, sys
-    if os.environ["RESTART_COUNT"] == "0":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "left-behind"], start_new_session=True)
-        print("ready", flush=True)
-        while True: signal.pause()
-    seen = [path for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if b"left-behi" + b"nd" in path.read_bytes()]
-    print("left:", seen)
-    """
-    harness.start(script, nodes=2, min_nodes=1)
-    kill_supervisor(harness, 1)
-    assert harness.wait_for_end().outcome is Outcome.COMPLETED
-    assert "left: []" in harness.log(0)
-
-
-ELASTIC_NODE = Resources(cpus=0.5, memory_mib=2048)
+SETTINGS = {"resources": Resources(cpus=1.5, memory_mib=2048), "lr": "0.02", "deadline_seconds": 240}
 
 
 def heavy(test):
@@ -173,44 +144,24 @@ def heavy(test):
 
 
 @pytest.fixture
-def horovod_harness(harness, tmp_path):
-    """The horovod image, its elastic example, and the digits."""
-    spec = importlib.util.spec_from_file_location("make_digits", HOUSE / "examples" / "make_digits.py")
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    maker.write_archive(tmp_path / "digits.tar.gz")
-    shutil.unpack_archive(tmp_path / "digits.tar.gz", harness.dataset)
-    shutil.copy(HOUSE / "examples" / "horovod_elastic.py", harness.workspace)
+def horovod_harness(harness, digits):
+    """The horovod image, the examples and the digits. Horovod may notice a lost peer only after its own 30 seconds."""
+    shutil.unpack_archive(digits, harness.dataset)
+    for name in ("horovod_elastic.py", "mnist_ddp.py"):
+        shutil.copy(EXAMPLES / name, harness.workspace)
+    harness.patience = 200
     return use_image(harness, "horovod")
 
 
-def wait_for_end(harness, name="job-1-1"):
-    """Wait for a run that must complete. Horovod may notice a lost peer only after its own 30 seconds."""
-    status = harness.wait(name, lambda status: status.phase is RunPhase.ENDED, 200)
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs(name)
-    return status
-
-
-def submit_horovod(harness, source="", **changes):
-    settings = {
-        "script": "horovod_elastic.py",
-        "framework": Framework.HOROVOD,
-        "resources": ELASTIC_NODE,
-        "lr": "0.02",
-        "epochs": 12,
-        "deadline_seconds": 240,
-        **changes,
-    }
-    harness.backend.submit(harness.spec(source, **settings))
-
-
 @heavy
-def test_horovod_goes_on_without_a_node_and_without_a_restart(horovod_harness):
+def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harness):
     harness = horovod_harness
-    submit_horovod(harness, nodes=3, workers_per_node=1, min_nodes=2)
+    settings = {**SETTINGS, "framework": Framework.HOROVOD, "checkpoint_key": "elastic"}
+    harness.backend.submit(harness.spec("", script="horovod_elastic.py", nodes=3, min_nodes=2, epochs=6, **settings))
     harness.wait_for_text("epoch 2 ")
-    kill_supervisor(harness, 1)
-    status = wait_for_end(harness)
+    harness.lose_node(1)
+    status = harness.wait_for_end()
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
     assert [span.nodes for span in status.spans] == [3, 2]
     assert status.restarts == 0, "nothing was started again"
     log = harness.log(0)
@@ -218,47 +169,36 @@ def test_horovod_goes_on_without_a_node_and_without_a_restart(horovod_harness):
     assert "a node was lost: going on as rank 1 of 2" in harness.log(2), "the third node is the second now"
     assert "resumed" not in log
     epochs = re.findall(r"^epoch (\d+) .* on (\d)$", log, re.MULTILINE)
-    assert [int(epoch) for epoch, _size in epochs] == list(range(1, 13)), "no epoch twice, none left out"
+    assert [int(epoch) for epoch, _size in epochs] == list(range(1, 7)), "no epoch twice, none left out"
     assert {size for _epoch, size in epochs} == {"3", "2"}
-    assert "result: 12 epochs, rank 1 of 2" in harness.log(2)
-    assert float(re.findall(r"accuracy ([\d.]+)", log)[-1]) > 0.9
-
-
-@heavy
-def test_the_elastic_example_resumes_at_another_size_and_at_the_end_of_an_epoch(horovod_harness):
-    harness = horovod_harness
-    submit_horovod(harness, nodes=1, epochs=1, checkpoint_key="elastic")
-    wait_for_end(harness)
-    assert re.search(r"^epoch 1 .* lr 0.02 on 1$", harness.log(), re.MULTILINE), harness.log()
+    assert "result: 6 epochs, rank 1 of 2" in harness.log(2)
+    assert float(re.findall(r"accuracy ([\d.]+)", log)[-1]) > 0.8
     # If a node is lost after all images of an epoch were seen, none is left for the others.
     lost = """
     import runpy
     import horovod.torch as hvd
     class NothingLeft(hvd.elastic.ElasticSampler):
         def __iter__(self):
-            return iter(()) if self.epoch == 1 else super().__iter__()
+            return iter(()) if self.epoch == 6 else super().__iter__()
     hvd.elastic.ElasticSampler = NothingLeft
     runpy.run_path("horovod_elastic.py", run_name="__main__")
     """
-    submit_horovod(harness, lost, script="train.py", name="job-1-2", nodes=2, epochs=3, checkpoint_key="elastic")
-    wait_for_end(harness, "job-1-2")
-    log = harness.log(name="job-1-2")
-    assert "resumed after epoch 1" in log
-    assert re.findall(r"^epoch (\d) .* lr ([\d.]+) on 2$", log, re.MULTILINE) == [("2", "0.04"), ("3", "0.04")], log
+    log = harness.log(name=harness.complete(lost, name="job-1-2", epochs=8, **settings).name)
+    assert "resumed after epoch 6" in log
+    assert re.findall(r"^epoch (\d) .* lr ([\d.]+) on 1$", log, re.MULTILINE) == [("7", "0.02"), ("8", "0.02")], log
 
 
 @heavy
 def test_ddp_resumes_on_the_nodes_that_are_left(horovod_harness):
     # The horovod image has all that the pytorch image has.
     harness = horovod_harness
-    shutil.copy(HOUSE / "examples" / "mnist_ddp.py", harness.workspace)
-    submit_horovod(harness, script="mnist_ddp.py", framework=Framework.PYTORCH, nodes=3, min_nodes=2, epochs=8)
-    harness.wait("job-1-1", lambda _status: "epoch 2/8" in harness.log(), 120)
-    kill_supervisor(harness, 1)
-    status = wait_for_end(harness)
-    assert [span.nodes for span in status.spans] == [3, 2]
-    assert status.restarts == 1
+    harness.backend.submit(harness.spec("", script="mnist_ddp.py", nodes=3, min_nodes=2, epochs=4, **SETTINGS))
+    harness.wait_for_text("epoch 1/4")
+    harness.lose_node(1)
+    status = harness.wait_for_end()
+    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    assert ([span.nodes for span in status.spans], status.restarts) == ([3, 2], 1)
     log = harness.log(0)
     assert "This process starts again as rank 0 of 2." in log
-    assert re.search(r"resumed after epoch [1-7]", log), log
-    assert "epoch 8/8" in log
+    assert re.search(r"resumed after epoch [1-3]", log), log
+    assert "epoch 4/4" in log

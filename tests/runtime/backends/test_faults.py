@@ -18,6 +18,7 @@ from runtime.backends import host
 from runtime.specs import FailureCode, Outcome, RunPhase
 from tests.runtime.backends.contract import WAIT
 from tests.runtime.backends.test_first_cause import MEET
+from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -63,12 +64,6 @@ class Node:
         self.inside = [pid for pid in psutil.pids() if pid_namespace(pid) == namespace]
         self.processes = {pid: pids.start_time(pid) for pid in (self.supervisor, self.bubblewrap, *self.inside)}
 
-    @property
-    def rank(self):
-        """The rank's process, not its daemon."""
-        comm = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in children(self.launcher)}
-        return next(pid for pid, name in comm.items() if name != "kworker/0:1\n")
-
     def signal_all(self, number):
         for pid in self.processes:
             os.kill(pid, number)
@@ -80,10 +75,6 @@ class Node:
             started is None or pids.wait_for_end(pid, started, until - time.monotonic())
             for pid, started in self.processes.items()
         )
-
-
-def children(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def command(pid):
@@ -112,10 +103,9 @@ def causes(harness):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(harness, how):
+def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(harness):
     ignore = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    script = MEET + ignore + f"    if rank == 2:\n        {how}\n    while True: signal.pause()"
+    script = MEET + ignore + "    if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n    while True: signal.pause()"
     assert harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=4).rank == 2
     ends = [node.finished_at for node in harness.backend.describe("job-1-1").nodes]
     assert len(ends) == 4
@@ -176,10 +166,8 @@ def test_the_deadline_needs_no_console(harness):
     ("node", "process", "outcome", "code"),
     [
         (0, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
-        (1, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
         (1, "bubblewrap", Outcome.NODE_LOST, FailureCode.NODE_LOST),
         (1, "launcher", Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
-        (1, "rank", Outcome.CODE_FAILED, FailureCode.RANK_KILLED),
         (None, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
     ],
 )
@@ -220,27 +208,12 @@ def test_nodes_that_are_cut_off_from_each_other_fail_by_the_codes_fault(harness)
 
 
 @pytest.mark.slow
-def test_a_stopped_launcher_is_detected_by_its_silence_and_is_the_codes_fault(harness):
-    nodes = start(harness, nodes=3)
-    stopped_at = time.time()
-    os.kill(nodes[0].launcher, signal.SIGSTOP)
-    failure = harness.wait_for_failure(Outcome.CODE_FAILED)
-    assert (failure.node, failure.code) == (0, FailureCode.LAUNCHER_KILLED)
-    finished_at = harness.backend.describe("job-1-1").finished_at
-    assert finished_at - stopped_at <= DETECTION_SECONDS
-    assert all(node.is_down() for node in nodes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "node"), [(2, 1), (1, 0)], ids=["by another supervisor", "by the caller"])
-def test_a_stopped_supervisor_is_detected(harness, count, node):
-    nodes = start(harness, nodes=count)
-    os.kill(nodes[node].supervisor, signal.SIGSTOP)
-    # With two nodes, no call to the backend is needed.
-    assert count == 1 or nodes[node].is_down(30)
+def test_a_stopped_supervisor_of_a_lone_node_is_detected_by_the_caller(harness):
+    (node,) = start(harness)
+    os.kill(node.supervisor, signal.SIGSTOP)
     failure = harness.wait_for_failure(Outcome.NODE_LOST)
-    assert (failure.node, failure.code) == (node, FailureCode.NODE_SILENT)
-    assert all(each.is_down() for each in nodes)
+    assert (failure.node, failure.code) == (0, FailureCode.NODE_SILENT)
+    assert node.is_down()
 
 
 def test_only_two_signals_affect_a_launcher(harness):
@@ -309,12 +282,11 @@ def test_a_disk_that_others_filled_is_the_platforms_fault(harness, small_disk):
 
 
 @pytest.mark.usefixtures("small_disk")
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_disk_that_the_run_filled_itself_is_its_own_fault(harness, node):
+def test_a_disk_that_the_run_filled_itself_is_its_own_fault(harness):
     """It wrote less than its limit, but all that was free. It must not be free, because it hurts other runs."""
-    script = f"""
+    script = """
     import os, time
-    if os.environ["RANK"] != "{node}": time.sleep(30)
+    if os.environ["RANK"] != "1": time.sleep(30)
     with open(os.path.join(os.environ["CHECKPOINT_DIR"], "model"), "wb") as file:
         for _ in range(400): file.write(bytes(1 << 20))
     """
@@ -322,37 +294,22 @@ def test_a_disk_that_the_run_filled_itself_is_its_own_fault(harness, node):
     assert status.outcome in {Outcome.CODE_FAILED, Outcome.DISK_FULL}, status.failure
 
 
-FILLS = {
-    "bytes": """
-    with open(os.path.join(run, "all"), "wb", buffering=0) as file:
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_disk")
+def test_a_disk_without_room_for_the_record_loses_no_node(harness):
+    """A node without a last record counts as lost, so code that fills the whole disk would run free."""
+    script = """
+    import os
+    with open(os.path.join(os.environ["RUN_DIR"], "all"), "wb", buffering=0) as file:
         for size in (1 << 16, 1):
             try:
                 while file.write(bytes(size)): pass
             except OSError: pass
-    """,
-    "names": """
-    try:
-        for number in range(10 ** 7): os.close(os.open(os.path.join(run, str(number)), os.O_CREAT | os.O_WRONLY))
-    except OSError: pass
-    """,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_disk")
-@pytest.mark.parametrize("fill", FILLS)
-def test_a_disk_without_room_for_the_record_loses_no_node(harness, fill):
-    """A node without a last record counts as lost, so code that fills the whole disk would run free."""
-    script = f"""
-    import os
-    run = os.environ["RUN_DIR"]
-    {FILLS[fill].strip()}
     for _ in range(20): print("x" * 4000, flush=True)
     raise SystemExit(3)
     """
     status = harness.run(script, deadline_seconds=40)
-    # The kernel may count the names as the node's memory. The run pays for whichever limit it reaches.
-    assert status.outcome in {Outcome.CODE_FAILED, Outcome.DISK_FULL, Outcome.OUT_OF_MEMORY}, status.failure
+    assert status.outcome in {Outcome.CODE_FAILED, Outcome.DISK_FULL}, status.failure
 
 
 @pytest.mark.slow
@@ -367,33 +324,26 @@ def test_a_full_disk_does_not_keep_a_run_from_its_deadline(harness, small_disk):
 # Output and reports
 
 
-def test_a_flood_of_output_is_cut_and_the_run_goes_on(harness):
+def test_output_is_kept_byte_for_byte_and_a_flood_of_it_is_cut(harness):
+    """Rank 0 writes every byte with and without lines, rank 1 more than it may. The run goes on."""
     script = """
     import os, time
-    for _ in range(128): os.write(1, b"y" * 1023 * 1024 + b"\\n")
-    os.write(1, b"the end\\n")
-    os.mkdir(os.environ["RANK"])
-    while not all(map(os.path.isdir, "01")): time.sleep(0.01)  # the first failure ends the other rank
-    raise SystemExit(3)
+    if os.environ["RANK"] == "0":
+        os.write(1, bytes(range(256)) * 40)
+        for _ in range(9): os.write(1, b"z" * 100_000)
+        os.mkdir("written")
+    else:
+        for _ in range(128): os.write(1, b"y" * 1023 * 1024 + b"\\n")
+        os.write(1, b"the end\\n")
+        while not os.path.isdir("written"): time.sleep(0.01)  # the first failure ends the other rank
+        raise SystemExit(3)
     """
     failure = harness.run_to_failure(Outcome.CODE_FAILED, script, workers_per_node=2, log_limit_bytes=1 << 20)
     assert (failure.exit_code, failure.last_lines[-1]) == (3, "the end"), "last lines come after the cut too"
-    for rank in range(2):
-        log = (harness.backend.run_folder("job-1-1") / "logs" / f"rank-{rank}.log").read_bytes()
-        assert 1 << 20 <= len(log) < (1 << 20) + 300
-        assert log.count(b"has reached its limit of 1048576 bytes") == 1
-
-
-def test_output_is_kept_byte_for_byte_with_or_without_lines(harness):
-    script = """
-    import os
-    os.write(1, bytes(range(256)) * 40)
-    for _ in range(30): os.write(1, b"z" * 100_000)
-    """
-    harness.complete(script)
-    log = (harness.backend.run_folder("job-1-1") / "logs" / "rank-0.log").read_bytes()
-    assert log == bytes(range(256)) * 40 + b"z" * 3_000_000
-    assert harness.log().endswith("z" * 1000)
+    whole, cut = ((harness.backend.run_folder("job-1-1") / "logs" / f"rank-{rank}.log").read_bytes() for rank in (0, 1))
+    assert whole == bytes(range(256)) * 40 + b"z" * 900_000
+    assert 1 << 20 <= len(cut) < (1 << 20) + 300
+    assert cut.count(b"has reached its limit of 1048576 bytes") == 1
 
 
 def test_code_that_destroys_its_reporting_files_still_completes(harness):

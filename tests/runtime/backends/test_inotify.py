@@ -28,20 +28,6 @@ def test_written_moved_and_deleted_files_are_reported(watch, tmp_path):
     assert watch.wait(10) == {"job-3-1"}
 
 
-def test_earlier_changes_and_reads_are_not_reported(tmp_path):
-    (tmp_path / "before").write_bytes(b"!")
-    with contextlib.closing(FolderWatch(tmp_path)) as watch:
-        (tmp_path / "before").read_bytes()
-        assert watch.wait(0.01) == set()
-
-
-def test_a_waiting_reader_is_woken(watch, tmp_path):
-    ringer = threading.Timer(0.1, (tmp_path / "late").write_bytes, [b"!"])
-    ringer.start()
-    assert watch.wait(60) == {"late"}
-    ringer.join()
-
-
 def test_constant_changes_are_still_reported(watch, tmp_path):
     ends = threading.Event()
 

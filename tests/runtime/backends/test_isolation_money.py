@@ -6,43 +6,13 @@ import pytest
 
 from runtime.backends import admission
 from runtime.backends.supervision import cgroups
-from runtime.specs import FailureCode, Outcome, Resources
-from tests.runtime.backends import hostile
+from runtime.specs import FailureCode, Outcome
 
 pytestmark = [
     pytest.mark.late("its runs are real processes, with time limits of seconds"),
     pytest.mark.slow,
     pytest.mark.cores(2),
 ]
-
-CROWD = """
-    import os, signal, sys
-    reading, writing = os.pipe()
-    for _ in range(700):
-        if not os.fork():
-            os.close(writing)
-            os.read(reading, 1)
-            while True: pass
-    print("ready", flush=True)
-    os.close(writing)
-    while True: signal.pause()
-"""
-
-
-@pytest.fixture(params=["cold", "warm"])
-def harness(harness, request):
-    """Both ways in which ranks are started."""
-    return hostile.choose_start(harness, request.param)
-
-
-@pytest.mark.parametrize("harness", ["cold"], indirect=True)
-def test_many_busy_processes_do_not_silence_their_node(harness):
-    """The launcher is one process among many. If it were silent for 12 seconds, the run would be free."""
-    if cgroups.unavailable_reason():
-        pytest.fail("the tests need control groups: run them as root")
-    status = harness.run(CROWD, resources=Resources(0.2, 1024), deadline_seconds=25)
-    blamed = status.failure and status.failure.code
-    assert status.outcome is Outcome.TIME_LIMIT or blamed is FailureCode.TOO_MANY_PROCESSES, status.failure
 
 
 def test_large_stacks_do_not_silence_the_node(harness):
@@ -60,7 +30,6 @@ def test_large_stacks_do_not_silence_the_node(harness):
     assert harness.run_to_failure(Outcome.HUNG, script, hang_seconds=5, deadline_seconds=60).code is FailureCode.HUNG
 
 
-@pytest.mark.parametrize("harness", ["cold"], indirect=True)
 def test_work_by_processes_too_short_to_be_seen_is_no_hang(harness):
     """A hang is billed to its last sign of progress, so computing without a sign would be free."""
     if cgroups.unavailable_reason():
@@ -69,7 +38,7 @@ def test_work_by_processes_too_short_to_be_seen_is_no_hang(harness):
     import os, signal, time
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their CPU time is not even counted for their parent
     print("ready", flush=True)
-    end = time.monotonic() + 25
+    end = time.monotonic() + 17
     for _ in range(2): os.fork()  # four processes get half a core on a busy machine too
     while time.monotonic() < end:
         pid = os.fork()
@@ -95,7 +64,7 @@ def test_malformed_messages_to_the_launchers_port_break_nothing(harness):
         for message in messages:
             with socket.create_connection(("127.0.0.1", port)) as one:
                 one.sendall(message + b"\n")
-                one.settimeout(3)
+                one.settimeout(1)
                 try: one.recv(10)
                 except TimeoutError: pass
     print(len(ports))

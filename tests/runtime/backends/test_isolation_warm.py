@@ -11,12 +11,6 @@ from tests.runtime.images_of_ours import use_image
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
-@pytest.fixture(params=["cold", "warm"])
-def harness(harness, request):
-    """Both ways in which ranks are started."""
-    return hostile.choose_start(harness, request.param)
-
-
 def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
     show = """
     import json, os, resource, signal, socket, sys
@@ -63,14 +57,8 @@ def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
             each.backend.stop_prepared_processes()
 
 
-def test_a_warm_rank_was_warm(harness):
-    """The other tests depend on it. A forked rank keeps the command line of its fork server."""
-    harness.run("print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1])")
-    expected = "forkserver.py" if (harness.folder / "runs" / ".warm_pool").exists() else "rank.py"
-    assert harness.log() == f"{expected}\n"
-
-
 def test_nothing_of_one_run_is_seen_in_the_next(harness):
+    hostile.warm(harness)
     leave = """
     import builtins, os, random, sys
     secret = "".join(reversed("drowssap-eht-si-siht"))
@@ -95,6 +83,7 @@ def test_nothing_of_one_run_is_seen_in_the_next(harness):
             try: copies += memory.read(end - start).count(secret * 3)
             except OSError: pass
     print(json.dumps([
+        open("/proc/self/cmdline").read().split(chr(0))[2].rsplit("/", 1)[-1],
         copies, hasattr(builtins, "LEFT"), "left" in sys.modules, "LEFT" in os.environ,
         [path for folder in
          ("/tmp", "/dev/shm", *(os.environ[name] for name in ("RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR")))
@@ -103,21 +92,20 @@ def test_nothing_of_one_run_is_seen_in_the_next(harness):
     """
     harness.complete(leave)
     harness.complete(look, name="job-2-1")
-    assert json.loads(harness.log(name="job-2-1")) == [0, False, False, False, []]
+    assert json.loads(harness.log(name="job-2-1")) == ["forkserver.py", 0, False, False, False, []]
 
 
 @pytest.mark.slow
 def test_random_values_differ_in_every_rank(harness):
+    hostile.warm(harness)
     script = """
     import multiprocessing.process, random, tempfile, uuid
     key = multiprocessing.process.current_process().authkey
     print(random.random(), uuid.uuid4(), tempfile.mktemp(), key.hex())
     """
-    values = []
-    for name in ("job-1-1", "job-2-1"):
-        harness.run(script, name=name, workers_per_node=2)
-        values += [word for rank in range(2) for word in harness.log(rank, name).split()]
-    assert len(values) == len(set(values)) == 16
+    harness.complete(script, workers_per_node=3)
+    values = [word for rank in range(3) for word in harness.log(rank).split()]
+    assert len(values) == len(set(values)) == 12
 
 
 @pytest.mark.slow

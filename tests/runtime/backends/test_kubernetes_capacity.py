@@ -3,14 +3,12 @@ import pytest
 from runtime.backends.kubernetes.capacity import (
     compute_capacity,
     cpus,
-    declared_capacity,
     mebibytes,
-    not_ready_since,
     pending_requests,
     quantity,
 )
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.specs import Capacity, NodeCapacity, Resources
+from runtime.specs import Resources
 
 VOLUME = {"claim": "c", "root": "/srv"}
 CONFIG = ClusterConfig.from_data(
@@ -125,18 +123,6 @@ def test_pending_pods_reserve_their_requests():
     result = free(node("a"), node("b"), pods=[placed], pending=waiting)
     assert result["a"].cpus == 2.0
     assert result["b"].cpus == 8.0
-
-
-def test_declared_capacity_is_reduced_by_live_jobs():
-    declared = Capacity((NodeCapacity("a", Resources(4, 8192), Resources(4, 8192)),))
-    result = declared_capacity(declared, [job("job-1-1", 2, "1500m")], CONFIG)
-    assert result.machines[0].free == Resources(1.0, 6144)
-    assert result.machines[0].total == Resources(4, 8192)
-
-
-def test_not_ready_since_is_the_conditions_transition_time():
-    assert not_ready_since(node("a")) is None
-    assert not_ready_since(node("a", ready=False)) == 60.0
 
 
 QUANTITIES = {"1": 1, "500m": 0.5, "1.5": 1.5, "2Ki": 2048, "1Gi": 2**30, "1G": 1e9, "1e3": 1000, "100u": 1e-4}

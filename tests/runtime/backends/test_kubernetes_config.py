@@ -1,29 +1,12 @@
 import pytest
 
-from runtime.backends.kubernetes.config import ClusterConfig, Toleration
+from runtime.backends.kubernetes.config import ClusterConfig
 
 VOLUME = {"claim": "trainyard", "root": "/srv/trainyard"}
 
 
 def read(**data):
     return ClusterConfig.from_data("east", {"volume": VOLUME, **data})
-
-
-def test_every_setting_is_read():
-    config = read(
-        namespace="runs",
-        kubeconfig="/etc/trainyard/east.yaml",
-        context="east",
-        images={"pytorch": "registry.example.com/pytorch:1"},
-        queue="training",
-        tolerations={"gpu": {"key": "pool", "operator": "Exists"}},
-        node_selectors={"gpu": {"pool": "gpu"}},
-        capacity=[{"name": "big", "count": 2, "cpus": 64, "memory_mib": 262144, "gpus": 8, "gpu_type": "A100"}],
-    )
-    assert config.tolerations["gpu"] == (Toleration(key="pool", operator="Exists"),)
-    assert not config.ends_partial_placement
-    assert [machine.name for machine in config.capacity.machines] == ["big-0", "big-1"]
-    assert config.capacity.machines[1].free.gpus == 8
 
 
 def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
@@ -36,12 +19,10 @@ def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
     ("data", "words"),
     [
         ({"volume": None}, "'volume' must be a JSON object"),
-        ({"volume": {}}, "'volume' must be"),
         ({"volume": {"root": "/srv"}}, "needs either a claim or a host_path"),
         ({"volume": {"root": "/srv", "claim": "a", "host_path": "/b"}}, "needs either a claim or a host_path"),
         ({"volume": {"claim": "a"}}, "needs an absolute path as its root"),
         ({"volume": {"claim": "a", "root": "/srv/../etc"}}, "needs an absolute path as its root"),
-        ({"volume": {"claim": "a", "root": "/"}}, "needs an absolute path as its root"),
         ({"volume": {"root": "/srv", "host_path": "data"}}, "needs an absolute path as its host_path"),
         ({"volume": {"claim": "a", "root": "/srv", "shared": False}}, "'shared' must be true"),
         ({"volume": {"claim": "a", "root": "/srv", "claims": 1}}, "has no 'claims'"),
@@ -54,32 +35,26 @@ def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
         ({"in_cluster": True, "context": "east"}, "excludes kubeconfig and context"),
         ({"images": {"pytorch": ""}}, "must map names to strings"),
         ({"flavours": {"pytorch": "rocm"}}, "must map names of images to cpu or cuda"),
-        ({"images": ["pytorch"]}, "must be a JSON object"),
         ({"spread": "wide"}, "must be one of pack, spread"),
         *(
             ({"package_index": {"url": "https://pypi.example.com", "networks": ["10.0.0.5/32"], **index}}, words)
             for index, words in (
                 ({"networks": []}, "'package_index' must be"),
                 ({"networks": ["pypi.example.com"]}, "'package_index' is not valid"),
-                ({"networks": [5]}, "must have strings"),
                 ({"url": "ftp://pypi.example.com"}, "needs an http or https address"),
                 ({"url": "https://me:secret@pypi.example.com"}, "without a password"),
-                ({"url": "https://pypi.example.com:port"}, "'package_index' is not valid"),
                 ({"hosts": []}, "'package_index' must be"),
             )
         ),
         ({"gang_seconds": 0}, "must be a whole number of at least 1"),
         ({"gang_seconds": True}, "must be a whole number"),
-        ({"uid": 0}, "must be a whole number of at least 1"),
         ({"image_pull_secrets": "mirror"}, "must be a list of names"),
-        ({"node_selectors": {"gpu": "pool"}}, "must map labels to values for 'gpu'"),
         ({"node_selectors": {"gpu": {"pool": "a b"}}}, "must map labels to values for 'gpu'"),
         ({"tolerations": {"gpu": [{"keys": "pool"}]}}, "list of objects with key"),
         ({"tolerations": {"gpu": [{"key": "pool", "effect": "Never"}]}}, "an unknown effect for 'gpu'"),
         ({"tolerations": {"gpu": [{"key": "pool", "operator": "Exists", "value": "x"}]}}, "Exists without a value"),
         ({"tolerations": {"gpu": [{"value": "x"}]}}, "needs a key for 'gpu'"),
         ({"capacity": [{"cpus": 4}]}, "must be a list of objects with cpus and memory_mib"),
-        ({"capacity": 4}, "must be a list of objects with cpus and memory_mib"),
     ],
 )
 def test_an_error_names_the_setting(data, words):

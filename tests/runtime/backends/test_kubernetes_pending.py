@@ -70,7 +70,6 @@ TWO = (
     "1 Preemption is not helpful for scheduling."
 )
 GPUS = unplaced(TWO)
-NO_MATCH = unplaced("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.")
 CORDONED = "0/2 nodes are available: 2 node(s) were unschedulable."
 TAINT = "0/1 nodes are available: 1 node(s) had untolerated taint"
 UNBOUND = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: none."
@@ -102,14 +101,12 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
     ("pods", "arguments", "code", "data"),
     [
         case("missing GPUs name their type and how many are free", Code.GPUS, GPUS, GPUS, data=ALL_GPUS),
-        case("an unknown type of GPU", Code.GPUS, NO_MATCH, data={"free": None}, capacity=None),
         case("missing CPUs name the most free", Code.CPUS, CPUS, data={"wanted": 4.0, "nodes": 1, "free": 3}),
         case("missing memory, too", Code.MEMORY, MEMORY, data={"wanted": 4096, "nodes": 1, "free": 2048}),
         case("a request that fits no machine", Code.TOO_LARGE, GPUS, capacity=SMALL),
         case("a large request without known capacity", Code.GPUS, GPUS, capacity=None),
         case("a large request in an elastic cluster", Code.GPUS, GPUS, capacity=Capacity((), elastic=True)),
         case("a taint with its key", Code.TAINT, without_gpus(unplaced(TAINT + " {pool: gpu}. preemption: x"))),
-        case("taints without keys", Code.TAINT, without_gpus(unplaced(TAINT + "(s). preemption: x"))),
         case("another obstacle", Code.UNSCHEDULABLE, without_gpus(unplaced(CORDONED)), data={"detail": CORDONED}),
         case("a pull in back-off, by its event", Code.IMAGE_CREDENTIALS, BACK_OFF, events=PULL_EVENTS),
         case("an invalid image name", Code.IMAGE_NAME, pulling("InvalidImageName", "Failed to apply default tag")),
@@ -128,7 +125,6 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
             data={"queue": "training", "detail": NOT_ADMITTED},
         ),
         case("a queue that gives no reason", Code.ADMISSION, job=SUSPENDED, data={"detail": ""}),
-        case("nodes without a place", Code.STARTING, RUNNING, data={"nodes": 1, "step": "place"}),
         case("nodes without a container", Code.STARTING, RUNNING, CREATING, data={"nodes": 1, "step": "container"}),
         case("a start without any pod", Code.STARTING, data={"nodes": 2, "step": "place"}),
         case("what a person can fix comes first", Code.IMAGE_NAME, GPUS, pulling("ErrImagePull", "x: not found")),

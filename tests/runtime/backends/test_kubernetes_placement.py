@@ -31,44 +31,31 @@ def test_a_run_too_large_for_every_machine_starts_once_one_is_added(own_harness,
     assert own_harness.another().capacity().nodes_ever(large) == 1
 
 
-def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness, fake):
+def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness):
     large = Resources(12, 256)
     assert own_harness.another(elastic=True).capacity().nodes_now(large) == UNLIMITED_NODES
     # Declared capacity is the maximum.
     pool = own_harness.another(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
     assert pool.capacity().nodes_ever(large) == 2
-    own_harness.backend = pool
     pool.submit(own_harness.spec(WAIT, resources=large))
+    own_harness.backend = pool
     assert wait_for_code(own_harness, WaitingCode.CPUS).waiting_data["wanted"] == 12.0
     assert pool.capacity().nodes_now(large) == 1
-    fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
-    own_harness.wait_for_text("ready")
 
 
-def test_an_image_that_cannot_be_pulled_ends_the_run_free(own_harness, fake, monkeypatch):
-    reference = "private.acme.example/vision:1"
-    fake.registry.passwords["private.acme.example"] = "right"
-    monkeypatch.setattr(pending, "IMAGE_REFUSED_SECONDS", 2.0)
-    own_harness.backend = own_harness.another(start_seconds=2)
-    secret = PullSecret("private.acme.example", "acme", "wrong")
-    own_harness.backend.submit(own_harness.spec(WAIT, image=Image(reference=reference), pull_secret=secret))
-    assert wait_for_code(own_harness, WaitingCode.IMAGE_CREDENTIALS).waiting_data["image"] == reference
-    assert own_harness.wait_for_failure(Outcome.CODE_FAILED).code is FailureCode.IMAGE_CREDENTIALS
-    assert own_harness.backend.describe(NAME).started_at is None
-
-
-def test_a_private_image_is_pulled_with_its_credentials(own_harness, fake):
+def test_a_private_image_needs_its_credentials_and_ends_the_run_free_without(own_harness, fake, monkeypatch):
     reference = "private.acme.example/vision:1"
     fake.registry.passwords["private.acme.example"] = "right"
     fake.registry.images[reference] = next(iter(fake.registry.images.values()))
-    secret = PullSecret("private.acme.example", "acme", "right")
-    own_harness.complete("print(1)", image=Image(reference=reference), pull_secret=secret)
-
-
-def test_an_exhausted_namespace_quota_is_reported(own_harness, fake):
-    fake.make("resourcequotas", own_harness.site.namespace, "few", spec={"hard": {"pods": "1"}})
-    own_harness.backend.submit(own_harness.spec(WAIT, nodes=2))
-    assert "exceeded quota" in wait_for_code(own_harness, WaitingCode.QUOTA).waiting_data["detail"]
+    right, wrong = (PullSecret("private.acme.example", "acme", word) for word in ("right", "wrong"))
+    monkeypatch.setattr(pending, "IMAGE_REFUSED_SECONDS", 2.0)
+    own_harness.backend = own_harness.another(start_seconds=2)
+    own_harness.backend.submit(own_harness.spec(WAIT, image=Image(reference=reference), pull_secret=wrong))
+    assert wait_for_code(own_harness, WaitingCode.IMAGE_CREDENTIALS).waiting_data["image"] == reference
+    assert own_harness.wait_for_failure(Outcome.CODE_FAILED).code is FailureCode.IMAGE_CREDENTIALS
+    assert own_harness.backend.describe(NAME).started_at is None
+    own_harness.backend = own_harness.another()
+    own_harness.complete("print(1)", image=Image(reference=reference), pull_secret=right, name="job-2-1")
 
 
 # Kueue

@@ -1,36 +1,10 @@
 """Reading Jobs and Pods, and storing Pods in annotations."""
 
 import dataclasses
-import json
 
-from runtime.backends.kubernetes.names import INDEX_ANNOTATION, SPEC_ANNOTATION, SUBMITTED_ANNOTATION
-from runtime.backends.kubernetes.state import PodState, newest_pods, read_job, read_pod
-from tests.runtime.backends.samples import JOB, ended, running
-
-
-def _job(**parts):
-    meta = {
-        "name": "job-1-1",
-        "namespace": "runs",
-        "uid": "u",
-        "annotations": {SPEC_ANNOTATION: '{"workers": 2}', SUBMITTED_ANNOTATION: "5.5"},
-    }
-    return {"metadata": meta, "spec": {"completions": 2, "suspend": False}, "status": {}, **parts}
-
-
-def test_read_job():
-    conditions = [
-        {"type": "Suspended", "status": "False"},
-        {
-            "type": "FailureTarget",
-            "status": "True",
-            "reason": "BackoffLimitExceeded",
-            "lastTransitionTime": "1970-01-01T00:01:00Z",
-        },
-    ]
-    state = read_job(_job(status={"startTime": "1970-01-01T00:00:10Z", "conditions": conditions}))
-    assert (state.is_failing, state.end_condition, state.start_time, state.failed_at) == (True, "", 10.0, 60.0)
-    assert (state.spec.workers, state.submitted_at) == (2, 5.5)
+from runtime.backends.kubernetes.names import INDEX_ANNOTATION
+from runtime.backends.kubernetes.state import PodState, newest_pods, read_pod
+from tests.runtime.backends.samples import JOB, running
 
 
 def _pod(status, **meta):
@@ -56,19 +30,9 @@ def test_read_pod_ignores_the_start_time_of_a_container_that_failed_to_start():
     assert (state.started_at, state.finished_at, state.ended) == (None, 60.0, True)
 
 
-def test_read_pod_returns_none_without_a_completion_index():
-    assert read_pod(_pod({}, annotations={})) is None
-
-
 def test_newest_pods_prefers_the_newest_pod_and_falls_back_to_the_saved_one():
     kept = PodState(1, uid="old", created_at=5.0, disruption="PreemptionByScheduler")
     job = dataclasses.replace(JOB, saved_pods={0: PodState(0, uid="z", created_at=1.0, exit_code=4), 1: kept})
     newest = newest_pods(job, [running(1), dataclasses.replace(running(1), uid="younger", created_at=995.0)])
     assert newest[1].uid == "younger"
     assert (newest[0].exit_code, newest[0].ended) == (4, True)
-
-
-def test_pod_state_round_trips_through_json():
-    stored = ended(1, 0, termination_message='{"a":"ü"}', disrupted_at=7.0)
-    assert PodState.from_json(stored.to_json()) == stored
-    assert json.loads(stored.to_json())["exit_code"] == 0

@@ -15,12 +15,6 @@ def folders(tmp_path):
     return folders
 
 
-def test_creating_folders_twice_is_idempotent(folders):
-    folders.create("job-1-1", "job-1")
-    paths = {str(path.relative_to(folders.root)) for path in folders.root.rglob("*")}
-    assert {"job-1-1/run/tensorboard", "job-1-1/logs", "job-1-1/nodes", ".checkpoints/job-1", ".outputs/job-1"} <= paths
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
 def test_folders_belong_to_the_pods_user(tmp_path):
     RunFolders(tmp_path, 10001).create("job-1-1", "job-1")
@@ -96,7 +90,10 @@ def test_writing_is_atomic_and_follows_no_link(folders, tmp_path):
     assert not (tmp_path / "stop.json").exists()
 
 
-def test_reading_follows_no_link(folders, tmp_path):
+def test_reading_follows_no_link_and_opens_regular_files_only(folders, tmp_path):
+    logs = folders.root / "job-1-1" / "logs"
+    os.mkfifo(logs / "rank-1.log")  # opening it would block
+    assert folders.read("job-1-1", "logs", "rank-1.log", 0, 9)[:2] == (b"", True)
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "rank-0.log").write_text("the console's own")
@@ -110,14 +107,6 @@ def test_reading_follows_no_link(folders, tmp_path):
     run.rename(folders.root / "elsewhere")
     run.symlink_to(folders.root / "elsewhere")
     assert folders.read("job-1-1", "moved", "rank-0.log", 0, 99)[:2] == (b"", True)
-
-
-def test_only_regular_files_are_read(folders):
-    logs = folders.root / "job-1-1" / "logs"
-    os.mkfifo(logs / "rank-0.log")  # opening it would block
-    (logs / "rank-1.log").mkdir()
-    assert folders.read("job-1-1", "logs", "rank-0.log", 0, 9)[:2] == (b"", True)
-    assert folders.read("job-1-1", "logs", "rank-1.log", 0, 9)[:2] == (b"", True)
 
 
 def test_a_change_of_content_changes_the_fingerprint(folders):

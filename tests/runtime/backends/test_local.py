@@ -15,14 +15,6 @@ from tests.runtime.backends.contract import STUBBORN, WAIT
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 
-def test_nothing_of_the_host_is_in_the_environment(harness, monkeypatch):
-    monkeypatch.setenv("DJANGO_SECRET_KEY", "of-the-console")
-    harness.complete("import os\nprint(dict(os.environ))")
-    assert "PATH" in harness.log()
-    assert "of-the-console" not in harness.log()
-    assert "DJANGO_SECRET_KEY" not in harness.log()
-
-
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', required=True)\n"
 RUNNER = "import runpy, sys\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
 
@@ -54,18 +46,16 @@ def test_the_script_is_main_in_a_plain_interpreter(harness):
     assert harness.log() == "__main__ /workspace/deep/main.py True None beside /workspace/deep False\n"
 
 
-@pytest.mark.parametrize("variable", ["CHECKPOINT_DIR", "OUTPUT_DIR"])
-def test_attempts_with_one_key_share_their_files(harness, variable):
-    path = f"os.path.join(os.environ['{variable}'], 'state')"
-    show = f"import os\nprint(os.listdir(os.environ['{variable}']))"
-    harness.complete(f"import os\nopen({path}, 'w').write('epoch 3')", checkpoint_key="job-1")
+def test_attempts_with_one_key_share_their_checkpoints_and_outputs(harness):
+    places = "[os.environ[name] + '/state' for name in ('CHECKPOINT_DIR', 'OUTPUT_DIR')]"
+    show = f"import os\nprint([open(path).read() if os.path.exists(path) else '' for path in {places}])"
+    harness.complete(f"import os\nfor path in {places}: open(path, 'w').write('epoch 3')", checkpoint_key="job-1")
     harness.backend.delete("job-1-1")
-    harness.complete(f"import os\nprint(open({path}).read())", checkpoint_key="job-1", name="job-1-2")
-    assert harness.log(name="job-1-2") == "epoch 3\n"
-    harness.complete(show, name="job-2-1")
+    harness.complete(show, checkpoint_key="job-1", name="job-1-2")
+    assert harness.log(name="job-1-2") == "['epoch 3', 'epoch 3']\n"
     harness.backend.delete_shared("job-1")
     harness.complete(show, checkpoint_key="job-1", name="job-1-3")
-    assert harness.log(name="job-2-1") == harness.log(name="job-1-3") == "[]\n"
+    assert harness.log(name="job-1-3") == "['', '']\n"
 
 
 def test_an_incomplete_submission_is_no_run_and_can_be_repeated(harness):
@@ -117,24 +107,20 @@ def test_concurrent_submissions_never_overbook(harness):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "script",
-    [
-        "import sys; sys.stdout.buffer.write(bytes(range(256)) * 100)",
-        "import os; print('before'); os.close(1); os.close(2)",
-        "import os; os.closerange(0, 256)",
-        "import os\nif os.fork() == 0:\n    os.setsid()\n    import signal; signal.pause()",
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))",
-    ],
-    ids=["binary output", "closed output", "closed descriptors", "a daemon", "lower limits"],
-)
-def test_odd_but_successful_code_completes(harness, script):
-    harness.complete(script, workers_per_node=2)
-
-
-def test_a_path_is_no_name(harness):
-    with pytest.raises(RunNotFound):
-        harness.backend.describe("../elsewhere")
+def test_odd_but_successful_code_completes(harness):
+    """Each rank is odd in its own way."""
+    script = """
+    import os, resource, signal, sys
+    rank = int(os.environ["RANK"])
+    if rank == 0: sys.stdout.buffer.write(bytes(range(256)) * 100)
+    if rank == 1: os.close(1); os.close(2)
+    if rank == 2: os.closerange(0, 256)
+    if rank == 3 and os.fork() == 0:
+        os.setsid()
+        signal.pause()
+    if rank == 4: resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+    """
+    harness.complete(script, workers_per_node=5)
 
 
 def test_a_shorter_stop_counts_though_the_supervisor_had_not_read_the_first(harness):
@@ -147,37 +133,18 @@ def test_a_shorter_stop_counts_though_the_supervisor_had_not_read_the_first(harn
     assert harness.wait_for_end().outcome is Outcome.STOPPED
 
 
-def test_a_running_run_is_extended_and_ends_at_its_new_deadline(harness):
-    harness.start(STUBBORN, grace_seconds=1, deadline_seconds=5)
-    for seconds in (7, 6):  # the second asks for less, and changes nothing
+def test_a_running_run_is_extended_but_not_one_that_is_being_stopped(harness):
+    harness.start(STUBBORN, grace_seconds=1, deadline_seconds=4)
+    for seconds in (6, 5):  # the second asks for less, and changes nothing
         harness.backend.extend("job-1-1", seconds)
     status = harness.wait_for_end()
     assert status.outcome is Outcome.TIME_LIMIT
-    assert status.failure.data["limit_seconds"] == 7
-    assert 6 < status.finished_at - status.started_at <= 7.5
-    with pytest.raises(RunNotFound):
-        harness.backend.extend("job-9-1", 60)
-
-
-def test_a_run_that_is_being_stopped_cannot_be_extended(harness):
-    harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
-    harness.backend.stop("job-1-1", 2)
-    harness.backend.extend("job-1-1", 7200)
-    assert harness.wait_for_end().outcome is Outcome.STOPPED
-
-
-def test_samples_come_in_whole_lines(harness):
-    harness.complete("print('ran')")
-    path = harness.backend.run_folder("job-1-1") / "nodes" / "0.samples.jsonl"
-    path.write_text('{"at": 1}\n{"at": 22}\n{"at"')
-    chunk = harness.backend.samples("job-1-1", 0, 0, limit=15)
-    assert (chunk.text, chunk.next_offset, chunk.eof) == ('{"at": 1}\n', 10, False)
-    assert harness.backend.samples("job-1-1", 0, 10, limit=3).text == '{"at": 22}\n'
-    assert harness.backend.samples("job-1-1", 0, 21).text == ""
-    path.unlink()
-    assert harness.backend.samples("job-1-1", 0).eof
-    with pytest.raises(RunNotFound):
-        harness.backend.samples("job-1-1", 1)
+    assert status.failure.data["limit_seconds"] == 6
+    assert 5 < status.finished_at - status.started_at <= 6.5
+    harness.start(STUBBORN, name="job-2-1", grace_seconds=600, deadline_seconds=3600)
+    harness.backend.stop("job-2-1", 2)
+    harness.backend.extend("job-2-1", 7200)
+    assert harness.wait_for_end("job-2-1").outcome is Outcome.STOPPED
 
 
 def test_progress_and_checkpoints_are_in_the_status(harness):

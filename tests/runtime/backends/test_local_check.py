@@ -26,13 +26,6 @@ def test_a_machine_that_serves_runs(harness):
     assert harness.backend.names() == []
 
 
-def test_without_the_smoke_run_nothing_is_started(tmp_path, bare_images):
-    fake = FakeBackend(root=tmp_path)
-    lines = look(fake, tmp_path, bare_images, smoke=False)
-    assert fake.submissions == []
-    assert "smoke run" not in lines
-
-
 def test_each_failed_check_names_a_remedy(tmp_path, monkeypatch):
     def none():
         raise BackendUnavailable("There is no bubblewrap.")

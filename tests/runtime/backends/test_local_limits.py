@@ -50,18 +50,6 @@ def test_a_helper_that_is_killed_for_memory_is_the_cause(harness):
     assert (failure.rank, failure.exit_code) == (0, 1)
 
 
-def test_files_in_memory_count_as_memory(harness):
-    script = """
-    import signal
-    with open("/dev/shm/file", "wb") as file:
-        for _ in range(150): file.write(bytes(1 << 20))
-    kept = bytearray(100 << 20)
-    for at in range(0, len(kept), 4096): kept[at] = 1
-    while True: signal.pause()
-    """
-    harness.run_to_failure(Outcome.OUT_OF_MEMORY, script, resources=SMALL)
-
-
 def test_pages_that_processes_share_count_once(harness):
     script = """
     import os, time

@@ -2,11 +2,9 @@
 
 import json
 import re
-import signal
 
 import pytest
 
-from runtime import pids
 from runtime.errors import InvalidSpec
 from runtime.specs import Controller, FailureCode, Framework, Outcome, Resources
 from tests.runtime.images_of_ours import use_image
@@ -52,26 +50,9 @@ def mpi(harness):
     return run
 
 
-def test_ranks_meet_through_mpi_and_get_the_contract(mpi, harness, left_running):
-    status = mpi(REDUCES.replace("THEN", "pass"), nodes=2, workers_per_node=2, epochs=7)
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
-    for rank in range(4):
-        log = harness.log(rank)
-        assert f"found {rank} 4 10" in log
-        assert log.endswith("finalized\n")
-        (variables,) = re.findall(r"^variables (.*)$", log, re.MULTILINE)
-        assert json.loads(variables) == {
-            "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "NODE_RANK": str(rank // 2),
-            "BACKEND": "mpi", "EPOCHS": "7", "WORKSPACE": "/workspace", "OMPI_COMM_WORLD_RANK": str(rank),
-        }  # fmt: skip
-    assert left_running() == []
-
-
-def test_a_node_may_finish_long_before_another(mpi, harness):
+def test_ranks_meet_through_mpi_and_a_node_may_finish_long_before_another(mpi, harness, left_running):
     # After MPI is finalized, rank 0 still works, while mpirun must not miss the other node.
-    script = (
-        REDUCES.replace("THEN", "pass")
-        + """
+    works_on = """
     import pathlib, time
     mark = pathlib.Path(os.environ["RUN_DIR"]) / "done"
     if rank.value:
@@ -81,15 +62,23 @@ def test_a_node_may_finish_long_before_another(mpi, harness):
     time.sleep(3)  # longer than mpirun takes to end what is left when a daemon is lost
     print("saved", flush=True)
     """
-    )
-    status = mpi(script, nodes=2, workers_per_node=1)
+    status = mpi(REDUCES.replace("THEN", "pass") + works_on, nodes=2, workers_per_node=2, epochs=7)
     assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
-    assert harness.log().endswith("saved\n")
+    for rank in range(4):
+        log = harness.log(rank)
+        assert f"found {rank} 4 10" in log
+        assert log.endswith("finalized\n" if rank else "saved\n")
+        (variables,) = re.findall(r"^variables (.*)$", log, re.MULTILINE)
+        assert json.loads(variables) == {
+            "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "NODE_RANK": str(rank // 2),
+            "BACKEND": "mpi", "EPOCHS": "7", "WORKSPACE": "/workspace", "OMPI_COMM_WORLD_RANK": str(rank),
+        }  # fmt: skip
+    assert left_running() == []
 
 
 @pytest.mark.parametrize(
     ("end", "exit_code", "name"),
-    [("sys.exit(3)", 3, ""), ("os.kill(os.getpid(), 9)", None, "SIGKILL"), ("mpi.MPI_Abort(world, 5)", 5, "")],
+    [("os.kill(os.getpid(), 9)", None, "SIGKILL"), ("mpi.MPI_Abort(world, 5)", 5, "")],
 )
 def test_the_rank_that_ended_first_is_the_cause(mpi, end, exit_code, name, left_running):
     script = REDUCES.replace("THEN", f"import signal; {end} if rank.value == 2 else signal.pause()")
@@ -110,8 +99,7 @@ def test_mpi_goes_on_without_a_node(harness):
     harness.backend.submit(spec)
     for rank in range(3):
         harness.wait_for_text("found", rank=rank)
-    record = next(record for record in harness.records() if record["node"] == 1)
-    assert pids.send(record["pid"], record["start_time"], signal.SIGKILL)
+    harness.lose_node(1)
     status = harness.wait_for_end()
     assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
     assert [span.nodes for span in status.spans] == [3, 2]

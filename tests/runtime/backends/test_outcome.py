@@ -113,20 +113,6 @@ def test_causes_of_excluded_nodes_do_not_count():
     assert status.failure.exit_code == 3
 
 
-def test_the_span_of_a_running_run_has_no_end():
-    status = merge("r", 1.0, [record(0, "running"), record(1, "running")])
-    assert status.spans == (Span(2, 11.0, None),)
-    assert merge("r", 1.0, [record(0, "starting", started_at=None)]).spans == ()
-
-
-def test_an_elastic_run_may_start_without_a_node():
-    hub = record(0, "running", members=members(([0, 1], 0, 11.5)))
-    missing = record(2, "starting", started_at=None)
-    status = merge("r", 1.0, [hub, record(1, "running"), missing])
-    assert status.started_at == 11.0
-    assert [span.nodes for span in status.spans] == [2]
-
-
 def test_a_silent_node_is_distinguished_from_a_lost_one():
     claim = cause("node_lost", 16.0, 1, message="Too few are left.")
     status = merge("r", 1.0, [record(0, causes=[claim]), record(1, "running", alive=False, silent=True)])

@@ -109,9 +109,8 @@ def test_a_job_asks_for_the_nodes_as_tasks():
     ("reason", "code"),
     [
         ("None", WaitingCode.STARTING), ("Priority", WaitingCode.CLUSTER_QUEUE),
-        ("Resources", WaitingCode.CLUSTER_QUEUE), ("QOSMaxCpuPerUserLimit", WaitingCode.CLUSTER_LIMIT),
-        ("AssocGrpCpuLimit", WaitingCode.CLUSTER_LIMIT), ("JobHeldAdmin", WaitingCode.HELD),
-        ("(launch failed requeued held)", WaitingCode.HELD), ("PartitionDown", WaitingCode.MACHINES_CLOSED),
+        ("QOSMaxCpuPerUserLimit", WaitingCode.CLUSTER_LIMIT), ("AssocGrpCpuLimit", WaitingCode.CLUSTER_LIMIT),
+        ("(launch failed requeued held)", WaitingCode.HELD),
         ("ReqNodeNotAvail, UnavailableNodes:n1", WaitingCode.MACHINES_CLOSED),
         ("BadConstraints", WaitingCode.TOO_LARGE), ("InvalidQOS", WaitingCode.UNSCHEDULABLE),
     ],

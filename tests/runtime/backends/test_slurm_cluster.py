@@ -1,7 +1,5 @@
 """What Slurm does to a run by itself, on a real Slurm: see `tests.slurm`. The contract suite has the rest."""
 
-import dataclasses
-
 import pytest
 
 from runtime.backends.slurm import check
@@ -84,15 +82,6 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_harness, monkey
         line.split()[1] for line in states if line.startswith(slurm_harness.backend._find("job-1-1").job_name)
     )
     assert mine[0] == "CANCELLED"
-
-
-def test_the_order_with_its_secrets_is_gone_when_code_runs(slurm_harness):
-    spec = slurm_harness.spec("import os\nprint(len(os.environ['TOKEN']))", nodes=2)
-    slurm_harness.backend.submit(dataclasses.replace(spec, secrets={"TOKEN": "very-secret"}))
-    assert slurm_harness.wait_for_end().outcome is Outcome.COMPLETED, slurm_harness.all_logs("job-1-1")
-    assert slurm_harness.log(0) == "11\n"
-    folder = slurm_harness.folder / "runs"
-    assert not [path for path in folder.rglob("*") if path.is_file() and b"very-secret" in path.read_bytes()]
 
 
 def test_a_job_has_no_variables_of_the_console_nor_of_the_users_profile(slurm_harness, tmp_path, monkeypatch):

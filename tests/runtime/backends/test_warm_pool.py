@@ -5,14 +5,15 @@ import os
 import re
 import signal
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from runtime import pids
 from runtime.specs import Outcome
 from tests.console.processes import wait_for
+from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING
+from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -23,10 +24,8 @@ WAIT = HOW + "import signal\nsignal.pause()\n"
 @pytest.fixture
 def warm(harness):
     """A harness whose warm pool has a daemon and a fork server of its image."""
-    harness.backend = harness.another(warm_seconds=600)
-    image = harness.spec().image
-    harness.backend.prepare(image)
-    wait_for(lambda: harness.backend.is_prepared(image), 30)
+    hostile.warm(harness)
+    harness.preface = ""  # scripts here say themselves that they may import anything
     return harness
 
 
@@ -35,8 +34,7 @@ def daemon_pid(harness):
 
 
 def fork_servers(harness):
-    pid = daemon_pid(harness)
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children(daemon_pid(harness))
 
 
 def end(pid, number=signal.SIGKILL):
@@ -44,18 +42,13 @@ def end(pid, number=signal.SIGKILL):
     wait_for(lambda: pids.start_time(pid) is None, 10)
 
 
-def test_ranks_of_all_nodes_are_forked(warm):
-    assert warm.run(HOW, nodes=2, workers_per_node=2).outcome is Outcome.COMPLETED
-    assert [warm.log(rank) for rank in range(4)] == ["forkserver.py\n"] * 4
-
-
-def test_the_first_run_starts_cold_and_prepares_the_next_ones(harness):
+def test_the_first_run_starts_cold_and_prepares_the_ranks_of_the_next_ones(harness):
     harness.backend = harness.another(warm_seconds=600)
     harness.run(HOW)
     assert harness.log() == "rank.py\n"
     wait_for(lambda: harness.backend.is_prepared(harness.spec().image), 30)
-    harness.run(HOW, name="job-2-1")
-    assert harness.log(name="job-2-1") == "forkserver.py\n"
+    harness.complete(HOW, name="job-2-1", nodes=2, workers_per_node=2)
+    assert [harness.log(rank, "job-2-1") for rank in range(4)] == ["forkserver.py\n"] * 4
 
 
 @pytest.mark.parametrize("start", ["cold", "warm"])
@@ -103,24 +96,17 @@ def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
     wait_for(lambda: warm.backend.is_prepared(warm.spec().image), 30)
 
 
-def test_without_its_fork_server_a_run_starts_cold(warm):
-    end(fork_servers(warm)[0])
-    assert warm.run(HOW, workers_per_node=2).outcome is Outcome.COMPLETED
-    assert [warm.log(rank) for rank in range(2)] == ["rank.py\n"] * 2
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("stopped", "program"), [("daemon", "forkserver.py"), ("fork server", "rank.py")])
-def test_a_stopped_process_is_not_waited_for(warm, stopped, program):
-    pid = daemon_pid(warm) if stopped == "daemon" else fork_servers(warm)[0]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        assert warm.run(HOW).outcome is Outcome.COMPLETED
-        assert warm.log() == f"{program}\n"
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert len(warm.records()) == 1
-    assert warm.run(HOW, name="job-2-1").outcome is Outcome.COMPLETED
+def test_a_stopped_process_is_not_waited_for(warm):
+    stopped = (("job-1-1", daemon_pid(warm), "forkserver.py"), ("job-2-1", fork_servers(warm)[0], "rank.py"))
+    for name, pid, program in stopped:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            warm.complete(HOW, name=name)
+            assert warm.log(name=name) == f"{program}\n"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert len(warm.records(name)) == 1
 
 
 def test_a_module_of_the_scripts_own_comes_before_the_images(warm):

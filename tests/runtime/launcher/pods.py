@@ -97,8 +97,6 @@ class Pod:
             "/trainyard/launcher/launcher.pyz": cluster.archive,
             "/trainyard/order/order.json": self.folder / "order.json",
         }
-        if cluster.control_group is not None:
-            read_only["/sys/fs/cgroup"] = cluster.control_group
         writable = {
             "/dev/termination-log": self.termination,
             "/trainyard/run-root": cluster.root,
@@ -163,7 +161,6 @@ class Cluster:
         self.addresses = []
         self.stdout = None
         self.storage = []
-        self.control_group = None
         for path in (self.root, self.root / "run", self.root / "checkpoints", self.root / "outputs", self.workspace):
             path.mkdir()
         self.hosts.write_text("127.0.0.1 localhost\n")

@@ -3,26 +3,26 @@ import pytest
 from runtime.launcher import cgroup_events
 
 
-@pytest.mark.parametrize("name", ["memory.events", "memory/memory.oom_control"])
-def test_oom_kills_are_read_from_cgroups_v1_and_v2(tmp_path, name):
-    assert cgroup_events.oom_kills(str(tmp_path)) == 0
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("oom 7\noom_kill 3\noom_group_kill 1\n")
-    assert cgroup_events.oom_kills(str(tmp_path)) == 3
-    path.write_text("oom_kill many\n")
-    assert cgroup_events.oom_kills(str(tmp_path)) == 0
-
-
-@pytest.mark.parametrize("folder", ["", "pids"])
-def test_refused_processes_are_read_from_cgroups_v1_and_v2(tmp_path, folder):
-    assert (cgroup_events.process_refusals(str(tmp_path)), cgroup_events.process_limit(str(tmp_path))) == (0, None)
-    (tmp_path / folder).mkdir(exist_ok=True)
-    (tmp_path / folder / "pids.events").write_text("max 5\nmax.imposed 7\n")
-    (tmp_path / folder / "pids.max").write_text("512\n")
-    assert (cgroup_events.process_refusals(str(tmp_path)), cgroup_events.process_limit(str(tmp_path))) == (5, 512)
-    (tmp_path / folder / "pids.max").write_text("max\n")
-    assert cgroup_events.process_limit(str(tmp_path)) is None
+@pytest.mark.parametrize("version", [1, 2])
+def test_kills_and_refusals_are_read_from_cgroups(tmp_path, version):
+    memory, pids = (tmp_path / "memory", tmp_path / "pids") if version == 1 else (tmp_path, tmp_path)
+    for folder in (memory, pids):
+        folder.mkdir(exist_ok=True)
+    root = str(tmp_path)
+    read = lambda: (
+        cgroup_events.oom_kills(root),
+        cgroup_events.process_refusals(root),
+        cgroup_events.process_limit(root),
+    )
+    assert read() == (0, 0, None)
+    events = memory / ("memory.oom_control" if version == 1 else "memory.events")
+    events.write_text("oom 7\noom_kill 3\noom_group_kill 1\n")
+    (pids / "pids.events").write_text("max 5\nmax.imposed 7\n")
+    (pids / "pids.max").write_text("512\n")
+    assert read() == (3, 5, 512)
+    events.write_text("oom_kill many\n")
+    (pids / "pids.max").write_text("max\n")
+    assert read() == (0, 5, None)
 
 
 V1 = {

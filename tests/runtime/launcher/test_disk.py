@@ -1,6 +1,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from runtime.launcher import disk
 from runtime.launcher.record import Record
 
@@ -46,12 +48,6 @@ def test_folders_too_deep_to_measure_exceed_the_limit(tmp_path):
     assert not [path for path in Path("/proc/self/fd").iterdir() if os.path.realpath(path).startswith(str(tmp_path))]
 
 
-def test_unreadable_files_are_skipped(tmp_path):
-    assert disk.measure([tmp_path / "nowhere"], 10) == disk.FolderUsage(0, 0.0)
-    assert disk.free_bytes(tmp_path / "nowhere") is None
-    assert disk.free_bytes(tmp_path) > 0
-
-
 def test_open_unlinked_files_are_measured(tmp_path):
     with (tmp_path / "file").open("wb") as file, (tmp_path / "other").open("wb") as other:
         for each in (file, other):
@@ -68,35 +64,15 @@ def test_open_unlinked_files_are_measured(tmp_path):
     assert elsewhere.usage == disk.FolderUsage(0, 0.0), "on another disk"
 
 
-def measured_limit(tmp_path, *, limit_bytes, available_bytes):
-    """Return a limit that has measured the folders once."""
+@pytest.mark.parametrize(("available_mib", "is_filled"), [(2, True), (-5, False)], ids=["its own", "full before"])
+def test_a_run_has_filled_a_disk_if_it_used_all_that_was_free(tmp_path, available_mib, is_filled):
     for name in ("run", "checkpoints", "nodes"):
         (tmp_path / name).mkdir()
     folders = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
-    disk_limit = disk.DiskLimit(limit_bytes, folders, available_bytes=available_bytes, repeats=False)
+    disk_limit = disk.DiskLimit(1 << 30, folders, available_bytes=available_mib << 20, repeats=False)
     assert disk_limit.has_filled_the_disk(), "in doubt"
     assert disk_limit.check(1.0, Record(tmp_path, None, node=0, address="")) is None
-    return disk_limit
-
-
-def test_a_run_that_uses_all_free_space_has_filled_the_disk(tmp_path):
-    disk_limit = measured_limit(tmp_path, limit_bytes=1 << 30, available_bytes=2 << 20)
-    assert not disk_limit.has_filled_the_disk()
-    (tmp_path / "run" / "half").write_bytes(bytes(1 << 20))
-    assert not disk_limit.has_filled_the_disk()
-    (tmp_path / "checkpoints" / "half").write_bytes(bytes(1 << 20))
-    assert disk_limit.has_filled_the_disk()
-
-
-def test_a_disk_that_was_full_before_was_not_filled_by_the_run(tmp_path):
-    disk_limit = measured_limit(tmp_path, limit_bytes=1 << 30, available_bytes=-5)
-    (tmp_path / "run" / "some").write_bytes(bytes(1 << 20))
-    assert not disk_limit.has_filled_the_disk()
-
-
-def test_each_file_name_uses_disk_space(tmp_path):
-    state = os.statvfs(tmp_path)
-    whole = disk.entry_bytes(tmp_path) * max(1, state.f_files)
-    assert disk.entry_bytes(tmp_path) >= 4096
-    assert whole <= max(512 * max(1, state.f_files), state.f_blocks * state.f_frsize)
-    assert disk.entry_bytes(tmp_path / "nowhere") == 4096
+    for name in ("run", "checkpoints"):
+        assert not disk_limit.has_filled_the_disk()
+        (tmp_path / name / "half").write_bytes(bytes(1 << 20))
+    assert disk_limit.has_filled_the_disk() is is_filled

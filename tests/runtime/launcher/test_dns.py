@@ -1,13 +1,10 @@
-import os
-import select
-import signal
 import socket
 import time
 
 import pytest
 
 from runtime.launcher import dns as names_module
-from runtime.launcher.dns import NameLookup, qualify_name, resolve, watch_address
+from runtime.launcher.dns import qualify_name, resolve, watch_address
 
 
 def test_a_name_is_resolved_repeatedly_and_each_new_address_reported(monkeypatch):
@@ -53,13 +50,3 @@ def test_pod_names_are_resolved_inside_the_cluster_only(written, asked, tmp_path
     assert qualify_name("job-1-1-0.job-1-1") == "job-1-1-0.job-1-1"
     (tmp_path / "resolv.conf").write_text(written)
     assert qualify_name("job-1-1-0.job-1-1") == asked
-
-
-def test_the_end_of_the_lookup_process_is_an_error():
-    name = NameLookup("no-such-name.invalid")
-    os.kill(name.pid, signal.SIGKILL)
-    assert select.select([name], [], [], 10)[0]
-    with pytest.raises(OSError, match="has ended"):
-        name.read()
-    os.waitpid(name.pid, 0)
-    os.close(name.fileno())

@@ -7,7 +7,6 @@ from runtime.launcher.echoes import is_echo, is_echo_in_output
     ("kind", "text"),
     [
         ("RuntimeError", "[third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"),
-        ("RuntimeError", "[pair.cc:525] Read error [127.0.0.1]:1: Connection reset by peer"),
         ("RuntimeError", "[pair.cc:446] writev [127.0.0.1]:1: Broken pipe"),
         ("RuntimeError", "[unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"),
         ("RuntimeError", "Gloo connectFullMesh failed with [pair.cc:144] no error"),

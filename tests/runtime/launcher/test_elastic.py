@@ -9,31 +9,6 @@ ELASTIC = PLAN._replace(
 )
 
 
-def test_the_first_round_is_the_plan_as_it_was_submitted():
-    assert first_round(ELASTIC) == Round(0, [0, 1, 2])
-    assert round_plan(ELASTIC, first_round(ELASTIC)) == ELASTIC._replace(original_nodes=[0, 1, 2])
-
-
-def test_a_round_numbers_its_nodes_densely_and_has_a_port_of_its_own():
-    following = first_round(ELASTIC).without(ELASTIC, 1)
-    assert following == Round(1, [0, 2])
-    plan = round_plan(ELASTIC, following)
-    assert (plan.node, plan.nodes, plan.world_size, plan.original_node) == (1, 2, 4, 2)
-    assert plan.original_nodes == [0, 2]
-    assert plan.addresses == ["10.0.0.1", "10.0.0.3"]
-    environment = rank_environment(plan, 1)
-    expected = {
-        "MASTER_PORT": "29501",
-        "WORLD_SIZE": "4",
-        "RANK": "3",
-        "NODE_RANK": "1",
-        "GROUP_RANK": "1",
-        "RESTART_COUNT": "2",
-        "TORCHELASTIC_RESTART_COUNT": "2",
-    }
-    assert {name: environment[name] for name in expected} == expected
-
-
 def test_tensorflow_moves_to_other_ports_together():
     plan = ELASTIC._replace(
         framework="tensorflow", worker_ports=[1, 2, 3, 4, 5, 6], spare_ports=[11, 12, 13, 14, 15, 16]

@@ -68,7 +68,3 @@ def test_gpu_usage_is_read_without_waiting_for_the_driver():
         Gpu(1, 90, 40, 20 << 30, 80 << 30, None, 61),
     ]
     gpus.stop()
-
-
-def test_without_nvml_there_are_no_gpus():
-    assert Gpus(["GPU-a"]).open_handles() == []

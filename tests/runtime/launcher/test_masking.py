@@ -1,10 +1,7 @@
-import os
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.launcher.masking import Mask
-from runtime.launcher.ranklog import RankLog
 
 LETTERS = st.text("ab\n", max_size=12)
 
@@ -45,18 +42,3 @@ def test_the_end_of_a_text_that_was_cut_is_replaced():
     mask = Mask(["hunter2hunter2"])
     assert mask.apply_to_text("refused: hunter2hun") == "refused: ***"
     assert mask.apply_to_text("the hunt") == "the hunt"
-
-
-def test_a_log_and_its_last_lines_have_no_value(tmp_path):
-    reading, writing = os.pipe()
-    log = RankLog(tmp_path / "rank-0.log", reading, 1000, mask=Mask(["hunter2hunter2"]).new_stream())
-    os.write(writing, b"token hunter2")
-    log.pump()
-    os.write(writing, b"hunter2\nhunter")
-    log.pump()
-    os.close(writing)
-    while log.is_open:
-        log.pump()
-    assert (tmp_path / "rank-0.log").read_text() == "token ***\nhunter"
-    assert log.last_lines() == ["token ***", "hunter"]
-    log.close()

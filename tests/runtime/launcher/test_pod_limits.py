@@ -48,17 +48,19 @@ def check_for(limits, clock, seconds, step=1.0):
     return None
 
 
-def test_names_may_take_the_time_to_start(clock, record):
+def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, record):
     limits = PodLimits(ORDER, record)
     assert check_for(limits, clock, 30) is None
     assert check_for(limits, clock, 2) == ("platform_error", "nodes_not_met")
-
-
-def test_a_launcher_that_is_silent_from_the_start_is_a_platform_error(clock, record):
     limits = PodLimits(ORDER, record)
     clock.now += 20
     assert limits.note_launched() == 10
     assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
+    limits = PodLimits(ORDER, record)
+    limits.note_running({})
+    record.data["started_at"] = 1.0
+    assert check_for(limits, clock, SILENCE_SECONDS) is None
+    assert check_for(limits, clock, 2) == ("code_failed", "launcher_killed")
 
 
 def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
@@ -69,14 +71,6 @@ def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
         assert check_for(limits, clock, 1) is None
     limits.note_message()
     assert check_for(limits, clock, 2) == ("platform_error", "node_not_started")
-
-
-def test_a_launcher_that_becomes_silent_is_a_code_failure(clock, record):
-    limits = PodLimits(ORDER, record)
-    limits.note_running({})
-    record.data["started_at"] = 1.0
-    assert check_for(limits, clock, SILENCE_SECONDS) is None
-    assert check_for(limits, clock, 2) == ("code_failed", "launcher_killed")
 
 
 def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import selectors
 import zipfile
 
@@ -56,11 +55,6 @@ def test_output_is_the_same_in_both_places_byte_for_byte_up_to_the_limit(cluster
         assert output_of_rank(pod.stdout.read_bytes(), rank) == content
 
 
-def test_a_prompt_without_an_end_is_shown_while_the_code_waits(cluster):
-    cluster.start("import time; print('10%|', end='', flush=True); time.sleep(600)")
-    cluster.wait_for(lambda: "0+\t10%|\n" in cluster.pods[0].printed())
-
-
 def test_a_closed_stdout_does_not_fail_the_run(cluster):
     reading, writing = os.pipe()
     os.close(reading)
@@ -72,49 +66,12 @@ def test_a_closed_stdout_does_not_fail_the_run(cluster):
 
 
 @pytest.mark.slow
-def test_an_unread_stdout_delays_the_run_only_briefly(cluster):
-    reading, writing = os.pipe()
-    cluster.stdout = writing
-    try:
-        (pod,) = cluster.start(
-            "for number in range(300_000): print('a line', number)", log_limit_bytes=1 << 26, deadline_seconds=100
-        )
-        os.close(writing)
-        assert pod.wait(90) == 0
-    finally:
-        os.close(reading)
-    assert cluster.log().endswith("a line 299999\n")
-    assert pod.record["causes"] == []
-
-
-def test_a_slow_reader_of_stdout_misses_nothing(cluster):
-    reading, writing = os.pipe()
-    cluster.stdout = writing
-    (pod,) = cluster.start("for number in range(300_000): print('a line', number)", log_limit_bytes=1 << 26)
-    os.close(writing)
-    seen = b""
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        while data := pipe.read(8192):
-            seen += data
-    assert pod.wait() == 0
-    assert output_of_rank(seen, 0) == (cluster.root / "logs" / "rank-0.log").read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("storage", "problem"),
-    [
-        (["--tmpfs", "/trainyard/run-root", "--remount-ro", "/trainyard/run-root"], "Read-only file system"),
-        (["--size", "65536", "--tmpfs", "/trainyard/run-root"], "No space left on device"),
-    ],
-    ids=["read-only", "full"],
-)
-def test_unwritable_storage_is_reported_and_not_fatal(cluster, storage, problem):
-    cluster.storage = storage
+def test_unwritable_storage_is_reported_and_not_fatal(cluster):
+    cluster.storage = ["--size", "65536", "--tmpfs", "/trainyard/run-root"]
     (pod,) = cluster.start("for number in range(10_000): print('a line', number)")
     assert pod.wait() == 0
     record = pod.record
-    assert re.search(problem, record["detail"])
+    assert "No space left on device" in record["detail"]
     assert (record["exit_code"], record["causes"]) == (0, [])
     assert output_of_rank(pod.stdout.read_bytes(), 0).endswith(b"a line 9999\n")
 

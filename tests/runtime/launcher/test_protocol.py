@@ -65,12 +65,3 @@ def test_a_line_without_an_end_breaks_the_connection(ends):
     theirs.sendall(b"x" * 50_000)
     with pytest.raises(ConnectionLost, match="without an end"):
         link.receive()
-
-
-def test_a_closed_connection(ends):
-    theirs, link = ends
-    theirs.close()
-    with pytest.raises(ConnectionLost):
-        link.receive()
-    with pytest.raises(ConnectionLost):
-        link.send({})

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launcher import rank
-
 RANK = Path(__file__).resolve().parents[3] / "runtime" / "launcher" / "rank.py"
 
 
@@ -78,24 +76,6 @@ def test_tracebacks_contain_no_frames_of_the_wrapper(tmp_path):
         f'  File "{tmp_path}/train.py", line 2, in <module>',
         f'  File "{tmp_path}/train.py", line 1, in f',
     ]
-
-
-def test_texts_contain_no_frames_of_the_wrapper():
-    shown = [
-        "Traceback (most recent call last):\n",
-        '    File "train.py", line 2, in f\n',
-        "      g()\n",
-        "\n",
-        "ValueError: wrong\n",
-    ]
-    hidden = [
-        f'    File "{rank.PLATFORM_FILE_NAME}", line 3, in step\n',
-        f'    File "{rank.PLATFORM_FILE_NAME}", line 9, in count\n',
-        f'    File "{rank._PLATFORM_FILES[0]}", line 5, in run\n',
-        "      exec(script)\n",
-        "      ~~~~^^^^^^^^\n",
-    ]
-    assert rank._remove_platform_lines("".join([shown[0], *hidden, *shown[1:3], *hidden, *shown[3:]])) == "".join(shown)
 
 
 def test_a_scripts_own_excepthook_is_called(tmp_path):

@@ -1,5 +1,4 @@
 import json
-import os
 import time
 
 import pytest
@@ -31,31 +30,6 @@ def test_saved_events_are_on_disk_and_notified(record):
     assert (record.folder / "changes").exists()
 
 
-def test_a_delayed_notification_is_sent_at_once_at_the_end(record):
-    record.delay_notification(60)
-    record.save()
-    now = time.monotonic()
-    record.notify_if_due(now)
-    assert not (record.folder / "changes").exists()
-    assert 55 < record.timeout(now) <= 60
-    record.notify_if_due(now + 61)
-    assert (record.folder / "changes").exists()
-    (record.folder / "changes").unlink()
-    record.delay_notification(60)
-    record.finish(exit_code=0)
-    assert (record.folder / "changes").exists()
-
-
-def test_a_heartbeat_changes_only_the_records_time(record):
-    record.save()
-    path = record.folder / "nodes" / "1.json"
-    os.utime(path, (1, 1))
-    before = path.stat().st_ino
-    record.heartbeat()
-    assert path.stat().st_mtime > 1
-    assert path.stat().st_ino == before
-
-
 def test_progress_and_checkpoints_are_written_with_the_next_heartbeat(record):
     record.save()
     record.note_progress(100.0)
@@ -69,14 +43,6 @@ def test_progress_and_checkpoints_are_written_with_the_next_heartbeat(record):
     reported = written(record)["progress_at"]
     assert isinstance(reported, float)
     assert 100.0 < reported <= time.time(), "the future is no sign of life"
-
-
-def test_a_failed_write_is_retried_at_the_next_heartbeat(record):
-    (record.folder / "nodes").rename(record.folder / "away")
-    record.save()
-    (record.folder / "away").rename(record.folder / "nodes")
-    record.heartbeat()
-    assert written(record)["phase"] == "starting"
 
 
 def test_samples_are_lines_and_have_a_limit(record, monkeypatch):

@@ -14,7 +14,6 @@ from runtime.launcher.telemetry.sampling import (
     group_by_rank,
     parse_network_bytes,
     read_process,
-    read_processes,
 )
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -40,15 +39,6 @@ def write_process(proc, pid, *, name="python", ticks=100):
 def test_a_process_is_read_whatever_its_name(tmp_path):
     write_process(tmp_path, 7, name="a) S 1 1 (b c")
     assert read_process(7, str(tmp_path)) == Process(7, 1, "S", 77, 120 / TICKS, 2.0, 4096, 8192)
-
-
-def test_unreadable_files_are_skipped(tmp_path):
-    write_process(tmp_path, 7)
-    for path in ("io", "schedstat"):
-        (tmp_path / "7" / path).unlink()
-    (tmp_path / "8").mkdir()
-    (tmp_path / "self").mkdir()
-    assert read_processes(str(tmp_path)) == {7: Process(7, 1, "S", 77, 120 / TICKS, 120 / TICKS, 0, 0)}
 
 
 def test_processes_belong_to_the_rank_they_descend_from():
@@ -124,20 +114,6 @@ def test_samples_contain_the_growth_of_counts(before, after, expected):
     sample = sampler.sample(reading(12.0, process(2)), {2: 0}, {0: after})
     rank = sample["ranks"][0]
     assert (rank["steps"], rank["step_seconds"], rank["comm_seconds"]) == expected
-
-
-def test_the_steps_of_an_ended_rank_are_reported_once():
-    sampler = Sampler(own_network=False, proc="/nowhere")
-    text = []
-    for at, ranks, counts in [
-        (1.0, {2: 0}, {0: Counts(3, 2, 1.0, None)}),
-        (2.0, {2: 0}, {0: Counts(5, 4, 2.0, None)}),
-        (3.0, {}, {}),
-        (4.0, {}, {0: Counts(6, 5, 2.5, None)}),
-    ]:
-        sample = sampler.sample(reading(at, process(2)), ranks, counts)
-        text += [rank["steps"] for rank in (sample or {"ranks": []})["ranks"]]
-    assert text == [4, 1]
 
 
 def test_usage_comes_from_the_cgroup_if_it_is_visible(tmp_path):

@@ -26,10 +26,10 @@ CAUSES = st.lists(
 
 
 def test_a_signed_record_can_be_read():
-    signed = sign_record(RECORD, "key")
-    assert json.loads(signed)["phase"] == "ended"
-    assert read_record(signed, "key", run_name="job-1-1", node=0) == RECORD
-    assert read_record(signed + b"\n", "key", run_name="job-1-1", node=0) == RECORD
+    for record in (RECORD, {**RECORD, "detail": ',"signature":"0"}'}):
+        signed = sign_record(record, "key")
+        assert json.loads(signed)["phase"] == "ended"
+        assert read_record(signed + b"\n", "key", run_name="job-1-1", node=0) == record
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,6 @@ def test_stop_requests_and_records_are_not_interchangeable():
     assert read_record(request, "key", run_name="job-1-1", node=0) is None
 
 
-def test_a_signature_inside_a_text_is_kept_as_text():
-    record = {**RECORD, "detail": ',"signature":"0"}'}
-    assert read_record(sign_record(record, "key"), "key", run_name="job-1-1", node=0) == record
-
-
 @settings(deadline=None)  # a busy machine may be slow
 @given(causes=CAUSES, detail=TEXTS, members=st.lists(st.fixed_dictionaries({"nodes": st.just(list(range(300)))})))
 def test_a_shortened_record_keeps_run_node_and_first_cause(causes, detail, members):
@@ -79,8 +74,3 @@ def test_a_shortened_record_keeps_run_node_and_first_cause(causes, detail, membe
     if causes:
         first = min(causes, key=lambda cause: float(cause["at"]))
         assert (first["at"], first["rank"]) in [(cause["at"], cause["rank"]) for cause in read["causes"]]
-
-
-def test_a_record_that_fits_is_not_shortened():
-    record = {**RECORD, "causes": [{"at": 1.0, "last_lines": ["one"] * 20}], "detail": "Something."}
-    assert read_record(sign_record(record, "key", MAX_RECORD_BYTES), "key", run_name="job-1-1", node=0) == record

@@ -15,10 +15,9 @@ import pytest
 
 from runtime.launcher import rank
 from runtime.launcher.protocol import MAX_LINE_BYTES
-from runtime.launcher.telemetry.hang_detector import NOT_WAITING, WAITING, WAITING_IF_IDLE, RankState
+from runtime.launcher.telemetry.hang_detector import NOT_WAITING, WAITING, RankState
 from runtime.launcher.telemetry.sampling import read_processes
 from runtime.launcher.telemetry.stacks import (
-    ANSWER_SECONDS,
     CaptureTarget,
     StackCapture,
     rank_state,
@@ -45,13 +44,6 @@ Current thread 0x00007f12 (most recent call first):
   File "/opt/trainyard/launcher/rank.py", line 53 in run
   File "/opt/trainyard/launcher/rank.py", line 150 in <module>
 """
-BACKWARD = """\
-Current thread 0x00007f12 (most recent call first):
-  File "/image/lib/python3.11/site-packages/torch/autograd/graph.py", line 865 in _engine_run_backward
-  File "/image/lib/python3.11/site-packages/torch/autograd/__init__.py", line 354 in backward
-  File "/image/lib/python3.11/site-packages/torch/_tensor.py", line 625 in backward
-  File "/workspace/train.py", line 41 in train
-"""
 
 
 def test_a_rank_in_a_collective_waits():
@@ -62,15 +54,9 @@ def test_a_rank_in_a_collective_waits():
     assert rank_state(ALL_REDUCE.replace("line 8 in fetch", "line 9 in fetch")).digest != result.digest
 
 
-def test_backward_may_wait_or_compute():
-    assert rank_state(BACKWARD).waiting == WAITING_IF_IDLE
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "raised 12.0\n",
         "\x00\xff garbage\n  File without an end",
         'Current thread 0x1 (most recent call first):\n  File "/workspace/train.py", line 1 in all_reduce\n',
         # Deep inside something else, a collective's file says nothing: this rank computes for one.
@@ -94,8 +80,8 @@ def test_stacks_omit_the_launchers_frames_and_separate_threads():
 
 
 @contextmanager
-def running(tmp_path, source, *, until="ready"):
-    """Run a script in the wrapper, as the launcher does; yield once it has printed `until`."""
+def running(tmp_path, source):
+    """Run a script in the wrapper, as the launcher does; yield once it has printed `ready`."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(source))
     reading, writing = os.pipe()
@@ -104,7 +90,7 @@ def running(tmp_path, source, *, until="ready"):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=[writing]) as child:
         os.close(writing)
         try:
-            assert child.stdout.readline().strip() == until
+            assert child.stdout.readline().strip() == "ready"
             yield CaptureTarget(child.pid, reading)
         finally:
             child.kill()
@@ -129,24 +115,6 @@ def text_of(captured, target):
     return captured.describe_ranks(read_processes(), {3: [target.pid]})[3]
 
 
-def test_every_thread_is_shown_each_time(tmp_path):
-    script = """
-        import threading
-        def background(): threading.Event().wait()
-        threading.Thread(target=background, daemon=True).start()
-        print("ready")
-        threading.Event().wait()
-    """
-    with running(tmp_path, script) as target:
-        wait_for(lambda: capture(target).rank_states()[3].place == "train.py, line 6, <module>")
-        states = [capture(target).rank_states()[3] for _ in range(2)]
-        assert states[0] == states[1]
-        assert states[0].place == "train.py, line 6, <module>"
-        text = text_of(capture(target), target)
-        assert "in background" in text
-        assert f"Rank 3: process {target.pid} (python" in text
-
-
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -165,30 +133,11 @@ def test_a_process_that_would_not_survive_the_signal_is_not_asked(tmp_path, sour
         assert target.pid in read_processes(), "it lives on"
 
 
-@pytest.mark.parametrize(
-    ("number", "state", "message"),
-    [(signal.SIGSTOP, "T", "stopped (SIGSTOP)"), (signal.SIGKILL, "Z", "the process has ended")],
-)
-def test_a_process_that_cannot_answer_is_reported(tmp_path, number, state, message):
+def test_a_process_that_has_ended_is_reported(tmp_path):
     with running(tmp_path, "print('ready')\nimport time; time.sleep(1000)") as target:
-        os.kill(target.pid, number)
-        wait_for(lambda: read_processes()[target.pid].state == state)
-        assert message in text_of(capture(target), target)
-
-
-@pytest.mark.slow
-def test_a_rank_that_handles_the_signal_itself_has_a_time_limit(tmp_path):
-    script = """
-        import signal, time
-        signal.signal(50, lambda *_: None)
-        print("ready")
-        while True: time.sleep(1000)
-    """
-    with running(tmp_path, script) as target:
-        started_at = time.monotonic()
-        captured = capture(target)
-        assert time.monotonic() - started_at >= ANSWER_SECONDS
-        assert "did not answer within 2 seconds" in text_of(captured, target)
+        os.kill(target.pid, signal.SIGKILL)
+        wait_for(lambda: read_processes()[target.pid].state == "Z")
+        assert "the process has ended" in text_of(capture(target), target)
 
 
 def test_stacks_fit_in_a_message_whatever_they_contain():

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.launcher import rank
 from runtime.launcher.step_timer import FILE_BYTES, Counts, Recorder, open_counts, read_counts
-from runtime.specs import Framework, Outcome, Resources
+from runtime.specs import Framework, Resources
 from tests.runtime.images_of_ours import use_image
 
 pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
@@ -94,21 +94,18 @@ def test_forked_processes_count_nothing(counts_fd, recorder):
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
         b"short",
         b"x" * FILE_BYTES,
-        struct.pack("<8sQQdd", b"yardstep", 1, 1, float("nan"), 0.0),
-        struct.pack("<8sQQdd", b"yardstep", 1, 1, -5.0, 0.0),
-        struct.pack("<8sQQdd", b"yardstep", 1, 1, 1e300, 0.0),
-        struct.pack("<8sQQdd", b"yardstep", 1, 1, 1.0, float("inf")),
-        struct.pack("<8sQQdd", b"yardstep", 1, 1, 1.0, float("nan")),
+        *(
+            struct.pack("<8sQQdd", b"yardstep", 1, 1, seconds, waited)
+            for seconds, waited in ((float("nan"), 0.0), (-5.0, 0.0), (1e300, 0.0), (1.0, float("nan")))
+        ),
     ],
 )
 def test_counts_that_the_code_has_overwritten_are_ignored(counts_fd, data):
     os.ftruncate(counts_fd, 0)
     os.pwrite(counts_fd, data, 0)
-    assert read_counts(counts_fd) == NOTHING
-    assert read_counts(-1) == NOTHING
+    assert read_counts(counts_fd) == read_counts(-1) == NOTHING
 
 
 # Inside an interpreter
@@ -163,7 +160,7 @@ def test_a_script_without_a_framework_imports_no_timer(tmp_path, counts_fd):
     assert read_counts(counts_fd) == NOTHING
 
 
-@pytest.mark.parametrize("spoilt", ["raise ImportError('no')", "register_optimizer_step_post_hook = None", ""])
+@pytest.mark.parametrize("spoilt", ["raise ImportError('no')", ""])
 def test_an_unknown_framework_version_is_not_disturbed(tmp_path, counts_fd, spoilt):
     script = f"""
         import os, sys
@@ -192,16 +189,16 @@ TRAIN = """
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if FRAMEWORK == "horovod": optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    elif FRAMEWORK == "ddp": model = torch.nn.parallel.DistributedDataParallel(model)
-    started_at = time.monotonic()
-    for step in range(200):
+    else: model = torch.nn.parallel.DistributedDataParallel(model)
+    for step in range(100):
         optimizer.zero_grad()
         loss = model(torch.randn(8, 64)).sum()
         # A slow rank: the other one waits for it in every step.
-        if os.environ["RANK"] == "1": time.sleep(0.02)
+        if os.environ["RANK"] == "1": time.sleep(0.03)
         loss.backward()
-        if FRAMEWORK == "collective":
-            for parameter in model.parameters(): dist.all_reduce(parameter.grad)
+        if FRAMEWORK == "pytorch":
+            if os.environ["RANK"] == "1": time.sleep(0.03)
+            dist.all_reduce(loss.detach())
         optimizer.step()
 """
 
@@ -209,27 +206,25 @@ TRAIN = """
 @pytest.mark.slow
 @pytest.mark.cores(2)
 @pytest.mark.torch
-@pytest.mark.parametrize("framework", ["collective", "ddp", "horovod"])
-def test_a_slow_rank_shows_in_the_other_ranks_waiting_time(harness, framework):
-    image = "horovod" if framework == "horovod" else "pytorch"
-    use_image(harness, image)
-    status = harness.run(
+@pytest.mark.parametrize(("framework", "least_share"), [("pytorch", 0.55), ("horovod", 0.3)])
+def test_a_slow_rank_shows_in_the_other_ranks_waiting_time(harness, framework, least_share):
+    """With PyTorch, half of the waiting is in DDP's own reduction and half in a collective: both must be seen."""
+    use_image(harness, framework)
+    harness.complete(
         TRAIN.replace("FRAMEWORK", repr(framework)),
-        framework=Framework(image),
+        framework=Framework(framework),
         workers_per_node=2,
         resources=Resources(cpus=2, memory_mib=4096),
         deadline_seconds=120,
     )
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
     samples = [json.loads(line) for line in harness.backend.samples("job-1-1", 0, limit=1 << 20).text.splitlines()]
-    compute = {}
-    share = {}
+    compute, share = {}, {}
     for rank_id in (0, 1):
         usages = [usage for sample in samples for usage in sample["ranks"] if usage["rank"] == rank_id]
         steps, seconds = sum(usage["steps"] for usage in usages), sum(usage["step_seconds"] for usage in usages)
         waited = sum(usage["comm_seconds"] or 0.0 for usage in usages)
-        assert steps == 199, "every step but the first, whose beginning nobody saw"
+        assert steps == 99, "every step but the first, whose beginning nobody saw"
         compute[rank_id], share[rank_id] = (seconds - waited) / steps, waited / seconds
     assert compute[1] > 1.3 * compute[0], (compute, share)
     assert share[0] > share[1], (compute, share)
-    assert share[0] > 0.3, (compute, share)
+    assert share[0] > least_share, (compute, share)
