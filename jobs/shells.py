@@ -33,7 +33,7 @@ def problem(job: Job, node: int) -> str:
         return _("Your organization does not allow shells. An owner can enable them on the page Organization.")
     if job.state != JobState.RUNNING:
         return _("The job does not run. A shell is a part of a running node and ends with it.")
-    return "" if _address(job, node) else _("This node does not run.")
+    return "" if _address(job, node) else _("This node does not run, or started before an update of the console.")
 
 
 def _address(job: Job, node: int) -> Path | ShellTunnel | None:

@@ -178,9 +178,9 @@ async def open_connection(
     async with AsyncExitStack() as resources:
         try:
             streams = await resources.enter_async_context(address())
-        except RuntimeFault as fault:
-            logger.warning("A shell cannot be opened: %s", fault)
-            raise Refused(proxy.TOOL_ENDED) from fault
+        except (RuntimeFault, OSError) as error:
+            logger.warning("A shell cannot be opened: %s", error)
+            raise Refused(proxy.TOOL_ENDED) from error
         yield streams
 
 

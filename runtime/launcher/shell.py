@@ -78,14 +78,14 @@ def _receives(connection_fd: int, token: bytes) -> bool:
 def _become_shell(output_fd: int) -> "NoReturn":
     """Execute the image's shell. If there is none, write that to `output_fd` and exit."""
     try:
-        path = next(shell for shell in _SHELLS if os.access(shell, os.X_OK))
+        path = next((shell for shell in _SHELLS if os.access(shell, os.X_OK)), _SHELLS[-1])
         environment = {**os.environ, "TERM": "xterm-256color", "SHELL": path}
         if path.endswith("bash"):
             # Images do not know the user of a pod, whom bash would call "I have no name!".
             environment.setdefault("PS1", r"${USER:-\u}@\h:\w\$ ")
         os.execve(path, [path], environment)  # noqa: S606 - starting a shell is the purpose
-    except (OSError, StopIteration) as error:
-        os.write(output_fd, "There is no shell in this image: {}\r\n".format(error).encode())
+    except OSError as error:
+        os.write(output_fd, "This image has no shell that can be started: {}\r\n".format(error).encode())
     finally:
         os._exit(127)
 

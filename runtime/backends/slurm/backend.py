@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -258,9 +257,7 @@ class SlurmBackend(FolderBackend):
         nonce = secrets.token_hex(16)
         run_plan = self._run_plan(run, spec, package, nonce)
         run.write_plan(dict(run_plan))
-        # For an own image: the interpreter that has created the built-in ones, which compute nodes have too.
-        interpreter = self._images_root / spec.image.builtin / "bin" / "python"
-        python = str(interpreter if spec.image.builtin else Path(sys.executable).resolve())
+        python = str(program.interpreter(self._images_root, spec.image))
         code = f"import sys; sys.path[:0] = [{str(package)!r}]; from runtime.backends.slurm.node import start; start()"
         # -I and -S: no environment variable and no site-packages of the machine change what the interpreter imports.
         command = [python, "-I", "-S", "-c", code, str(run.folder), nonce]

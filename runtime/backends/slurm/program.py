@@ -1,4 +1,4 @@
-"""Copy the program of the compute nodes to shared storage, so that the console need not be installed on them."""
+"""The program of the compute nodes, which lies on shared storage, so that they need no installation of the console."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import compileall
 import contextlib
 import hashlib
 import shutil
+import sys
 import uuid
 from pathlib import Path
+
+from runtime.specs import Image
 
 _PACKAGE = Path(__file__).resolve().parents[2]  # the folder of the package `runtime`
 _PATTERNS = ("*.py", "launcher/**/*.py", "backends/*.py", "backends/supervision/*.py", "backends/slurm/*.py")
 """Patterns of the files to copy. They must include every module that `runtime.backends.slurm.node` imports."""
 FOLDER = ".program"
 """The folder of all copies, below the root folder of the runs."""
+
+
+def interpreter(images_root: Path, image: Image) -> Path:
+    """Return the Python that runs the program on compute nodes, for a run in this image.
+
+    For a customer's own image it is the one that has created the built-in images, which compute nodes have too.
+    """
+    return images_root / image.builtin / "bin" / "python" if image.builtin else Path(sys.executable).resolve()
 
 
 def install_node_program(root: Path) -> Path:

@@ -64,7 +64,7 @@ class ShellSteps:
         if not machine:
             raise BackendUnavailable(f"Node {node} of the run '{run.name}' has not started.")
         package = program.install_node_program(self._root)
-        python = self._images_root / run.spec().image.builtin / "bin" / "python"
+        python = program.interpreter(self._images_root, run.spec().image)
         code = (
             f"import sys; sys.path[:0] = [{str(package)!r}]; "
             "from runtime.backends.slurm.shell_relay import start; start()"

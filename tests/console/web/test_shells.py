@@ -254,7 +254,7 @@ def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, jo
     assert shown(viewer, address)[0].status_code == HTTPStatus.FORBIDDEN
     assert shown(customer.membership, reverse("job_shell", args=[job.job_id, 2]))[0].status_code == HTTPStatus.NOT_FOUND
     customer.backend.shell_socket = lambda _name, _node: None  # the node has ended
-    assert "This node does not run." in shown(customer.membership, address)[1]
+    assert "This node does not run" in shown(customer.membership, address)[1]
     assert client.post(reverse("organization_shells"), {"enabled": "0"}).status_code == HTTPStatus.FOUND
     assert "Your organization does not allow shells." in shown(customer.membership, address)[1]
     assert address not in shown(customer.membership, nodes)[1]

@@ -1,11 +1,13 @@
 """Runs in customers' own images on a real Slurm: skopeo and umoci import them from a real registry."""
 
+import asyncio
 import gzip
 import json
 import re
 import socket
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,8 @@ from runtime.backends.slurm import check, image_import, images
 from runtime.backends.slurm.commands import Slurm
 from runtime.specs import FailureCode, Image, Outcome, PullSecret, RunPhase, WaitingCode
 from tests.registry import PASSWORD, USER, file, layer, special
+from tests.runtime.backends.contract import WAIT
+from tests.runtime.backends.test_shells import output_of
 from tests.slurm.cluster import free_ports
 
 pytestmark = [
@@ -72,6 +76,13 @@ def test_ranks_in_an_own_image_reach_each_other(container_harness, own_image):
     """With the platform's own script, in which every rank connects to rank 0."""
     container_harness.complete("", script="", builtin_script="hello", nodes=2, **own_image())
     assert [container_harness.log(rank)[:11] for rank in range(2)] == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_a_shell_opens_in_an_own_image(container_harness, own_image):
+    shell = file("usr/bin/sh", Path("/bin/sh").read_bytes(), mode=0o755)
+    container_harness.start(WAIT, **own_image([shell, special("bin", tarfile.SYMTYPE, "usr/bin")]))
+    address = container_harness.another().shell_socket("job-1-1", 0)
+    assert asyncio.run(output_of(address, b"echo rank=$RANK.\n", b"rank=0."))
 
 
 def failure_of(harness, changes, **more):
