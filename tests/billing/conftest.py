@@ -11,7 +11,7 @@ from tests.billing.serving import Console, running, serving
 from tests.factories.billing import book, wallet
 
 hypothesis.register_profile(
-    "billing", deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+    "billing", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis.load_profile("billing")
 

@@ -255,7 +255,7 @@ def test_no_order_of_events_loses_or_doubles_credit_or_tax(pytestconfig: pytest.
     run_state_machine_as_test(
         Office,
         settings=settings(
-            max_examples=3 if pytestconfig.getoption("--fast") else 8,
+            max_examples=2 if pytestconfig.getoption("--fast") else 4,
             phases=[Phase.generate],
             stateful_step_count=25,
             deadline=None,

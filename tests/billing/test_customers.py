@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from django.core import mail
 
-from billing import auto_topup, customers, gateway, payment_emails, payments
-from billing.errors import CustomerGone, NoSavedCard, PaymentRefused, PaymentUnavailable
+from billing import auto_topup, customers, payment_emails, payments
+from billing.errors import NoSavedCard
 from billing.models import AutoTopUp, PaymentCustomer, StripeEvent, TopUp
 from tests.billing.paying import balance, switch_on
 from tests.factories.accounts import MembershipFactory
@@ -61,18 +61,6 @@ class TestDeleted:
         assert len(seen) == 4
         assert balance(top_up) == 7100
 
-    def test_before_its_first_use(self, provider):
-        """The answer to its creation was lost, and the same key returns the deleted customer."""
-        member = MembershipFactory()
-        ours = {"organization": member.organization, "email": member.user.email}
-        with provider.network_failing("after"), pytest.raises(PaymentUnavailable):
-            customers.ensure_customer(**ours)
-        (created,) = existing(provider)
-        provider.ask("DELETE", f"customers/{created}")
-        assert customers.with_customer(**ours, call=gateway.cards) == []
-        (fresh,) = existing(provider)
-        assert PaymentCustomer.objects.get().customer_id == fresh != created
-
     def test_has_no_cards_until_one_is_saved(self, provider, top_up):
         organization = top_up.account.organization
         assert not customers.has_deleted_customer(organization)
@@ -103,16 +91,6 @@ class TestDeleted:
             assert words in message.body
         assert not TopUp.objects.filter(state=TopUp.States.CREATED).exists()
 
-    def test_sends_another_mail_after_automatic_top_ups_were_set_up_anew(self, provider, top_up):
-        for count in (1, 2):
-            switch_on(top_up, threshold=10)
-            delete(provider, top_up)
-            provider.deliver()
-            payment_emails.send_due()
-            assert len(mail.outbox) == count
-            pay(provider, top_up)
-        assert AutoTopUp.objects.get().is_on is False
-
     def test_after_a_charge_whose_answer_was_lost_credits_it_once(self, provider, top_up):
         switch_on(top_up)
         with provider.network_failing("after"):
@@ -124,18 +102,6 @@ class TestDeleted:
         auto_topup.run_due()
         assert balance(top_up) == provider.held() == 7000
         assert not AutoTopUp.objects.get().is_on
-
-
-def test_another_refusal_creates_no_customer(provider, top_up):
-    charge = {"reference": "1", "method_id": "pm_unknown", "amount_minor": 500, "currency": "USD", "title": "x"}
-    with pytest.raises(PaymentRefused) as caught:
-        customers.with_customer(
-            organization=top_up.account.organization,
-            email="a@example.com",
-            call=lambda customer_id: gateway.charge_card(customer_id=customer_id, **charge),
-        )
-    assert not isinstance(caught.value, CustomerGone)
-    assert len(existing(provider)) == 1
 
 
 def test_a_card_removed_at_the_dashboard_switches_automatic_top_ups_off_at_once(provider, top_up):

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from billing import events, payments, tasks
 from billing.models import StripeEvent, TopUp, Transaction
-from tests.billing.paying import balance, dispute_of, end_dispute
+from tests.billing.paying import balance
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import TopUpFactory, session_event, wallet
 from tests.provider import DISPUTED, GOOD, apply, receive
@@ -42,40 +42,17 @@ def paid_page(provider, card=GOOD):
 
 
 class TestApply:
-    def test_a_paid_session_credits_its_top_up_once(self):
-        top_up = TopUpFactory()
-        event = session_event(top_up)
-        stored = apply(event)
-        for _ in range(3):
-            events.apply(event_pk=stored.pk)
-        assert (stored.state, stored.reason) == (APPLIED, "")
-        assert stored.applied_at is not None
-        assert balance(top_up) == 5000
-        assert top_up.state == TopUp.States.PAID
-        assert int(top_up.paid_at.timestamp()) == event["created"]
-        assert Transaction.objects.filter(reference=f"top-up:{top_up.pk}").count() == 1
-
     @pytest.mark.parametrize(
         ("sequence", "credited", "state"),
         [
-            ([PAID, PAID_LATER, PAID, PAID_LATER], 5000, "paid"),
-            ([UNPAID], 0, "pending"),
-            ([UNPAID, PAID_LATER], 5000, "paid"),
-            ([PAID_LATER, UNPAID], 5000, "paid"),
-            ([UNPAID, FAILED_LATER], 0, "failed"),
-            ([EXPIRED], 0, "expired"),
-            ([EXPIRED, PAID], 5000, "paid"),
-            ([PAID, EXPIRED], 5000, "paid"),
-        ],
-        ids=[
-            "events of one payment credit it once",
-            "a payment method that takes days is not credited yet",
-            "and is credited when it is paid",
-            "whichever event comes first",
-            "or fails in the end",
-            "an expired page credits nothing",
-            "what was paid is credited though the page expired first",
-            "or afterwards",
+            pytest.param([PAID, PAID_LATER, PAID, PAID_LATER], 5000, "paid", id="events of one payment credit it once"),
+            pytest.param([UNPAID], 0, "pending", id="a payment method that takes days is not credited yet"),
+            pytest.param([UNPAID, PAID_LATER], 5000, "paid", id="and is credited when it is paid"),
+            pytest.param([PAID_LATER, UNPAID], 5000, "paid", id="whichever event comes first"),
+            pytest.param([UNPAID, FAILED_LATER], 0, "failed", id="or fails in the end"),
+            pytest.param([EXPIRED], 0, "expired", id="an expired page credits nothing"),
+            pytest.param([EXPIRED, PAID], 5000, "paid", id="what was paid is credited though the page expired first"),
+            pytest.param([PAID, EXPIRED], 5000, "paid", id="or afterwards"),
         ],
     )
     def test_events_of_one_top_up(self, sequence, credited, state):
@@ -84,9 +61,13 @@ class TestApply:
             assert apply(session_event(top_up, **changes)).state == APPLIED
         assert (balance(top_up), top_up.state) == (credited, state)
 
-    @pytest.mark.parametrize(
-        ("change", "reason"),
-        [
+    @pytest.mark.parametrize("is_paid", [False, True], ids=["pending", "paid"])
+    def test_an_event_that_does_not_match_our_row_is_quarantined(self, is_paid):
+        top_up = TopUpFactory()
+        if is_paid:
+            apply(session_event(top_up))
+        before = balance(top_up), top_up.state
+        for change, reason in (
             ({"amount_total": 4999}, "amount_total is 4999, not 5000"),
             ({"amount_total": None}, "amount_total is None, not 5000"),
             ({"currency": "jpy"}, "currency is 'JPY', not 'USD'"),
@@ -96,39 +77,29 @@ class TestApply:
             ({"id": "cs_another"}, "session is 'cs_another'"),
             ({"client_reference_id": None}, "No top-up of ours"),
             ({"client_reference_id": "b3a2b1c4-0000-4000-8000-000000000000"}, "No top-up of ours"),
-            ({"client_reference_id": "garbage"}, "No top-up of ours"),
             ({"client_reference_id": 10**40}, "No top-up of ours"),
-            ({"client_reference_id": {"a": 1}}, "No top-up of ours"),
             ({"amount_total": 1, "currency": "eur"}, "amount_total is 1, not 5000; currency is 'EUR', not 'USD'"),
-        ],
-    )
-    @pytest.mark.parametrize("is_paid", [False, True], ids=["pending", "paid"])
-    def test_an_event_that_does_not_match_our_row_is_quarantined(self, change, reason, is_paid):
-        top_up = TopUpFactory()
-        if is_paid:
-            apply(session_event(top_up))
-        before = balance(top_up), top_up.state
-        stored = apply(session_event(top_up, **change))
-        assert stored.state == QUARANTINED
-        assert reason in stored.reason
-        assert (balance(top_up), top_up.state) == before
+        ):
+            stored = apply(session_event(top_up, **change))
+            assert (stored.state, reason in stored.reason) == (QUARANTINED, True), change
+            assert (balance(top_up), top_up.state) == before
 
-    @pytest.mark.parametrize("data", [None, [], "x", {}, {"object": None}, {"object": "cs_1"}, {"object": []}])
-    def test_an_event_without_a_session_is_quarantined(self, data):
-        stored = apply({"id": "evt_1", "type": "checkout.session.completed", "data": data})
-        assert (stored.state, stored.reason) == (QUARANTINED, "The event carries no Checkout Session.")
+    def test_an_event_without_a_session_is_quarantined_and_one_of_an_unknown_type_ignored(self):
+        for number, data in enumerate((None, [], "x", {}, {"object": None}, {"object": "cs_1"}, {"object": []})):
+            stored = apply({"id": f"evt_{number}", "type": "checkout.session.completed", "data": data})
+            assert (stored.state, stored.reason) == (QUARANTINED, "The event carries no Checkout Session.")
+        assert apply(session_event(TopUpFactory(), kind="invoice.finalized")).state == IGNORED
+        assert not Transaction.objects.exists()
 
-    @pytest.mark.parametrize("created", [None, "soon", 10**20, 1e300, []])
-    def test_an_unreadable_time_does_not_stop_the_credit(self, created):
+    def test_a_payment_is_dated_by_its_event_unless_its_time_is_unreadable(self):
         top_up = TopUpFactory()
-        assert apply(session_event(top_up) | {"created": created}).state == APPLIED
-        assert balance(top_up) == 5000
-        assert top_up.paid_at is not None
-
-    def test_an_unknown_type_is_ignored(self):
-        top_up = TopUpFactory()
-        assert apply(session_event(top_up, kind="invoice.finalized")).state == IGNORED
-        assert balance(top_up) == 0
+        apply(session_event(top_up) | {"created": 1_700_000_000})
+        assert (balance(top_up), top_up.paid_at.timestamp()) == (5000, 1_700_000_000)
+        for created in (None, "soon", 10**20, 1e300, []):
+            top_up = TopUpFactory()
+            assert apply(session_event(top_up) | {"created": created}).state == APPLIED
+            assert balance(top_up) == 5000
+            assert top_up.paid_at is not None
 
 
 @pytest.mark.django_db(transaction=True)
@@ -149,15 +120,6 @@ class TestOutOfOrder:
             assert apply(by_type[kind] | {"id": f"evt_{number}"}).state == APPLIED
             assert balance(top_up) == 0
             assert Transaction.objects.count() == 2
-
-    def test_an_old_event_does_not_undo_a_later_one(self, provider):
-        top_up = paid_page(provider, DISPUTED)
-        end_dispute(provider, "won")
-        assert dispute_of(provider)["status"] == "won"
-        for event in reversed(provider.fresh()):
-            assert apply(event).state in {APPLIED, IGNORED}
-        assert balance(top_up) == 5000
-        assert top_up.disputes.get().state == "won"
 
     def test_an_object_that_belongs_to_no_top_up_is_parked_then_quarantined(self, provider):
         customer = provider.ask("POST", "customers", name="Somebody")["id"]
@@ -219,22 +181,6 @@ class TestBrokenEvents:
             payload = StripeEvent.objects.get(event_id=event["id"]).payload
             assert payload["data"]["object"]["customer_details"] == details["customer_details"]
 
-    def test_one_of_them_does_not_stop_the_others(self, monkeypatch, caplog):
-        first, broken, last = [receive(session_event(TopUpFactory())) for _ in range(3)]
-        handle = events.HANDLERS["checkout.session.completed"]
-
-        def fail_for_one(session, payload):
-            if payload["id"] == broken.event_id:
-                raise RuntimeError("broken")
-            return handle(session, payload)
-
-        monkeypatch.setitem(events.HANDLERS, "checkout.session.completed", fail_for_one)
-        assert [events.apply_waiting() for _ in range(2)] == [3, 0]
-        states = [StripeEvent.objects.get(pk=event.pk).state for event in (first, broken, last)]
-        assert states == [APPLIED, PARKED, APPLIED]
-        assert StripeEvent.objects.get(pk=broken.pk).reason == "RuntimeError: broken"
-        assert f"Payment event {broken.pk}" in caplog.text
-
     def test_a_failure_after_the_money_moved_is_rolled_back(self, monkeypatch):
         top_up = TopUpFactory()
 
@@ -262,16 +208,6 @@ class TestFetch:
         with provider.network_failing():
             tasks.fetch_events()
         assert "did not answer" in caplog.text
-
-
-@pytest.mark.django_db(transaction=True)
-def test_an_event_is_stored_as_it_came_and_once(django_assert_num_queries):
-    event = session_event(TopUpFactory()) | {"strange": ["\u00e9", None, 1.5]}
-    with django_assert_num_queries(1):
-        events.store(event)
-    events.store(event | {"type": "another"})
-    stored = StripeEvent.objects.get()
-    assert (stored.payload, stored.state, stored.type) == (event, RECEIVED, event["type"])
 
 
 def test_an_event_that_another_worker_closed_meanwhile_is_left_alone(monkeypatch):

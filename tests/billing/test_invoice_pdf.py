@@ -10,13 +10,11 @@ import shutil
 import subprocess
 from datetime import date
 from decimal import Decimal
-from types import SimpleNamespace
 
 import pytest
 from django.db import IntegrityError, transaction
 
 from billing import charges, exports, invoice_pdf, invoices
-from billing.errors import DocumentUnavailable
 from billing.models import BillingDetails, BillingPolicy, InvoiceDocument
 from billing.usage import Range, Usage
 from tests.factories.billing import quote
@@ -116,26 +114,6 @@ class TestPdf:
         shown = words(invoice_pdf.pdf(invoice=invoice, language="en"))
         assert not shown or "file:///etc/passwd" in shown
         assert "Failed to load" not in caplog.text
-
-
-def test_a_missing_library_is_named(invoice, monkeypatch):
-    def missing(_name):
-        raise OSError("cannot load library 'libpango-1.0-0'")
-
-    invoice_pdf._weasyprint.cache_clear()
-    monkeypatch.setattr(invoice_pdf, "importlib", SimpleNamespace(import_module=missing))
-    with pytest.raises(DocumentUnavailable):
-        invoice_pdf.pdf(invoice=invoice, language="en")
-    assert "apt-get install libpango-1.0-0" in invoice_pdf.problem()
-    assert not InvoiceDocument.objects.exists()
-
-
-def test_a_missing_chinese_font_is_named(monkeypatch):
-    monkeypatch.setattr(invoice_pdf, "is_available", lambda: True)
-    monkeypatch.setattr(invoice_pdf.shutil, "which", lambda _name: "/bin/true")
-    assert "fonts-noto-cjk" in invoice_pdf.problem()
-    monkeypatch.setattr(invoice_pdf.shutil, "which", lambda _name: "/bin/echo")  # it lists a font
-    assert invoice_pdf.problem() == ""
 
 
 class TestCsv:

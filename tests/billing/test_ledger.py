@@ -34,22 +34,20 @@ def entries_sum(account):
 
 
 class TestPost:
-    @pytest.mark.parametrize("balance_minor", [1000, 300], ids=["enough for two", "enough for one"])
-    def test_moves_money_once(self, balance_minor):
-        account = wallet(balance_minor=balance_minor)
+    def test_moves_money_once(self):
+        account = wallet(balance_minor=300)  # enough for one
         assert post("sale:1", (account, -300), (revenue(), 300)) is True
         assert post("sale:1", (account, -300), (revenue(), 300)) is False
-        assert balance(account) == (balance_minor - 300, 0)
+        assert balance(account) == (entries_sum(account), 0) == (0, 0)
         assert balance(revenue()) == (300, 0)
-        assert entries_sum(account) == balance_minor - 300
         assert Transaction.objects.get(reference="sale:1").entries.count() == 2
 
-    @pytest.mark.parametrize(("changed", "amount"), [("amount", 299), ("amount", 301), ("account", 300)])
-    def test_refuses_a_known_reference_with_other_entries(self, changed, amount):
+    def test_refuses_a_known_reference_with_other_entries(self):
         first, second = wallet(balance_minor=1000), wallet(balance_minor=1000)
         post("sale:1", (first, -300), (revenue(), 300))
-        with pytest.raises(LedgerConflict):
-            post("sale:1", (first if changed == "amount" else second, -amount), (revenue(), amount))
+        for account, amount in ((first, 299), (second, 300)):
+            with pytest.raises(LedgerConflict):
+                post("sale:1", (account, -amount), (revenue(), amount))
         assert (balance(first), balance(second)) == ((700, 0), (1000, 0))
 
     @pytest.mark.parametrize(
@@ -139,25 +137,23 @@ class TestDatabase:
         assert not Entry.objects.exists()
         assert not Transaction.objects.exists()
 
-    @pytest.mark.parametrize("table", ["billing_entry", "billing_transaction"])
-    @pytest.mark.parametrize("statement", ["UPDATE {} SET id = id", "DELETE FROM {}"])
-    def test_entries_and_transactions_are_append_only(self, table, statement):
-        wallet(balance_minor=10)
-        with pytest.raises(IntegrityError, match="append-only"), connection.cursor() as cursor:
-            cursor.execute(statement.format(table))
-
     @pytest.mark.parametrize(
-        ("change", "name"),
+        ("statement", "refusal"),
         [
-            ("posted_minor = held_minor - 1", "wallet_covers_what_is_held"),
-            ("held_minor = posted_minor + 1", "wallet_covers_what_is_held"),
-            ("held_minor = -1", "held_not_negative"),
+            ("UPDATE billing_entry SET id = id", "append-only"),
+            ("DELETE FROM billing_entry", "append-only"),
+            ("UPDATE billing_transaction SET id = id", "append-only"),
+            ("DELETE FROM billing_transaction", "append-only"),
+            ("UPDATE billing_account SET posted_minor = held_minor - 1", "wallet_covers_what_is_held"),
+            ("UPDATE billing_account SET held_minor = posted_minor + 1", "wallet_covers_what_is_held"),
+            ("UPDATE billing_account SET held_minor = -1", "held_not_negative"),
         ],
     )
-    def test_a_wallet_covers_what_is_held(self, change, name):
-        account = wallet(balance_minor=10)
-        with pytest.raises(IntegrityError, match=name), connection.cursor() as cursor:
-            cursor.execute(f"UPDATE billing_account SET {change} WHERE id = %s", [account.pk])
+    def test_entries_are_append_only_and_a_wallet_covers_what_is_held(self, statement, refusal):
+        wallet(balance_minor=10)
+        only = " WHERE kind = 'wallet'" if "account" in statement else ""
+        with pytest.raises(IntegrityError, match=refusal), connection.cursor() as cursor:
+            cursor.execute(statement + only)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -35,14 +35,13 @@ class TestStartTopUp:
         assert provider.ask("GET", f"customers/{row.customer_id}")["email"] == first.created_by.email
         assert balance(first) == 0
 
-    @pytest.mark.parametrize(("amount", "limit"), [(499, 500), (1_000_001, 1_000_000), (-(10**30), 500)])
-    def test_is_limited_in_its_amount(self, provider, amount, limit):
-        with pytest.raises(AmountRefused) as caught:
-            start(amount)
-        assert str(caught.value.fields["amount_minor"]) == "A top-up must be between $5.00 and $10,000.00."
-        assert not TopUp.objects.exists()
-        assert provider.wire.calls == []
-        assert start(limit).amount_minor == limit
+    def test_is_limited_in_its_amount(self, provider):
+        for amount in (499, 1_000_001, -(10**30)):
+            with pytest.raises(AmountRefused) as caught:
+                start(amount)
+            assert str(caught.value.fields["amount_minor"]) == "A top-up must be between $5.00 and $10,000.00."
+        assert provider.wire.calls == list(TopUp.objects.all()) == []
+        assert [start(limit).amount_minor for limit in (500, 1_000_000)] == [500, 1_000_000]
 
     def test_writes_the_row_before_the_call_and_its_id_is_the_key(self, provider):
         seen = []
@@ -71,19 +70,10 @@ class TestStartTopUp:
         assert top_up.session_id.startswith("cs_test_")
         assert balance(top_up) == 5000
 
-    @pytest.mark.parametrize("save", [False, True])
-    def test_saves_the_card_only_on_request(self, provider, save):
-        top_up = start(save_card=save)
-        provider.pay(top_up.session_id)
-        provider.deliver()
-        assert balance(top_up) == 5000
-        assert len(gateway.cards(PaymentCustomer.objects.get().customer_id)) == int(save)
 
-
-@pytest.mark.parametrize(("agreed", "credited"), [(True, 5000), (False, 0)])
 @pytest.mark.parametrize(
-    "means",
-    [{"card": ASKS}, {"card": "", "method": "wechat_pay"}],
+    ("means", "agreed", "credited"),
+    [({"card": ASKS}, False, 0), ({"card": "", "method": "wechat_pay"}, True, 5000)],
     ids=["a card whose bank asks", "another payment method"],
 )
 def test_a_payment_is_credited_after_its_confirmation(provider, means, agreed, credited):

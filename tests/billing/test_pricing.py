@@ -37,6 +37,8 @@ PRICES = [
     PriceRow(PriceKind.EPOCH, Decimal("2.5"), product="coached"),
     PriceRow(PriceKind.MINIMUM, Decimal(5)),
 ]
+HUNDRED = [PriceRow(PriceKind.NODE_HOUR, Decimal(100), node_spec="nano")]
+FIXED = {"product": "fixed", "mode": Mode.FIXED}
 
 
 def offer(
@@ -69,25 +71,10 @@ def offer(
 # --- Worked numbers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("amount", "minor"), [("0.4999", 0), ("0.5", 1), ("1.5", 2), ("2.5", 3), ("2.4999999", 2), ("-3", -3), ("0", 0)]
-)
-def test_round_half_up(amount, minor):
-    assert round_minor(Decimal(amount)) == minor
-
-
-@pytest.mark.parametrize(
-    ("choices", "hourly"),
-    [
-        ({"nodes": 3}, 90),
-        ({"nodes": 4}, 81),
-        ({"nodes": 64}, 81),
-        ({"product": "cheap", "nodes": 4}, 60),
-    ],
-    ids=["below the tier", "from the tier on", "far above it", "a product's own price goes before the tier"],
-)
-def test_the_price_of_an_hour(choices, hourly):
-    assert offer(**choices, max_seconds=3600).ceiling_minor == choices["nodes"] * hourly
+def test_the_price_of_an_hour():
+    """The tier begins at four nodes; a product's own price goes before it."""
+    for product, nodes, hourly in (("metered", 3, 90), ("metered", 4, 81), ("metered", 64, 81), ("cheap", 4, 60)):
+        assert offer(product, nodes=nodes, max_seconds=3600).ceiling_minor == nodes * hourly
 
 
 @pytest.mark.parametrize(
@@ -98,10 +85,7 @@ def test_the_price_of_an_hour(choices, hourly):
         ({"max_seconds": 3601, "max_deadline_seconds": 3600}, ("max_seconds_too_large", "max_seconds", 3600)),
         ({"ceiling_minor": 4}, ("ceiling_too_small", "ceiling_minor", 5)),
         ({"product": "coached", "ceiling_minor": 26}, ("ceiling_too_small", "ceiling_minor", 27)),
-        (
-            {"product": "fixed", "mode": Mode.FIXED, "nodes": 4, "ceiling_minor": 31},
-            ("ceiling_too_small", "ceiling_minor", 32),
-        ),
+        (FIXED | {"nodes": 4, "ceiling_minor": 31}, ("ceiling_too_small", "ceiling_minor", 32)),
     ],
 )
 def test_a_refusal_names_the_field_and_a_value_that_works(choices, error):
@@ -117,14 +101,13 @@ def test_the_estimate_is_priced_at_p50_and_p90():
     assert (offered.deadline_seconds, offered.ceiling_minor) == (1800, 45)
     assert (offered.p50_minor, offered.p90_minor) == (15, 23)  # 600 s = 15.0, 900 s = 22.5
     assert [(line.rule, line.quantity, line.unit_minor) for line in offered.lines] == [("time_used", "0.5", "90")]
-    longer = offer("fixed", mode=Mode.FIXED, included_seconds=600)  # 1200 s extra at 90 an hour
+    longer = offer(**FIXED, included_seconds=600)  # 1200 s extra at 90 an hour
     assert (longer.p50_minor, longer.p90_minor, longer.ceiling_minor) == (8, 16, 38)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, -0.001])
-def test_no_time_costs_nothing(seconds):
-    assert rate(Usage(seconds, completed=False), offer().terms) == rate(Usage(0, completed=True), offer().terms)
-    assert rate(Usage(seconds, completed=True), offer().terms).total_minor == 0
+def test_no_time_costs_nothing():
+    for seconds in (0, -0.001):
+        assert [rate(Usage(seconds, completed=each), offer().terms).total_minor for each in (True, False)] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -137,17 +120,10 @@ def test_no_time_costs_nothing(seconds):
         ({"estimate": Estimate(600, 900.2, "reference")}, 1801),
         ({"ceiling_minor": 10**9}, 1800),  # a ceiling is no wish to pay more
         ({"ceiling_minor": 20}, 800),  # 20 at 90 an hour
-        (
-            {
-                "prices": [PriceRow(PriceKind.NODE_HOUR, Decimal(100), node_spec="nano")],
-                "ceiling_minor": 100,
-                "max_seconds": 7200,
-            },
-            3600,  # not 3599: 100/3600 recurs
-        ),
-        ({"product": "fixed", "mode": Mode.FIXED, "included_seconds": 3600}, 3600),
-        ({"product": "fixed", "mode": Mode.FIXED, "estimate": Estimate(334, 33.4 * 10 * 1.5, "reference")}, 1002),
-        ({"product": "fixed", "mode": Mode.FIXED, "included_seconds": 600, "ceiling_minor": 20}, 600 + 480),
+        ({"prices": HUNDRED, "ceiling_minor": 100, "max_seconds": 7200}, 3600),  # not 3599: 100/3600 recurs
+        (FIXED | {"included_seconds": 3600}, 3600),
+        (FIXED | {"estimate": Estimate(334, 33.4 * 10 * 1.5, "reference")}, 1002),
+        (FIXED | {"included_seconds": 600, "ceiling_minor": 20}, 600 + 480),
     ],
 )
 def test_the_deadline(choices, seconds):
@@ -156,14 +132,14 @@ def test_the_deadline(choices, seconds):
 
 def test_a_fixed_price_includes_node_time():
     """Fewer nodes make the same node time last longer."""
-    terms = offer("fixed", mode=Mode.FIXED, included_seconds=600).terms
+    terms = offer(**FIXED, included_seconds=600).terms
     fewer = Usage.of([Range(300, 2), Range(600, 1)], completed=True)
     assert rate(fewer, dataclasses.replace(terms, nodes=2)).total_minor == 8
 
 
 @pytest.mark.parametrize("is_stored_by_an_earlier_version", [False, True])
 def test_a_fixed_price_without_included_time_is_the_price(is_stored_by_an_earlier_version):
-    offered = offer("fixed", mode=Mode.FIXED, nodes=4, epochs=10)  # 10 epochs x 4 nodes x 0.8
+    offered = offer(**FIXED, nodes=4, epochs=10)  # 10 epochs x 4 nodes x 0.8
     assert (offered.ceiling_minor, offered.p50_minor, offered.p90_minor) == (32, 32, 32)
     stored = offered.terms.to_json()
     if is_stored_by_an_earlier_version:
@@ -209,12 +185,13 @@ def offers(draw: st.DrawFn) -> Offer:
         return offer(**choices, ceiling_minor=error.limit)  # what is named as the least does work
 
 
-@given(offers(), SECONDS, st.booleans())
-def test_no_usage_costs_more_than_the_ceiling(offered, seconds, completed):
-    charge = rate(Usage(seconds, completed=completed), offered.terms)
-    assert 0 <= charge.total_minor <= offered.ceiling_minor
-    assert sum(line.amount_minor for line in charge.lines) == charge.total_minor
-    assert all(line.amount_minor >= 0 for line in charge.lines if not line.rule.startswith("above_"))
+@given(offers(), SECONDS)
+def test_no_usage_costs_more_than_the_ceiling_and_a_failed_run_no_more_than_a_completed_one(offered, seconds):
+    failed, completed = (rate(Usage(seconds, completed=each), offered.terms) for each in (False, True))
+    assert 0 <= failed.total_minor <= completed.total_minor <= offered.ceiling_minor
+    for charge in (failed, completed):
+        assert sum(line.amount_minor for line in charge.lines) == charge.total_minor
+        assert all(line.amount_minor >= 0 for line in charge.lines if not line.rule.startswith("above_"))
 
 
 @given(offers())
@@ -238,12 +215,6 @@ def test_a_fixed_price_buys_no_more_than_the_time_it_includes(offered, completed
     assert offered.ceiling_minor == max(terms.minimum_minor, round_minor(terms.per_epoch * terms.epochs) + extra)
     charge = rate(Usage(offered.deadline_seconds, completed=completed), terms)
     assert charge.total_minor >= extra
-
-
-@given(offers(), SECONDS)
-def test_a_run_that_fails_never_costs_more_than_one_that_completes(offered, seconds):
-    failed, completed = (rate(Usage(seconds, completed=each), offered.terms).total_minor for each in (False, True))
-    assert failed <= completed
 
 
 @given(offers(), SECONDS, SECONDS)
@@ -274,7 +245,5 @@ def test_affordable_seconds_are_the_most_that_the_budget_buys(hourly, nodes, bud
 
 def test_affordable_seconds_at_the_edges():
     terms = Terms(Mode.METERED, 1, 10, Decimal(90), Decimal("2.5"), 0, 0)
-    assert affordable_seconds(terms, 24) == 0  # not even the epochs
-    assert affordable_seconds(terms, 25) == 0
-    assert affordable_seconds(terms, 26) == 40
+    assert [affordable_seconds(terms, budget) for budget in (24, 25, 26)] == [0, 0, 40]  # the epochs cost 25
     assert affordable_seconds(dataclasses.replace(terms, hourly=Decimal(0)), 25) >= 10**9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from datetime import timedelta
 from decimal import Decimal
 
@@ -10,9 +9,8 @@ import pytest
 from django.utils import timezone
 
 from billing import pricing, quotes
-from billing.errors import NotPriced, NoWallet, QuoteExpired, QuoteRefused
+from billing.errors import NotPriced, QuoteExpired, QuoteRefused
 from billing.models import NodeSpec, Quote
-from console.core.errors import NotFound
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import NodeSpecFactory, book, wallet
 
@@ -45,14 +43,7 @@ def test_a_quote_keeps_its_figures_under_new_prices(account, settings):
     quote.refresh_from_db()
     assert (quote.p50_minor, quote.p90_minor, quote.ceiling_minor) == (120, 180, 360)
     assert quote.deadline_seconds == 1800
-    assert quote.basis == {
-        "p50_seconds": 600.0,
-        "p90_seconds": 900.0,
-        "source": "history",
-        "runs": 3,
-        "measured_nodes": [],
-        "efficiency": None,
-    }
+    assert (quote.basis["p90_seconds"], quote.basis["source"], quote.basis["runs"]) == (900.0, "history", 3)
     assert quote.purchase == {"code_path": "train.py"}
     assert sum(line["amount_minor"] for line in quote.lines) == quote.ceiling_minor
     assert pricing.Terms.from_json(quote.terms).ceiling_minor == quote.ceiling_minor
@@ -71,41 +62,17 @@ def test_a_quote_expires_but_survives_its_node_spec(account):
         quotes.require_valid(Quote.objects.get(pk=quote.pk))
 
 
-def test_an_unknown_quote_or_another_organizations_is_not_found(account):
-    quote = new_quote(account)
-    assert quotes.quote_for(organization=account.organization, quote_id=str(quote.pk)) == quote
-    with pytest.raises(NotFound):
-        quotes.quote_for(organization=wallet().organization, quote_id=quote.pk)
-    for unknown in ("garbage", "", "0", str(uuid.UUID(int=7)), 10**40):
-        with pytest.raises(NotFound):
-            quotes.quote_for(organization=account.organization, quote_id=unknown)
-
-
-def test_a_wallet_is_needed(account):
-    with pytest.raises(NoWallet):
-        new_quote(account, organization=MembershipFactory().organization)
-
-
-def test_a_free_quote_names_free_as_the_source_of_its_estimate(account):
-    member = MembershipFactory(organization=account.organization)
-    quote = quotes.make_free_quote(
-        organization=account.organization, user=member.user, nodes=1, deadline_seconds=60, payload={"probe": True}
-    )
-    assert (quote.ceiling_minor, quote.basis["source"]) == (0, "free")
-
-
 @pytest.mark.parametrize(
-    ("changes", "error", "refusal"),
+    ("changes", "error", "field", "sentence"),
     [
-        ({"spec": "unpriced"}, NotPriced, ("node_spec", "There is no price for this product, node spec and number")),
-        ({"max_seconds": 7201}, QuoteRefused, ("max_seconds", "The longest time of this product is 7200 seconds.")),
-        ({"ceiling_minor": 11}, QuoteRefused, ("ceiling_minor", "The ceiling must be at least $0.12 for")),
+        ({"spec": "unpriced"}, NotPriced, "node_spec", "There is no price for this product, node spec and number"),
+        ({"max_seconds": 7201}, QuoteRefused, "max_seconds", "The longest time of this product is 7200 seconds."),
+        ({"ceiling_minor": 11}, QuoteRefused, "ceiling_minor", "The ceiling must be at least $0.12 for"),
     ],
 )
-def test_a_choice_is_refused_at_its_field(account, changes, error, refusal):
+def test_a_choice_is_refused_at_its_field(account, changes, error, field, sentence):
     NodeSpecFactory(name="unpriced")
     with pytest.raises(error) as caught:
         new_quote(account, **changes)
-    ((field, sentence),) = caught.value.fields.items()
-    assert (field, str(sentence)[: len(refusal[1])]) == refusal
+    assert str(caught.value.fields[field]).startswith(sentence)
     assert not Quote.objects.exists()

@@ -32,29 +32,19 @@ def refund(top_up, amount_minor=2000):
     return billing_refunds.refund(top_up=top_up, amount_minor=amount_minor, reason="Asked for", user=UserFactory())
 
 
-def test_goes_back_to_the_original_payment(provider, top_up):
-    row = refund(top_up, 2000)
-    assert (row.state, row.top_up, row.amount_minor) == (Refund.States.SUCCEEDED, top_up, 2000)
-    (theirs,) = provider.ask("GET", "refunds")["data"]
-    assert (theirs["id"], theirs["payment_intent"]) == (row.refund_id, top_up.payment_intent)
-    assert both_sides_agree(provider)
-    assert balance(top_up) == billing_refunds.refundable_minor(top_up) == 3000
-
-
-@pytest.mark.parametrize("amount", [0, -1, 2001, 10**9])
-def test_is_limited_to_the_rest_of_a_paid_top_up(provider, top_up, amount):
+def test_is_limited_to_the_rest_of_a_paid_top_up(provider, top_up):
     refund(top_up, 3000)
-    with pytest.raises(RefundRefused) as caught:
-        refund(top_up, amount)
-    assert "$20.00" in str(caught.value.fields["amount_minor"])
+    for amount in (0, -1, 2001):
+        with pytest.raises(RefundRefused) as caught:
+            refund(top_up, amount)
+        assert "$20.00" in str(caught.value.fields["amount_minor"])
     TopUp.objects.filter(pk=top_up.pk).update(state=TopUp.States.PENDING)
     with pytest.raises(RefundRefused):
         refund(TopUp.objects.get(), 1)
     assert Refund.objects.count() == 1
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("is_key_forgotten", [False, True])
+@pytest.mark.parametrize(("when", "is_key_forgotten"), [("before", False), ("after", False), ("after", True)])
 def test_is_retried_after_a_network_failure_and_made_once(provider, top_up, when, is_key_forgotten):
     with provider.network_failing(when):
         row = refund(top_up)
@@ -104,13 +94,6 @@ def test_that_fails_later_returns_to_the_wallet_and_pays_the_debt_it_made(provid
 
 
 class TestMadeAtTheDashboard:
-    def test_is_booked_once_and_has_no_requester(self, provider, top_up):
-        provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=1500)
-        for _ in range(2):
-            assert both_sides_agree(provider)
-        assert balance(top_up) == 3500
-        assert Refund.objects.get().requested_by is None
-
     def test_waits_while_a_refund_of_ours_that_will_be_refused_takes_the_rest(self, provider, top_up):
         with provider.network_failing():
             ours = refund(top_up, 3000)

@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import F
 from django.utils import timezone
 
-from billing import auto_topup, budgets, charges, events, invoices, payment_emails, reconciliation, refunds, tasks
+from billing import auto_topup, budgets, charges, invoices, payment_emails, reconciliation, refunds, tasks
 from billing.models import Account, CreditGrant, Entry, Quote
 from billing.quotes import make_extension_quote
 from console.observability import heartbeats
@@ -19,13 +19,6 @@ from tests.factories.billing import book, quote, wallet
 
 pytestmark = pytest.mark.django_db
 CORRECT = {"transactions": 0, "balances": 0, "holds": 0}
-
-
-def test_apply_events_repeats_until_no_event_waits(monkeypatch):
-    waiting = iter([1000, 3, 0])
-    monkeypatch.setattr(events, "apply_waiting", lambda: next(waiting))
-    tasks.apply_events()
-    assert list(waiting) == []
 
 
 def test_move_money_and_write_invoices_call_their_services(monkeypatch):

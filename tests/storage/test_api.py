@@ -3,8 +3,7 @@ import hashlib
 import pytest
 from django.test import Client
 
-from console.accounts.models import Quota
-from storage import catalog, images, registries, selectors, upload_stream
+from storage import catalog, registries, selectors, upload_stream
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ImageFactory, WorkspaceFactory
 from tests.storage.archives import tar_of, zip_of
 
@@ -41,16 +40,6 @@ def error(response):
     return response.status_code, response.json()["code"]
 
 
-def test_images(client, stranger):
-    images.ensure_builtin_images()
-    ImageFactory(name="theirs", organization=stranger.organization)
-    answer = client.get("/api/v1/images/").json()
-    assert [image["name"] for image in answer["results"]] == ["horovod-tensorflow", "horovod", "tensorflow", "pytorch"]
-    pytorch = answer["results"][3]
-    assert pytorch["ready"] == (not pytorch["not_ready_because"])
-    assert (pytorch["title"], pytorch["frameworks"], pytorch["builtin"]) == ("PyTorch", ["pytorch"], True)
-
-
 def test_a_dataset_from_creation_to_deletion(client):
     created = client.post("/api/v1/datasets/", {"name": "mnist", "description": "Digits"})
     assert created.status_code == 201
@@ -80,19 +69,6 @@ def test_invalid_and_taken_names_are_reported_at_their_field(client, address):
         assert set(answer.json()["fields"]) == {"name"}
 
 
-def test_refused_archives(client, member, settings):
-    dataset = DatasetFactory(organization=member.organization, name="d")
-    address = "datasets/d/archive/"
-    assert error(send(client, address, b"nonsense")) == (400, "bad_archive")
-    assert error(send(client, address, tar_of({"../x": b""}))) == (400, "unsafe_path")
-    settings.MAX_UPLOAD_BYTES = len(ARCHIVE) - 1
-    assert error(send(client, address, ARCHIVE)) == (413, "too_large")
-    settings.MAX_UPLOAD_BYTES = MIB
-    Quota.objects.update(max_storage_bytes=8)
-    assert error(send(client, address, ARCHIVE)) == (413, "too_large")
-    assert not dataset.versions.exists()
-
-
 def test_files(client, workspace):
     files = "workspaces/code/files"
     assert client.get(f"/api/v1/{files}/").json() == {"path": "", "entries": [], "truncated": False, "next": None}
@@ -113,17 +89,6 @@ def test_files(client, workspace):
     assert error(client.get(f"/api/v1/{files}/code/train.py")) == (404, "file_not_found")
     workspace.refresh_from_db()
     assert workspace.size_bytes == 0
-
-
-def test_a_folder_is_listed_in_pages(client, folder):
-    for name in "cab":
-        (folder / name).touch()
-    first = client.get("/api/v1/workspaces/code/files/?limit=2").json()
-    second = client.get(first["next"]).json()
-    assert [[entry["name"] for entry in page["entries"]] for page in (first, second)] == [["a", "b"], ["c"]]
-    assert second["next"] is None
-    for query in ("limit=0", "limit=10001", "limit=x", "after=x"):
-        assert error(client.get(f"/api/v1/workspaces/code/files/?{query}")) == (400, "invalid")
 
 
 def test_a_file_that_changed_meanwhile_is_not_overwritten(client, workspace):
@@ -151,26 +116,14 @@ def test_downloads_are_attachments_whatever_their_names(client, folder):
 
 
 RANGES = [
-    ("bytes=0-0", b"0"),
-    ("bytes=2-4", b"234"),
-    ("bytes=7-", b"789"),
-    ("bytes=-3", b"789"),
-    ("bytes=-99", b"0123456789"),
-    ("bytes=5-" + "9" * 900, b"56789"),
-    ("Bytes = 1-1", b"1"),
+    ("bytes=0-0", b"0"), ("bytes=7-", b"789"), ("bytes=-3", b"789"), ("bytes=-99", b"0123456789"),
+    ("bytes=5-" + "9" * 900, b"56789"), ("Bytes = 1-1", b"1"),
     # refused
-    ("bytes=10-", 416),
-    ("bytes=99-100", 416),
-    ("bytes=-0", 416),
+    ("bytes=10-", 416), ("bytes=-0", 416),
     # ignored, and answered with the whole file
-    ("bytes=4-2", 200),
-    ("bytes=0-1,4-5", 200),
-    ("bytes=-", 200),
-    ("bytes=a-b", 200),
-    ("bytes=٠-٢", 200),
-    ("lines=0-1", 200),
-    ("bytes=" + "9" * 1001 + "-", 200),
-]
+    ("bytes=4-2", 200), ("bytes=0-1,4-5", 200), ("bytes=-", 200), ("bytes=a-b", 200), ("bytes=٠-٢", 200),
+    ("lines=0-1", 200), ("bytes=" + "9" * 1001 + "-", 200),
+]  # fmt: skip
 
 
 def test_ranges_of_a_file(client, folder):
@@ -249,18 +202,15 @@ def test_bodies_are_streamed_both_ways(client, folder):
     assert (sum(pieces), max(pieces)) == (12 * MIB, MIB)
 
 
-def test_an_interrupted_body_leaves_nothing(client, folder, member):
+def test_an_interrupted_body_leaves_nothing_and_one_too_large_is_refused_unread(client, folder, member):
     DatasetFactory(organization=member.organization, name="d")
     for address in ("workspaces/code/files/a", "datasets/d/archive/"):
         assert error(send_wire(client, address, Wire(1000), 2000)) == (400, "upload_broken")
+        wire = Wire(10**12)
+        assert error(send_wire(client, address, wire, 10**12)) == (413, "too_large")
+        assert wire.left == 10**12
     assert list(folder.iterdir()) == []
     assert list(catalog.scratch().iterdir()) == []
-
-
-def test_a_body_with_a_large_content_length_is_refused_unread(client, workspace):
-    wire = Wire(10**12)
-    assert error(send_wire(client, "workspaces/code/files/a", wire, 10**12)) == (413, "too_large")
-    assert wire.left == 10**12
 
 
 def test_a_failed_connection_raises_upload_broken():
@@ -271,21 +221,6 @@ def test_a_failed_connection_raises_upload_broken():
     for body in (upload_stream._SizedBody(Failing(), 5), upload_stream._ChunkedBody(Failing())):
         with pytest.raises(upload_stream.UploadBroken):
             body.read(5)
-
-
-def test_lists_take_a_constant_number_of_queries(api, owner, django_assert_num_queries):
-    client = api(owner)
-    for count in (1, 60):
-        for number in range(count):
-            DatasetVersionFactory(dataset__organization=owner.organization, dataset__name=f"d{count}-{number}")
-            WorkspaceFactory(organization=owner.organization, name=f"w{count}-{number}")
-    client.get("/api/v1/datasets/")  # the first request also marks the token as used
-    for address in ("datasets/", "workspaces/"):
-        with django_assert_num_queries(2):
-            answer = client.get(f"/api/v1/{address}").json()
-        assert len(answer["results"]) == 50
-    following = client.get(client.get("/api/v1/datasets/").json()["next"]).json()
-    assert len(following["results"]) == 11
 
 
 def test_admin_pages_show_no_secret(owner):

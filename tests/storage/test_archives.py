@@ -72,7 +72,7 @@ def test_unpacks(make, target):
     assert tree(target) == FILES
 
 
-@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "..", "a/..", "x" * 300, "abcdefghi/" * 500])
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a/..", "x" * 300, "abcdefghi/" * 500])
 @EVERY_KIND
 def test_names_outside_the_target_are_refused(make, name, target):
     before = outside(target)
@@ -81,29 +81,50 @@ def test_names_outside_the_target_are_refused(make, name, target):
     assert outside(target) == before
 
 
-@pytest.mark.parametrize("link", ["/etc/passwd", "../secret.txt", "a/../../secret.txt", "..", "a/b/../../../x"])
-@pytest.mark.parametrize("name", ["link", "./link"])
-def test_links_outside_the_target_are_refused(link, name, target):
-    with pytest.raises(UnsafePath):
-        unpack(tar_with(member("a/b/file"), member(name, tarfile.SYMTYPE, link)), target)
-    (target / "zip").mkdir()
-    with pytest.raises(UnsafePath):
-        unpack(zip_with(name, stat.S_IFLNK | 0o777, link), target / "zip")
+def link(name, to):
+    return member(name, tarfile.SYMTYPE, to)
 
 
-@pytest.mark.parametrize(
-    "links",
-    [
-        [("d/e/deep", ".."), ("deep", "d/e/deep/.."), ("out", "deep/..")],  # each alone looks harmless
-        [("loop", "loop")],
-        [("loop", "./loop")],
-        [("loop", "other"), ("other", "loop")],
-    ],
-    ids=["together they lead outside", "a loop", "a loop with a dot", "a loop of two"],
-)
-def test_links_that_never_end_inside_are_refused(links, target):
+def hard(to):
+    return member("hard", tarfile.LNKTYPE, to)
+
+
+HOSTILE = {
+    "a link to the root": [link("link", "/etc/passwd")],
+    "a link to the parent": [link("./link", "..")],
+    "a link outside": [link("link", "../secret.txt")],
+    "a link outside by way of a folder": [member("a/b/file"), link("link", "a/b/../../../x")],
+    "links that lead outside together": [link("d/e/deep", ".."), link("deep", "d/e/deep/.."), link("out", "deep/..")],
+    "a loop of two": [link("loop", "other"), link("other", "loop")],
+    "a file below a link": [link("link", "../outside"), member("link/x")],
+    "a file below a link that stays inside": [link("link", "inside"), member("link/x")],
+    "a file in place of a link": [link("link", "../outside"), member("link")],
+    "a hard link outside": [hard("../secret.txt")],
+    "a hard link to nothing": [hard("")],
+    "a hard link to a missing file": [hard("missing")],
+    "a hard link to a folder": [member("folder", tarfile.DIRTYPE), hard("folder")],
+    "a hard link to a link": [link("soft", "../secret.txt"), hard("soft")],
+    "a hard link below a link": [link("soft", "inside"), hard("soft/x")],
+    "a name twice, once with a dot": [member("a"), member("./a")],
+    "a name twice, once as a folder": [member("a"), member("a/")],
+    "a file and a folder of one name": [member("a"), member("a/b")],
+    "a name twice, once by a detour": [member("a"), member("b//../b/a")],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_members_are_refused_and_nothing_outside_is_touched(name, target):
+    before = outside(target)
+    with pytest.raises(REFUSED):
+        unpack(tar_with(*HOSTILE[name], content=b"evil"), target)
+    assert outside(target) == before
+    assert not (target / "hard").exists()
+
+
+@pytest.mark.parametrize("to", ["/etc/passwd", "a/../../secret.txt"])
+def test_a_link_outside_in_a_zip_is_refused(to, target):
     with pytest.raises(UnsafePath):
-        unpack(tar_with(*(member(name, tarfile.SYMTYPE, link) for name, link in links)), target)
+        unpack(zip_with("./link", stat.S_IFLNK | 0o777, to), target)
 
 
 def test_links_that_stay_inside_are_kept(target):
@@ -120,23 +141,6 @@ def test_links_that_stay_inside_are_kept(target):
     assert (target / "v1/data/copy").samefile(target / "v1/data/file")
 
 
-@pytest.mark.parametrize("path", ["link/x", "link"])
-@pytest.mark.parametrize("target_of_link", ["../outside", "inside"])
-def test_nothing_is_written_through_a_link(path, target_of_link, target):
-    before = outside(target)
-    with pytest.raises(REFUSED):
-        unpack(tar_with(member("link", tarfile.SYMTYPE, target_of_link), member(path), content=b"evil"), target)
-    assert outside(target) == before
-
-
-@pytest.mark.parametrize("link", ["../secret.txt", "/etc/passwd", "", "missing", "folder", "soft", "soft/x"])
-def test_hard_links_to_other_than_files_inside_are_refused(link, target):
-    folder, soft = member("folder", tarfile.DIRTYPE), member("soft", tarfile.SYMTYPE, "../secret.txt")
-    with pytest.raises(REFUSED):
-        unpack(tar_with(folder, soft, member("hard", tarfile.LNKTYPE, link)), target)
-    assert not (target / "hard").exists()
-
-
 def test_owners_and_special_bits_are_dropped(target):
     tool = member("tool", mode=0o6777)
     tool.uid = tool.gid = 4242
@@ -144,12 +148,6 @@ def test_owners_and_special_bits_are_dropped(target):
     modes = [(target / name).stat().st_mode & 0o7777 for name in ("tool", "folder", "folder/data")]
     assert modes == [0o755, 0o755, 0o644]
     assert (target / "tool").stat().st_uid == os.getuid()
-
-
-@pytest.mark.parametrize("second", ["a", "./a", "a/", "a/b", "b//../b/a"])
-def test_duplicate_names_are_refused(second, target):
-    with pytest.raises(REFUSED):
-        unpack(tar_with(member("a"), member(second), content=b"x"), target)
 
 
 def test_a_folder_that_is_named_several_times_is_written_once_and_each_time_limited(target):
@@ -222,9 +220,9 @@ def zip_with_password():
     return patched(data, (data.index(b"PK\x01\x02") + 8, b"\x01"))
 
 
-def zip_compressed_by(method):
+def zip_compressed_by_lzma():
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("a", b"content")
     return buffer.getvalue()
 
@@ -232,9 +230,7 @@ def zip_compressed_by(method):
 TAR_END = len(PLAIN) - 10240 + 512 * 17  # the rest is padding
 MALFORMED = {
     "nothing": (b"", BadArchive, None),
-    "text": (b"x", BadArchive, None),
     "PDF": (b"%PDF-1.7" * 100, BadArchive, None),
-    "bzip2": (b"BZh91AY&SY" * 100, BadArchive, None),
     "zeros": (b"\0" * 512, BadArchive, None),
     "a gzip of text": (gzip.compress(b"text"), BadArchive, None),
     "a gzip of a zip": (gzip.compress(ZIPPED), BadArchive, None),
@@ -246,19 +242,17 @@ MALFORMED = {
         gzip.compress(header(tarfile.XHDTYPE) * 5000 + bytes(1024)), BadArchive, None),
     "a tar with a negative size": (negative_size(), (BadArchive, TooLarge), None),
     "a sparse file": (tar_with(member("a", tarfile.GNUTYPE_SPARSE)), BadArchive, None),
-    "a character device": (tar_with(member("thing", tarfile.CHRTYPE)), BadArchive, "thing"),
     "a block device": (tar_with(member("thing", tarfile.BLKTYPE)), BadArchive, "thing"),
     "a pipe": (tar_with(member("thing", tarfile.FIFOTYPE)), BadArchive, "thing"),
     "a pipe in a zip": (zip_with("thing", stat.S_IFIFO), BadArchive, "thing"),
     "a zip with a false size": (zip_of_false_size(), BadArchive, None),
     "a zip with a huge directory": (zip_of_huge_directory(), TooLarge, r"tar\.gz"),
     "a zip with a password": (zip_with_password(), BadArchive, "password"),
-    "a zip compressed by bzip2": (zip_compressed_by(zipfile.ZIP_BZIP2), BadArchive, "unsupported compression"),
-    "a zip compressed by LZMA": (zip_compressed_by(zipfile.ZIP_LZMA), BadArchive, "unsupported compression"),
+    "a zip compressed by LZMA": (zip_compressed_by_lzma(), BadArchive, "unsupported compression"),
 } | {
     f"a {kind} cut at {part}": (data[: int(len(data) * part)], BadArchive, None)
     for kind, data in (("tar", PLAIN[:TAR_END]), ("gzip", GZIPPED), ("zip", ZIPPED))
-    for part in (0.3, 0.6, 0.9, 0.99)
+    for part in (0.3, 0.99)
 }  # fmt: skip
 
 
@@ -304,7 +298,7 @@ def test_names_must_be_utf8(target):
     assert (target / "数据/é").exists()
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.sampled_from([PLAIN[: 512 * 20], GZIPPED, ZIPPED, tar_with(member("l", tarfile.SYMTYPE, "x"))]),
     seed=st.integers(0, 2**32),

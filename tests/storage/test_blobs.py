@@ -48,13 +48,12 @@ def test_versions_and_datasets_share_files_of_one_content(owner, stranger):
 
 
 def test_an_executable_file_is_not_shared_with_one_that_is_not(owner, tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "plain").write_bytes(LARGE)
-    (source / "tool").write_bytes(LARGE)
-    (source / "tool").chmod(0o755)
+    (tmp_path / "source").mkdir()
+    for name, mode in (("plain", 0o644), ("tool", 0o755)):
+        (tmp_path / "source" / name).write_bytes(LARGE)
+        (tmp_path / "source" / name).chmod(mode)
     dataset = DatasetFactory(organization=owner.organization)
-    version = catalog.publish_copy(dataset=dataset, user=None, root=source, path="")
+    version = catalog.publish_copy(dataset=dataset, user=None, root=tmp_path, path="source")
     assert [status(version, name).st_mode & 0o777 for name in ("plain", "tool")] == [0o444, 0o555]
 
 

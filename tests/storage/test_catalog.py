@@ -69,17 +69,6 @@ def test_names_are_unique_per_organization_while_not_deleted(owner, stranger):
     assert len(list((selectors.root() / "workspaces").iterdir())) == 3
 
 
-def test_changes_are_recorded_in_the_audit_log(owner):
-    dataset, workspace = new_dataset(owner), new_workspace(owner)
-    publish(dataset)
-    for _ in range(2):
-        retention.delete_dataset(dataset=dataset, user=owner.user)
-        retention.delete_workspace(workspace=workspace, user=owner.user)
-    actions = list(AuditEvent.objects.order_by("id").values_list("action", flat=True))
-    created, deleted = ["dataset.created", "workspace.created"], ["dataset.deleted", "workspace.deleted"]
-    assert actions == [*created, "dataset.published", *deleted]
-
-
 def test_publish(owner):
     dataset = new_dataset(owner)
     version = publish(dataset)
@@ -97,6 +86,10 @@ def test_publish(owner):
     assert second.number == 2
     assert selectors.dataset_named(owner.organization, "mnist").latest == dataset.latest == second
     assert (folder / "b").read_bytes() == b"6789"
+    for _ in range(2):
+        retention.delete_dataset(dataset=dataset, user=owner.user)
+    actions = list(AuditEvent.objects.order_by("id").values_list("action", flat=True))
+    assert actions == ["dataset.created", "dataset.published", "dataset.published", "dataset.deleted"]
 
 
 def test_a_refused_archive_leaves_nothing(owner, settings):
@@ -114,7 +107,10 @@ def test_a_refused_archive_leaves_nothing(owner, settings):
         with pytest.raises(error):
             publish(dataset, data)
         assert leftovers() == published() == []
-    assert not dataset.versions.exists()
+    retention.delete_dataset(dataset=dataset)  # while its upload runs
+    with pytest.raises(NotFound):
+        publish(dataset)
+    assert leftovers() == published() == list(dataset.versions.all()) == []
 
 
 STEPS = [
@@ -132,15 +128,13 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("place", "step"), STEPS, ids=[step for _place, step in STEPS])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_leaves_no_row_and_only_files_that_are_collected(owner, monkeypatch, place, step, when):
+def test_a_crash_leaves_no_row_and_only_files_that_are_collected(owner, monkeypatch, place, step):
     dataset = new_dataset(owner)
     first = publish(dataset)
     real = getattr(place, step)
 
     def crash(*args, **kwargs):
-        if when == "after":
-            real(*args, **kwargs)
+        real(*args, **kwargs)
         raise Crash
 
     with monkeypatch.context() as broken:
@@ -157,22 +151,11 @@ def test_a_crash_leaves_no_row_and_only_files_that_are_collected(owner, monkeypa
     assert publish(dataset).number == 2
 
 
-def test_a_dataset_deleted_while_its_upload_runs(owner):
-    dataset = new_dataset(owner)
-    retention.delete_dataset(dataset=dataset)
-    with pytest.raises(NotFound):
-        publish(dataset)
-    assert leftovers() == published() == []
-
-
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_publishing_gives_different_numbers(owner):
     dataset = new_dataset(owner)
-    results = together(*[lambda: publish(Dataset.objects.get(pk=dataset.pk)).number] * 6)
-    assert sorted(results) == [1, 2, 3, 4, 5, 6]
-    dataset.refresh_from_db()
-    assert dataset.latest is not None
-    assert dataset.latest.number == 6
+    assert sorted(together(*[lambda: publish(Dataset.objects.get(pk=dataset.pk)).number] * 4)) == [1, 2, 3, 4]
+    assert selectors.dataset_named(owner.organization, "mnist").latest.number == 4
 
 
 @pytest.mark.django_db(transaction=True)
@@ -356,15 +339,6 @@ def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
 
 
 IMAGE = {"name": "mine", "title": "Mine", "frameworks": ["horovod"], "reference": "registry.example.com:5000/a/b:1.2"}
-
-
-def test_create_image(owner):
-    images.ensure_builtin_images()
-    image = images.create_image(organization=owner.organization, **IMAGE)
-    assert (image.frameworks, image.is_builtin) == (["horovod"], False)
-    for name in ("mine", "pytorch"):
-        with pytest.raises(NameTaken):
-            images.create_image(organization=owner.organization, **IMAGE | {"name": name})
 
 
 WRONG_REFERENCES = ["", "train", "https://a.b/c", "a.b/c d", "a.b/c:", "A.b/C", "a.b/c\n", "a.b/c@sha256:12"]

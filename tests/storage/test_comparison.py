@@ -29,7 +29,7 @@ def test_only_files_with_the_same_bytes_are_equal(root, monkeypatch):
     assert comparison.differing(root=root, client_files=asked[-1:]) == ["same"]
 
 
-@pytest.mark.parametrize("path", ["../secret.txt", "/etc/passwd", "a/../../secret.txt"])
-def test_paths_outside_are_refused(root, path):
-    with pytest.raises(UnsafePath):
-        comparison.differing(root=root, client_files=[described(path, b"secret")])
+def test_paths_outside_are_refused(root):
+    for path in ("../secret.txt", "/etc/passwd", "a/../../secret.txt"):
+        with pytest.raises(UnsafePath):
+            comparison.differing(root=root, client_files=[described(path, b"secret")])

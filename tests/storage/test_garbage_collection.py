@@ -2,14 +2,12 @@ import io
 import os
 import time
 from datetime import timedelta
-from importlib import import_module
 
 import pytest
-from django.apps import apps
 from django.utils import timezone
 
 from storage import catalog, garbage_collection, selectors, tasks
-from storage.models import Dataset, DatasetVersion, Workspace
+from storage.models import Dataset, Workspace
 from tests.factories.storage import DatasetFactory, ModelVersionFactory, WorkspaceFactory
 from tests.storage.archives import tar_of
 
@@ -80,21 +78,3 @@ def test_a_failed_removal_does_not_stop_the_others(owner, monkeypatch):
     monkeypatch.setattr(garbage_collection.trees, "remove_tree", fail)
     assert garbage_collection.collect() == 1
     assert folder.exists()
-
-
-def test_rows_of_an_older_version_are_completed(owner):
-    """The migration gives deleted rows the time until which they are kept."""
-    now = timezone.now()
-    for name, deleted_at in (("live", None), ("expired", now - timedelta(days=8)), ("recent", now - timedelta(days=6))):
-        dataset_with_files(owner, name)
-        WorkspaceFactory(organization=owner.organization, name=name)
-        for rows in (Dataset.objects, Workspace.objects):
-            rows.filter(name=name).update(deleted_at=deleted_at)
-    DatasetVersion.objects.update(entry_count=0)
-    import_module("storage.migrations.0003_retention_of_older_rows").fill(apps, None)
-    for rows in (DatasetVersion.objects.order_by("pk"), Workspace.objects.order_by("pk")):
-        live, expired, recent = rows
-        assert (live.deleted_at, live.kept_until, live.removed_at) == (None, None, None)
-        assert expired.removed_at == expired.kept_until == expired.deleted_at + timedelta(days=7)
-        assert (recent.removed_at, recent.kept_until) == (None, recent.deleted_at + timedelta(days=7))
-    assert {version.entry_count for version in DatasetVersion.objects.all()} == {2}

@@ -116,9 +116,8 @@ REFUSED = {
     "git_url": [
         "http://github.com/a/b", "ssh://git@github.com/a/b", "git@github.com:a/b", "file:///etc", "ext::sh",
         "--upload-pack=x", "https://user:token@github.com/a/b", "https://github.com:8443/a/b",
-        "https://example.com/a/b", "https://[::1]/a", "https://github.com.example.com/a", "https://github.com/a b",
-        "https://github.com/a\nb", "https://github.com/a?b=c", "https://127.0.0.1/a", "https://github.com:x/a",
-        "https://",
+        "https://[::1]/a", "https://github.com.example.com/a", "https://github.com/a b", "https://github.com/a?b=c",
+        "https://127.0.0.1/a", "https://github.com:x/a", "https://",
     ],
     "git_branch": ["-x", "a..b", "a:b", "+a", "a b", "a@{1}", "^a", "a\n"],
 }  # fmt: skip
@@ -152,11 +151,6 @@ def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, strange
         git_fill(organization=stranger.organization, url=URL, secret="GITHUB")
 
 
-def test_a_workspace_has_one_source_at_most(owner, resolve):
-    with pytest.raises(InvalidInput):
-        start_workspace(organization=owner.organization, user=None, name="code", template="mnist_ddp", git_url=URL)
-
-
 @pytest.fixture
 def client(api, member):
     return api(member)
@@ -180,6 +174,8 @@ def imported(repository, resolve, monkeypatch):
 
 def test_a_repository_is_imported_by_a_worker(client, member, imported):
     body = {"name": "code", "git_url": URL}
+    with pytest.raises(InvalidInput):  # one source at most
+        start_workspace(organization=member.organization, user=None, template="mnist_ddp", **body)
     started = client.post("/api/v1/workspaces/", body)
     assert (started.status_code, started.json()["state"]) == (202, "waiting")
     assert client.get("/api/v1/workspaces/code/").status_code == 404
@@ -190,15 +186,6 @@ def test_a_repository_is_imported_by_a_worker(client, member, imported):
     assert (done["state"], done["workspace"], done["error"]) == ("complete", "code", "")
     assert done["received_bytes"] > 0
     assert client.get("/api/v1/workspaces/code/").status_code == 200
-
-
-def test_a_failed_import_tells_its_reason_and_leaves_nothing(client, imported):
-    started = client.post("/api/v1/workspaces/", {"name": "code", "git_url": URL, "git_branch": "none"})
-    imported()
-    failed = client.get(started["Location"]).json()
-    assert (failed["state"], failed["workspace"]) == ("failed", None)
-    assert "couldn't find remote ref none" in failed["error"]
-    assert client.get("/api/v1/workspaces/code/").status_code == 404
 
 
 def write_one_file(**values):

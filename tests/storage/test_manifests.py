@@ -1,6 +1,6 @@
 import hashlib
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import manifests
@@ -14,6 +14,7 @@ def is_possible(paths):
     return [path for path in paths if not any(other[: len(path)] == path and other != path for other in paths)]
 
 
+@settings(max_examples=30, deadline=None)
 @given(paths=PATHS)
 def test_each_file_is_found_and_no_other(tmp_path_factory, paths):
     top = tmp_path_factory.mktemp("version")

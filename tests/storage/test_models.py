@@ -11,7 +11,7 @@ from storage.errors import InUse, NameTaken, TooLarge, TooMany
 from storage.models import Model, ModelVersion
 from storage.trees import ENTRY_BYTES
 from tests.crashes import Crash
-from tests.factories.storage import ModelFactory, ModelVersionFactory
+from tests.factories.storage import ModelVersionFactory
 from tests.racing import together
 
 pytestmark = pytest.mark.django_db
@@ -115,8 +115,7 @@ def test_a_crash_leaves_no_row(owner, outputs, monkeypatch, place, step):
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_publishing_makes_one_model_with_different_numbers(owner, outputs):
-    results = together(*[lambda: publish(owner, outputs).number] * 4)
-    assert sorted(results) == [1, 2, 3, 4]
+    assert sorted(together(*[lambda: publish(owner, outputs).number] * 4)) == [1, 2, 3, 4]
     assert Model.objects.get().latest.number == 4
 
 
@@ -161,16 +160,3 @@ def test_a_model_in_use_is_not_deleted(owner, monkeypatch):
         with pytest.raises(InUse, match="#1 train"):
             delete()
     assert selectors.model_named(owner.organization, version.model.name).latest == version
-
-
-def test_the_selectors_find_nothing_of_another_organization(owner, stranger):
-    version = ModelVersionFactory(model=ModelFactory(organization=stranger.organization, name="secret"))
-    retention.delete_model_version(version=ModelVersionFactory(model=version.model))
-    gone = ModelVersion.objects.exclude(deleted_at=None).get()
-    for find in (
-        lambda: selectors.model_named(owner.organization, "secret"),
-        lambda: selectors.deleted_item(owner.organization, "models", gone.pk),
-        lambda: selectors.model_version(version.model, 2**40),
-    ):
-        with pytest.raises(NotFound):
-            find()

@@ -2,7 +2,6 @@
 
 import http.client
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -12,7 +11,6 @@ from storage import s3
 from tests import seaweedfs
 
 pytestmark = pytest.mark.xdist_group("seaweedfs")
-KEYS = ["k/a b+c&é.txt", "k/1\x01", "k/%2F", "k/deep/er/x"]
 
 
 def send(method, url, body, **headers):
@@ -47,27 +45,8 @@ def test_a_default_port_is_not_signed():
     assert len(signatures) == 1
 
 
-def test_objects_with_odd_keys_are_listed_and_read(s3_server):
-    for key in KEYS:
-        seaweedfs.put(s3_server, key, key.encode())
-    (page,) = s3.list_objects(s3_server, "k/")
-    assert sorted(item.key for item in page) == sorted(KEYS)
-    for item in page:
-        with s3.open_object(s3_server, item, offset=1) as response:
-            assert response.read() == item.key.encode()[1:]
-    seaweedfs.put(s3_server, KEYS[0], b"changed")
-    (before,) = (item for item in page if item.key == KEYS[0])
-    with pytest.raises(s3.S3Error, match="412"), s3.open_object(s3_server, before):
-        pass
-    s3.delete_object(s3_server, KEYS[0])
-    assert s3.find_object(s3_server, KEYS[0]) is None
-
-
-def test_wrong_secrets_and_expired_urls_are_refused(s3_server):
+def test_a_signed_url_is_good_for_one_method_until_it_expires(s3_server):
     seaweedfs.put(s3_server, "w/secret", b"1")
-    for bucket in (seaweedfs.with_wrong_secret(s3_server), replace(s3_server, access_key_id="")):
-        with pytest.raises(s3.S3Error, match="403"):
-            list(s3.list_objects(bucket, "w/"))
     expired = s3.signed_url(s3_server, "GET", "w/secret", seconds=60, now=datetime(2020, 1, 1, tzinfo=UTC))
     assert send("GET", expired, None) == 403
     assert send("DELETE", s3.signed_url(s3_server, "GET", "w/secret"), None) == 403

@@ -25,14 +25,12 @@ def test_a_search_finds_names_in_any_case_below_a_folder(root):
     assert paths(find(root=root, text="secret")) == [], "links are not followed"
 
 
-@pytest.mark.parametrize(
-    ("path", "error"), [("none", FileMissing), ("..", UnsafePath), ("link", UnsafePath), ("file", WrongKind)]
-)
-def test_a_search_starts_in_a_folder_of_the_workspace(root, path, error):
+def test_a_search_starts_in_a_folder_of_the_workspace(root):
     (root / "file").touch()
     (root / "link").symlink_to("/")
-    with pytest.raises(error):
-        find(root=root, text="a", path=path)
+    for path, error in (("none", FileMissing), ("..", UnsafePath), ("link", UnsafePath), ("file", WrongKind)):
+        with pytest.raises(error):
+            find(root=root, text="a", path=path)
 
 
 def test_a_search_says_why_it_stopped(root, monkeypatch):

@@ -91,20 +91,17 @@ def test_a_path_names_a_folder_or_a_file(root, target):
     assert (target / "best.pt").read_bytes() == (target.parent / "best.pt").read_bytes() == b"weights"
 
 
-@pytest.mark.parametrize(
-    ("path", "error"),
-    [
-        ("missing", FileMissing), ("missing/x", FileMissing), ("file/x", WrongKind), ("../outside", UnsafePath),
-        ("link", UnsafePath), ("link/secret.txt", UnsafePath), ("pipe", WrongKind), ("/etc", UnsafePath),
-    ],
-)  # fmt: skip
-def test_a_path_never_leads_outside(root, target, path, error):
+def test_a_path_never_leads_outside(root, target):
     (root / "file").write_text("")
     (root / "link").symlink_to("../outside")
     os.mkfifo(root / "pipe")
-    with pytest.raises(error):
-        copy(root, target, path)
-    assert list(target.iterdir()) == []
+    for path, error in (
+        ("missing", FileMissing), ("missing/x", FileMissing), ("file/x", WrongKind), ("../outside", UnsafePath),
+        ("link", UnsafePath), ("link/secret.txt", UnsafePath), ("pipe", WrongKind), ("/etc", UnsafePath),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            copy(root, target, path)
+        assert list(target.iterdir()) == [], path
 
 
 def test_limits_hold_before_anything_is_written(root, target):
@@ -116,15 +113,9 @@ def test_limits_hold_before_anything_is_written(root, target):
     (target / "big").unlink()
     with pytest.raises(TooLarge, match="more than 2"):
         copy(root, target, max_entries=2)
-
-
-def test_deep_trees_are_refused(root, target):
-    deepest = root
-    for _ in range(70):
-        deepest /= "d"
-    deepest.mkdir(parents=True)
+    (root / "/".join("d" * 70)).mkdir(parents=True)
     with pytest.raises(TooLarge, match="64 levels"):
-        copy(root, target)
+        copy(root, target, "d")
 
 
 @pytest.mark.parametrize("change", ["grows", "shrinks", "is rewritten"])
@@ -133,7 +124,6 @@ def test_a_file_that_changes_meanwhile_is_refused(root, target, change):
 
     class Changing(Budget):
         def count(self, *, size_bytes=0, entries=0):
-            super().count(size_bytes=size_bytes, entries=entries)
             if size_bytes:
                 data = {"grows": b"12345", "shrinks": b"1", "is rewritten": b"4321"}[change]
                 (root / "file").write_bytes(data)

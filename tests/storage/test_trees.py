@@ -33,18 +33,17 @@ def held_open(folder):
     return [path for path in paths if path.is_relative_to(folder.resolve())]
 
 
-@pytest.mark.slow
 def test_deep_folders_count_against_the_quota(root, scratch):
     beside = root / "beside"
     (root / "tree").mkdir()
     for number in range(3):
         (beside / str(number)).mkdir(parents=True)
         (beside / str(number) / "file").write_bytes(b"x" * 100)
-    nest(root / "tree", 3000, b"y" * 1000)
-    assert trees.measure(root=root) == Measurement(Usage(1300, 3010))
+    nest(root / "tree", 1500, b"y" * 1000)  # more than sys.getrecursionlimit()
+    assert trees.measure(root=root) == Measurement(Usage(1300, 1510))
     assert not held_open(root)
     with paths.open_folder(root=root, parts=()) as parent:
-        assert trees.remove_folder(parent_fd=parent, name="tree", scratch=scratch) == Usage(1000, 3002)
+        assert trees.remove_folder(parent_fd=parent, name="tree", scratch=scratch) == Usage(1000, 1502)
     assert [path.name for path in root.iterdir()] == ["beside"]
     assert list(scratch.iterdir()) == []
 
@@ -67,12 +66,6 @@ def test_a_folder_moved_while_measured_leads_nowhere_else(root, monkeypatch):
 
     monkeypatch.setattr(trees, "_measure", move)
     assert trees.measure(root=root) == Measurement(Usage(100, 4), is_complete=False)
-
-
-def test_removing_twice_is_safe(root, scratch):
-    trees.remove_tree(folder=root / "missing", scratch=scratch)
-    trees.remove_tree(folder=root / "missing" / "deeper", scratch=scratch)
-    assert list(scratch.iterdir()) == []
 
 
 def test_measure_ignores_link_targets_and_holes(root):
@@ -100,7 +93,7 @@ def test_make_read_only_keeps_executable_bits(root):
     assert (root.parent / "secret.txt").stat().st_mode == before
 
 
-@pytest.mark.parametrize("swap", ["link", "file", "nothing"])
+@pytest.mark.parametrize("swap", ["link", "nothing"])
 @pytest.mark.parametrize("call", ["open", "rename"])
 def test_a_folder_replaced_meanwhile_does_not_stop_the_removal(root, scratch, monkeypatch, swap, call):
     """Code that still runs in a folder may swap what is in it between two looks of the removal."""
@@ -114,8 +107,6 @@ def test_a_folder_replaced_meanwhile_does_not_stop_the_removal(root, scratch, mo
             found[0].rmdir()
             if swap == "link":
                 found[0].symlink_to(root)
-            elif swap == "file":
-                found[0].write_text("a")
         return real(path, *args, **options)
 
     monkeypatch.setattr(trash.os, call, meddle)

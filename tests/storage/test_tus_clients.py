@@ -121,10 +121,12 @@ def server(settings):
         with suppress(httpx.TransportError):
             return httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
 
-    wait_for(is_ready, 90)
-    yield port, psutil.Process(process.pid)
-    process.terminate()
-    process.wait(120)  # it heeds the signal once the process that replaces the killed one has started
+    try:
+        wait_for(is_ready, 90)
+        yield port, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(120)  # it heeds the signal once the process that replaces the killed one has started
 
 
 @pytest.fixture
@@ -143,10 +145,10 @@ def source(tmp_path):
     return path
 
 
-def send_with_tuspy(port, token, source, **options):
+def send_with_tuspy(port, token, source, chunk_size=32 * MIB, **options):
     client = TusClient(f"http://127.0.0.1:{port}/api/v1/uploads/", headers={"Authorization": f"Token {token}"})
     with source.open("rb") as stream:
-        client.uploader(file_stream=stream, metadata=METADATA, chunk_size=32 * MIB, **options).upload()
+        client.uploader(file_stream=stream, metadata=METADATA, chunk_size=chunk_size, **options).upload()
 
 
 def send_with_tus_js(port, token, source, parallel=1):
@@ -171,8 +173,8 @@ def received(organization):
     return digest_of(selectors.workspace_folder(workspace) / "received.bin")
 
 
-@pytest.mark.parametrize("send", [partial(send_with_tuspy, retries=60, retry_delay=0.2), send_with_tus_js])
-def test_fifty_cuts_and_a_killed_process(server, token, source, member, send):
+def send_through_cuts(send, server, token, source):
+    """Send with a client while its line is cut fifty times and the process that receives is killed."""
     port, parent = server
     line = Line(port, random.Random(11).sample(range(MIB, SIZE, MIB // 4), CUTS))
     killed = []
@@ -193,9 +195,6 @@ def test_fifty_cuts_and_a_killed_process(server, token, source, member, send):
     finally:
         killer.join()
         line.close()
-    expected = digest_of(source)
-    upload = Upload.objects.get()
-    assert (upload.state, upload.sha256, received(member.organization)) == ("complete", expected, expected)
     assert line.cut == CUTS
     assert killed
     assert line.sent - SIZE <= SIZE * SENT_TWICE
@@ -215,11 +214,17 @@ def _has_ended(process):
         return True
 
 
-def test_parts_in_parallel(server, token, source, member):
-    send_with_tus_js(server[0], token, source, parallel=3)
-    assert received(member.organization) == digest_of(source)
-
-
-def test_checksums(server, token, source, member):
-    send_with_tuspy(server[0], token, source, upload_checksum=True)
-    assert received(member.organization) == digest_of(source)
+def test_cuts_a_killed_process_checksums_and_parts_in_parallel(server, token, source, member):
+    expected = digest_of(source)
+    for count, send in enumerate((partial(send_with_tuspy, retries=60, retry_delay=0.2), send_with_tus_js), 1):
+        send_through_cuts(send, server, token, source)
+        upload = Upload.objects.latest("pk")
+        assert (upload.state, upload.sha256, received(member.organization)) == ("complete", expected, expected)
+        assert Upload.objects.count() == count
+    for size, send in (
+        (8 * MIB, partial(send_with_tuspy, upload_checksum=True, chunk_size=3 * MIB)),
+        (7 * MIB, partial(send_with_tus_js, parallel=3)),
+    ):
+        os.truncate(source, size)
+        send(server[0], token, source)
+        assert received(member.organization) == digest_of(source)
