@@ -4,20 +4,11 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import WITH_WHOLE_CONSOLE, in_chinese, open_context, submit_log_in, untranslated
-from tests.flows.console import PASSWORD, Buyer
+from tests.flows.console import PASSWORD
 
 pytestmark = [*WITH_WHOLE_CONSOLE, pytest.mark.slow]
 DECLINED = "4000 0000 0000 0002"
 GOOD = "4242 4242 4242 4242"
-
-
-@pytest.fixture(scope="module")
-def buyer(torch_console):
-    """A customer with money in the wallet and scripts in the workspace."""
-    created = Buyer(torch_console)
-    yield created
-    created.cancel_what_goes_on()
-    created.http.close()
 
 
 def log_in(page, url, buyer):
@@ -28,9 +19,9 @@ def log_in(page, url, buyer):
 
 
 @in_chinese
-def test_a_declined_card_pays_nothing_and_another_one_does(torch_console, buyer, watched):
+def test_a_declined_card_pays_nothing_and_another_one_does(whole_console, buyer, watched):
     page, say = watched.page, watched.say
-    log_in(page, f"{torch_console.url}/wallet/", buyer)
+    log_in(page, f"{whole_console.url}/wallet/", buyer)
     available = page.locator("[data-available]")
     before = available.inner_text()
     page.get_by_label(say("Amount")).fill("7")
@@ -47,9 +38,9 @@ def test_a_declined_card_pays_nothing_and_another_one_does(torch_console, buyer,
 
 
 @in_chinese
-def test_two_windows_follow_a_job_and_one_cancels_it(torch_console, buyer, watched, chromium):
+def test_two_windows_follow_a_job_and_one_cancels_it(whole_console, buyer, watched, chromium):
     job = buyer.start("windows", nodes=1)
-    url = f"{torch_console.url}/jobs/{job}/"
+    url = f"{whole_console.url}/jobs/{job}/"
     context = open_context(chromium, language=watched.language)
     pages = [watched.page, context.new_page()]
     for page in pages:
