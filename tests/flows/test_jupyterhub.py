@@ -190,38 +190,36 @@ def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, console, 
     hub.spawn(workspace="no-such")
     wait_for(lambda: "workspace: This object does not exist" in hub.page(f"spawn-pending/{user}"), PATIENCE_SECONDS)
     hub.spawn(workspace="main")
-    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
+    target = wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
     (notebook,) = open_notebooks(buyer)
     job = notebook["id"]
     assert (notebook["state"], notebook["workspace"], notebook["node_spec"]) == ("running", "main", "nano")
-    opened = hub.browser.get(hub.target(user), follow_redirects=False).headers["location"]
+    opened = hub.browser.get(target, follow_redirects=False).headers["location"]
     assert urlsplit(opened).hostname == f"n{job}.localhost"
 
     hub.down()
     assert buyer.job(job)["state"] == "running"
     console.manage("shell", "-c", EXPIRE)
     hub.up()
-    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
+    assert wait_for(lambda: hub.target(user), PATIENCE_SECONDS) == target
     assert hub.api("GET", "user")["servers"][""]["ready"]
+
+    hub.down()
+    (hub.folder / "jupyterhub.sqlite").unlink()  # a hub that forgot its notebook takes it over
+    hub.up()
+    assert hub.log_in() == user
+    hub.spawn(workspace="main")
+    assert wait_for(lambda: hub.target(user), PATIENCE_SECONDS) == target
+    assert [each["id"] for each in open_notebooks(buyer)] == [job]
+
     hub.api("DELETE", f"users/{user}/server")
     ended = buyer.ended(job)
     assert (ended["state"], ended["reason"]) == ("cancelled", "cancelled")
     assert 0 < buyer.bill(job)["total_minor"] <= notebook["ceiling_minor"]
     wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
 
-
-def test_a_hub_that_forgot_a_notebook_takes_it_over_and_one_that_ended_leaves_the_hub(hub, buyer):
-    user = hub.log_in()
     hub.spawn(workspace="main")
     wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
-    target = hub.target(user)
-    hub.down()
-    (hub.folder / "jupyterhub.sqlite").unlink()
-    hub.up()
-    assert hub.log_in() == user
-    hub.spawn(workspace="main")
-    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
-    assert hub.target(user) == target
     (notebook,) = open_notebooks(buyer)
-    buyer.call("POST", f"notebooks/{notebook['id']}/stop/")
+    buyer.call("POST", f"notebooks/{notebook['id']}/stop/")  # one that ended leaves the hub
     wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
