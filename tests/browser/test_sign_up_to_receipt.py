@@ -7,12 +7,14 @@ from uuid import uuid4
 
 from playwright.sync_api import expect
 
+from jobs.demo import TEST_CARD
 from tests.browser.conftest import WITH_WHOLE_CONSOLE, ask_for_quote, in_chinese, untranslated
 from tests.flows.console import PASSWORD, ROOT
 
 pytestmark = WITH_WHOLE_CONSOLE
 
 RUN_SECONDS = 180
+DECLINED_CARD = "4000 0000 0000 0002"
 NO_FILE = "This file does not exist in the workspace. Check the path and spelling."
 BAD_NAME = "Use 1 to 63 lowercase letters, digits, hyphens and underscores. Start and end with a letter or digit."
 
@@ -64,8 +66,13 @@ def _top_up(page, say):
     page.get_by_role("button", name="20", exact=True).click()
     expect(page.get_by_label(say("Amount"))).to_have_value("20")
     page.get_by_role("button", name=say("Go to payment")).click()
-    page.get_by_role("button", name=re.compile("Pay")).click()
+    page.get_by_label("Test card number").fill(DECLINED_CARD)
+    page.get_by_role("button", name="Pay $20.00").click()
+    expect(page.get_by_role("alert")).to_have_text("Your card was declined.")
+    page.get_by_label("Test card number").fill(TEST_CARD)
+    page.get_by_role("button", name="Pay $20.00").click()
     expect(page.locator("[data-available]")).to_have_text("US$20.00")
+    expect(page.get_by_role("row").filter(has_text="+US$20.00")).to_have_count(1)
 
 
 def _upload_dataset(page, say, folder):
