@@ -80,7 +80,7 @@ def test_some_parts_are_killed(console, buyer, names):
 
 
 @pytest.mark.slow
-def test_runs_go_on_and_end_while_everything_is_dead_or_stopped(console, buyer, slurm_spec):
+def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec):
     quote = buyer.call("POST", "quotes/", json=buyer.form("never", nodes=1))
     # The shortest that is sold is a minute; a test has less time than that.
     console.query("UPDATE billing_quote SET deadline_seconds = 4 WHERE id = %s", quote["id"])
