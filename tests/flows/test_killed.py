@@ -93,9 +93,8 @@ def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec)
     buyer.running(late)
     console.kill_all()
     assert console.processes() == []
-    assert len(console.supervisors()) == 3
     console.release("slurm")
-    wait_for(lambda: len(console.supervisors()) == 2)  # the deadline needs no console
+    wait_for(lambda: len(console.supervisors()) == 2)  # the deadline needs no console; the other run goes on
     before = console.supervisors()
     console.up()
     assert buyer.job(jobs["local"])["state"] == "running"
