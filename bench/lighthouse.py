@@ -13,6 +13,8 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+from playwright.sync_api import sync_playwright
+
 from bench import rounds
 from bench.environment import embedded_console, free_port_pair, images_root
 from bench.pages import create_customer, page_paths, serve_console
@@ -59,11 +61,11 @@ def measure(url: str) -> dict[str, list[float]]:
     visits = {"log_in": (reverse("account_login"), [])} | {page: (paths[page], [session]) for page in PAGES}
     audits = [(page, page, False) for page in visits] + [(f"{page} phone", page, True) for page in PHONE_PAGES]
     points = defaultdict(list)
-    with serve_console(url):
+    with serve_console(url), sync_playwright() as playwright:
         for number in range(ROUNDS):
             for name, page, is_phone in audits:
                 path, cookies = visits[page]
-                audit = lighthouse.audit(f"{url}{path}", cookies=cookies, is_phone=is_phone)
+                audit = lighthouse.audit(playwright, f"{url}{path}", cookies=cookies, is_phone=is_phone)
                 for category, score in audit.scores.items():
                     points[f"{category} {name}"].append(float(score))
                     for fault in audit.faults(category):

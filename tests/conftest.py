@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
+import json
 import os
 import shutil
 import tempfile
 import time
+import venv
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,8 +45,11 @@ from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import Customer
 from tests.factories.sweeps import Sweeper
 from tests.fakes import FakeBackend
-from tests.flows.console import ROOT, Console, served
+from tests.flows.console import BARE_IMAGE, SLURM_SPEC, Buyer, Console, served
 from tests.provider import Stripe
+from tests.runtime.images_of_ours import image_folder
+from tests.runtime.packages.index import Index
+from tests.slurm.cluster import SlurmCluster, missing_program
 
 CORES = len(os.sched_getaffinity(0))
 MAX_WORKERS = 16
@@ -331,12 +337,73 @@ def sweeper(customer: Customer) -> Sweeper:
 
 
 @pytest.fixture(scope="session")
-def torch_console(short_folders: Callable[[], Path]) -> Iterator[Console]:
-    """A console of real processes with the built pytorch image, started once for flows and browser tests."""
-    root = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", ROOT / "var" / "images"))
-    if not venvs.is_ready(root, "pytorch"):
-        pytest.fail(f"There is no pytorch image in {root}: run 'python manage.py build_image pytorch' first.")
-    yield from served(Console(short_folders(), root, LOCAL_CPUS="2", LOCAL_MEMORY_MIB="8192"))
+def console_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An images root with the built image `pytorch` and a bare interpreter as BARE_IMAGE."""
+    root = tmp_path_factory.mktemp("images")
+    (root / "pytorch").symlink_to(image_folder("pytorch"))
+    venv.create(root / BARE_IMAGE, with_pip=False, symlinks=True)
+    venvs.mark_ready(root / BARE_IMAGE, "bare")
+    return root
+
+
+@pytest.fixture(scope="session")
+def shared_console(
+    request: pytest.FixtureRequest,
+    short_folders: Callable[[], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    console_images: Path,
+) -> Iterator[Console]:
+    """A console of real processes on two cores, started once for flows and browser tests.
+
+    Its package index has the package `alpha`. If a chosen test needs Slurm, runs on SLURM_SPEC go there.
+    """
+    index = Index(tmp_path_factory.mktemp("packages") / "index")
+    index.add_wheel("alpha")
+    settings = {"LOCAL_CPUS": "2", "LOCAL_MEMORY_MIB": "8192", "PACKAGE_INDEXES": index.address}
+    with contextlib.ExitStack() as stack:
+        chosen = [item for item in request.session.items if not item.get_closest_marker("skip")]
+        has_slurm = not missing_program() and any("slurm_spec" in item.fixturenames for item in chosen)
+        if has_slurm:
+            slurm = stack.enter_context(contextlib.closing(SlurmCluster(short_folders(), nodes=2)))
+            hpc = {"backend": "slurm", "conf": str(slurm.conf), "poll_seconds": 1}
+            settings["TRAINYARD_CLUSTERS"] = json.dumps({"default": {"backend": "local"}, "hpc": hpc})
+        for console in served(Console(short_folders(), console_images, **settings)):
+            if has_slurm:
+                console.query("UPDATE billing_nodespec SET cluster = 'hpc', cpus = 2 WHERE name = %s", SLURM_SPEC)
+            yield console
+
+
+@pytest.fixture(scope="session")
+def shared_buyer(shared_console: Console) -> Iterator[Buyer]:
+    """A customer of the shared console with money in the wallet and scripts in the workspace."""
+    with contextlib.closing(Buyer(shared_console)) as created:
+        yield created
+
+
+@pytest.fixture
+def whole_console(shared_console: Console) -> Console:
+    """The shared console, ready also if the test before failed while parts of it were killed."""
+    if not shared_console.is_ready():
+        shared_console.kill_all()
+        shared_console.up()
+    return shared_console
+
+
+@pytest.fixture
+def buyer(whole_console: Console, shared_buyer: Buyer) -> Iterator[Buyer]:
+    """The shared customer, whose runs end with the test."""
+    shared_buyer.cancel_what_goes_on()  # in case the test before failed while the console was down
+    for released in whole_console.workspace().glob("go-*"):
+        released.unlink()  # by a first try of this test
+    yield shared_buyer
+    if whole_console.is_ready():
+        shared_buyer.cancel_what_goes_on()
+
+
+@pytest.fixture
+def slurm_spec(whole_console: Console) -> str:
+    """The node spec whose runs go to Slurm; empty if Slurm is not installed."""
+    return SLURM_SPEC if "TRAINYARD_CLUSTERS" in whole_console.settings else ""
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ not children of these processes and do not have the mark.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import shlex
 import shutil
@@ -208,9 +209,15 @@ class Supervisord:
 def is_ready() -> bool:
     """Return whether the console on this machine answers /readyz with 200."""
     try:
-        return httpx.get(f"http://{settings.WEB_BIND}/readyz", timeout=5, headers=_proxy_headers()).status_code == 200
+        return _visitor().get(f"http://{settings.WEB_BIND}/readyz", headers=_proxy_headers()).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+@functools.cache
+def _visitor() -> httpx.Client:
+    """Return the client of all polls. `httpx.get` would read the machine's certificates each time: 40 ms of a core."""
+    return httpx.Client(timeout=5, headers={"Connection": "close"})
 
 
 def end_leftovers() -> None:

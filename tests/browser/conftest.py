@@ -17,6 +17,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
 from tests.conftest import CHROMIUM
+from tests.flows import WHOLE_CONSOLE
 
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -24,13 +25,12 @@ FLAGS = [
 ]  # fmt: skip
 PATIENCE_MS = 60_000
 """How long a page may take to load or to show something. It takes a second, and longer on a busy machine."""
-_LATE = pytest.mark.late("it awaits a console and a browser, with limits of seconds")
-WITH_ROWS = [pytest.mark.browser, _LATE, pytest.mark.xdist_group("accessibility"), pytest.mark.slow]
-"""Marks of tests in which a thread serves the test's own rows."""
-WITH_WHOLE_CONSOLE = [
-    pytest.mark.browser, _LATE, pytest.mark.xdist_group("whole-console"), pytest.mark.torch, pytest.mark.flow,
-    pytest.mark.cores(2),
+WITH_ROWS = [
+    pytest.mark.browser, pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
+    pytest.mark.xdist_group("accessibility"), pytest.mark.slow,
 ]  # fmt: skip
+"""Marks of tests in which a thread serves the test's own rows."""
+WITH_WHOLE_CONSOLE = [pytest.mark.browser, pytest.mark.torch, *WHOLE_CONSOLE]
 """Marks of tests with all processes of a console, which runs real trainings."""
 
 LOCALES = {"en": "en", "zh-hans": "zh-CN"}
@@ -59,23 +59,26 @@ class Watched:
             return translation.gettext(text) % values if values else translation.gettext(text)
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    """A headless Chromium. While it is open, an event loop runs, so it closes before tests of other modules start."""
-    with sync_playwright() as playwright:
-        path = next(filter(None, map(shutil.which, CHROMIUM)))
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        expect.set_options(timeout=PATIENCE_MS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _beside_an_event_loop():
-    """Playwright runs an event loop in this thread; Django refuses queries beside one without this variable."""
-    with pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(scope="package")
+def playwright():
+    """Playwright. It runs an event loop in this thread, beside which Django refuses queries without the variable."""
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as driver:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-        yield
+        yield driver
+
+
+@pytest.fixture(scope="package")
+def chromium(playwright):
+    """A headless Chromium."""
+    browser = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)
+    expect.set_options(timeout=PATIENCE_MS)
+    yield browser
+    browser.close()
+
+
+def chromium_path():
+    """Return the path of the installed Chromium."""
+    return next(filter(None, map(shutil.which, CHROMIUM)))
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Playwright
 
-from tests.browser.conftest import FLAGS
-from tests.conftest import CHROMIUM
+from tests.browser.conftest import FLAGS, chromium_path
 from tests.console.processes import free_port
 
 PROGRAM = Path(__file__).resolve().parents[2] / "var" / "lighthouse" / "node_modules" / ".bin" / "lighthouse"
 NOT_INSTALLED = "There is no Lighthouse: it needs node and npm, and `make lighthouse`"
+CATEGORIES = ("performance", "accessibility", "best-practices")
 PATIENCE_SECONDS = 300
 """How long an audit may take. It takes 20 seconds, and longer on a busy machine."""
 
@@ -31,7 +31,7 @@ class Audit:
 
     @property
     def scores(self) -> dict[str, int]:
-        """Points of 100 by category: performance, accessibility, best-practices."""
+        """Points of 100 by category."""
         return {name: round(100 * category["score"]) for name, category in self.report["categories"].items()}
 
     def faults(self, category: str) -> list[str]:
@@ -50,8 +50,15 @@ def is_installed() -> bool:
     return PROGRAM.exists() and shutil.which("node") is not None
 
 
-def audit(url: str, *, cookies: Sequence[Any] = (), is_phone: bool = False) -> Audit:
-    """Open a page as the browser of a desktop or phone that has the cookies, and return the report.
+def audit(
+    playwright: Playwright,
+    url: str,
+    *,
+    categories: Sequence[str] = CATEGORIES,
+    cookies: Sequence[Any] = (),
+    is_phone: bool = False,
+) -> Audit:
+    """Open a page as the browser of a desktop or phone that has the cookies, and return the report on the categories.
 
     As a phone, Lighthouse simulates a CPU that is four times slower and a network of 1.6 Mbit/s with a round trip of
     150 ms.
@@ -60,13 +67,13 @@ def audit(url: str, *, cookies: Sequence[Any] = (), is_phone: bool = False) -> A
     """
     port = free_port()
     command = [
-        PROGRAM, url, "--only-categories=performance,accessibility,best-practices", "--output=json", "--quiet",
-        f"--port={port}", *([] if is_phone else ["--preset=desktop"]),
+        PROGRAM, url, f"--only-categories={','.join(categories)}", "--disable-full-page-screenshot", "--output=json",
+        "--quiet", f"--port={port}", *([] if is_phone else ["--preset=desktop"]),
     ]  # fmt: skip
-    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory() as profile:
         browser = playwright.chromium.launch_persistent_context(
             profile,
-            executable_path=next(filter(None, map(shutil.which, CHROMIUM))),
+            executable_path=chromium_path(),
             args=[*FLAGS, f"--remote-debugging-port={port}"],
         )
         browser.add_cookies(cookies)

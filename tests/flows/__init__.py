@@ -1,4 +1,4 @@
-"""A package, so that the consoles its tests share end with it, and no later test runs beside them."""
+"""Flows through a whole console of real processes."""
 
 import pytest
 
@@ -8,4 +8,4 @@ WHOLE_CONSOLE = [
     pytest.mark.cores(2),
     pytest.mark.xdist_group("whole-console"),
 ]
-"""The marks of a test that drives a console of real processes."""
+"""The marks of a test that drives the shared console."""

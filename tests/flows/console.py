@@ -34,6 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS = 240
 PATIENCE_SECONDS = 240
 PASSWORD = "correct horse battery"
+BARE_IMAGE = "horovod"
+"""The built-in image that is an interpreter and nothing else in these consoles, so that its runs start fast."""
+SLURM_SPEC = "small"
+"""The node spec whose runs go to Slurm where a console has one."""
 ACCOUNT = """
 from console.accounts.models import User
 from console.accounts.services import create_organization, create_token
@@ -58,7 +62,7 @@ class Console:
     """
 
     def __init__(self, var: Path, images_root: Path, **environment: str) -> None:
-        self.var = var
+        self.var, self.settings = var, environment
         self.embedded = Embedded(var)
         self.port, self.sandbox_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -236,7 +240,7 @@ class Buyer(Customer):
     def form(self, tag: str, **changes: Any) -> dict[str, Any]:
         """A quote for WAIT."""
         return {
-            "product": "metered", "framework": "pytorch", "image": "pytorch", "workspace": "main",
+            "product": "metered", "framework": "pytorch", "image": BARE_IMAGE, "workspace": "main",
             "code_path": "wait.py", "arguments": [tag], "epochs": 1, "lr": "0.01", "batch_size": 32,
             "node_spec": "nano", "nodes": 2, "workers_per_node": 1, "max_seconds": 600,
             "on_hang": "ignore",  # WAIT does nothing for as long as a slow machine takes to start a console
@@ -277,6 +281,10 @@ class Buyer(Customer):
     def ended(self, job: int) -> dict[str, Any]:
         """The job once it has ended."""
         return self.until(job, lambda data: data["finished_at"] is not None)
+
+    def close(self) -> None:
+        """Close its connections."""
+        self.http.close()
 
     def cancel_what_goes_on(self) -> None:
         """A test that failed halfway keeps no later one, nor its own second try, from the cluster."""

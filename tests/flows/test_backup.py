@@ -11,8 +11,9 @@ from rich.console import Console as Screen
 
 from jobs.demo import Customer
 from tests.books import BROKEN_BOOKS
+from tests.console.processes import wait_for
 from tests.flows import WHOLE_CONSOLE
-from tests.flows.console import Buyer, Console, served
+from tests.flows.console import Buyer, Console
 
 pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow]
 TABLES = (
@@ -43,7 +44,7 @@ def files(root):
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def test_a_console_comes_back_from_its_backup(console, buyer, bare_images, tmp_path, short_folders):
+def test_a_console_comes_back_from_its_backup(console, buyer, console_images, tmp_path, short_folders):
     backup = tmp_path / "backup"
     buyer.call("PUT", "workspaces/main/files/data/日志.txt", content="数据".encode())
     ended = buyer.start("ended", code_path="quick.py", nodes=1)
@@ -58,7 +59,7 @@ def test_a_console_comes_back_from_its_backup(console, buyer, bare_images, tmp_p
     buyer.call("POST", f"jobs/{running}/cancel/")
     buyer.ended(running)
 
-    second = Console(short_folders(), bare_images, LOCAL_CPUS="2", LOCAL_MEMORY_MIB="8192")
+    second = Console(short_folders(), console_images, **console.settings)
     done = second.manage("restore", str(backup))
     assert done.returncode == 0, done.stderr
     assert "the books balance" in done.stdout
@@ -66,7 +67,8 @@ def test_a_console_comes_back_from_its_backup(console, buyer, bare_images, tmp_p
     second.embedded.start(database=True, broker=False)
     assert rows(second) == kept
     assert broken_books(second) == []
-    for _console in served(second):
+    try:
+        second.up()
         customer = Returning(second, buyer.token)
         assert customer.bill(ended) == bill
         assert customer.log(ended) == log
@@ -76,4 +78,9 @@ def test_a_console_comes_back_from_its_backup(console, buyer, bare_images, tmp_p
         second.release("kept")
         assert customer.ended(running)["state"] == "succeeded"
         assert broken_books(second) == []
-        customer.http.close()
+        customer.close()
+        second.process.kill()
+        second.process.wait()
+        wait_for(lambda: not second.programs(), 60)  # the programs of a killed `up` end with it
+    finally:
+        second.remove()

@@ -170,58 +170,56 @@ class Hub:
 
 
 @pytest.fixture
-def hub(installed, torch_console, torch_buyer, tmp_path):
-    running = Hub(installed, torch_console, tmp_path, torch_buyer)
+def hub(installed, console, buyer, tmp_path):
+    running = Hub(installed, console, tmp_path, buyer)
     try:
         running.up()
         yield running
     finally:
         running.down()
         running.browser.close()
-        torch_buyer.started += [each["id"] for each in open_notebooks(torch_buyer)]  # cancelled after the test
+        buyer.started += [each["id"] for each in open_notebooks(buyer)]  # cancelled after the test
 
 
 def open_notebooks(buyer):
     return [each for each in buyer.call("GET", "notebooks/")["results"] if each["finished_at"] is None]
 
 
-def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, torch_console, torch_buyer):
+def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, console, buyer):
     user = hub.log_in()
     hub.spawn(workspace="no-such")
     wait_for(lambda: "workspace: This object does not exist" in hub.page(f"spawn-pending/{user}"), PATIENCE_SECONDS)
     hub.spawn(workspace="main")
-    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
-    (notebook,) = open_notebooks(torch_buyer)
+    target = wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
+    (notebook,) = open_notebooks(buyer)
     job = notebook["id"]
     assert (notebook["state"], notebook["workspace"], notebook["node_spec"]) == ("running", "main", "nano")
-    opened = hub.browser.get(hub.target(user), follow_redirects=False).headers["location"]
+    opened = hub.browser.get(target, follow_redirects=False).headers["location"]
     assert urlsplit(opened).hostname == f"n{job}.localhost"
 
     hub.down()
-    assert torch_buyer.job(job)["state"] == "running"
-    torch_console.manage("shell", "-c", EXPIRE)
+    assert buyer.job(job)["state"] == "running"
+    console.manage("shell", "-c", EXPIRE)
     hub.up()
-    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
+    assert wait_for(lambda: hub.target(user), PATIENCE_SECONDS) == target
     assert hub.api("GET", "user")["servers"][""]["ready"]
-    hub.api("DELETE", f"users/{user}/server")
-    ended = torch_buyer.ended(job)
-    assert (ended["state"], ended["reason"]) == ("cancelled", "cancelled")
-    assert 0 < torch_buyer.bill(job)["total_minor"] <= notebook["ceiling_minor"]
-    wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
 
-
-def test_a_hub_that_forgot_a_notebook_takes_it_over_and_one_that_ended_leaves_the_hub(hub, torch_buyer):
-    user = hub.log_in()
-    hub.spawn(workspace="main")
-    wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
-    target = hub.target(user)
     hub.down()
-    (hub.folder / "jupyterhub.sqlite").unlink()
+    (hub.folder / "jupyterhub.sqlite").unlink()  # a hub that forgot its notebook takes it over
     hub.up()
     assert hub.log_in() == user
     hub.spawn(workspace="main")
+    assert wait_for(lambda: hub.target(user), PATIENCE_SECONDS) == target
+    assert [each["id"] for each in open_notebooks(buyer)] == [job]
+
+    hub.api("DELETE", f"users/{user}/server")
+    ended = buyer.ended(job)
+    assert (ended["state"], ended["reason"]) == ("cancelled", "cancelled")
+    assert 0 < buyer.bill(job)["total_minor"] <= notebook["ceiling_minor"]
+    wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
+
+    hub.spawn(workspace="main")
     wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
-    assert hub.target(user) == target
-    (notebook,) = open_notebooks(torch_buyer)
-    torch_buyer.call("POST", f"notebooks/{notebook['id']}/stop/")
+    (notebook,) = open_notebooks(buyer)
+    buyer.call("POST", f"notebooks/{notebook['id']}/stop/")  # one that ended leaves the hub
     wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)

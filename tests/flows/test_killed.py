@@ -56,7 +56,7 @@ def charged_once(console, buyer, job):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
-    [("web", "beat", "sandbox", "dispatcher", "watcher", "services"), ("worker", "redis"), ("postgres",)],
+    [("web", "beat", "sandbox", "dispatcher", "watcher", "services"), ("worker", "redis", "postgres")],
     ids=lambda names: names[0],
 )
 def test_some_parts_are_killed(console, buyer, names):
@@ -80,21 +80,24 @@ def test_some_parts_are_killed(console, buyer, names):
 
 
 @pytest.mark.slow
-def test_runs_go_on_and_end_while_everything_is_dead(console, buyer):
+def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec):
     quote = buyer.call("POST", "quotes/", json=buyer.form("never", nodes=1))
     # The shortest that is sold is a minute; a test has less time than that.
     console.query("UPDATE billing_quote SET deadline_seconds = 4 WHERE id = %s", quote["id"])
-    job = buyer.start("all")
-    buyer.running(job)
+    jobs = {"local": buyer.start("local")}
+    if slurm_spec:
+        jobs["slurm"] = buyer.start("slurm", node_spec=slurm_spec)
+    for job in jobs.values():
+        buyer.running(job)
     late = buyer.call("POST", "orders/", json={"quote": quote["id"]})["job"]
     buyer.running(late)
     console.kill_all()
     assert console.processes() == []
-    assert len(console.supervisors()) == 3
-    wait_for(lambda: len(console.supervisors()) == 2)  # the deadline needs no console
+    console.release("slurm")
+    wait_for(lambda: len(console.supervisors()) == 2)  # the deadline needs no console; the other run goes on
     before = console.supervisors()
     console.up()
-    assert buyer.job(job)["state"] == "running"
+    assert buyer.job(jobs["local"])["state"] == "running"
     assert console.supervisors() == before
     assert len(console.programs("supervisor.supervisord")) == 1
     data = buyer.ended(late)
@@ -102,20 +105,23 @@ def test_runs_go_on_and_end_while_everything_is_dead(console, buyer):
     assert 2 < ran_seconds(console, late) <= 4.1
     assert 0 < buyer.bill(late)["total_minor"] <= quote["ceiling_minor"]
 
-    console.process.kill()
-    console.process.wait()
-    wait_for(lambda: not console.programs(), 60)  # the programs of a killed `up` end with it
-    console.kill(*console.processes())
+    console.down()
+    assert "Stopped." in console.output.read_text()
+    assert console.processes() == []
     released_at = time.time()
-    console.release("all")
+    console.release("local")
     wait_for(lambda: console.supervisors() == [])
     console.up()
-    buyer.ended(job)
+    for job in jobs.values():
+        buyer.ended(job)
     # The clock is the backend's: the time that the console was away is not the run's.
-    ((finished_at,),) = console.query("SELECT extract(epoch FROM finished_at)::float FROM jobs_job WHERE id = %s", job)
+    ((finished_at,),) = console.query(
+        "SELECT extract(epoch FROM finished_at)::float FROM jobs_job WHERE id = %s", jobs["local"]
+    )
     assert finished_at - released_at < 10
-    assert buyer.call("GET", f"jobs/{job}/metrics/")["metrics"] == {"loss": [[1, 0.5]]}
-    charged_once(console, buyer, job)
+    assert buyer.call("GET", f"jobs/{jobs['local']}/metrics/")["metrics"] == {"loss": [[1, 0.5]]}
+    for job in jobs.values():
+        charged_once(console, buyer, job)
 
 
 def test_a_run_whose_node_is_killed_is_retried_free(console, buyer):

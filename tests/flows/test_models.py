@@ -3,11 +3,11 @@
 import io
 import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
 
 from tests.flows import WHOLE_CONSOLE
+from tests.runtime.images_of_ours import image_folder
 
 pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow, pytest.mark.torch]
 TRAIN = """
@@ -38,10 +38,9 @@ print(round(model(torch.tensor([[2.0]])).item()))
 """
 
 
-def test_train_publish_download_load_and_train_again(torch_console, torch_buyer, tmp_path):
-    buyer = torch_buyer
+def test_train_publish_download_load_and_train_again(buyer, tmp_path):
     buyer.call("PUT", "workspaces/main/files/fit.py", content=TRAIN.encode())
-    run = {"code_path": "fit.py", "arguments": [], "nodes": 1}
+    run = {"image": "pytorch", "code_path": "fit.py", "arguments": [], "nodes": 1}
     first = buyer.start("", **run)
     assert buyer.ended(first)["state"] == "succeeded", buyer.log(first)
 
@@ -54,7 +53,7 @@ def test_train_publish_download_load_and_train_again(torch_console, torch_buyer,
     archive = buyer.http.get("models/net/archive/", params={"version": 1})
     with tarfile.open(fileobj=io.BytesIO(archive.content), mode="r:gz") as packed:
         packed.extractall(tmp_path, filter="data")
-    python = Path(torch_console.environment["TRAINYARD_IMAGES_ROOT"]) / "pytorch" / "bin" / "python"
+    python = image_folder("pytorch") / "bin" / "python"
     loaded = subprocess.run([python, "-c", LOAD], cwd=tmp_path / "net-v1", capture_output=True, text=True, check=False)
     assert (loaded.returncode, loaded.stdout) == (0, "7\n"), loaded.stderr
 

@@ -12,18 +12,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import httpx
-import pytest
 
 from console.supervision.embedded import POSTGRES_VERSION_FOLDER
 from tests.console.routes import routes_of
+from tests.flows import WHOLE_CONSOLE
 from tests.flows.console import PASSWORD
 
-pytestmark = [
-    pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
-    pytest.mark.cores(2),
-    pytest.mark.xdist_group("whole-console"),
-]
+pytestmark = WHOLE_CONSOLE
 SCRIPT = """
 import hashlib, os, sys, time
 value = os.environ["API_TOKEN"]

@@ -13,12 +13,14 @@ from tests.flows.console import ROOT
 pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow, pytest.mark.torch]
 PATIENCE_SECONDS = 420
 TRIALS = 12
-RUN = {"code_path": "mnist_ddp.py", "arguments": [], "datasets": ["digits"], "epochs": 2, "nodes": 1, "batch_size": 64}
+RUN = {
+    "image": "pytorch", "code_path": "mnist_ddp.py", "arguments": [], "datasets": ["digits"], "epochs": 1, "nodes": 1,
+    "batch_size": 64,
+}  # fmt: skip
 DEFAULT_LR = "0.001"
 
 
-def test_a_sweep_finds_better_settings_although_its_parts_are_killed(torch_console, torch_buyer, tmp_path):
-    console, buyer = torch_console, torch_buyer
+def test_a_sweep_finds_better_settings_although_its_parts_are_killed(console, buyer, tmp_path):
     make_digits.write_archive(tmp_path / "digits.tar.gz")
     buyer.upload_data(tmp_path / "digits.tar.gz")
     buyer.upload_script(ROOT / "examples" / "mnist_ddp.py")

@@ -19,7 +19,6 @@ class Fault(enum.StrEnum):
     BROKEN_AFTER = "connection broken, carried out"
     TOO_MANY = "429"
     INTERNAL = "500"
-    UNAVAILABLE = "503"
     STALE = "a read returns the state at `version`"
 
 
@@ -29,7 +28,6 @@ TIMEOUTS = {Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER}
 REFUSALS = {
     Fault.TOO_MANY: (429, "TooManyRequests", "the server has received too many requests and has asked us to try later"),
     Fault.INTERNAL: (500, "InternalError", "Internal error occurred: etcdserver: leader changed"),
-    Fault.UNAVAILABLE: (503, "ServiceUnavailable", "apiserver is shutting down"),
 }
 
 

@@ -1,15 +1,14 @@
 """A whole console on a Kubernetes cluster, from purchase to receipt; its worker and watcher die in the middle."""
 
 import json
-import venv
 
 import pytest
 
-from runtime.images import venvs
 from tests.console.processes import wait_for
-from tests.flows.console import WAIT, Buyer, Console, served
+from tests.flows.console import BARE_IMAGE, WAIT, Buyer, Console, served
 from tests.kubernetes.fixtures import open_site
 from tests.kubernetes.harness import KubernetesHarness
+from tests.kubernetes.sites import IMAGE
 
 pytestmark = [pytest.mark.flow, pytest.mark.cores(2), pytest.mark.slow]
 
@@ -18,12 +17,9 @@ pytestmark = [pytest.mark.flow, pytest.mark.cores(2), pytest.mark.slow]
 def flow(short_folders):
     """A cluster and a console that uses it."""
     folder = short_folders()
-    images = folder / "images"
-    venv.create(images / "pytorch", with_pip=False, symlinks=True)
-    venvs.mark_ready(images / "pytorch", "bare")
     for site in open_site(folder):
-        clusters = {"default": site.settings()}
-        console = Console(site.root / "var", images, TRAINYARD_CLUSTERS=json.dumps(clusters))
+        clusters = {"default": site.settings(images={BARE_IMAGE: IMAGE})}
+        console = Console(site.root / "var", folder / "images", TRAINYARD_CLUSTERS=json.dumps(clusters))
         for running in served(console):
             yield site, running
         if site.real:
@@ -59,4 +55,4 @@ def test_a_purchase_survives_the_worker_and_the_watcher(flow):
     assert 0 < bill["total_minor"] == ended["cost_minor"] <= ended["ceiling_minor"]
     assert buyer.call("GET", "wallet/")["held_minor"] == 0
     wait_for(lambda: all(console.programs(*words) for words in programs.values()), 60)
-    buyer.http.close()
+    buyer.close()

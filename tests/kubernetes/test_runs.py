@@ -57,16 +57,6 @@ def test_a_missing_image_is_reported(cluster_harness):
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
 
 
-def test_a_restarted_console_continues_with_the_run(cluster_harness):
-    ready(cluster_harness)
-    before = cluster_harness.backend.describe("job-1-1")
-    cluster_harness.backend = cluster_harness.another()
-    assert cluster_harness.backend.describe("job-1-1").started_at == before.started_at
-    assert cluster_harness.log() == "ready\n"
-    cluster_harness.backend.stop("job-1-1", 5)
-    assert cluster_harness.wait_for_end().outcome is Outcome.STOPPED
-
-
 def test_the_printed_roles_suffice(site, request):
     """Nothing but what `manage.py kubernetes_rbac` prints is needed from purchase to deletion."""
     config = site.config()
