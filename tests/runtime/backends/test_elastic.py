@@ -103,6 +103,12 @@ def test_below_its_minimum_nodes_a_run_is_lost(harness):
     ]
 
 
+def test_a_run_is_lost_with_node_0(harness):
+    start(harness, min_nodes=1)
+    harness.lose_node(0)
+    assert harness.wait_for_failure(Outcome.NODE_LOST).node == 0
+
+
 def test_a_run_may_lose_one_node_after_another(harness):
     start(harness, TRAINS.replace('== "4"', 'in "45"'), min_nodes=1)
     harness.lose_node(2)

@@ -208,6 +208,15 @@ def test_nodes_that_are_cut_off_from_each_other_fail_by_the_codes_fault(harness)
 
 
 @pytest.mark.slow
+def test_a_stopped_launcher_is_detected_by_its_silence_and_is_the_codes_fault(harness):
+    (node,) = start(harness)
+    os.kill(node.launcher, signal.SIGSTOP)
+    failure = harness.wait_for_failure(Outcome.CODE_FAILED)
+    assert (failure.node, failure.code) == (0, FailureCode.LAUNCHER_KILLED)
+    assert node.is_down()
+
+
+@pytest.mark.slow
 def test_a_stopped_supervisor_of_a_lone_node_is_detected_by_the_caller(harness):
     (node,) = start(harness)
     os.kill(node.supervisor, signal.SIGSTOP)
