@@ -335,7 +335,7 @@ class _Importer:
         """Check the size of the working folder. Each file counts as at least one inode's share of the disk."""
         usage = disk.measure([self._work], _MEASURE_SECONDS)
         limit_mib = self._plan["limit_mib"]
-        if usage is None or usage.is_too_deep or usage.bytes > limit_mib << 20:
+        if usage is None or usage.is_incomplete or usage.bytes > limit_mib << 20:
             message = f"The image {self._reference} takes more than {limit_mib} MiB of disk, or has too many files."
             raise self._failed(FailureCode.IMAGE_TOO_LARGE, message, limit_mib=limit_mib)
 
