@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from runtime.backends import host, launch_plan, network, sandbox
-from runtime.backends.container import Container
+from runtime.backends.container import Container, host_interpreter
 from runtime.backends.slurm import image_import
 from runtime.backends.slurm.evidence import ENDED_BY_SLURM, new_cause
 from runtime.backends.slurm.image_import import ImagePlan, ImportFailed, ImportStopped
@@ -487,8 +487,13 @@ def _memory_cgroups() -> list[str]:
 
 
 def check_containers(tools: str, bubblewrap: str, result: Path) -> None:
-    """Write to the file `result` why this machine cannot import images; "" if it can."""
+    """Write to the file `result` why this machine cannot run customers' own images; "" if it can."""
     problem = image_import.check_tools(tools, bubblewrap or shutil.which("bwrap") or "bwrap")
+    if not problem:
+        try:
+            host_interpreter()
+        except OSError as error:
+            problem = str(error)
     write_json(result, {"machine": os.environ.get("SLURMD_NODENAME", ""), "problem": problem})
 
 

@@ -276,7 +276,7 @@ def test_the_check_of_a_cluster_tries_the_programs_on_a_compute_node(container_h
 
     found = result()
     assert found.ok, found
-    assert re.search(r"The machine n\d can import images", found.detail)
+    assert re.search(r"The machine n\d can run own images", found.detail)
     found = result(containers_bin=str(tmp_path))
     assert (found.ok, "skopeo is not installed" in found.detail) == (False, True)
     broken = tmp_path / "broken"

@@ -1,12 +1,13 @@
 """Rules for customers' own images on Slurm that need no Slurm: settings, refusals, errors of programs, and removal."""
 
 import dataclasses
+import json
 import os
 import time
 
 import pytest
 
-from runtime.backends.slurm import image_import, images, submission
+from runtime.backends.slurm import image_import, images, node, submission
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.pending import explain_waiting
@@ -79,6 +80,18 @@ def test_packages_are_not_added_to_own_images(backend):
     with pytest.raises(InvalidSpec) as refused:
         backend()._admit(spec(packages="/packages"))
     assert refused.value.field == "packages"
+
+
+def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(tmp_path, monkeypatch):
+    def refuse():
+        raise OSError("This machine's Python has no dynamic linker of glibc.")
+
+    monkeypatch.setattr(image_import, "check_tools", lambda _tools, _bubblewrap: "")
+    monkeypatch.setattr(node, "host_interpreter", refuse)
+    node.check_containers("", "", tmp_path / "result")
+    assert json.loads((tmp_path / "result").read_bytes())["problem"] == (
+        "This machine's Python has no dynamic linker of glibc."
+    )
 
 
 def test_slurms_time_limit_leaves_room_for_the_import():
