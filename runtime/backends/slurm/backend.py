@@ -28,14 +28,14 @@ from runtime.backends.slurm import images, program, submission
 from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.node import RunPlan, refresh_listing
+from runtime.backends.slurm.node import RunPlan
 from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.shells import ShellSteps
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import shell_socket
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
-from runtime.files import FileLock
+from runtime.files import FileLock, refresh_listing
 from runtime.specs import Capacity, Controller, Image, Resources, RunPhase, RunSpec
 
 _POLL_SECONDS = 0.25

@@ -5,7 +5,7 @@ sends, so they run in a sandbox of their own, as an ordinary user without any pr
 and one working folder, and uses the network of the machine, as runs do. Each import has its own working folder, so no
 layer of another organization's image can be named or read.
 
-    <root>/.images/<organization>/<image>/root/        the image's root folder, read-only for runs
+    <root>/.images/<organization>/<image>/root-<id>/   the image's root folder, read-only for runs
                                           image.json   its contents (ImageContents); written last
                                           lock         locked during the import
                                           used         modified when a run was last submitted with the image
@@ -33,7 +33,7 @@ from typing import Any, TypedDict
 
 from runtime import environment
 from runtime.backends import container, sandbox
-from runtime.files import write_json
+from runtime.files import refresh_listing, write_json
 from runtime.launcher import disk
 from runtime.specs import FailureCode, Outcome
 from runtime.trash import remove_tree
@@ -103,8 +103,13 @@ class ImagePlan(TypedDict):
 
 
 class ImageContents(TypedDict):
-    """What an unpacked image contains: the path of its Python, and the variables that it sets."""
+    """What an unpacked image contains: the path of its Python, and the variables that it sets.
 
+    `root` is the name of its root folder. Each import creates a new one and removes none: where the storage's locks or
+    caches let two imports of one image overlap, runs may already use the first.
+    """
+
+    root: str
     python: str
     environment: dict[str, str]
 
@@ -138,6 +143,7 @@ def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], b
     give_up_at = time.monotonic() + plan["seconds"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _lock(folder / "lock", plan, give_up_at, is_stopped):
+        refresh_listing(folder)
         if load_contents(folder) is not None:
             return
         work = folder.parent.parent / WORK_FOLDER / uuid.uuid4().hex
@@ -145,8 +151,7 @@ def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], b
         try:
             importer = _Importer(plan, work, bubblewrap, give_up_at, is_stopped)
             contents = importer.run()
-            remove_tree(folder / "root")  # of an import that was interrupted here
-            importer.root.rename(folder / "root")
+            importer.root.rename(folder / contents["root"])
             write_json(folder / "image.json", contents)
         except OSError as error:
             message = f"The image could not be written to shared storage: {error.strerror}."
@@ -241,7 +246,7 @@ class _Importer:
         )
         if not python:
             raise self._failed(FailureCode.IMAGE_UNUSABLE, f"The image {self._reference} has no Python on its PATH.")
-        return {"python": python, "environment": variables}
+        return {"root": f"root-{uuid.uuid4().hex}", "python": python, "environment": variables}
 
     @property
     def _reference(self) -> str:

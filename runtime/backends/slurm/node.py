@@ -34,7 +34,7 @@ from runtime.backends.supervision.limits import Limits
 from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.backends.supervision.process_tree import ProcessTree
 from runtime.backends.supervision.supervisor import Supervisor
-from runtime.files import write_json
+from runtime.files import refresh_listing, write_json
 from runtime.launcher import cgroup_events
 from runtime.launcher.record import Record, Verdict
 from runtime.specs import Framework, RunSpec
@@ -277,12 +277,6 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
     return None
 
 
-def refresh_listing(folder: Path) -> None:
-    """List a folder, which makes an NFS client ask its server for files that were missing before."""
-    with contextlib.suppress(OSError):
-        list(folder.iterdir())
-
-
 def _ports_to_reserve(spec: RunSpec, node: int) -> int:
     """Return how many ports this node reserves: for its workers, and on node 0 also the master and spare ports."""
     ports = launch_plan.ports_needed(spec)
@@ -324,7 +318,9 @@ def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_impo
     contents = image_import.load_contents(image_folder)
     if contents is None or _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None:
         return None
-    return Container(root=image_folder / "root", python=contents["python"], environment=contents["environment"])
+    return Container(
+        root=image_folder / contents["root"], python=contents["python"], environment=contents["environment"]
+    )
 
 
 def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> None:

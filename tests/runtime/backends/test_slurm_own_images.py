@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+import uuid
 
 import pytest
 
@@ -165,6 +166,35 @@ def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
     importer._pull()
     assert not any(plan["password"] in word or plan["username"] in word for word in commands[0])
     assert not (tmp_path / "files" / "auth.json").exists(), "it is gone before the image is unpacked"
+
+
+class UnpackedImage:
+    """An importer whose image is already unpacked."""
+
+    def __init__(self, _plan, work, *_arguments):
+        self.root = work / "files" / "root"
+
+    def run(self):
+        self.root.mkdir()
+        return {"root": f"root-{uuid.uuid4().hex}", "python": "/python", "environment": {}}
+
+
+def import_image(folder):
+    plan = {**PLAN, "folder": str(folder)}
+    image_import.import_image(plan, bubblewrap="bwrap", is_stopped=lambda: False)
+    return folder / image_import.load_contents(folder)["root"]
+
+
+def test_an_import_deletes_no_root_that_runs_may_use(tmp_path, monkeypatch):
+    """A node does not see that another one has just recorded the image."""
+    monkeypatch.setattr(image_import, "_Importer", UnpackedImage)
+    folder = tmp_path / image_import.IMAGES_FOLDER / "acme" / "image"
+    first = import_image(folder)
+    (first / "file").touch()
+    assert import_image(folder) == first
+    (folder / "image.json").unlink()
+    assert import_image(folder) != first
+    assert (first / "file").exists()
 
 
 def test_a_full_disk_is_the_platforms_fault(tmp_path, monkeypatch):
