@@ -102,7 +102,6 @@ class SlurmBackend(FolderBackend):
                 has_trash = run.move_to_trash()
                 try:
                     self._start(run, spec)
-                    has_trash = (spec.image.reference and self._move_unused_images()) or has_trash
                 except BaseException as error:
                     has_trash = self._remove_failed_submission(run) or has_trash
                     if isinstance(error, CommandFailed):
@@ -111,6 +110,8 @@ class SlurmBackend(FolderBackend):
                     if isinstance(error, OSError):
                         raise BackendUnavailable(f"The run's folder could not be written: {error}.") from error
                     raise
+            if spec.image.reference:
+                has_trash = self._move_unused_images() or has_trash
         finally:
             # Removing files may take long, so the lock is released first.
             if has_trash:
@@ -229,14 +230,21 @@ class SlurmBackend(FolderBackend):
         return admission.resolve_mounts(spec)
 
     def _move_unused_images(self) -> bool:
-        """Move unused images of customers to the trash; return whether there were some."""
+        """Move unused images of customers to the trash; return whether there may be some in it.
+
+        Logs any error, since it must not fail the submission that calls this.
+        """
         used_folders = set()
-        for name in self.names(live=True):
-            with contextlib.suppress(RunNotFound):  # a submission that is not complete; its image was just used
-                spec = self._find(name).spec()
-                if spec.image.reference:
-                    used_folders.add(images.image_folder(self._root, spec))
-        return images.move_unused_to_trash(self._root, self._trash, used_folders)
+        try:
+            for name in self.names(live=True):
+                with contextlib.suppress(RunNotFound):  # a submission that is not complete; its image was just used
+                    spec = self._find(name).spec()
+                    if spec.image.reference:
+                        used_folders.add(images.image_folder(self._root, spec))
+            return images.move_unused_to_trash(self._root, self._trash, used_folders)
+        except Exception:
+            logger.exception("Unused images could not be moved to the trash.")
+            return True
 
     def _check_size(self, spec: RunSpec) -> None:
         """Check that the empty cluster could hold all nodes of the run. Raises InvalidSpec."""

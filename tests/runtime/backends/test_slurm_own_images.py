@@ -12,6 +12,7 @@ from runtime.backends.slurm import image_import, images, node, submission
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.pending import explain_waiting
+from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob
 from runtime.errors import InvalidSpec
 from runtime.specs import Controller, FailureCode, Framework, Image, PullSecret, Resources, RunSpec
@@ -259,6 +260,24 @@ def test_the_plan_of_an_image_has_its_credentials_and_limits(tmp_path):
     assert (plan["username"], plan["password"], plan["limit_mib"], plan["seconds"]) == ("me", "hunter2", 7, 9)
     assert plan["is_insecure"]
     assert not images.image_plan(tmp_path, spec(), config())["is_insecure"]
+
+
+def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, monkeypatch, caplog):
+    submitted = backend()
+    started, killed = [], []
+    monkeypatch.setattr(submitted, "_admit", lambda spec: spec)
+    monkeypatch.setattr(submitted, "_check_size", lambda _spec: None)
+    monkeypatch.setattr(submitted, "_start", lambda run, _spec: started.append(run.name))
+    monkeypatch.setattr(submitted, "_remove_failed_submission", lambda run: killed.append(run.name))
+    monkeypatch.setattr(SlurmRun, "kill", lambda _run: None)
+
+    def fail(*_arguments):
+        raise PermissionError("no")
+
+    monkeypatch.setattr(images, "move_unused_to_trash", fail)
+    submitted.submit(spec())
+    assert (started, killed) == (["job-1-1"], [])
+    assert "Unused images could not be moved" in caplog.text
 
 
 def test_unused_images_are_removed(tmp_path):
