@@ -12,6 +12,7 @@ decide who pays. Only the ranks run programs of the image. Standard library only
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import stat
 import sys
@@ -34,6 +35,9 @@ LAUNCHER_ENVIRONMENT = {
     "OPENSSL_CONF": "/dev/null",
 }
 """The environment of the launcher. It has no variable of the image, such as LD_PRELOAD."""
+MAX_ARGUMENT_BYTES = 1 << 20
+"""How many bytes the arguments for these mounts may have in total, since links may have long targets. The kernel allows
+2 MiB for all arguments and variables of a program; those of the sandbox have far less than the rest."""
 _LAUNCHER_MODULES = ("ctypes", "decimal", "hashlib", "shutil")
 """Modules of the launcher that load libraries of their own, such as libffi, libmpdec, libcrypto and zlib."""
 _SPLIT_FOLDERS = ("etc", "opt")
@@ -94,6 +98,11 @@ def root_arguments(root: Path, targets: Sequence[str]) -> list[str]:
 def count_entries(root: Path) -> int:
     """Return how many entries of the image `root_arguments` considers; compare it with MAX_ENTRIES."""
     return sum(len(_names(folder)) for folder in (root, *(root / name for name in _SPLIT_FOLDERS)))
+
+
+def count_argument_bytes(root: Path) -> int:
+    """Return how many bytes `root_arguments` have as arguments of a program; compare it with MAX_ARGUMENT_BYTES."""
+    return sum(len(os.fsencode(word)) + 1 for word in root_arguments(root, []))
 
 
 def find_program(root: Path, names: Sequence[str], search_path: str) -> str:

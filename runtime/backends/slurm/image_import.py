@@ -239,14 +239,24 @@ class _Importer:
         variables = _image_environment(self._files / _LAYOUT)
         self._unpack()
         self._check_size()
-        if container.count_entries(self.root) > container.MAX_ENTRIES:
-            raise self._not_unpacked(f"it has more than {container.MAX_ENTRIES} entries in /, /etc and /opt")
-        python = container.find_program(
-            self.root, ("python3", "python"), variables.get("PATH", "") or container.DEFAULT_PATH
-        )
+        try:
+            python = self._check_contents(variables.get("PATH", "") or container.DEFAULT_PATH)
+        except OSError as error:  # such as a closed folder, or a PATH with a name that is too long
+            raise self._not_unpacked(f"its files cannot be read: {error.strerror}") from error
         if not python:
             raise self._failed(FailureCode.IMAGE_UNUSABLE, f"The image {self._reference} has no Python on its PATH.")
         return {"root": f"root-{uuid.uuid4().hex}", "python": python, "environment": variables}
+
+    def _check_contents(self, search_path: str) -> str:
+        """Check that a sandbox can show the image; return the path of its Python, "" if it has none.
+
+        Raises ImportFailed, and OSError if the image cannot be read.
+        """
+        if container.count_entries(self.root) > container.MAX_ENTRIES:
+            raise self._not_unpacked(f"it has more than {container.MAX_ENTRIES} entries in /, /etc and /opt")
+        if container.count_argument_bytes(self.root) > container.MAX_ARGUMENT_BYTES:
+            raise self._not_unpacked("the links in /, /etc and /opt have too long targets")
+        return container.find_program(self.root, ("python3", "python"), search_path)
 
     @property
     def _reference(self) -> str:

@@ -1,6 +1,7 @@
 """Rules for customers' own images on Slurm that need no Slurm: settings, refusals, errors of programs, and removal."""
 
 import dataclasses
+import errno
 import json
 import os
 import time
@@ -8,6 +9,7 @@ import uuid
 
 import pytest
 
+from runtime.backends import container
 from runtime.backends.slurm import image_import, images, node, submission
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
@@ -15,7 +17,7 @@ from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob
 from runtime.errors import InvalidSpec
-from runtime.specs import Controller, FailureCode, Framework, Image, PullSecret, Resources, RunSpec
+from runtime.specs import Controller, FailureCode, Framework, Image, Outcome, PullSecret, Resources, RunSpec
 from runtime.trash import Trash
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -196,6 +198,41 @@ def test_an_import_deletes_no_root_that_runs_may_use(tmp_path, monkeypatch):
     (folder / "image.json").unlink()
     assert import_image(folder) != first
     assert (first / "file").exists()
+
+
+def make_long_links(root, _monkeypatch):
+    for number in range(container.MAX_ARGUMENT_BYTES // 4000 + 1):
+        (root / f"link{number}").symlink_to("x" * 4000)
+
+
+def close_etc(_root, monkeypatch):
+    """The tests may run as root, to whom no folder is closed."""
+
+    def refuse(_root):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(container, "count_entries", refuse)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "variables", "reason"),
+    [
+        (make_long_links, {}, "too long targets"),
+        (close_etc, {}, "Permission denied"),
+        (lambda *_: None, {"PATH": f"/{'x' * 300}"}, "File name too long"),
+    ],
+    ids=["long links", "closed folder", "long PATH"],
+)
+def test_an_image_that_cannot_be_read_is_the_customers_fault(tmp_path, monkeypatch, prepare, variables, reason):
+    monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/x"))
+    monkeypatch.setattr(image_import, "_image_environment", lambda _layout: variables)
+    importer = image_import._Importer(PLAN, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
+    importer.root.mkdir(parents=True)
+    prepare(importer.root, monkeypatch)
+    monkeypatch.setattr(importer, "_run", lambda _command: None)
+    with pytest.raises(image_import.ImportFailed, match=reason) as failed:
+        importer.run()
+    assert (failed.value.outcome, failed.value.code) == (Outcome.CODE_FAILED, FailureCode.IMAGE_NOT_UNPACKED)
 
 
 def test_a_full_disk_is_the_platforms_fault(tmp_path, monkeypatch):
