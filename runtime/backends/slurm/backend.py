@@ -241,7 +241,8 @@ class SlurmBackend(FolderBackend):
                     spec = self._find(name).spec()
                     if spec.image.reference:
                         used_folders.add(images.image_folder(self._root, spec))
-            return images.move_unused_to_trash(self._root, self._trash, used_folders)
+            seconds = self._config.import_seconds
+            return images.move_unused_to_trash(self._root, self._trash, used_folders, seconds)
         except Exception:
             logger.exception("Unused images could not be moved to the trash.")
             return True

@@ -23,6 +23,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -52,7 +53,8 @@ _LAYOUT = "layout"
 """The name in the working folder of the pulled image, in the OCI image layout."""
 _TAG = "image"
 """The name of the image in its layout."""
-_CREDENTIALS_FILE = "auth.json"
+_CREDENTIALS_TARGET = "/auth.json"
+"""The file with the registry's credentials as skopeo sees it. It lies in the sandbox's memory and on no disk."""
 _POLL_SECONDS = 0.25
 """Interval between two looks at the program, the request to stop and the free space of the disk."""
 _MEASURE_PAUSE_SECONDS = 2.0
@@ -176,10 +178,11 @@ def classify_pull_error(text: str) -> FailureCode:
     return FailureCode.IMAGE_CREDENTIALS if _CREDENTIALS_ERROR.search(text) else FailureCode.IMAGE_NETWORK
 
 
-def sandbox_arguments(files: Path, programs: Mapping[str, str]) -> list[str]:
+def sandbox_arguments(files: Path, programs: Mapping[str, str], credentials_fd: int = -1) -> list[str]:
     """Return bubblewrap's arguments for programs that see the folder `files` and no other of this machine's data.
 
-    `programs` are the paths of the programs by their names.
+    `programs` are the paths of the programs by their names. `credentials_fd` is the descriptor of a file that becomes
+    _CREDENTIALS_TARGET; -1: none.
     """
     args = sandbox.base_arguments("import", _TMP_BYTES)
     for path in _SYSTEM_FILES:
@@ -188,6 +191,8 @@ def sandbox_arguments(files: Path, programs: Mapping[str, str]) -> list[str]:
         if not Path(path).is_relative_to("/usr"):
             args += ["--ro-bind", path, path]
     args += ["--bind", str(files), _WORK_TARGET]
+    if credentials_fd >= 0:
+        args += ["--file", str(credentials_fd), _CREDENTIALS_TARGET]
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": _WORK_TARGET, "TMPDIR": _WORK_TARGET}
     return args + sandbox.closing_arguments({**variables, "LC_ALL": "C.UTF-8"})
 
@@ -269,25 +274,25 @@ class _Importer:
             command.append("--insecure-policy")  # skopeo has no default: which signatures it needs
         command += ["copy", "--quiet", f"--src-tls-verify={'false' if plan['is_insecure'] else 'true'}"]
         if plan["username"]:
-            self._write_credentials()
-            command.append(f"--src-authfile={_WORK_TARGET}/{_CREDENTIALS_FILE}")
+            command.append(f"--src-authfile={_CREDENTIALS_TARGET}")
         else:
             command.append("--src-no-creds")
         source = transport_reference(self._reference, plan["digest"])
-        output = self._run([*command, source, f"oci:{_WORK_TARGET}/{_LAYOUT}:{_TAG}"])
-        with contextlib.suppress(FileNotFoundError):
-            (self._files / _CREDENTIALS_FILE).unlink()
+        output = self._run([*command, source, f"oci:{_WORK_TARGET}/{_LAYOUT}:{_TAG}"], self._credentials())
         if output is not None:
             code = classify_pull_error(output)
             raise self._failed(code, f"The image {self._reference} could not be pulled: {_last_line(output)}")
 
-    def _write_credentials(self) -> None:
-        """Write the credentials to a file, since the arguments of a process are public on its machine."""
+    def _credentials(self) -> bytes:
+        """Return the contents of the credentials' file; empty if there are none.
+
+        They need a file, since the arguments of a process are public on its machine.
+        """
         plan = self._plan
+        if not plan["username"]:
+            return b""
         token = base64.b64encode(f"{plan['username']}:{plan['password']}".encode()).decode()
-        path = self._files / _CREDENTIALS_FILE
-        path.touch(mode=0o600)
-        path.write_text(json.dumps({"auths": {plan["host"]: {"auth": token}}}))
+        return json.dumps({"auths": {plan["host"]: {"auth": token}}}).encode()
 
     def _unpack(self) -> None:
         image = f"{_WORK_TARGET}/{_LAYOUT}:{_TAG}"
@@ -297,19 +302,22 @@ class _Importer:
         if output is not None or self.root.is_symlink() or not self.root.is_dir():
             raise self._not_unpacked(_last_line(output or "it is empty"))
 
-    def _run(self, command: list[str]) -> str | None:
+    def _run(self, command: list[str], credentials: bytes = b"") -> str | None:
         """Run a program in the sandbox; return the end of its output if it failed, else None.
+
+        The program reads `credentials` at _CREDENTIALS_TARGET.
 
         Raises ImportFailed if the import exceeds a limit, and ImportStopped.
         """
         log_path = self._work / "log"
-        with log_path.open("wb") as log:
+        with log_path.open("wb") as log, _memory_file(credentials) as credentials_fd:
             process = subprocess.Popen(
-                [self._bubblewrap, *sandbox_arguments(self._files, self._programs), *command],
+                [self._bubblewrap, *sandbox_arguments(self._files, self._programs, credentials_fd), *command],
                 env={},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=[credentials_fd],
             )
         try:
             while process.poll() is None:
@@ -321,6 +329,8 @@ class _Importer:
             process.wait()
         if process.returncode == 0:
             return None
+        if process.returncode in {-signal.SIGTERM, 128 + signal.SIGTERM}:
+            raise ImportStopped  # Slurm signals all processes of a job, and perhaps this one a moment later
         with log_path.open("rb") as log:
             log.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
             return self._without_password(log.read().decode("utf-8", "replace"))
@@ -361,6 +371,18 @@ class _Importer:
     def _failed(self, code: FailureCode, message: str, **data: Any) -> ImportFailed:
         """Return the error for a fault of the image or of its registry, for which the customer is responsible."""
         return ImportFailed(Outcome.CODE_FAILED, code, message, image=self._reference, **data)
+
+
+@contextlib.contextmanager
+def _memory_file(contents: bytes) -> Iterator[int]:
+    """Yield the descriptor of a file in memory, which is closed after the block."""
+    descriptor = os.memfd_create("credentials")
+    try:
+        os.write(descriptor, contents)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

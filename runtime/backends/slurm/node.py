@@ -20,8 +20,9 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypedDict
 
 from runtime.backends import host, launch_plan, network, sandbox
@@ -222,7 +223,7 @@ class SlurmSupervisor(Supervisor):
 def main(folder: Path, nonce: str) -> int:
     """Supervise this task's node to its end; return the exit code of the task."""
     # STOP_SIGNAL may be ignored until the supervisor handles signals, since the supervisor first reads `stop.json`.
-    # SIGTERM keeps its default action until then and ends this process.
+    # SIGTERM keeps its default action until then and ends this process, at the latest when it has ended its import.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     run_plan = _read_run_plan(folder, nonce)
     if run_plan is None:
@@ -327,11 +328,12 @@ def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> None
     """Import the run's own image and tell the other nodes. If that fails, store why the run ends."""
     write_json(folder / IMPORT_FILE, {"is_ready": False})
     try:
-        image_import.import_image(
-            own_image,
-            bubblewrap=_bubblewrap(run_plan),
-            is_stopped=lambda: _load(folder / "stop.json") is not None,
-        )
+        with _delayed_sigterm() as is_signalled:
+            image_import.import_image(
+                own_image,
+                bubblewrap=_bubblewrap(run_plan),
+                is_stopped=lambda: is_signalled() or _load(folder / "stop.json") is not None,
+            )
         write_json(folder / IMPORT_FILE, {"is_ready": True})
     except ImportStopped:
         return
@@ -339,6 +341,27 @@ def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> None
         cause = new_cause(error.outcome, error.code, str(error), error.data)
         if _load(folder / "end.json") is None:  # the console has not ended the run meanwhile
             write_json(folder / "end.json", {"at": time.time(), "loss": cause})
+
+
+@contextlib.contextmanager
+def _delayed_sigterm() -> Iterator[Callable[[], bool]]:
+    """Delay SIGTERM, which would end this process, to the end of the block; yield a function that tells if it came.
+
+    So an import can remove its files first.
+    """
+    is_signalled = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_signalled
+        is_signalled = True
+
+    previous = signal.signal(signal.SIGTERM, note)
+    try:
+        yield lambda: is_signalled
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if is_signalled:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _wait_for_import(folder: Path, seconds: float) -> None:

@@ -1,15 +1,18 @@
 """Rules for customers' own images on Slurm that need no Slurm: settings, refusals, errors of programs, and removal."""
 
+import base64
 import dataclasses
 import errno
 import json
 import os
+import signal
 import time
 import uuid
 
 import pytest
 
 from runtime.backends import container
+from runtime.backends.sandbox import find_bubblewrap
 from runtime.backends.slurm import image_import, images, node, submission
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
@@ -158,17 +161,59 @@ def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
     plan = {**PLAN, "username": "robot$team", "password": 'a "b" $(c)'}
     importer = image_import._Importer(plan, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
     (tmp_path / "files").mkdir()
-
-    def record(command):
-        commands.append(command)
-        path = tmp_path / "files" / "auth.json"
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert importer._without_password(f"error: {plan['password']}") == "error: ***"
-
-    monkeypatch.setattr(importer, "_run", record)
+    monkeypatch.setattr(importer, "_run", lambda command, credentials: commands.append((command, credentials)))
     importer._pull()
-    assert not any(plan["password"] in word or plan["username"] in word for word in commands[0])
-    assert not (tmp_path / "files" / "auth.json").exists(), "it is gone before the image is unpacked"
+    ((command, credentials),) = commands
+    assert not any(plan["password"] in word or plan["username"] in word for word in command)
+    assert "--src-authfile=/auth.json" in command
+    (token,) = json.loads(credentials)["auths"].values()
+    assert base64.b64decode(token["auth"]).decode() == f"{plan['username']}:{plan['password']}"
+    assert importer._without_password(f"error: {plan['password']}") == "error: ***"
+
+
+def importer_with(tmp_path, monkeypatch, bubblewrap):
+    """Return an importer that needs no skopeo and no umoci."""
+    monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/env"))
+    (tmp_path / "files").mkdir()
+    return image_import._Importer(PLAN, tmp_path, bubblewrap, time.monotonic() + 60, lambda: False)
+
+
+def test_credentials_are_on_no_disk(tmp_path, monkeypatch):
+    importer = importer_with(tmp_path, monkeypatch, find_bubblewrap())
+    assert importer._run(["/usr/bin/cat", "/auth.json"], b"the credentials") is None
+    assert (tmp_path / "log").read_bytes() == b"the credentials"
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+@pytest.mark.parametrize("end", ["kill -TERM $$", "exit 143"], ids=["bubblewrap", "its program"])
+def test_a_program_that_slurm_ended_has_not_failed(tmp_path, monkeypatch, end):
+    program = tmp_path / "bwrap"
+    program.write_text(f"#!/bin/sh\n{end}\n")
+    program.chmod(0o755)
+    with pytest.raises(image_import.ImportStopped):
+        importer_with(tmp_path, monkeypatch, str(program))._run(["skopeo"])
+
+
+def test_sigterm_ends_a_node_after_its_import_has_removed_its_files(tmp_path, monkeypatch):
+    """Slurm sends it when it cancels or preempts a job."""
+    events = []
+
+    def import_until_stopped(_plan, *, bubblewrap, is_stopped):
+        assert bubblewrap == "bwrap"
+        assert not is_stopped()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert is_stopped()
+        events.append("files removed")
+        raise image_import.ImportStopped
+
+    monkeypatch.setattr(image_import, "import_image", import_until_stopped)
+    previous = signal.signal(signal.SIGTERM, lambda *_: events.append("ended"))
+    try:
+        node._import_image({"bubblewrap": "bwrap"}, PLAN, tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert events == ["files removed", "ended"]
+    assert not (tmp_path / "end.json").exists()
 
 
 class UnpackedImage:
@@ -229,7 +274,7 @@ def test_an_image_that_cannot_be_read_is_the_customers_fault(tmp_path, monkeypat
     importer = image_import._Importer(PLAN, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
     importer.root.mkdir(parents=True)
     prepare(importer.root, monkeypatch)
-    monkeypatch.setattr(importer, "_run", lambda _command: None)
+    monkeypatch.setattr(importer, "_run", lambda *_arguments: None)
     with pytest.raises(image_import.ImportFailed, match=reason) as failed:
         importer.run()
     assert (failed.value.outcome, failed.value.code) == (Outcome.CODE_FAILED, FailureCode.IMAGE_NOT_UNPACKED)
@@ -336,9 +381,10 @@ def test_unused_images_are_removed(tmp_path):
     fresh = stale.with_name("fresh")
     for folder in (stale, fresh):
         folder.mkdir(parents=True)
-    os.utime(stale, (0, 0))
+    os.utime(stale, (time.time() - 900 - 3700,) * 2)
+    os.utime(fresh, (time.time() - 900 - 3500,) * 2)
     used = {old_in_use, recent[-1]}
-    assert images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used)
+    assert images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used, import_seconds=900)
     assert [folder.exists() for folder in (just_used, old, old_in_use, stale, fresh)] == [
         True,
         False,
@@ -348,4 +394,4 @@ def test_unused_images_are_removed(tmp_path):
     ]
     kept = images.KEEP_IMAGES - 1  # `just_used` is the newest
     assert [folder.exists() for folder in recent] == [True] * kept + [False] * 3 + [True]
-    assert not images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used)
+    assert not images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used, import_seconds=900)
