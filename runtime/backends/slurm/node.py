@@ -28,7 +28,7 @@ from typing import Any, TypedDict
 from runtime.backends import host, launch_plan, network, sandbox
 from runtime.backends.container import Container, host_interpreter
 from runtime.backends.slurm import image_import
-from runtime.backends.slurm.evidence import ENDED_BY_SLURM, new_cause
+from runtime.backends.slurm.evidence import ENDED_BY_SLURM, Cause, new_cause
 from runtime.backends.slurm.image_import import ImagePlan, ImportFailed, ImportStopped
 from runtime.backends.supervision import submission
 from runtime.backends.supervision.limits import Limits
@@ -38,7 +38,7 @@ from runtime.backends.supervision.supervisor import Supervisor
 from runtime.files import refresh_listing, write_json
 from runtime.launcher import cgroup_events
 from runtime.launcher.record import Record, Verdict
-from runtime.specs import Framework, RunSpec
+from runtime.specs import FailureCode, Framework, Outcome, RunSpec
 
 RUN_PLAN_FILE = "order.json"
 """The file in the run's folder that holds its RunPlan. The name is that of earlier versions, whose runs may still
@@ -311,6 +311,11 @@ def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_impo
     stopped.
     """
     image_folder = Path(own_image["folder"])
+    try:
+        host_interpreter()  # now, since an error ends the run and lets no other node wait
+    except OSError as error:
+        _end_run(folder, new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, str(error)))
+        return None
     if is_importer:
         _import_image(run_plan, own_image, folder)
     else:
@@ -326,8 +331,8 @@ def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_impo
 
 def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> None:
     """Import the run's own image and tell the other nodes. If that fails, store why the run ends."""
-    write_json(folder / IMPORT_FILE, {"is_ready": False})
     try:
+        write_json(folder / IMPORT_FILE, {"is_ready": False})
         with _delayed_sigterm() as is_signalled:
             image_import.import_image(
                 own_image,
@@ -338,9 +343,16 @@ def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> None
     except ImportStopped:
         return
     except ImportFailed as error:
-        cause = new_cause(error.outcome, error.code, str(error), error.data)
-        if _load(folder / "end.json") is None:  # the console has not ended the run meanwhile
-            write_json(folder / "end.json", {"at": time.time(), "loss": cause})
+        _end_run(folder, new_cause(error.outcome, error.code, str(error), error.data))
+    except OSError as error:
+        message = f"The run's image could not be imported: {error.strerror}."
+        _end_run(folder, new_cause(Outcome.PLATFORM_ERROR, FailureCode.PLATFORM_ERROR, message))
+
+
+def _end_run(folder: Path, cause: Cause) -> None:
+    """Store why the run ends, unless the console has ended it meanwhile."""
+    if _load(folder / "end.json") is None:
+        write_json(folder / "end.json", {"at": time.time(), "loss": cause})
 
 
 @contextlib.contextmanager

@@ -194,6 +194,29 @@ def test_a_program_that_slurm_ended_has_not_failed(tmp_path, monkeypatch, end):
         importer_with(tmp_path, monkeypatch, str(program))._run(["skopeo"])
 
 
+def refuse_locks(*_arguments, **_options):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+@pytest.mark.parametrize(
+    ("name", "replaced", "code"),
+    [
+        ("import_image", image_import, FailureCode.PLATFORM_ERROR),
+        ("host_interpreter", node, FailureCode.NODE_NOT_STARTED),
+    ],
+)
+def test_an_error_of_the_importing_node_ends_the_run_as_the_platforms_fault(
+    tmp_path, monkeypatch, name, replaced, code
+):
+    """Otherwise the other nodes would wait for the import's whole time limit."""
+    monkeypatch.setattr(replaced, name, refuse_locks)
+    plan = {**PLAN, "folder": str(tmp_path / "image")}
+    assert node._container({"bubblewrap": "bwrap"}, plan, tmp_path, is_importer=True) is None
+    cause = json.loads((tmp_path / "end.json").read_bytes())["loss"]
+    assert (cause["kind"], cause["code"]) == ("platform_error", code)
+    assert "No locks available" in cause["message"]
+
+
 def test_sigterm_ends_a_node_after_its_import_has_removed_its_files(tmp_path, monkeypatch):
     """Slurm sends it when it cancels or preempts a job."""
     events = []
