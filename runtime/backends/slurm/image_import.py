@@ -139,15 +139,16 @@ def load_contents(folder: Path) -> ImageContents | None:
     return contents
 
 
-def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], bool]) -> None:
-    """Import the image unless another run has done so. Raises ImportFailed, ImportStopped."""
+def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], bool]) -> ImageContents:
+    """Import the image unless another run has done so; return its contents. Raises ImportFailed, ImportStopped."""
     folder = Path(plan["folder"])
     give_up_at = time.monotonic() + plan["seconds"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _lock(folder / "lock", plan, give_up_at, is_stopped):
         refresh_listing(folder)
-        if load_contents(folder) is not None:
-            return
+        contents = load_contents(folder)
+        if contents is not None:
+            return contents
         work = folder.parent.parent / WORK_FOLDER / uuid.uuid4().hex
         (work / "files").mkdir(parents=True, mode=0o700)
         try:
@@ -155,6 +156,7 @@ def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], b
             contents = importer.run()
             importer.root.rename(folder / contents["root"])
             write_json(folder / "image.json", contents)
+            return contents
         except OSError as error:
             message = f"The image could not be written to shared storage: {error.strerror}."
             raise ImportFailed(Outcome.PLATFORM_ERROR, FailureCode.PLATFORM_ERROR, message) from error

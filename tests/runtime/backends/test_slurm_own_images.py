@@ -12,6 +12,7 @@ import uuid
 import pytest
 
 from runtime.backends import container
+from runtime.backends.container import Container
 from runtime.backends.sandbox import find_bubblewrap
 from runtime.backends.slurm import image_import, images, node, submission
 from runtime.backends.slurm.backend import SlurmBackend
@@ -215,6 +216,16 @@ def test_an_error_of_the_importing_node_ends_the_run_as_the_platforms_fault(
     cause = json.loads((tmp_path / "end.json").read_bytes())["loss"]
     assert (cause["kind"], cause["code"]) == ("platform_error", code)
     assert "No locks available" in cause["message"]
+
+
+def test_the_other_nodes_get_the_images_contents_from_the_first(tmp_path, monkeypatch):
+    """They may not see the image's own files yet: NFS clients cache that a file is missing."""
+    contents = {"root": "root-1", "python": "/python", "environment": {"A": "1"}}
+    monkeypatch.setattr(image_import, "import_image", lambda *_arguments, **_options: contents)
+    plan, run_plan = {**PLAN, "folder": str(tmp_path / "missing")}, {"bubblewrap": "bwrap", "start_seconds": 0}
+    expected = Container(tmp_path / "missing" / "root-1", "/python", {"A": "1"})
+    assert node._container(run_plan, plan, tmp_path, is_importer=True) == expected
+    assert node._container(run_plan, plan, tmp_path, is_importer=False) == expected
 
 
 def test_sigterm_ends_a_node_after_its_import_has_removed_its_files(tmp_path, monkeypatch):
