@@ -39,6 +39,19 @@ PLACEMENT_BACKOFF = timedelta(seconds=30)
 """Wait after the first failed placement. It doubles after each further one."""
 MAX_PLACEMENT_BACKOFF = timedelta(minutes=15)
 """Longest wait after a failed placement."""
+IMAGE_FAILURES = frozenset(
+    {
+        FailureCode.IMAGE_NAME,
+        FailureCode.IMAGE_CREDENTIALS,
+        FailureCode.IMAGE_NETWORK,
+        FailureCode.IMAGE_UNUSABLE,
+        FailureCode.IMAGE_TOO_LARGE,
+        FailureCode.IMAGE_TOO_SLOW,
+        FailureCode.IMAGE_NOT_UNPACKED,
+    }
+)
+"""Code failures that no retry follows. Another attempt would rarely succeed, and the job's machines wait for the image,
+free of charge."""
 
 REASON_BY_OUTCOME: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -295,6 +308,8 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
     """Return how long to wait before another attempt; None if the job gets none. `attempt` has just ended."""
     reason = EndReason(attempt.reason)
     if reason not in PLATFORM_FAULTS | CODE_FAILURES:
+        return None
+    if reason in CODE_FAILURES and (attempt.failure or {}).get("code") in IMAGE_FAILURES:
         return None
     attempts = list(job.attempts.all())  # including `attempt`, so each count below is at least 1
     if reason is EndReason.NO_CAPACITY:

@@ -1,7 +1,8 @@
-"""Write files atomically, and lock them across processes. Standard library only."""
+"""Write files atomically, lock them across processes, and list folders of shared storage. Standard library only."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -32,3 +33,9 @@ def write_json(path: Path, data: object) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     temporary.write_text(json.dumps(data))
     temporary.replace(path)
+
+
+def refresh_listing(folder: Path) -> None:
+    """List a folder, which makes an NFS client ask its server for files that were missing before."""
+    with contextlib.suppress(OSError):
+        list(folder.iterdir())

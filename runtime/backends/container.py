@@ -11,6 +11,8 @@ decide who pays. Only the ranks run programs of the image. Standard library only
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 import stat
 import sys
@@ -33,6 +35,11 @@ LAUNCHER_ENVIRONMENT = {
     "OPENSSL_CONF": "/dev/null",
 }
 """The environment of the launcher. It has no variable of the image, such as LD_PRELOAD."""
+MAX_ARGUMENT_BYTES = 1 << 20
+"""How many bytes the arguments for these mounts may have in total, since links may have long targets. The kernel allows
+2 MiB for all arguments and variables of a program; those of the sandbox have far less than the rest."""
+_LAUNCHER_MODULES = ("ctypes", "decimal", "hashlib", "shutil")
+"""Modules of the launcher that load libraries of their own, such as libffi, libmpdec, libcrypto and zlib."""
 _SPLIT_FOLDERS = ("etc", "opt")
 """Folders below / in which the platform has entries of its own."""
 _OWN_FOLDERS = frozenset({"dev", "proc", "sys", "tmp", "trainyard"})
@@ -72,7 +79,8 @@ def root_arguments(root: Path, targets: Sequence[str]) -> list[str]:
     `targets` are the paths of later mounts. The image's folders below / that contain such a path are left out, so that
     no link of the image lies on the way to it.
     """
-    hidden = _OWN_FOLDERS | {PurePosixPath(target).parts[1] for target in targets}
+    paths = [PurePosixPath(target) for target in targets]
+    hidden = _OWN_FOLDERS | {path.parts[1] for path in paths}
     args: list[str] = []
     for name in _SPLIT_FOLDERS:
         args += ["--dir", f"/{name}"]
@@ -80,8 +88,9 @@ def root_arguments(root: Path, targets: Sequence[str]) -> list[str]:
         if name not in _SPLIT_FOLDERS and name not in hidden:
             args += _entry_arguments(root / name, f"/{name}")
     for folder in _SPLIT_FOLDERS:
+        hidden_entries = {part for path in paths if path.parts[1] == folder for part in path.parts[2:3]}
         for name in _names(root / folder):
-            if name not in _OWN_ENTRIES[folder]:
+            if name not in _OWN_ENTRIES[folder] | hidden_entries:
                 args += _entry_arguments(root / folder / name, f"/{folder}/{name}")
     return args
 
@@ -89,6 +98,11 @@ def root_arguments(root: Path, targets: Sequence[str]) -> list[str]:
 def count_entries(root: Path) -> int:
     """Return how many entries of the image `root_arguments` considers; compare it with MAX_ENTRIES."""
     return sum(len(_names(folder)) for folder in (root, *(root / name for name in _SPLIT_FOLDERS)))
+
+
+def count_argument_bytes(root: Path) -> int:
+    """Return how many bytes `root_arguments` have as arguments of a program; compare it with MAX_ARGUMENT_BYTES."""
+    return sum(len(os.fsencode(word)) + 1 for word in root_arguments(root, []))
 
 
 def find_program(root: Path, names: Sequence[str], search_path: str) -> str:
@@ -108,7 +122,8 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     """Return the command that starts this process's interpreter in a sandbox, and bubblewrap's arguments for it.
 
     The dynamic linker is started by name, since the sandbox has none, or the image's, at the interpreter's own path.
-    Raises OSError if this machine's interpreter is not linked dynamically to glibc.
+    Raises OSError if this machine's interpreter is not linked dynamically to glibc, or if it has loaded a library that
+    the sandbox does not have, in whose place the dynamic linker might load one of the image.
     """
     executable = Path(sys.executable).resolve()
     prefix = executable.parent.parent
@@ -120,15 +135,28 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     # On systems where these are no links into /usr, they hold the linker and libraries.
     sources += [folder for folder in map(Path, ("/lib", "/lib64")) if folder.is_dir() and not folder.is_symlink()]
     if not any(prefix.is_relative_to(source) for source in sources):
+        if prefix == Path("/"):
+            raise OSError(f"This machine's Python is {executable}, so its folder is the whole machine.")
         sources.append(prefix)
+    for library in libraries:
+        if not any(library.is_relative_to(source) for source in sources):
+            raise OSError(
+                f"This machine's Python has loaded {library}, which lies neither below /usr nor below {prefix}. Own "
+                "images need a Python whose libraries all lie there, such as the system's."
+            )
     mounts: list[str] = []
     for source in sources:
         mounts += ["--ro-bind", str(source), f"{HOST_TARGET}{source}"]
     # The interpreter's own libraries come first: a system's may have the same names.
     folders = dict.fromkeys([prefix / "lib", *(path.parent for path in libraries)])
     search_path = ":".join(f"{HOST_TARGET}{folder}" for folder in folders)
-    # Without the cache, which is the image's, a library that is missing here is not taken from the image.
+    # The cache is the image's. A library that is missing here would still be taken from the linker's default folders,
+    # which are the image's too, so the check above refuses an interpreter that has libraries elsewhere.
     command = [f"{HOST_TARGET}{loader}", "--inhibit-cache", "--library-path", search_path]
+    # A folder that a library or extension module names itself (DT_RPATH, DT_RUNPATH) is the image's, and the linker
+    # prefers DT_RPATH to the library path. The empty name is the interpreter's.
+    modules = sorted((prefix / "lib").glob("python3*/lib-dynload/*.so"))
+    command += ["--inhibit-rpath", ":".join(["", *(f"{HOST_TARGET}{path}" for path in [*libraries, *modules])])]
     return [*command, f"{HOST_TARGET}{executable}", "-X", "utf8"], mounts
 
 
@@ -187,7 +215,9 @@ def _resolve(root: Path, path: PurePosixPath) -> Path | None:
 
 
 def _loaded_libraries() -> list[Path]:
-    """Return the paths of the libraries that this process has loaded, with the dynamic linker."""
+    """Return the paths of the libraries that this process and the launcher load, with the dynamic linker."""
+    for name in _LAUNCHER_MODULES:
+        importlib.import_module(name)
     paths: dict[Path, None] = {}  # a set in the order of the map
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)

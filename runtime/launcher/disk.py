@@ -1,7 +1,8 @@
 """Measure how much a run has written, and how much space its disk has.
 
 Hostile code may write to these folders. A measurement therefore opens each folder relative to its parent's descriptor
-and follows no links. It proceeds in small steps, so that even a huge tree of files does not delay a supervisor's
+and follows no links. It gives itself the right to read folders that their owner, this user, has closed: files below
+them use disk too. It proceeds in small steps, so that even a huge tree of files does not delay a supervisor's
 timers.
 """
 
@@ -44,12 +45,13 @@ _FILLED_SHARE = 0.9
 class FolderUsage(NamedTuple):
     """The contents of some folders. `newest_mtime` is the latest modification of a file (Unix seconds; 0: no file).
 
-    `bytes` are on disk. `is_too_deep`: there are folders deeper than `MAX_DEPTH`, so the other values are incomplete.
+    `bytes` are on disk. `is_incomplete`: some of this user's folders are deeper than `MAX_DEPTH` or cannot be read, so
+    the other values are too small.
     """
 
     bytes: int
     newest_mtime: float
-    is_too_deep: bool = False
+    is_incomplete: bool = False
 
 
 class _Measurement:
@@ -61,7 +63,7 @@ class _Measurement:
     def __init__(self, steps: Generator[None, None, None]) -> None:
         self._bytes = 0
         self._newest_mtime = 0.0
-        self._too_deep = False
+        self._is_incomplete = False
         self._steps = steps
         self.usage: Optional[FolderUsage] = None
 
@@ -72,7 +74,7 @@ class _Measurement:
             if time.monotonic() >= pause_at:
                 return False
         if self.usage is None:
-            self.usage = FolderUsage(self._bytes, self._newest_mtime, self._too_deep)
+            self.usage = FolderUsage(self._bytes, self._newest_mtime, self._is_incomplete)
         return True
 
     def close(self) -> None:
@@ -93,7 +95,7 @@ class FolderMeasurement(_Measurement):
             bytes_per_entry = entry_bytes(folder)
             for status in _walk_entries(folder):
                 if status is None:
-                    self._too_deep = True
+                    self._is_incomplete = True
                     continue
                 self._bytes += status.st_blocks * _BLOCK_BYTES + bytes_per_entry
                 if stat.S_ISREG(status.st_mode):
@@ -182,7 +184,7 @@ class DiskLimit:
         added_bytes = 0
         for name, folder in self._folders.items():
             usage = measure([folder], _FINAL_SECONDS)
-            if usage is None or usage.is_too_deep:
+            if usage is None or usage.is_incomplete:
                 return True
             added_bytes += usage.bytes - self._initial_bytes[name]
         return added_bytes >= self._limit_bytes * _FILLED_SHARE
@@ -198,7 +200,7 @@ class DiskLimit:
 
     def _evaluate(self, record: Record) -> Optional[Verdict]:
         """Return a verdict if the run is over its limit by the measurement that has just been completed, else None."""
-        is_too_deep = False
+        is_incomplete = False
         for name, measurement in self._measurements.items():
             usage = measurement.usage
             if usage is None:
@@ -206,15 +208,17 @@ class DiskLimit:
             # The first measurement sets the size before the run, except for deleted files: those are the run's own.
             initial_bytes = self._initial_bytes.setdefault(name, 0 if name == "unlinked" else usage.bytes)
             self._added_bytes[name] = usage.bytes - initial_bytes
-            is_too_deep |= usage.is_too_deep
+            is_incomplete |= usage.is_incomplete
             if name == "checkpoints":
                 record.note_checkpoint(usage.newest_mtime)
         added_bytes = max(0, sum(self._added_bytes.values()))  # negative if the run deleted older files
-        if added_bytes <= self._limit_bytes and not is_too_deep:
+        if added_bytes <= self._limit_bytes and not is_incomplete:
             return None
         used_mib, limit_mib = added_bytes >> 20, self._limit_bytes >> 20
-        if is_too_deep:
-            message = "There are folders nested deeper than {}, which cannot be measured.".format(MAX_DEPTH)
+        if is_incomplete:
+            message = "There are unreadable folders, or some nested deeper than {}, which cannot be measured.".format(
+                MAX_DEPTH
+            )
         else:
             message = "The run wrote {} MiB to its folders, more than the {} MiB it may.".format(used_mib, limit_mib)
         data = {"used_mib": used_mib, "limit_mib": limit_mib, **({"by_quota": True} if self._by_quota else {})}
@@ -285,14 +289,16 @@ def free_bytes(folder: Path) -> Optional[int]:
 
 
 def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
-    """Yield the status of everything below the folder; None stands for a folder that is too deep.
+    """Yield the status of everything below the folder; None stands for contents that cannot be measured.
 
-    Entries that are deleted meanwhile and folders that cannot be opened are left out.
+    These are folders that are too deep, and this user's own folders that cannot be read, since a process changes their
+    permissions meanwhile. Entries that are deleted meanwhile and other users' closed folders are left out.
     """
     # The path from `folder` to the current folder: each one's descriptor, and the entries that are left in it.
     open_folders: List[Tuple[int, Any]] = []
     try:
-        _open_folder(open_folders, str(folder), None)
+        if not _open_folder(open_folders, str(folder), None):
+            yield None
         while open_folders:
             descriptor, entries = open_folders[-1]
             entry = next(entries, None)
@@ -302,30 +308,60 @@ def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)
+            except PermissionError:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    yield None
+                continue
             except OSError:
                 continue
             yield status
-            if stat.S_ISDIR(status.st_mode):
-                if len(open_folders) >= MAX_DEPTH:
-                    yield None
-                else:
-                    _open_folder(open_folders, entry.name, descriptor)
+            if stat.S_ISDIR(status.st_mode) and (
+                len(open_folders) >= MAX_DEPTH or not _open_folder(open_folders, entry.name, descriptor)
+            ):
+                yield None
     finally:
         for descriptor, entries in open_folders:
             entries.close()
             os.close(descriptor)
 
 
-def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent_fd: Optional[int]) -> None:
-    """Open the folder `name` and append it to `open_folders`.
+def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent_fd: Optional[int]) -> bool:
+    """Open the folder `name` and append it to `open_folders`; return False if this user's own folder cannot be read.
 
-    Does nothing if the folder was deleted or replaced by a link, or may not be read.
+    Does nothing if the folder was deleted or replaced by a link, or if another user has closed it.
     """
     try:
+        _grant_read_access(name, parent_fd)
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    except PermissionError:
+        return not _is_own(name, parent_fd)
     except OSError:
-        return
+        return True
     try:
         open_folders.append((descriptor, os.scandir(descriptor)))
     except OSError:
         os.close(descriptor)
+    return True
+
+
+def _grant_read_access(name: str, parent_fd: Optional[int]) -> None:
+    """Let this user list a folder of its own and stat the entries. Raises OSError."""
+    status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o500 == 0o500:
+        return
+    descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    try:
+        # Of the open folder, even if its name was replaced.
+        os.chmod("/proc/self/fd/{}".format(descriptor), stat.S_IMODE(status.st_mode) | 0o500)
+    finally:
+        os.close(descriptor)
+
+
+def _is_own(name: str, parent_fd: Optional[int]) -> bool:
+    """Return whether this user owns the file; True if that cannot be found out."""
+    try:
+        return os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

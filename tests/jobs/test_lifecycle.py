@@ -10,7 +10,7 @@ from jobs import dispatch, lifecycle, orders, reconciliation
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job
 from jobs.states import BILLED, END_STATE, EndReason, JobState
-from runtime.specs import Outcome
+from runtime.specs import Failure, FailureCode, Outcome
 from tests.factories.jobs import start
 from tests.jobs.queueing import waiting
 from tests.jobs.receipts import kinds, lines, quantities
@@ -156,6 +156,18 @@ def test_a_partly_placed_run_is_requeued_free_with_a_growing_pause(customer):
     assert Receipt.objects.get().total_minor == 0
     assert customer.wallet.available_minor == 100_000
     assert lines(job)["platform_fault"]["evidence"]["code"] == "nodes_not_placed"
+
+
+def test_a_run_whose_image_cannot_be_used_is_not_retried(customer):
+    """Its machines would wait for the image again, free of charge."""
+    image_codes = {code for code in FailureCode if code.name.startswith("IMAGE_")}
+    for code in sorted(image_codes | {FailureCode.RANK_EXITED}):
+        job = customer.job(retries=3)
+        assert start(job)
+        failure = Failure("why", code)
+        lifecycle.end_attempt(attempt=job.attempts.get(), reason=EndReason.CODE_FAILED, failure=failure)
+        job.refresh_from_db()
+        assert job.state == (JobState.FAILED if code in image_codes else JobState.QUEUED), code
 
 
 def test_failed_placements_do_not_use_up_the_retries_of_the_platform(customer):

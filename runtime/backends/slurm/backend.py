@@ -27,14 +27,14 @@ from runtime.backends.slurm import images, program, submission
 from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.backends.slurm.node import RunPlan, refresh_listing
+from runtime.backends.slurm.node import RunPlan
 from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.shells import ShellSteps
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import shell_socket
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
-from runtime.files import FileLock
+from runtime.files import FileLock, refresh_listing
 from runtime.specs import Capacity, Controller, Image, Resources, RunPhase, RunSpec
 
 _POLL_SECONDS = 0.25
@@ -101,7 +101,6 @@ class SlurmBackend(FolderBackend):
                 has_trash = run.move_to_trash()
                 try:
                     self._start(run, spec)
-                    has_trash = (spec.image.reference and self._move_unused_images()) or has_trash
                 except BaseException as error:
                     has_trash = self._remove_failed_submission(run) or has_trash
                     if isinstance(error, CommandFailed):
@@ -110,6 +109,8 @@ class SlurmBackend(FolderBackend):
                     if isinstance(error, OSError):
                         raise BackendUnavailable(f"The run's folder could not be written: {error}.") from error
                     raise
+            if spec.image.reference:
+                has_trash = self._move_unused_images() or has_trash
         finally:
             # Removing files may take long, so the lock is released first.
             if has_trash:
@@ -228,14 +229,22 @@ class SlurmBackend(FolderBackend):
         return admission.resolve_mounts(spec)
 
     def _move_unused_images(self) -> bool:
-        """Move unused images of customers to the trash; return whether there were some."""
+        """Move unused images of customers to the trash; return whether there may be some in it.
+
+        Logs any error, since it must not fail the submission that calls this.
+        """
         used_folders = set()
-        for name in self.names(live=True):
-            with contextlib.suppress(RunNotFound):  # a submission that is not complete; its image was just used
-                spec = self._find(name).spec()
-                if spec.image.reference:
-                    used_folders.add(images.image_folder(self._root, spec))
-        return images.move_unused_to_trash(self._root, self._trash, used_folders)
+        try:
+            for name in self.names(live=True):
+                with contextlib.suppress(RunNotFound):  # a submission that is not complete; its image was just used
+                    spec = self._find(name).spec()
+                    if spec.image.reference:
+                        used_folders.add(images.image_folder(self._root, spec))
+            seconds = self._config.import_seconds
+            return images.move_unused_to_trash(self._root, self._trash, used_folders, seconds)
+        except Exception:
+            logger.exception("Unused images could not be moved to the trash.")
+            return True
 
     def _check_size(self, spec: RunSpec) -> None:
         """Check that the empty cluster could hold all nodes of the run. Raises InvalidSpec."""

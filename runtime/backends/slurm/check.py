@@ -148,7 +148,7 @@ def _check_folder(root: Path) -> CheckResult:
 
 
 def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckResult:
-    """Check by a job that a compute node has the programs that import customers' own images."""
+    """Check by a job that a compute node can import customers' own images and start the launcher in them."""
     package = program.install_node_program(root)
     result = root / f".check-{secrets.token_hex(8)}"
     code = (
@@ -171,10 +171,13 @@ def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckRes
     finally:
         result.unlink(missing_ok=True)
     if found["problem"]:
-        remedy = "Install skopeo and umoci on every compute node, or set 'containers_bin' to their folder."
-        detail = f"The machine {found['machine']} cannot import images: {found['problem']}"
+        remedy = (
+            "Install skopeo and umoci on every compute node, or set 'containers_bin' to their folder, and start the "
+            "console with a Python whose libraries lie below /usr."
+        )
+        detail = f"The machine {found['machine']} cannot run own images: {found['problem']}"
         return CheckResult("containers", ok=False, detail=detail, remedy=remedy)
-    return CheckResult("containers", ok=True, detail=f"The machine {found['machine']} can import images.")
+    return CheckResult("containers", ok=True, detail=f"The machine {found['machine']} can run own images.")
 
 
 def _check_smoke_run(backend: Backend, image: str, root: Path) -> CheckResult:

@@ -5,7 +5,7 @@ sends, so they run in a sandbox of their own, as an ordinary user without any pr
 and one working folder, and uses the network of the machine, as runs do. Each import has its own working folder, so no
 layer of another organization's image can be named or read.
 
-    <root>/.images/<organization>/<image>/root/        the image's root folder, read-only for runs
+    <root>/.images/<organization>/<image>/root-<id>/   the image's root folder, read-only for runs
                                           image.json   its contents (ImageContents); written last
                                           lock         locked during the import
                                           used         modified when a run was last submitted with the image
@@ -23,6 +23,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -33,7 +34,7 @@ from typing import Any, TypedDict
 
 from runtime import environment
 from runtime.backends import container, sandbox
-from runtime.files import write_json
+from runtime.files import refresh_listing, write_json
 from runtime.launcher import disk
 from runtime.specs import FailureCode, Outcome
 from runtime.trash import remove_tree
@@ -52,7 +53,8 @@ _LAYOUT = "layout"
 """The name in the working folder of the pulled image, in the OCI image layout."""
 _TAG = "image"
 """The name of the image in its layout."""
-_CREDENTIALS_FILE = "auth.json"
+_CREDENTIALS_TARGET = "/auth.json"
+"""The file with the registry's credentials as skopeo sees it. It lies in the sandbox's memory and on no disk."""
 _POLL_SECONDS = 0.25
 """Interval between two looks at the program, the request to stop and the free space of the disk."""
 _MEASURE_PAUSE_SECONDS = 2.0
@@ -103,8 +105,13 @@ class ImagePlan(TypedDict):
 
 
 class ImageContents(TypedDict):
-    """What an unpacked image contains: the path of its Python, and the variables that it sets."""
+    """What an unpacked image contains: the path of its Python, and the variables that it sets.
 
+    `root` is the name of its root folder. Each import creates a new one and removes none: where the storage's locks or
+    caches let two imports of one image overlap, runs may already use the first.
+    """
+
+    root: str
     python: str
     environment: dict[str, str]
 
@@ -132,22 +139,24 @@ def load_contents(folder: Path) -> ImageContents | None:
     return contents
 
 
-def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], bool]) -> None:
-    """Import the image unless another run has done so. Raises ImportFailed, ImportStopped."""
+def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], bool]) -> ImageContents:
+    """Import the image unless another run has done so; return its contents. Raises ImportFailed, ImportStopped."""
     folder = Path(plan["folder"])
     give_up_at = time.monotonic() + plan["seconds"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _lock(folder / "lock", plan, give_up_at, is_stopped):
-        if load_contents(folder) is not None:
-            return
+        refresh_listing(folder)
+        contents = load_contents(folder)
+        if contents is not None:
+            return contents
         work = folder.parent.parent / WORK_FOLDER / uuid.uuid4().hex
         (work / "files").mkdir(parents=True, mode=0o700)
         try:
             importer = _Importer(plan, work, bubblewrap, give_up_at, is_stopped)
             contents = importer.run()
-            remove_tree(folder / "root")  # of an import that was interrupted here
-            importer.root.rename(folder / "root")
+            importer.root.rename(folder / contents["root"])
             write_json(folder / "image.json", contents)
+            return contents
         except OSError as error:
             message = f"The image could not be written to shared storage: {error.strerror}."
             raise ImportFailed(Outcome.PLATFORM_ERROR, FailureCode.PLATFORM_ERROR, message) from error
@@ -171,10 +180,11 @@ def classify_pull_error(text: str) -> FailureCode:
     return FailureCode.IMAGE_CREDENTIALS if _CREDENTIALS_ERROR.search(text) else FailureCode.IMAGE_NETWORK
 
 
-def sandbox_arguments(files: Path, programs: Mapping[str, str]) -> list[str]:
+def sandbox_arguments(files: Path, programs: Mapping[str, str], credentials_fd: int = -1) -> list[str]:
     """Return bubblewrap's arguments for programs that see the folder `files` and no other of this machine's data.
 
-    `programs` are the paths of the programs by their names.
+    `programs` are the paths of the programs by their names. `credentials_fd` is the descriptor of a file that becomes
+    _CREDENTIALS_TARGET; -1: none.
     """
     args = sandbox.base_arguments("import", _TMP_BYTES)
     for path in _SYSTEM_FILES:
@@ -183,6 +193,8 @@ def sandbox_arguments(files: Path, programs: Mapping[str, str]) -> list[str]:
         if not Path(path).is_relative_to("/usr"):
             args += ["--ro-bind", path, path]
     args += ["--bind", str(files), _WORK_TARGET]
+    if credentials_fd >= 0:
+        args += ["--file", str(credentials_fd), _CREDENTIALS_TARGET]
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": _WORK_TARGET, "TMPDIR": _WORK_TARGET}
     return args + sandbox.closing_arguments({**variables, "LC_ALL": "C.UTF-8"})
 
@@ -234,14 +246,24 @@ class _Importer:
         variables = _image_environment(self._files / _LAYOUT)
         self._unpack()
         self._check_size()
-        if container.count_entries(self.root) > container.MAX_ENTRIES:
-            raise self._not_unpacked(f"it has more than {container.MAX_ENTRIES} entries in /, /etc and /opt")
-        python = container.find_program(
-            self.root, ("python3", "python"), variables.get("PATH", "") or container.DEFAULT_PATH
-        )
+        try:
+            python = self._check_contents(variables.get("PATH", "") or container.DEFAULT_PATH)
+        except OSError as error:  # such as a closed folder, or a PATH with a name that is too long
+            raise self._not_unpacked(f"its files cannot be read: {error.strerror}") from error
         if not python:
             raise self._failed(FailureCode.IMAGE_UNUSABLE, f"The image {self._reference} has no Python on its PATH.")
-        return {"python": python, "environment": variables}
+        return {"root": f"root-{uuid.uuid4().hex}", "python": python, "environment": variables}
+
+    def _check_contents(self, search_path: str) -> str:
+        """Check that a sandbox can show the image; return the path of its Python, "" if it has none.
+
+        Raises ImportFailed, and OSError if the image cannot be read.
+        """
+        if container.count_entries(self.root) > container.MAX_ENTRIES:
+            raise self._not_unpacked(f"it has more than {container.MAX_ENTRIES} entries in /, /etc and /opt")
+        if container.count_argument_bytes(self.root) > container.MAX_ARGUMENT_BYTES:
+            raise self._not_unpacked("the links in /, /etc and /opt have too long targets")
+        return container.find_program(self.root, ("python3", "python"), search_path)
 
     @property
     def _reference(self) -> str:
@@ -254,25 +276,25 @@ class _Importer:
             command.append("--insecure-policy")  # skopeo has no default: which signatures it needs
         command += ["copy", "--quiet", f"--src-tls-verify={'false' if plan['is_insecure'] else 'true'}"]
         if plan["username"]:
-            self._write_credentials()
-            command.append(f"--src-authfile={_WORK_TARGET}/{_CREDENTIALS_FILE}")
+            command.append(f"--src-authfile={_CREDENTIALS_TARGET}")
         else:
             command.append("--src-no-creds")
         source = transport_reference(self._reference, plan["digest"])
-        output = self._run([*command, source, f"oci:{_WORK_TARGET}/{_LAYOUT}:{_TAG}"])
-        with contextlib.suppress(FileNotFoundError):
-            (self._files / _CREDENTIALS_FILE).unlink()
+        output = self._run([*command, source, f"oci:{_WORK_TARGET}/{_LAYOUT}:{_TAG}"], self._credentials())
         if output is not None:
             code = classify_pull_error(output)
             raise self._failed(code, f"The image {self._reference} could not be pulled: {_last_line(output)}")
 
-    def _write_credentials(self) -> None:
-        """Write the credentials to a file, since the arguments of a process are public on its machine."""
+    def _credentials(self) -> bytes:
+        """Return the contents of the credentials' file; empty if there are none.
+
+        They need a file, since the arguments of a process are public on its machine.
+        """
         plan = self._plan
+        if not plan["username"]:
+            return b""
         token = base64.b64encode(f"{plan['username']}:{plan['password']}".encode()).decode()
-        path = self._files / _CREDENTIALS_FILE
-        path.touch(mode=0o600)
-        path.write_text(json.dumps({"auths": {plan["host"]: {"auth": token}}}))
+        return json.dumps({"auths": {plan["host"]: {"auth": token}}}).encode()
 
     def _unpack(self) -> None:
         image = f"{_WORK_TARGET}/{_LAYOUT}:{_TAG}"
@@ -282,19 +304,22 @@ class _Importer:
         if output is not None or self.root.is_symlink() or not self.root.is_dir():
             raise self._not_unpacked(_last_line(output or "it is empty"))
 
-    def _run(self, command: list[str]) -> str | None:
+    def _run(self, command: list[str], credentials: bytes = b"") -> str | None:
         """Run a program in the sandbox; return the end of its output if it failed, else None.
+
+        The program reads `credentials` at _CREDENTIALS_TARGET.
 
         Raises ImportFailed if the import exceeds a limit, and ImportStopped.
         """
         log_path = self._work / "log"
-        with log_path.open("wb") as log:
+        with log_path.open("wb") as log, _memory_file(credentials) as credentials_fd:
             process = subprocess.Popen(
-                [self._bubblewrap, *sandbox_arguments(self._files, self._programs), *command],
+                [self._bubblewrap, *sandbox_arguments(self._files, self._programs, credentials_fd), *command],
                 env={},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=[credentials_fd],
             )
         try:
             while process.poll() is None:
@@ -306,6 +331,8 @@ class _Importer:
             process.wait()
         if process.returncode == 0:
             return None
+        if process.returncode in {-signal.SIGTERM, 128 + signal.SIGTERM}:
+            raise ImportStopped  # Slurm signals all processes of a job, and perhaps this one a moment later
         with log_path.open("rb") as log:
             log.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
             return self._without_password(log.read().decode("utf-8", "replace"))
@@ -335,7 +362,7 @@ class _Importer:
         """Check the size of the working folder. Each file counts as at least one inode's share of the disk."""
         usage = disk.measure([self._work], _MEASURE_SECONDS)
         limit_mib = self._plan["limit_mib"]
-        if usage is None or usage.is_too_deep or usage.bytes > limit_mib << 20:
+        if usage is None or usage.is_incomplete or usage.bytes > limit_mib << 20:
             message = f"The image {self._reference} takes more than {limit_mib} MiB of disk, or has too many files."
             raise self._failed(FailureCode.IMAGE_TOO_LARGE, message, limit_mib=limit_mib)
 
@@ -346,6 +373,18 @@ class _Importer:
     def _failed(self, code: FailureCode, message: str, **data: Any) -> ImportFailed:
         """Return the error for a fault of the image or of its registry, for which the customer is responsible."""
         return ImportFailed(Outcome.CODE_FAILED, code, message, image=self._reference, **data)
+
+
+@contextlib.contextmanager
+def _memory_file(contents: bytes) -> Iterator[int]:
+    """Yield the descriptor of a file in memory, which is closed after the block."""
+    descriptor = os.memfd_create("credentials")
+    try:
+        os.write(descriptor, contents)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

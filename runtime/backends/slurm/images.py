@@ -27,8 +27,9 @@ KEEP_SECONDS = 14 * 86400.0
 _SUBMISSION_SECONDS = 600.0
 """How long an image is safe after its use was noted, since the run that uses it may not be recorded yet. A submission
 takes seconds."""
-_STALE_WORK_SECONDS = 2 * 86400.0
-"""Age of working folders that belong to no import: longer than any import may take."""
+_STALE_WORK_SECONDS = 3600.0
+"""How long after an import's time limit its working folder is kept. The import itself removes it within minutes, unless
+its machine failed."""
 
 
 def image_folder(root: Path, spec: RunSpec) -> Path:
@@ -62,16 +63,17 @@ def image_plan(root: Path, spec: RunSpec, config: SlurmConfig) -> ImagePlan:
     }
 
 
-def move_unused_to_trash(root: Path, trash: Trash, used_folders: Collection[Path]) -> bool:
+def move_unused_to_trash(root: Path, trash: Trash, used_folders: Collection[Path], import_seconds: float) -> bool:
     """Move unused images to the trash, and working folders of interrupted imports; return whether there were some.
 
     Of each organization's images the KEEP_IMAGES that were used last stay, if that was within KEEP_SECONDS. Those in
-    `used_folders`, which open runs use, always stay.
+    `used_folders`, which open runs use, always stay. `import_seconds` is the time limit of an import.
     """
     now, has_moved = time.time(), False
+    stale_seconds = import_seconds + _STALE_WORK_SECONDS
     for organization in _folders(root / IMAGES_FOLDER):
         if organization.name == WORK_FOLDER:
-            unused = [work for work in _folders(organization) if now - _modified_at(work) > _STALE_WORK_SECONDS]
+            unused = [work for work in _folders(organization) if now - _modified_at(work) > stale_seconds]
         else:
             unused = _unused(organization, used_folders, now)
         for folder in unused:

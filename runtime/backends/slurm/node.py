@@ -20,24 +20,25 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypedDict
 
 from runtime.backends import host, launch_plan, network, sandbox
-from runtime.backends.container import Container
+from runtime.backends.container import Container, host_interpreter
 from runtime.backends.slurm import image_import
-from runtime.backends.slurm.evidence import ENDED_BY_SLURM, new_cause
-from runtime.backends.slurm.image_import import ImagePlan, ImportFailed, ImportStopped
+from runtime.backends.slurm.evidence import ENDED_BY_SLURM, Cause, new_cause
+from runtime.backends.slurm.image_import import ImageContents, ImagePlan, ImportFailed, ImportStopped
 from runtime.backends.supervision import submission
 from runtime.backends.supervision.limits import Limits
 from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.backends.supervision.process_tree import ProcessTree
 from runtime.backends.supervision.supervisor import Supervisor
-from runtime.files import write_json
+from runtime.files import refresh_listing, write_json
 from runtime.launcher import cgroup_events
 from runtime.launcher.record import Record, Verdict
-from runtime.specs import Framework, RunSpec
+from runtime.specs import FailureCode, Framework, Outcome, RunSpec
 
 RUN_PLAN_FILE = "order.json"
 """The file in the run's folder that holds its RunPlan. The name is that of earlier versions, whose runs may still
@@ -50,8 +51,8 @@ _RECORD_SECONDS = 60.0
 """How long after the job's start `submission.json` may take to be written and visible. NFS clients may cache for half a
 minute that the file is missing."""
 IMPORT_FILE = "import.json"
-"""The file in the run's folder that node 0 writes when it begins to import the run's own image, and again when the
-image is ready."""
+"""The file in the run's folder that node 0 writes when it begins to import the run's own image, and again with the
+image's contents when it is ready. So other nodes need not see the image's own file, which may take longer."""
 _IMPORT_MARGIN_SECONDS = 60.0
 """How much longer than an import's limit the other nodes wait for node 0, which needs seconds to write the result."""
 _POLL_SECONDS = 0.1
@@ -222,7 +223,7 @@ class SlurmSupervisor(Supervisor):
 def main(folder: Path, nonce: str) -> int:
     """Supervise this task's node to its end; return the exit code of the task."""
     # STOP_SIGNAL may be ignored until the supervisor handles signals, since the supervisor first reads `stop.json`.
-    # SIGTERM keeps its default action until then and ends this process.
+    # SIGTERM keeps its default action until then and ends this process, at the latest when it has ended its import.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     run_plan = _read_run_plan(folder, nonce)
     if run_plan is None:
@@ -277,12 +278,6 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
     return None
 
 
-def refresh_listing(folder: Path) -> None:
-    """List a folder, which makes an NFS client ask its server for files that were missing before."""
-    with contextlib.suppress(OSError):
-        list(folder.iterdir())
-
-
 def _ports_to_reserve(spec: RunSpec, node: int) -> int:
     """Return how many ports this node reserves: for its workers, and on node 0 also the master and spare ports."""
     ports = launch_plan.ports_needed(spec)
@@ -315,45 +310,89 @@ def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_impo
     None if the import failed or the run was stopped. `end.json` then has the reason why the run ends, unless it was
     stopped.
     """
-    image_folder = Path(own_image["folder"])
+    try:
+        host_interpreter()  # now, since an error ends the run and lets no other node wait
+    except OSError as error:
+        _end_run(folder, new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, str(error)))
+        return None
     if is_importer:
-        _import_image(run_plan, own_image, folder)
+        contents = _import_image(run_plan, own_image, folder)
     else:
-        _wait_for_import(folder, own_image["seconds"] + run_plan["start_seconds"] + _IMPORT_MARGIN_SECONDS)
-    refresh_listing(image_folder)
-    contents = image_import.load_contents(image_folder)
+        seconds = own_image["seconds"] + run_plan["start_seconds"] + _IMPORT_MARGIN_SECONDS
+        contents = _wait_for_import(folder, seconds)
     if contents is None or _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None:
         return None
-    return Container(root=image_folder / "root", python=contents["python"], environment=contents["environment"])
+    root = Path(own_image["folder"]) / contents["root"]
+    return Container(root=root, python=contents["python"], environment=contents["environment"])
 
 
-def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> None:
-    """Import the run's own image and tell the other nodes. If that fails, store why the run ends."""
-    write_json(folder / IMPORT_FILE, {"is_ready": False})
+def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> ImageContents | None:
+    """Import the run's own image, tell the other nodes, and return its contents.
+
+    If that fails, store why the run ends and return None.
+    """
     try:
-        image_import.import_image(
-            own_image,
-            bubblewrap=_bubblewrap(run_plan),
-            is_stopped=lambda: _load(folder / "stop.json") is not None,
-        )
-        write_json(folder / IMPORT_FILE, {"is_ready": True})
+        write_json(folder / IMPORT_FILE, {"is_ready": False})
+        with _delayed_sigterm() as is_signalled:
+            contents = image_import.import_image(
+                own_image,
+                bubblewrap=_bubblewrap(run_plan),
+                is_stopped=lambda: is_signalled() or _load(folder / "stop.json") is not None,
+            )
+        write_json(folder / IMPORT_FILE, {"is_ready": True, "contents": contents})
+        return contents
     except ImportStopped:
-        return
+        pass
     except ImportFailed as error:
-        cause = new_cause(error.outcome, error.code, str(error), error.data)
-        if _load(folder / "end.json") is None:  # the console has not ended the run meanwhile
-            write_json(folder / "end.json", {"at": time.time(), "loss": cause})
+        _end_run(folder, new_cause(error.outcome, error.code, str(error), error.data))
+    except OSError as error:
+        message = f"The run's image could not be imported: {error.strerror}."
+        _end_run(folder, new_cause(Outcome.PLATFORM_ERROR, FailureCode.PLATFORM_ERROR, message))
+    return None
 
 
-def _wait_for_import(folder: Path, seconds: float) -> None:
-    """Wait until node 0 has imported the run's image, the run ends, or `seconds` have passed."""
+def _end_run(folder: Path, cause: Cause) -> None:
+    """Store why the run ends, unless the console has ended it meanwhile."""
+    if _load(folder / "end.json") is None:
+        write_json(folder / "end.json", {"at": time.time(), "loss": cause})
+
+
+@contextlib.contextmanager
+def _delayed_sigterm() -> Iterator[Callable[[], bool]]:
+    """Delay SIGTERM, which would end this process, to the end of the block; yield a function that tells if it came.
+
+    So an import can remove its files first.
+    """
+    is_signalled = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_signalled
+        is_signalled = True
+
+    previous = signal.signal(signal.SIGTERM, note)
+    try:
+        yield lambda: is_signalled
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if is_signalled:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _wait_for_import(folder: Path, seconds: float) -> ImageContents | None:
+    """Wait until node 0 has imported the run's image, and return its contents.
+
+    None if the run ends meanwhile, or after `seconds`.
+    """
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at:
         refresh_listing(folder)
-        is_ready = (_load(folder / IMPORT_FILE) or {}).get("is_ready", False)
-        if is_ready or _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None:
-            return
+        contents: ImageContents | None = (_load(folder / IMPORT_FILE) or {}).get("contents")
+        if contents is not None:
+            return contents
+        if _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None:
+            return None
         time.sleep(_POLL_SECONDS)  # shared storage sends no events
+    return None
 
 
 def _load(path: Path) -> Any:
@@ -487,8 +526,13 @@ def _memory_cgroups() -> list[str]:
 
 
 def check_containers(tools: str, bubblewrap: str, result: Path) -> None:
-    """Write to the file `result` why this machine cannot import images; "" if it can."""
+    """Write to the file `result` why this machine cannot run customers' own images; "" if it can."""
     problem = image_import.check_tools(tools, bubblewrap or shutil.which("bwrap") or "bwrap")
+    if not problem:
+        try:
+            host_interpreter()
+        except OSError as error:
+            problem = str(error)
     write_json(result, {"machine": os.environ.get("SLURMD_NODENAME", ""), "problem": problem})
 
 

@@ -33,13 +33,13 @@ from runtime.backends.slurm import evidence
 from runtime.backends.slurm.commands import Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import Cause, EndRequest, Observation, RecordData
-from runtime.backends.slurm.node import IMPORT_FILE, RUN_PLAN_FILE, STOP_SIGNAL, refresh_listing
+from runtime.backends.slurm.node import IMPORT_FILE, RUN_PLAN_FILE, STOP_SIGNAL
 from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import outcome, peer_liveness
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
 from runtime.errors import BackendUnavailable, RunNotFound
-from runtime.files import write_json
+from runtime.files import refresh_listing, write_json
 from runtime.specs import FailureCode, Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
 

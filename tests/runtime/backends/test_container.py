@@ -173,6 +173,12 @@ def test_the_folders_on_the_way_to_a_mount_are_not_the_images(root, tmp_path):
     assert seen == {"data": ["digits"], "home": ["work"]}
 
 
+def test_no_link_in_opt_lies_on_the_way_to_a_mount(root):
+    (root / "opt" / "data").symlink_to("/oldroot/tmp")
+    assert "/opt/data" in container.root_arguments(root, [])
+    assert "/opt/data" not in container.root_arguments(root, ["/opt/data/digits"])
+
+
 def test_a_program_is_found_through_the_links_of_the_image_only(root, tmp_path):
     outside = tmp_path / "python3"
     outside.write_bytes(b"")
@@ -232,3 +238,31 @@ def test_the_launchers_interpreter_is_this_machines():
     assert all(
         any(PurePosixPath(path).is_relative_to(target) for target in targets) for path in (command[0], interpreter)
     )
+
+
+def test_the_launcher_looks_for_no_library_in_folders_that_its_libraries_name():
+    """Such a folder (DT_RPATH) would be the image's. The empty name is that of the interpreter."""
+    command, _mounts = container.host_interpreter()
+    ignoring = command[command.index("--inhibit-rpath") + 1].split(":")
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    loaded = {line.split(maxsplit=5)[-1] for line in lines if "lib-dynload" in line}
+    assert "" in ignoring
+    assert command[0] in ignoring
+    assert loaded
+    assert {f"{container.HOST_TARGET}{path}" for path in loaded} <= set(ignoring)
+
+
+def test_an_interpreter_with_libraries_that_the_sandbox_lacks_is_refused(monkeypatch):
+    """The dynamic linker would look for them in the image."""
+    loader, missing = Path("/usr/lib/ld-linux-x86-64.so.2"), Path("/apps/spack/zlib-1.3/lib/libz.so.1")
+    monkeypatch.setattr(container, "_loaded_libraries", lambda: [loader, missing])
+    with pytest.raises(OSError, match=f"has loaded {missing}, which lies neither below /usr"):
+        container.host_interpreter()
+    monkeypatch.setattr(container.sys, "executable", "/apps/spack/zlib-1.3/bin/python3")
+    container.host_interpreter()
+
+
+def test_an_interpreter_whose_folder_is_the_whole_machine_is_refused(monkeypatch):
+    monkeypatch.setattr(container.sys, "executable", "/python/python3")
+    with pytest.raises(OSError, match="the whole machine"):
+        container.host_interpreter()

@@ -48,7 +48,7 @@ def own_image(container_harness, registry, python_layer, request):
 
 def stored(harness):
     """Return the folders of unpacked images."""
-    return sorted((harness.folder / "runs" / ".images").glob("*/*/root"))
+    return sorted((harness.folder / "runs" / ".images").glob("*/*/root-*"))
 
 
 def test_two_nodes_run_in_an_own_image_and_share_one_import(container_harness, own_image):
@@ -266,17 +266,23 @@ def test_a_pulled_image_is_used_when_the_registry_is_away(container_harness, own
     container_harness.complete("print('second')", name="job-2-1", **changes)
     folder = images.image_folder(container_harness.folder / "runs", container_harness.spec(**changes))
     contents = json.loads((folder / "image.json").read_bytes())
-    assert contents == {"python": "/usr/local/bin/python3", "environment": {"PATH": "/usr/local/bin:/usr/bin"}}
+    assert contents == {
+        "root": stored(container_harness)[0].name,
+        "python": "/usr/local/bin/python3",
+        "environment": {"PATH": "/usr/local/bin:/usr/bin"},
+    }
 
 
-def test_an_interrupted_import_is_repeated(container_harness, own_image):
-    """A node died between unpacking the image and recording it."""
+def test_a_repeated_import_leaves_the_root_that_other_runs_may_use(container_harness, own_image):
+    """A node died between unpacking the image and recording it, or does not see that another one has recorded it."""
     changes = own_image()
     folder = images.image_folder(container_harness.folder / "runs", container_harness.spec(**changes))
-    (folder / "root" / "usr").mkdir(parents=True)
-    (folder / "root" / "partial").touch()
+    earlier = folder / "root-earlier"
+    earlier.mkdir(parents=True)
+    (earlier / "partial").touch()
     container_harness.complete("import os; print(os.path.exists('/partial'))", **changes)
     assert container_harness.log() == "False\n"
+    assert (earlier / "partial").exists()
 
 
 def test_the_check_of_a_cluster_tries_the_programs_on_a_compute_node(container_harness, tmp_path):
@@ -287,7 +293,7 @@ def test_the_check_of_a_cluster_tries_the_programs_on_a_compute_node(container_h
 
     found = result()
     assert found.ok, found
-    assert re.search(r"The machine n\d can import images", found.detail)
+    assert re.search(r"The machine n\d can run own images", found.detail)
     found = result(containers_bin=str(tmp_path))
     assert (found.ok, "skopeo is not installed" in found.detail) == (False, True)
     broken = tmp_path / "broken"

@@ -1,18 +1,27 @@
 """Rules for customers' own images on Slurm that need no Slurm: settings, refusals, errors of programs, and removal."""
 
+import base64
 import dataclasses
+import errno
+import json
 import os
+import signal
 import time
+import uuid
 
 import pytest
 
-from runtime.backends.slurm import image_import, images, submission
+from runtime.backends import container
+from runtime.backends.container import Container
+from runtime.backends.sandbox import find_bubblewrap
+from runtime.backends.slurm import image_import, images, node, submission
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.pending import explain_waiting
+from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob
 from runtime.errors import InvalidSpec
-from runtime.specs import Controller, FailureCode, Framework, Image, PullSecret, Resources, RunSpec
+from runtime.specs import Controller, FailureCode, Framework, Image, Outcome, PullSecret, Resources, RunSpec
 from runtime.trash import Trash
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -81,6 +90,18 @@ def test_packages_are_not_added_to_own_images(backend):
     assert refused.value.field == "packages"
 
 
+def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(tmp_path, monkeypatch):
+    def refuse():
+        raise OSError("This machine's Python has no dynamic linker of glibc.")
+
+    monkeypatch.setattr(image_import, "check_tools", lambda _tools, _bubblewrap: "")
+    monkeypatch.setattr(node, "host_interpreter", refuse)
+    node.check_containers("", "", tmp_path / "result")
+    assert json.loads((tmp_path / "result").read_bytes())["problem"] == (
+        "This machine's Python has no dynamic linker of glibc."
+    )
+
+
 def test_slurms_time_limit_leaves_room_for_the_import():
     def minutes(image):
         arguments = submission.arguments(spec(image=image), config(), job_name="j", log="/l")
@@ -141,17 +162,156 @@ def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
     plan = {**PLAN, "username": "robot$team", "password": 'a "b" $(c)'}
     importer = image_import._Importer(plan, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
     (tmp_path / "files").mkdir()
-
-    def record(command):
-        commands.append(command)
-        path = tmp_path / "files" / "auth.json"
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert importer._without_password(f"error: {plan['password']}") == "error: ***"
-
-    monkeypatch.setattr(importer, "_run", record)
+    monkeypatch.setattr(importer, "_run", lambda command, credentials: commands.append((command, credentials)))
     importer._pull()
-    assert not any(plan["password"] in word or plan["username"] in word for word in commands[0])
-    assert not (tmp_path / "files" / "auth.json").exists(), "it is gone before the image is unpacked"
+    ((command, credentials),) = commands
+    assert not any(plan["password"] in word or plan["username"] in word for word in command)
+    assert "--src-authfile=/auth.json" in command
+    (token,) = json.loads(credentials)["auths"].values()
+    assert base64.b64decode(token["auth"]).decode() == f"{plan['username']}:{plan['password']}"
+    assert importer._without_password(f"error: {plan['password']}") == "error: ***"
+
+
+def importer_with(tmp_path, monkeypatch, bubblewrap):
+    """Return an importer that needs no skopeo and no umoci."""
+    monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/env"))
+    (tmp_path / "files").mkdir()
+    return image_import._Importer(PLAN, tmp_path, bubblewrap, time.monotonic() + 60, lambda: False)
+
+
+def test_credentials_are_on_no_disk(tmp_path, monkeypatch):
+    importer = importer_with(tmp_path, monkeypatch, find_bubblewrap())
+    assert importer._run(["/usr/bin/cat", "/auth.json"], b"the credentials") is None
+    assert (tmp_path / "log").read_bytes() == b"the credentials"
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+@pytest.mark.parametrize("end", ["kill -TERM $$", "exit 143"], ids=["bubblewrap", "its program"])
+def test_a_program_that_slurm_ended_has_not_failed(tmp_path, monkeypatch, end):
+    program = tmp_path / "bwrap"
+    program.write_text(f"#!/bin/sh\n{end}\n")
+    program.chmod(0o755)
+    with pytest.raises(image_import.ImportStopped):
+        importer_with(tmp_path, monkeypatch, str(program))._run(["skopeo"])
+
+
+def refuse_locks(*_arguments, **_options):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+@pytest.mark.parametrize(
+    ("name", "replaced", "code"),
+    [
+        ("import_image", image_import, FailureCode.PLATFORM_ERROR),
+        ("host_interpreter", node, FailureCode.NODE_NOT_STARTED),
+    ],
+)
+def test_an_error_of_the_importing_node_ends_the_run_as_the_platforms_fault(
+    tmp_path, monkeypatch, name, replaced, code
+):
+    """Otherwise the other nodes would wait for the import's whole time limit."""
+    monkeypatch.setattr(replaced, name, refuse_locks)
+    plan = {**PLAN, "folder": str(tmp_path / "image")}
+    assert node._container({"bubblewrap": "bwrap"}, plan, tmp_path, is_importer=True) is None
+    cause = json.loads((tmp_path / "end.json").read_bytes())["loss"]
+    assert (cause["kind"], cause["code"]) == ("platform_error", code)
+    assert "No locks available" in cause["message"]
+
+
+def test_the_other_nodes_get_the_images_contents_from_the_first(tmp_path, monkeypatch):
+    """They may not see the image's own files yet: NFS clients cache that a file is missing."""
+    contents = {"root": "root-1", "python": "/python", "environment": {"A": "1"}}
+    monkeypatch.setattr(image_import, "import_image", lambda *_arguments, **_options: contents)
+    plan, run_plan = {**PLAN, "folder": str(tmp_path / "missing")}, {"bubblewrap": "bwrap", "start_seconds": 0}
+    expected = Container(tmp_path / "missing" / "root-1", "/python", {"A": "1"})
+    assert node._container(run_plan, plan, tmp_path, is_importer=True) == expected
+    assert node._container(run_plan, plan, tmp_path, is_importer=False) == expected
+
+
+def test_sigterm_ends_a_node_after_its_import_has_removed_its_files(tmp_path, monkeypatch):
+    """Slurm sends it when it cancels or preempts a job."""
+    events = []
+
+    def import_until_stopped(_plan, *, bubblewrap, is_stopped):
+        assert bubblewrap == "bwrap"
+        assert not is_stopped()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert is_stopped()
+        events.append("files removed")
+        raise image_import.ImportStopped
+
+    monkeypatch.setattr(image_import, "import_image", import_until_stopped)
+    previous = signal.signal(signal.SIGTERM, lambda *_: events.append("ended"))
+    try:
+        node._import_image({"bubblewrap": "bwrap"}, PLAN, tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert events == ["files removed", "ended"]
+    assert not (tmp_path / "end.json").exists()
+
+
+class UnpackedImage:
+    """An importer whose image is already unpacked."""
+
+    def __init__(self, _plan, work, *_arguments):
+        self.root = work / "files" / "root"
+
+    def run(self):
+        self.root.mkdir()
+        return {"root": f"root-{uuid.uuid4().hex}", "python": "/python", "environment": {}}
+
+
+def import_image(folder):
+    plan = {**PLAN, "folder": str(folder)}
+    image_import.import_image(plan, bubblewrap="bwrap", is_stopped=lambda: False)
+    return folder / image_import.load_contents(folder)["root"]
+
+
+def test_an_import_deletes_no_root_that_runs_may_use(tmp_path, monkeypatch):
+    """A node does not see that another one has just recorded the image."""
+    monkeypatch.setattr(image_import, "_Importer", UnpackedImage)
+    folder = tmp_path / image_import.IMAGES_FOLDER / "acme" / "image"
+    first = import_image(folder)
+    (first / "file").touch()
+    assert import_image(folder) == first
+    (folder / "image.json").unlink()
+    assert import_image(folder) != first
+    assert (first / "file").exists()
+
+
+def make_long_links(root, _monkeypatch):
+    for number in range(container.MAX_ARGUMENT_BYTES // 4000 + 1):
+        (root / f"link{number}").symlink_to("x" * 4000)
+
+
+def close_etc(_root, monkeypatch):
+    """The tests may run as root, to whom no folder is closed."""
+
+    def refuse(_root):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(container, "count_entries", refuse)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "variables", "reason"),
+    [
+        (make_long_links, {}, "too long targets"),
+        (close_etc, {}, "Permission denied"),
+        (lambda *_: None, {"PATH": f"/{'x' * 300}"}, "File name too long"),
+    ],
+    ids=["long links", "closed folder", "long PATH"],
+)
+def test_an_image_that_cannot_be_read_is_the_customers_fault(tmp_path, monkeypatch, prepare, variables, reason):
+    monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/x"))
+    monkeypatch.setattr(image_import, "_image_environment", lambda _layout: variables)
+    importer = image_import._Importer(PLAN, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
+    importer.root.mkdir(parents=True)
+    prepare(importer.root, monkeypatch)
+    monkeypatch.setattr(importer, "_run", lambda *_arguments: None)
+    with pytest.raises(image_import.ImportFailed, match=reason) as failed:
+        importer.run()
+    assert (failed.value.outcome, failed.value.code) == (Outcome.CODE_FAILED, FailureCode.IMAGE_NOT_UNPACKED)
 
 
 def test_a_full_disk_is_the_platforms_fault(tmp_path, monkeypatch):
@@ -218,6 +378,24 @@ def test_the_plan_of_an_image_has_its_credentials_and_limits(tmp_path):
     assert not images.image_plan(tmp_path, spec(), config())["is_insecure"]
 
 
+def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, monkeypatch, caplog):
+    submitted = backend()
+    started, killed = [], []
+    monkeypatch.setattr(submitted, "_admit", lambda spec: spec)
+    monkeypatch.setattr(submitted, "_check_size", lambda _spec: None)
+    monkeypatch.setattr(submitted, "_start", lambda run, _spec: started.append(run.name))
+    monkeypatch.setattr(submitted, "_remove_failed_submission", lambda run: killed.append(run.name))
+    monkeypatch.setattr(SlurmRun, "kill", lambda _run: None)
+
+    def fail(*_arguments):
+        raise PermissionError("no")
+
+    monkeypatch.setattr(images, "move_unused_to_trash", fail)
+    submitted.submit(spec())
+    assert (started, killed) == (["job-1-1"], [])
+    assert "Unused images could not be moved" in caplog.text
+
+
 def test_unused_images_are_removed(tmp_path):
     """The last ones of each organization stay, if they were used lately, and so do those of open runs."""
 
@@ -237,9 +415,10 @@ def test_unused_images_are_removed(tmp_path):
     fresh = stale.with_name("fresh")
     for folder in (stale, fresh):
         folder.mkdir(parents=True)
-    os.utime(stale, (0, 0))
+    os.utime(stale, (time.time() - 900 - 3700,) * 2)
+    os.utime(fresh, (time.time() - 900 - 3500,) * 2)
     used = {old_in_use, recent[-1]}
-    assert images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used)
+    assert images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used, import_seconds=900)
     assert [folder.exists() for folder in (just_used, old, old_in_use, stale, fresh)] == [
         True,
         False,
@@ -249,4 +428,4 @@ def test_unused_images_are_removed(tmp_path):
     ]
     kept = images.KEEP_IMAGES - 1  # `just_used` is the newest
     assert [folder.exists() for folder in recent] == [True] * kept + [False] * 3 + [True]
-    assert not images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used)
+    assert not images.move_unused_to_trash(tmp_path, Trash(tmp_path / ".trash"), used, import_seconds=900)

@@ -1,8 +1,11 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from runtime.backends.sandbox import find_bubblewrap
 from runtime.launcher import disk
 from runtime.launcher.record import Record
 
@@ -44,8 +47,38 @@ def test_folders_too_deep_to_measure_exceed_the_limit(tmp_path):
         descriptor = below
     os.close(descriptor)
     result = disk.measure([tmp_path], 10)
-    assert result.is_too_deep
+    assert result.is_incomplete
     assert not [path for path in Path("/proc/self/fd").iterdir() if os.path.realpath(path).startswith(str(tmp_path))]
+
+
+def measure_without_privileges(code, folder):
+    """Run code that has `folder` and `disk`, as this user without the right to read every file; return its output."""
+    start = f"import os, pathlib; from runtime.launcher import disk; folder = pathlib.Path({str(folder)!r})\n"
+    command = [find_bubblewrap(), "--dev-bind", "/", "/", "--cap-drop", "ALL", sys.executable, "-c", start + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o300, 0o400, 0o600])
+@pytest.mark.parametrize("closed", ["", "closed"], ids=["the measured folder", "one below it"])
+def test_files_in_folders_that_their_owner_has_closed_count(tmp_path, closed, mode):
+    folder = tmp_path / "measured"
+    (folder / "closed" / "deep").mkdir(parents=True)
+    (folder / "closed" / "deep" / "file").write_bytes(bytes(1 << 20))
+    (folder / closed).chmod(mode)
+    seen = measure_without_privileges(
+        "usage = disk.measure([folder], 10); print(usage.bytes, usage.is_incomplete)", folder
+    )
+    used_bytes, is_incomplete = seen.split()
+    assert (int(used_bytes) >> 20, is_incomplete) == (1, "False")
+
+
+def test_folders_that_are_closed_again_during_a_measurement_make_it_incomplete(tmp_path):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / "file").touch()
+    close_again = "grant = disk._grant_read_access\ndisk._grant_read_access = lambda *name: [grant(*name), {}]\n"
+    for close in ("os.chmod(folder / 'closed', 0o300)", "os.chmod(folder / 'closed', 0o400)"):
+        code = close_again.format(close) + "print(disk.measure([folder], 10).is_incomplete)"
+        assert measure_without_privileges(code, tmp_path) == "True\n"
 
 
 def test_open_unlinked_files_are_measured(tmp_path):
