@@ -38,8 +38,9 @@ other then runs all other tasks. `programs` adds more."""
 DISPATCH_PROCESSES = 2
 """How many dispatcher processes there are for each cluster. A cluster occupies at most two: one that dispatches, and
 one that waits for its lock (`jobs.locks.dispatch_lock`). So a slow cluster leaves the others' processes free."""
-READY_SECONDS = 60.0
-"""How long the console may take to answer /readyz after its start. An idle machine needs a few seconds."""
+READY_SECONDS = 180.0
+"""How long the console may take to answer /readyz after its start. An idle machine needs a few seconds, and one that is
+busy with other work more than a minute."""
 STOP_SECONDS = 45.0
 """How long supervisord may take to stop all programs before it is killed. It stops them one priority after the other,
 and most end within a second."""
