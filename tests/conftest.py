@@ -373,19 +373,25 @@ def shared_console(
             yield console
 
 
+def _make_ready(console: Console) -> None:
+    """Start the shared console again if the test before failed while parts of it were killed."""
+    if not console.is_ready():
+        console.kill_all()
+        console.up()
+
+
 @pytest.fixture(scope="session")
 def shared_buyer(shared_console: Console) -> Iterator[Buyer]:
     """A customer of the shared console with money in the wallet and scripts in the workspace."""
+    _make_ready(shared_console)  # fixtures of the session come before `whole_console`
     with contextlib.closing(Buyer(shared_console)) as created:
         yield created
 
 
 @pytest.fixture
 def whole_console(shared_console: Console) -> Console:
-    """The shared console, ready also if the test before failed while parts of it were killed."""
-    if not shared_console.is_ready():
-        shared_console.kill_all()
-        shared_console.up()
+    """The shared console, ready."""
+    _make_ready(shared_console)
     return shared_console
 
 
