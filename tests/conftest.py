@@ -26,8 +26,6 @@ import pytest
 from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import connection as django_connection
-from django.db import transaction
-from django.test import TransactionTestCase
 from django.utils import translation
 from pytest_django import DjangoDbBlocker, Settings
 from rest_framework.test import APIClient
@@ -240,26 +238,6 @@ def _create_template(name: str, blocker: DjangoDbBlocker) -> None:
         django_connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
         django_connection.close()
     names["NAME"], tests["NAME"] = own, tests_own
-
-
-def _delete_all_rows(_case: TransactionTestCase) -> None:
-    """Leave no rows for the next test, except content types and permissions.
-
-    Django's own flush truncates every table and its indexes, and creates permissions anew, which takes ten times as
-    long. The locks wait for transactions of threads that have not ended, as TRUNCATE does.
-    """
-    kept = {"django_content_type", "auth_permission"}
-    with transaction.atomic(), django_connection.cursor() as cursor:
-        tables = sorted(set(django_connection.introspection.django_table_names(only_existing=True)) - kept)
-        names = [django_connection.ops.quote_name(table) for table in tables]
-        cursor.execute(
-            f"LOCK TABLE {', '.join(names)} IN ACCESS EXCLUSIVE MODE;"
-            # As a replica, PostgreSQL checks no foreign keys, and no trigger keeps the ledger's entries.
-            "SET LOCAL session_replication_role = replica;" + "".join(f"DELETE FROM {name};" for name in names)
-        )
-
-
-TransactionTestCase._fixture_teardown = _delete_all_rows
 
 
 @pytest.fixture(autouse=True)
