@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    """Copy to each job who ordered it, and index jobs by that member.
+    """Add to jobs who ordered them, and index jobs by that member. The next migration fills the column.
 
     The index for estimates no longer depends on values: a prepared statement did not use it.
     """
@@ -29,11 +29,6 @@ class Migration(migrations.Migration):
                 related_name="+",
                 to=settings.AUTH_USER_MODEL,
             ),
-        ),
-        migrations.RunSQL(
-            "UPDATE jobs_job SET placed_by_id = jobs_order.placed_by_id "
-            "FROM jobs_order WHERE jobs_order.id = jobs_job.order_id",
-            migrations.RunSQL.noop,
         ),
         migrations.AddIndex(
             model_name="job",

@@ -35,6 +35,7 @@ ACCEPTED = {
     "jobs.0009_capacity_snapshot": "renames the model in Django; the table and its columns stay",
     "jobs.0017_job_search": "replaces the index of a job's workspace by one that begins with it",
     "jobs.0023_indexes_of_large_tables": "replaces the index of a job's code by one that begins with it",
+    "jobs.0026_members_of_jobs": "fills a column that the previous release does not know",
     "storage.0003_retention_of_older_rows": "fills columns that the previous release does not know",
 }
 """Why the previous release can live with a migration that `incompatibility` refuses."""
