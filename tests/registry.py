@@ -13,10 +13,11 @@ import socket
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import httpx
+
+from tests.console.processes import wait_for
 
 USER, PASSWORD = "me", "hunter2"
 _HTPASSWD = "me:$2b$04$rIkl8fKDnipHnKC7RVuMHeRKS1lPBtM8yQwzby6I059Nrcf/0ZO6G\n"
@@ -49,19 +50,13 @@ class Registry:
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
         self._client = httpx.Client(auth=(USER, PASSWORD), timeout=60, trust_env=False)
-        self._wait()
+        wait_for(self._answers, _START_SECONDS)
 
-    def _wait(self) -> None:
-        give_up_at = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                self._client.get(f"http://{self.host}/v2/").raise_for_status()
-            except httpx.TransportError:
-                if time.monotonic() > give_up_at:
-                    raise
-                time.sleep(0.05)
-            else:
-                return
+    def _answers(self) -> bool:
+        try:
+            return self._client.get(f"http://{self.host}/v2/").is_success
+        except httpx.TransportError:
+            return False
 
     def push(self, name: str, tag: str, layers: list[bytes], **config: object) -> str:
         """Push an image with these layers and this configuration (`Env`, …); return its digest."""

@@ -108,7 +108,7 @@ def count_argument_bytes(root: Path) -> int:
 def find_program(root: Path, names: Sequence[str], search_path: str) -> str:
     """Return the path in the image of the first program with one of these names; "" if there is none.
 
-    Links are resolved as inside the image, whatever they point at outside.
+    A link to an absolute path is looked up below `root`, as the sandbox will see it, and never on this machine.
     """
     for name in names:
         for folder in search_path.split(":"):

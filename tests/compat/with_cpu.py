@@ -39,7 +39,7 @@ def over_gloo(init):
 
 
 def onto_cpu(load):
-    """`torch.load`, whatever device the storages are mapped to."""
+    """Return a `torch.load` that maps all storages to the CPU and ignores the script's own mapping."""
 
     def loaded(file, map_location=None, **options):
         return load(file, map_location="cpu", **options)

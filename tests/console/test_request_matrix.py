@@ -1,6 +1,6 @@
 """Every method of every route under /api/v1/, as nobody, as another organization, and as each role.
 
-A route or method that isn't in `ROUTES` fails here: whoever adds one says who may use it.
+A test fails for each route or method that is missing in `ROUTES`, so a new one must state which roles may use it.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_a_link_in_an_image_leads_no_mount_out_of_the_sandbox(root, tmp_path, li
 
 
 def test_programs_of_an_image_gain_no_rights(root, tmp_path):
-    """Set-user-id files, devices, and libraries that the dynamic linker is told to load first."""
+    """The image has a set-user-id program, a device, a pipe, and a list of libraries to load first (ld.so.preload)."""
     program = root / "usr" / "bin" / "become"
     program.write_bytes(b"#!/bin/sh\n")
     program.chmod(0o6755)
