@@ -330,7 +330,7 @@ def test_a_pod_gets_the_limits_that_were_bought(own_harness, customer):
             bought, image=own.image, mounts=own.mounts, resources=own.resources, datasets=(), labels={}, node_kind=""
         )
     )
-    (pod,) = own_harness.site.pods(bought.name)
+    (pod,) = wait_for(lambda: own_harness.site.pods(bought.name))
     config = own_harness.config()
     margin = config.gang_seconds + 2 * config.start_seconds + 2 * names.POD_MARGIN_SECONDS
     assert pod.spec.active_deadline_seconds == 5400 + margin
