@@ -76,6 +76,9 @@ MAX_KEPT_DIGESTS = 256
 FINISH_LOCK = 7_415
 """The first key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but must not
 change, as APPEND_LOCK."""
+FLUSH_BYTES = 64 * 1024**2
+"""After this many bytes, those that have arrived are forced to the disk while more arrive, so that the client does not
+wait for all of them at the end. At most twice as many are in memory alone."""
 FETCH_LOCK_FILE = "fetch-slot"
 """The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is here,
 because garbage collection must keep the file."""
@@ -323,9 +326,11 @@ def append_unchecked(upload: Upload, offset: int, stream: Readable) -> int:
         translate_os_errors(),
         _open_for_writing(upload) as file_fd,
         _digest_of(upload, offset) as digest,
-        ThreadPoolExecutor(1, thread_name_prefix="hash") as hasher,
+        ThreadPoolExecutor(2, thread_name_prefix="upload") as threads,
     ):
         hashing: Future[None] | None = None
+        flushing: Future[None] | None = None
+        next_flush_at = offset + FLUSH_BYTES
         # When all bytes have arrived, `or 1` tries to read one more, which shows whether the client sends too many.
         while chunk := stream.read(min(CHUNK_BYTES, upload.size_bytes - offset) or 1):
             if offset == upload.size_bytes:
@@ -336,7 +341,13 @@ def append_unchecked(upload: Upload, offset: int, stream: Readable) -> int:
             offset += len(chunk)
             if digest:
                 # In a thread, because neither hashing nor writing holds Python's global lock, so that they overlap.
-                hashing = hasher.submit(digest.update, chunk)
+                hashing = threads.submit(digest.update, chunk)
+            if offset >= next_flush_at:
+                if flushing:
+                    flushing.result()  # raises if the disk has failed
+                flushing, next_flush_at = threads.submit(os.fdatasync, file_fd), offset + FLUSH_BYTES
+        if flushing:
+            flushing.result()
     return offset
 
 
