@@ -21,10 +21,9 @@ def bare_job_list(request: MemberRequest) -> HttpResponse:
     search = job_search.JobSearch.parse(request.GET.dict())
     page = job_search.page(request.membership.organization, search)
     lines = [
-        f"{job.pk} {row['title']} {job.workspace_name}/{job.code_path} {job.tags} {job.state} {row['progress']} "
-        f"{job.nodes} {job.spec_title} {job.queued_at} {job.placed_by_email} {row['cost_minor']} {job.ceiling_minor} "
-        f"{job.currency}\n"
-        for job, row in ((job, rows.row(job)) for job in page.jobs)
+        f"{row.number} {row.title} {row.script} {row.tags} {row.state} {row.progress} {row.machines} {row.queued_at} "
+        f"{row.placed_by_email} {row.cost_minor} {row.ceiling_minor} {row.currency}\n"
+        for row in map(rows.row, page.jobs)
     ]
     return HttpResponse("".join(lines), content_type="text/plain")
 

@@ -168,9 +168,13 @@ EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
     "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL},
-    # In the memory of each process, for parts of pages that are the same for everybody: the template tag `cache` uses
-    # the cache with this name.
-    "template_fragments": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "fragments"},
+    # In the memory of each process, at most some 10 MB, for parts of pages that depend on few values: the template tag
+    # `cache` uses the cache with this name.
+    "template_fragments": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "LOCATION": "fragments",
+        "OPTIONS": {"MAX_ENTRIES": 5000},
+    },
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 

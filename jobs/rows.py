@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from django.db.models import F, QuerySet
@@ -49,13 +51,46 @@ def annotated(jobs: QuerySet[Job]) -> QuerySet[Job]:
     )
 
 
-def row(job: Any) -> dict[str, Any]:
-    """Return the context of one row; `job` comes from `queryset`."""
-    return {
-        "job": job,
-        "title": free_runs.title(job, is_free_estimate=job.is_free_estimate),
-        "script": f"{job.workspace_name}/{job.code_path}",
-        "machines": f"{job.nodes} × {job.spec_title}",
-        "progress": selectors.progress(job, p50_seconds=float(job.p50_seconds or 0)),
-        "cost_minor": job.metered_minor,
-    }
+@dataclass(frozen=True)
+class Row:
+    """A row of a list of jobs. Its text (`str`) has all values but `job`, so it is a key for what is made of them.
+
+    `progress` is that of `selectors.progress`; `waiting_for` is why the job waits or starts, where a page shows it.
+    """
+
+    job: Any = field(repr=False)
+    number: int
+    title: str
+    script: str
+    tags: list[str]
+    state: str
+    is_ended: bool
+    progress: dict[str, Any]
+    machines: str
+    queued_at: datetime
+    placed_by_email: str | None
+    cost_minor: int
+    ceiling_minor: int
+    currency: str
+    waiting_for: str = ""
+
+
+def row(job: Any, waiting_for: str = "") -> Row:
+    """Return a row; `job` comes from `queryset`."""
+    return Row(
+        job=job,
+        number=job.pk,
+        title=free_runs.title(job, is_free_estimate=job.is_free_estimate),
+        script=f"{job.workspace_name}/{job.code_path}",
+        tags=job.tags,
+        state=job.state,
+        is_ended=job.is_ended,
+        progress=selectors.progress(job, p50_seconds=float(job.p50_seconds or 0)),
+        machines=f"{job.nodes} × {job.spec_title}",
+        queued_at=job.queued_at,
+        placed_by_email=job.placed_by_email,
+        cost_minor=job.metered_minor,
+        ceiling_minor=job.ceiling_minor,
+        currency=job.currency,
+        waiting_for=waiting_for,
+    )

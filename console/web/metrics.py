@@ -92,7 +92,7 @@ def job_compare(request: MemberRequest) -> HttpResponse:
 
     context = {
         "names": names,
-        "rows": [rows.row(job) | {"best": best_values(job)} for job in jobs],
+        "rows": [(rows.row(job), best_values(job)) for job in jobs],
         "runs": [_chart_run(job, is_free_estimate=job.is_free_estimate) for job in jobs],
         "limit": MAX_COMPARED,
     }

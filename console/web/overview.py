@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from django.http import HttpResponse
 from django.shortcuts import render
@@ -100,12 +99,12 @@ def _open_jobs(organization: Organization) -> list[Job]:
     return list(rows.with_ids(newest)[:MAX_ROWS])
 
 
-def _open_rows(organization: Organization, jobs: list[Job]) -> list[dict[str, Any]]:
+def _open_rows(organization: Organization, jobs: list[Job]) -> list[rows.Row]:
     """Return the rows of open jobs. The row of a job that waits or starts has the reason."""
     waiting_pks = [job.pk for job in jobs if job.state in {JobState.QUEUED, JobState.STARTING}]
     waiting_jobs = selectors.jobs_for(organization).filter(pk__in=waiting_pks) if waiting_pks else ()
     reasons = {job.pk: selectors.waiting_for(job) for job in waiting_jobs}
-    return [rows.row(job) | {"waiting_for": reasons.get(job.pk, "")} for job in jobs]
+    return [rows.row(job, reasons.get(job.pk, "")) for job in jobs]
 
 
 def _cluster_totals() -> dict[str, clusters.ClusterTotals | None]:

@@ -41,7 +41,7 @@ def test_the_time_left_is_estimated_and_never_past_the_deadline(customer, monkey
         Job.objects.filter(pk=attempt.job_id).update(**fields)
         job = selectors.job_for(customer.organization, attempt.job_id)
         left = selectors.summary(job)["progress"]["eta_seconds"]
-        assert rows.row(rows.queryset(customer.organization).get())["progress"]["eta_seconds"] == left
+        assert rows.row(rows.queryset(customer.organization).get()).progress["eta_seconds"] == left
         return left
 
     assert eta() is None, "the quote's 100 s at p50 are over"

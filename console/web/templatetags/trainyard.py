@@ -327,11 +327,11 @@ def state_colour(state: str) -> str:
 
 
 @register.simple_tag
-def job_progress(job: Job, progress: Mapping[str, Any], label: str) -> SafeString:
-    """Render a job's progress: bar, epoch and estimated time left."""
-    if job.state == JobState.QUEUED:
+def job_progress(state: str, progress: Mapping[str, Any], label: str) -> SafeString:
+    """Render the progress of a job in this state: bar, epoch and estimated time left."""
+    if state == JobState.QUEUED:
         return format_html('<span class="text-secondary">{}</span>', _("waiting"))
-    return _progress_bar(job.state, label=label, language=get_language(), **progress)
+    return _progress_bar(state, label=label, language=get_language(), **progress)
 
 
 @lru_cache(maxsize=MAX_CACHED_TEXTS)
