@@ -372,6 +372,17 @@ def control(field: BoundField, classes: str = "") -> SafeString:
     return field.as_widget(attrs={"class": " ".join(filter(None, [base, classes, invalid]))})
 
 
+@register.simple_tag
+def error_slot(name: str, sentence: str = "", *, oob: bool = False) -> SafeString:
+    """Render the place of the error of the field `name`. The response to a quote replaces it (`oob`: out of band)."""
+    return format_html(
+        '<div class="invalid-feedback d-block" id="error-{}" role="alert"{}>{}</div>',
+        name,
+        format_html(' hx-swap-oob="{}"', "true") if oob else "",
+        sentence,
+    )
+
+
 @register.filter
 def is_checkbox(field: BoundField) -> bool:
     """Return whether a field is a checkbox."""
