@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -187,11 +188,10 @@ class Supervisord:
 
         Raises UpError after READY_SECONDS, or if supervisord ends.
         """
-        for _ in range(int(READY_SECONDS * 10)):
+        deadline = time.monotonic() + READY_SECONDS
+        while self.is_running() and time.monotonic() < deadline:
             if is_ready() or stop.wait(0.1):
                 return
-            if not self.is_running():
-                break
         raise UpError(f"The console did not get ready. See the logs in {settings.EMBEDDED.log_dir}.")
 
     def stop(self) -> None:
