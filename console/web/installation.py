@@ -1,4 +1,7 @@
-"""Pages of the brand's files and the operator's legal texts, all public, and the templates' context variable."""
+"""Public views that serve the brand's style sheet and logo and the operator's legal texts.
+
+Also the variable `installation` of all templates.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ DARK_CARD = "#262626"
 TINT_SHARE = 0.12
 """The largest share of the brand's colour in a tinted background below text in that colour (in `trainyard.css`)."""
 HOVER_SHARE = 0.15
-"""The share of black (light theme) or white (dark theme) in the colour of a button under the pointer."""
+"""The share of black (light theme) or white (dark theme) in the colour of a button under the pointer.
+About as much as between our own two colours in the light theme (`trainyard.css`)."""
 
 
 def context(_request: HttpRequest) -> dict[str, Any]:
@@ -43,7 +47,11 @@ def brand_style(_request: HttpRequest) -> HttpResponse:
 
 
 def _theme_rule(selector: str, color: str, *, hover: str) -> str:
-    """Return the CSS rule that sets Tabler's variables of the primary colour."""
+    """Return the CSS rule that sets Tabler's variables of the primary colour.
+
+    `hover` is the colour of a button under the pointer. Tabler calls its variable `darken`, but in the dark theme it is
+    lighter than `color`.
+    """
     rgb = ", ".join(map(str, channels(color)))
     return f"{selector} {{ --tblr-primary: {color}; --tblr-primary-rgb: {rgb}; --tblr-primary-darken: {hover}; }}"
 
