@@ -40,7 +40,16 @@ from billing.models import AutoTopUp, PaymentCustomer, StripeEvent, TopUp
 from billing.sandbox import intents
 from console.accounts.models import Organization, User
 from tests.crashes import crash_at
-from tests.provider import ASKS, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_FAILS, Stripe, lost
+from tests.provider import (
+    ASKS_FOR_CONFIRMATION,
+    DECLINED,
+    DISPUTED,
+    FAILS_LATER,
+    GOOD,
+    REFUND_FAILS,
+    Stripe,
+    fail_network,
+)
 
 CUSTOMERS = 12
 """How many customers a group has at a time."""
@@ -169,10 +178,10 @@ class SimulatedCustomers(SimulatedAdministrator):
         if self._maybe_crash(start):
             return True
         top_up = start()
-        cards = [GOOD] * 12 + [DECLINED, DISPUTED, REFUND_FAILS, ASKS, FAILS_LATER]
+        cards = [GOOD] * 12 + [DECLINED, DISPUTED, REFUND_FAILS, ASKS_FOR_CONFIRMATION, FAILS_LATER]
         result = self.stripe.pay(top_up.session_id, self.chance.choice(cards))
         if "/challenge/" in result:
-            self.stripe.provider.answer_challenge(result.rsplit("/", 1)[1], is_agreed=self.chance.random() < 0.7)
+            self.stripe.sandbox.answer_challenge(result.rsplit("/", 1)[1], is_agreed=self.chance.random() < 0.7)
         if self.chance.random() < 0.1:
             gateway.expire_checkout(top_up.session_id)
         return True
@@ -196,7 +205,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         """Delete the provider's record of the customer, with its cards."""
         row = PaymentCustomer.objects.filter(organization=customer.organization).exclude(customer_id="").first()
         if row is not None:
-            self.stripe.provider.handle("DELETE", f"/v1/customers/{row.customer_id}")
+            self.stripe.sandbox.handle("DELETE", f"/v1/customers/{row.customer_id}")
         return row is not None
 
     # Refunds and disputes
@@ -217,7 +226,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         """Refund a payment in the provider's dashboard."""
         if charge := self._recent_object("charge"):
             amount = self.chance.randint(1, charge["amount"])
-            self.stripe.provider.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
+            self.stripe.sandbox.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
         return charge is not None
 
     def open_dispute(self, _customer: Customer) -> bool:
@@ -225,7 +234,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         charge = self._recent_object("charge")
         if charge is None or charge["disputed"] or charge["amount_refunded"] >= charge["amount"]:
             return False
-        intents.open_dispute(self.stripe.provider.account, charge)
+        intents.open_dispute(self.stripe.sandbox.account, charge)
         return True
 
     def decide_dispute(self, _customer: Customer) -> bool:
@@ -234,9 +243,9 @@ class SimulatedCustomers(SimulatedAdministrator):
         if dispute is None or dispute["status"] == "lost":
             return False
         if dispute["status"] == "won":
-            intents.reopen_dispute(self.stripe.provider.account, dispute)
+            intents.reopen_dispute(self.stripe.sandbox.account, dispute)
         else:
-            intents.end_dispute(self.stripe.provider.account, dispute, self.chance.choice(["won", "lost"]))
+            intents.end_dispute(self.stripe.sandbox.account, dispute, self.chance.choice(["won", "lost"]))
         return True
 
     # Events and tasks
@@ -267,7 +276,7 @@ class SimulatedCustomers(SimulatedAdministrator):
             return False
         top_up = self.chance.choice(list(top_ups))
         wrong_fields = self.chance.choice([{"amount_total": 1}, {"currency": "eur"}, {"id": "cs_another"}, {}])
-        session = self.stripe.provider.session(top_up.session_id) | {"payment_status": "paid"} | wrong_fields
+        session = self.stripe.sandbox.session(top_up.session_id) | {"payment_status": "paid"} | wrong_fields
         event = {"id": f"evt_{uuid.uuid4().hex}", "object": "event", "type": "checkout.session.completed"}
         # If no field is wrong, the event claims to be a live one, which the sandbox never sends.
         event |= {"created": 1, "livemode": not wrong_fields, "data": {"object": session}}
@@ -303,7 +312,7 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def _recent_object(self, kind: str) -> dict[str, Any] | None:
         """Return one of the provider's newest objects of a kind."""
-        objects = self.stripe.provider.account.store.newest(kind, 40)
+        objects = self.stripe.sandbox.account.store.newest(kind, 40)
         return self.chance.choice(objects) if objects else None
 
     def _maybe_crash(self, call: Callable[[], Any]) -> bool:
@@ -318,9 +327,9 @@ class SimulatedCustomers(SimulatedAdministrator):
         """Make the call. The network may fail before or after a request to the provider, or the process may crash."""
         fault = self.chance.random()
         if fault < 0.1:
-            self.stripe.wire.before = lost
+            self.stripe.wire.before = fail_network
         elif fault < 0.2:
-            self.stripe.wire.after = lost
+            self.stripe.wire.after = fail_network
         with contextlib.suppress(PaymentUnavailable, BillingError):
             if not self._maybe_crash(call):
                 call()
@@ -358,7 +367,7 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def _stored_events(self, newest: int) -> QuerySet[StripeEvent]:
         """Return our rows for the provider's newest events."""
-        event_ids = [event["id"] for event in self.stripe.provider.account.store.newest("event", newest)]
+        event_ids = [event["id"] for event in self.stripe.sandbox.account.store.newest("event", newest)]
         return StripeEvent.objects.filter(event_id__in=event_ids)
 
     def _unapplied_events(self) -> list[str]:

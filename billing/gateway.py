@@ -1,8 +1,8 @@
 """The client of the payment provider, and the only module that imports `stripe`.
 
 Without Stripe keys it talks to our sandbox (`billing.sandbox`) through the same client. Every call that creates an
-object carries an idempotency key made from the caller's row, so a repeated call has no second effect. No business
-decision is made here.
+object carries an idempotency key, so a repeated call has no second effect. The key is made from the caller's row, or
+from a random id for a page that saves a card. No business decision is made here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from django.conf import settings
 from billing.errors import BadSignature, CustomerGone, PaymentDeclined, PaymentRefused, PaymentUnavailable
 
 API_VERSION = "2026-10-28.endive"
-"""The version of Stripe's API that this code is written for. Create the webhook endpoint with the same version."""
+"""The version of Stripe's API that this code is written for. The operator creates the webhook endpoint in Stripe's
+Dashboard with the same version; otherwise events have fields that this code does not expect."""
 SIGNATURE_TOLERANCE_SECONDS = 300
 """Largest difference between the header's time and ours: the default of Stripe's own libraries."""
 NETWORK_RETRIES = 2
@@ -143,7 +144,10 @@ def create_checkout(
 
 
 def create_card_setup(*, reference: str, customer_id: str, currency: str, return_url: str) -> Checkout:
-    """Create a page that saves a card without a payment. Raises PaymentUnavailable, PaymentRefused."""
+    """Create a page that saves a card without a payment. Idempotent on `reference` and the customer.
+
+    No row stands for such a page, so `reference` is a random id. Raises PaymentUnavailable, PaymentRefused.
+    """
     parameters = {
         "mode": "setup",
         "customer": customer_id,
@@ -163,7 +167,10 @@ def expire_checkout(session_id: str) -> None:
 
 
 def cards(customer_id: str) -> list[Card]:
-    """Return the customer's saved payment methods, newest first. Raises PaymentUnavailable, PaymentRefused."""
+    """Return the customer's saved payment methods (at most 100, Stripe's largest page), newest first.
+
+    Raises PaymentUnavailable, PaymentRefused.
+    """
     page = _call(lambda: _client().v1.customers.payment_methods.list(customer_id, {"limit": 100}))
     return [_card(method.to_dict()) for method in page.data]
 
@@ -305,7 +312,8 @@ def sandbox_secret() -> str:
 def sandbox_key() -> str:
     """Return the sandbox's API key.
 
-    It is secret, because customers' code can reach the sandbox on loopback, and events name other organizations.
+    It is secret, because customers' code can reach the sandbox on loopback and could otherwise read events of other
+    organizations.
     """
     return "sk_test_" + _derived_secret(settings.SECRET_KEY, "payments sandbox key")
 

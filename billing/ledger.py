@@ -25,11 +25,16 @@ from billing.errors import InsufficientFunds, LedgerConflict
 from billing.models import Account, Entry
 
 MOVE = "SELECT billing_move(%s, %s, %s, %s, %s::bigint[], %s::bigint[])"
-"""Stored function (migration 0012) that writes the balances, the transaction and its entries atomically."""
+"""Call of the stored function (migration 0012) that writes the balances, the transaction and its entries atomically.
+
+Its parameters: reference, kind, description, time, account ids in locking order, and their amounts."""
 
 
 def wallet_account(*, organization_id: int, currency: str) -> Account:
-    """Return the organization's wallet. Create it if needed. Safe under concurrent calls."""
+    """Return the organization's wallet; create it in `currency` if needed. Safe under concurrent calls.
+
+    An organization has only one wallet: an existing one keeps its currency, whatever `currency` says.
+    """
     Account.objects.bulk_create(
         [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True
     )
@@ -58,8 +63,9 @@ def written_off_account(wallet: Account) -> Account:
 def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple[Account, int]]) -> bool:
     """Post a transaction of (account, amount in minor units) entries and return True.
 
-    The amounts sum to zero, and each account occurs once. Entries of 0 are dropped. Returns False if the reference was
-    already posted with the same entries.
+    `reference` names what is posted, for example `top-up:<id>`. `kind` is the transaction's kind, such as "charge" or
+    "top-up" (at most 16 characters). The amounts sum to zero, and each account occurs once. Entries of 0 are dropped.
+    Returns False if the reference was already posted with the same entries.
 
     Raises InsufficientFunds if a wallet would fall below its holds, LedgerConflict if the reference exists with other
     entries, ValueError if the entries do not balance or are all zero.
@@ -84,7 +90,7 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
             return False
         if "wallet_covers_what_is_held" not in str(error):
             raise
-        raise _insufficient_funds_of(entries) from error
+        raise _insufficient_funds_for_posting(entries) from error
     return True
 
 
@@ -107,7 +113,11 @@ def unhold(*, account: Account, amount_minor: int) -> None:
 
 
 def lock(*, account: Account) -> None:
-    """Lock the wallet until the transaction ends, as `hold` and `unhold` do by changing it."""
+    """Lock the wallet's row until the transaction ends.
+
+    For callers that change neither balance nor holds, but must exclude those that do. New entries may still refer to
+    the row meanwhile (`no_key`).
+    """
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
 
 
@@ -142,8 +152,8 @@ def _move(values: tuple[Any, ...]) -> None:
         cursor.execute(MOVE, values)
 
 
-def _insufficient_funds_of(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:
-    """Return the error for the wallet that could not cover its entry, with its balance after the refusal."""
+def _insufficient_funds_for_posting(entries: Sequence[tuple[Account, int]]) -> InsufficientFunds:
+    """Return the error for the wallet that the refused posting would have debited. Its balance is read again."""
     for account, amount in entries:
         if account.kind == Account.Kinds.WALLET and amount < 0:
             account.refresh_from_db()

@@ -25,9 +25,10 @@ FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 15.0
 """Longest pause, even if the header Retry-After asks for more, because a person waits for the command."""
 TIMEOUT = httpx.Timeout(60, connect=10)
-"""Seconds without a byte after which a request fails. A minute is more than the console needs for any answer."""
+"""A request fails after 60 seconds without a byte, more than the console needs for any answer, and after 10 seconds
+without a connection, so that a wrong address is reported soon."""
 STREAM_TIMEOUT = httpx.Timeout(60, connect=10)
-"""Seconds without a byte after which a stream fails. The console sends a comment after 15 seconds of silence."""
+"""A stream fails after 60 seconds without a byte. The console sends a comment after 15 seconds of silence."""
 BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a console or proxy after which a repeated request may succeed."""
 REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -142,7 +143,7 @@ class Transport:
         if response.is_redirect:
             raise UnexpectedAnswer(
                 f"{self.url} redirects to {response.headers.get('Location', 'another address')}. The token is not sent "
-                "there. Log in with the address that the console has in the browser."
+                "there. Log in again with the address that your browser shows for the console."
             )
         try:
             body = response.json()
@@ -155,9 +156,11 @@ class Transport:
 
 
 def _pause_after(try_number: int, retry_after: str = "") -> float:
-    """Return the seconds to wait after a try, counted from 1. `retry_after` is the header: seconds, or a date."""
-    is_seconds = retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6
-    requested_seconds = float(retry_after) if is_seconds else 0.0
+    """Return the seconds to wait after a try, counted from 1.
+
+    `retry_after` is the header's value. Only seconds are used; a date is ignored.
+    """
+    requested_seconds = float(retry_after) if retry_after.isdecimal() else 0.0
     return min(max(FIRST_PAUSE_SECONDS * 2.0 ** (try_number - 1), requested_seconds), MAX_PAUSE_SECONDS)
 
 

@@ -235,7 +235,7 @@ def end_queued(*, job_pk: int, reason: EndReason, detail: str) -> None:
 
 
 def longest_seconds(job: Job) -> int:
-    """Return how many seconds all attempts together may run: the customer's own limit, or else the product's."""
+    """Return the longest billed seconds of all attempts together: the customer's own limit, or else the product's."""
     return job.order.hold.quote.purchase.get("max_seconds") or job.order.product.max_seconds
 
 
@@ -405,7 +405,7 @@ def _finish(
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
     billed = [time_range for each in attempts for time_range in usage.billed_ranges(each, finished_at)]
     # A fixed price is due for a completed job. One that completed only after a cancel took effect pays for its time.
-    has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.is_billed_in_full(attempts[-1])
+    has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.is_untouched_by_cancel(attempts[-1])
     receipt = charges.settle(
         hold=job.order.hold,
         usage=Usage.of(billed, completed=has_completed),

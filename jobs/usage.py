@@ -73,21 +73,21 @@ def billable_seconds(job: Job, attempts: Iterable[Attempt], now: datetime) -> fl
 def left_seconds(job: Job, attempts: Iterable[Attempt], *, nodes: int, longest_seconds: int) -> int:
     """Return how many seconds another attempt on `nodes` nodes may run, so that the job stays under its ceiling.
 
-    On fewer nodes, where a second costs less, it may run longer than the deadline. But all attempts together may run
-    for at most `longest_seconds`.
+    On fewer nodes, where a second costs less, it may run longer than the deadline. But the billed time of all attempts
+    together is at most `longest_seconds`, or the deadline if that is longer. Free attempts do not count.
     """
     ended_attempts = [each for each in attempts if each.finished_at]
     # `billable_seconds` needs a time for running attempts. There are none among these, so any time will do.
     now = max((each.finished_at for each in ended_attempts if each.finished_at), default=job.queued_at)
     # The rest of the node-seconds that the deadline allows, as seconds on `nodes` nodes.
     seconds_left = (job.deadline_seconds - billable_seconds(job, ended_attempts, now)) * job.nodes / nodes
-    run_seconds = sum(part.seconds for each in ended_attempts for part in billed_ranges(each, now))
+    billed_run_seconds = sum(part.seconds for each in ended_attempts for part in billed_ranges(each, now))
     # An administrator may have lowered the product's limit, and so `longest_seconds`. The deadline that was sold holds.
-    return max(0, int(min(seconds_left, max(job.deadline_seconds, longest_seconds) - run_seconds)))
+    return max(0, int(min(seconds_left, max(job.deadline_seconds, longest_seconds) - billed_run_seconds)))
 
 
 def free_lines(job: Job, attempts: Iterable[Attempt], finished_at: datetime) -> list[Line]:
-    """Return the free lines of a job's receipt, which ended at `finished_at`.
+    """Return the free lines of the receipt of a job that ended at `finished_at`.
 
     They are the time in the queue, starts, hangs, the time after a cancel, and platform faults with their evidence.
     """
@@ -121,14 +121,14 @@ def lost_seconds(attempt: Attempt) -> float | None:
 
 def _billed_until(attempt: Attempt, now: datetime) -> datetime:
     """Return the end of an attempt's billable time. The caller checks that its reason is one that is billed."""
-    ended_at = _billed_end(attempt, attempt.finished_at or now)
+    ended_at = _end_after_cancel(attempt, attempt.finished_at or now)
     if attempt.reason == EndReason.HUNG and attempt.started_at:
         # Without any sign of progress since the start, nothing is billed.
         return min(ended_at, max(attempt.progress_at or attempt.started_at, attempt.started_at))
     return ended_at
 
 
-def _billed_end(attempt: Attempt, ended_at: datetime) -> datetime:
+def _end_after_cancel(attempt: Attempt, ended_at: datetime) -> datetime:
     """Return the end of the time that a cancelled run is billed for; `ended_at` if the job was not cancelled.
 
     That is `ended_at`, but at most the end of the grace period. If the run ended more than STOP_SECONDS after that, it
@@ -142,9 +142,12 @@ def _billed_end(attempt: Attempt, ended_at: datetime) -> datetime:
     return requested_at if is_late else min(ended_at, grace_ends)
 
 
-def is_billed_in_full(attempt: Attempt) -> bool:
-    """Whether no cancel shortened the billed time of an attempt. Only then may it count as completed."""
-    return attempt.finished_at is None or _billed_end(attempt, attempt.finished_at) == attempt.finished_at
+def is_untouched_by_cancel(attempt: Attempt) -> bool:
+    """Return whether no cancel shortened the attempt's billable time.
+
+    If one did, a fixed price is not due, although the run completed. Whether the reason is billed is not considered.
+    """
+    return attempt.finished_at is None or _end_after_cancel(attempt, attempt.finished_at) == attempt.finished_at
 
 
 def _free_part(attempt: Attempt, started_at: datetime, ended_at: datetime) -> list[Line]:

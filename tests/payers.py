@@ -29,7 +29,7 @@ from billing.selectors import wallet
 from console.accounts.models import Membership, User
 from tests.books import BROKEN_BOOKS, broken, cleared
 from tests.crashes import crash_at
-from tests.provider import ASKS, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_FAILS, Stripe
+from tests.provider import ASKS_FOR_CONFIRMATION, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_FAILS, Stripe
 from tests.racing import raised, together
 
 SIDES: list[Stripe] = []
@@ -82,14 +82,17 @@ class Payers:
             account=wallet(member.organization), amount_minor=amount, user=member.user, save_card=save
         )
 
-    @rule(which=which, card=st.sampled_from([GOOD, GOOD, GOOD, DISPUTED, REFUND_FAILS, DECLINED, ASKS, FAILS_LATER]))
+    @rule(
+        which=which,
+        card=st.sampled_from([GOOD, GOOD, GOOD, DISPUTED, REFUND_FAILS, DECLINED, ASKS_FOR_CONFIRMATION, FAILS_LATER]),
+    )
     def pay(self, which: int, card: str) -> None:
         """Pay at the provider's page. Nothing of ours knows of it before an event comes."""
         if (top_up := self.chosen(which, [row for row in self.top_ups() if row.session_id])) is None:
             return
         address = self.side.pay(top_up.session_id, card)
         if "/challenge/" in address:
-            self.side.provider.answer_challenge(address.rsplit("/", 1)[1], is_agreed=which % 2 == 0)
+            self.side.sandbox.answer_challenge(address.rsplit("/", 1)[1], is_agreed=which % 2 == 0)
         self.post += self.side.fresh()
 
     @rule(which=which)
@@ -116,7 +119,7 @@ class Payers:
         """At the Dashboard: cards and automatic top-ups end, and paying goes on."""
         row = PaymentCustomer.objects.filter(organization=self.members[customer].organization).first()
         if row and row.customer_id:
-            self.side.provider.handle("DELETE", f"/v1/customers/{row.customer_id}")
+            self.side.sandbox.handle("DELETE", f"/v1/customers/{row.customer_id}")
             self.post += self.side.fresh()
 
     # What comes back
@@ -138,15 +141,15 @@ class Payers:
 
     @rule(which=which, amount=st.integers(1, 900))
     def refund_at_the_dashboard(self, which: int, amount: int) -> None:
-        charges = list(self.side.provider.account.store.all("charge", newest_first=True))
+        charges = list(self.side.sandbox.account.store.all("charge", newest_first=True))
         if (charge := self.chosen(which, charges)) is not None:
-            self.side.provider.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
+            self.side.sandbox.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
             self.post += self.side.fresh()
 
     @rule(which=which)
     def dispute(self, which: int) -> None:
         """The cardholder's bank takes a payment back."""
-        stripe_account = self.side.provider.account
+        stripe_account = self.side.sandbox.account
         open_charges = [
             charge
             for charge in stripe_account.store.all("charge", newest_first=True)
@@ -159,7 +162,7 @@ class Payers:
 
     @rule(which=which, won=st.booleans())
     def end_dispute(self, which: int, won: bool) -> None:
-        stripe_account = self.side.provider.account
+        stripe_account = self.side.sandbox.account
         undecided = [each for each in stripe_account.store.all("dispute") if each["status"] not in {"won", "lost"}]
         if (row := self.chosen(which, undecided)) is not None:
             intents.end_dispute(stripe_account, row, "won" if won else "lost")
@@ -168,7 +171,7 @@ class Payers:
     @rule(which=which)
     def bank_takes_it_again(self, which: int) -> None:
         """A dispute that was won is taken up again."""
-        stripe_account = self.side.provider.account
+        stripe_account = self.side.sandbox.account
         won = [each for each in stripe_account.store.all("dispute") if each["status"] == "won"]
         if (row := self.chosen(which, won)) is not None:
             intents.reopen_dispute(stripe_account, row)
@@ -199,7 +202,7 @@ class Payers:
         rows = [row for row in self.top_ups() if row.session_id]
         if (top_up := self.chosen(which, rows)) is None:
             return
-        session = self.side.provider.session(top_up.session_id) | {"payment_status": "paid", "status": "complete"}
+        session = self.side.sandbox.session(top_up.session_id) | {"payment_status": "paid", "status": "complete"}
         changes = dict(wrong)
         event = {
             "id": f"evt_{uuid.uuid4().hex}",
@@ -270,7 +273,7 @@ class Payers:
     @invariant()
     def nothing_is_credited_that_was_not_paid(self) -> None:
         """Every top-up that is paid here is a payment of that amount at the provider, made for it."""
-        store = self.side.provider.account.store
+        store = self.side.sandbox.account.store
         for row in self.top_ups():
             if row.state == TopUp.States.PAID:
                 intent = store.get("payment_intent", row.payment_intent)
@@ -281,7 +284,7 @@ class Payers:
     @invariant()
     def nobody_is_charged_twice(self) -> None:
         """One top-up is at most one charge at the provider."""
-        charged = [each["metadata"].get("top_up") for each in self.side.provider.account.store.all("charge")]
+        charged = [each["metadata"].get("top_up") for each in self.side.sandbox.account.store.all("charge")]
         assert len(charged) == len(set(charged))
 
     def close_payments(self) -> None:

@@ -19,15 +19,14 @@ MIN_LOGO_PIXELS = 28
 MAX_LOGO_PIXELS = 1024
 """The longest side of a logo: far more than any screen shows. It bounds the memory in which a browser decodes it."""
 MIN_CONTRAST = 4.5
-"""The lowest contrast of white text on the brand's colour; WCAG 2.2 (1.4.3) requires it for normal text."""
+"""The lowest contrast of text with its background; WCAG 2.2 (1.4.3) requires it for normal text."""
 
 
 def validate_color(value: str) -> None:
     """Raise ValidationError unless `value` is a colour such as #3454d1 on which white text has MIN_CONTRAST."""
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", value):
         raise ValidationError(_("Enter a colour such as #3454d1."))
-    contrast = 1.05 / (_luminance(value) + 0.05)  # with white, whose luminance is 1, by WCAG's formula
-    if contrast < MIN_CONTRAST:
+    if contrast(value, "#ffffff") < MIN_CONTRAST:
         raise ValidationError(_("White text cannot be read well on this colour. Choose a darker one."))
 
 
@@ -129,6 +128,12 @@ class Notice(models.Model):
         """Raise ValidationError if the end is not after the beginning."""
         if self.ends_at and self.begins_at and self.ends_at <= self.begins_at:
             raise ValidationError({"ends_at": _("The end must be after the beginning.")})
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the contrast of two colours #rrggbb, 1 to 21, by WCAG 2.2."""
+    darker, lighter = sorted((_luminance(first), _luminance(second)))
+    return (lighter + 0.05) / (darker + 0.05)
 
 
 def _luminance(color: str) -> float:

@@ -21,10 +21,11 @@ from console.serving.limits import Limit
 from console.serving.refusals import Refusal
 
 CHECK_SECONDS = 1.0
-"""The interval of checks of a connection's deadlines."""
+"""The interval of checks of a connection's deadlines. They last 10 seconds or longer, so one more does not matter."""
 LINGER_SECONDS = 10.0
 """How long the rest of a body is read and dropped after an early response. If the connection were closed at once, the
-kernel would send a TCP reset, and a client that still sends would lose the response."""
+kernel would send a TCP reset, and a client that still sends would lose the response. Even on a mobile network this
+is enough for many round trips."""
 STALLED_SECONDS = 60.0
 """A connection whose client reads nothing of a response for this long is aborted. nginx has the same default."""
 CONNECTIONS_BY_ADDRESS = Limit(settings.MAX_CONNECTIONS_PER_ADDRESS, refusals.TOO_MANY_CONNECTIONS)
@@ -45,7 +46,10 @@ class GuardedProtocol(H11Protocol):
     _received_bytes = 0
     """All bytes received on this connection."""
     _head_since: float | None = None
-    """Since when the connection waits for the rest of a request's headers; None while it does not."""
+    """Since when the connection waits for the rest of a request's headers; None while it does not.
+
+    It is also None between two requests, because uvicorn itself closes idle connections (`server.KEEP_ALIVE_SECONDS`).
+    """
     _body_window_since: float | None = None
     """When the current window of BODY_SECONDS began, in which the speed of a body is measured."""
     _bytes_before_window = 0
@@ -70,7 +74,7 @@ class GuardedProtocol(H11Protocol):
             self.loop.call_later(CHECK_SECONDS, self._check_deadlines)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection."""
+        """Give an upload the bytes that are still buffered, and stop counting the connection."""
         exchange = self.scope.get(SCOPE_KEY) if self.scope else None
         if isinstance(exchange, Exchange) and exchange.body is not None and self.cycle is not None:
             # uvicorn drops the bytes that the application has not received yet, but an upload keeps them.
@@ -93,6 +97,7 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Process received data, unless the connection is being closed; note when the next request's headers begin."""
+        # What the client of a refused connection sends must not start a request.
         if self.transport.is_closing():
             return
         self._received_bytes += len(data)
@@ -113,7 +118,7 @@ class GuardedProtocol(H11Protocol):
         self._stalled_since = None
 
     def shutdown(self) -> None:
-        """Finish the request when the server stops. Close a stream at once: it may last longer than STOP_SECONDS."""
+        """Finish the request when the server stops. Close a stream at once: it may outlast `server.STOP_SECONDS`."""
         super().shutdown()
         exchange = self.scope.get(SCOPE_KEY) if self.scope else None
         if isinstance(exchange, Exchange) and exchange.stream is not None:
@@ -141,8 +146,8 @@ class GuardedProtocol(H11Protocol):
         elif self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
             self.transport.abort()  # `close` would wait until the client has read the rest
         elif self._is_late(now):
-            # An idle connection gets no error response, because its client did not ask anything. Neither does a client
-            # that already gets a response.
+            # A connection that never sent a byte gets no error response, because no request was made. Neither does a
+            # client that already gets a response.
             if self._received_bytes and self._early_response_since is None:
                 self._refuse(refusals.TOO_SLOW)
             else:

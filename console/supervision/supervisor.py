@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,10 +43,12 @@ READY_SECONDS = 180.0
 """How long the console may take to answer /readyz after its start. An idle machine needs a few seconds, and one that is
 busy with other work more than a minute."""
 STOP_SECONDS = 45.0
-"""How long supervisord may take to stop all programs before it is killed. It stops them one priority after the other,
-and most end within a second."""
+"""How long supervisord may take to stop all programs before it is killed; `end_leftovers` then ends the rest. It stops
+one program after the other, and most end within a second. 45 leaves room for the two workers, the slowest programs. The
+`stop_seconds` of all programs add up to more."""
 LEFTOVER_SECONDS = 15.0
-"""How long left-over processes may take to end after SIGTERM, and again after SIGKILL."""
+"""How long left-over processes may take to end after SIGTERM, and again after SIGKILL. The slowest is a worker with an
+unfinished task (see `programs`): it needs about 13 seconds."""
 LOG_BYTES = 10 * 1024**2
 """The size at which supervisord rotates a program's log. It keeps three older files: 40 MiB for each program."""
 MAX_RESTARTS = 1000
@@ -75,8 +78,8 @@ class Program:
 def programs() -> list[Program]:
     """Return the programs, in start order."""
     celery = ("-m", "celery", "-A", "console.celery")
-    # One more process for each thing that can keep one busy for long: each further cluster, copies of direct uploads,
-    # and imports of datasets.
+    # One process more for each kind of work that can occupy a process for long: every further cluster, copying direct
+    # uploads, importing datasets.
     additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
     concurrency = (
         TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
@@ -86,8 +89,13 @@ def programs() -> list[Program]:
     tasks = (*worker, "worker@%h", "--queues", "celery", "--concurrency", str(concurrency))
     dispatchers = str(DISPATCH_PROCESSES * len(settings.TRAINYARD_CLUSTERS))
     dispatcher = (*worker, "dispatcher@%h", "--queues", "dispatch", "--concurrency", dispatchers)
-    # Without a pid file: one of a killed beat would keep the next from starting.
+    # Without a pid file: a killed beat leaves it behind. If another process has that pid by then, the next beat refuses
+    # to start.
     beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")
+    # uvicorn lets open requests continue for 10 seconds (`server.STOP_SECONDS`). SIGTERM also ends the processes of a
+    # Celery worker. The worker then waits 10 seconds (Celery's worker_lost_wait) for the results of unfinished tasks,
+    # and returns their messages to the broker. If it were killed before, the broker would wait an hour for them
+    # (`visibility_timeout`).
     selected_programs = [
         Program("web", ("-m", "console.serving.server"), "pages, API and live views", priority=30, stop_seconds=15),
         Program("worker", (*celery, *tasks), "tasks", priority=40, stop_seconds=20),
@@ -124,7 +132,7 @@ def prepare() -> None:
         # Without a checkpoint now, a server that is killed would spend seconds on recovery at its next start.
         with connection.cursor() as cursor:
             cursor.execute("CHECKPOINT")
-    connections.close_all()
+    connections.close_all()  # `up` runs for long, and does not use the database again
     _collect_static()
 
 
@@ -172,7 +180,7 @@ class Supervisord:
     def start(self) -> None:
         """Start supervisord."""
         config = settings.VAR_DIR / "supervisord.conf"
-        config.write_text(supervisor_config())
+        config.write_text(supervisord_config())
         config.chmod(0o600)
         command = [*_parent_death_prefix(), *_python_command(), "-m", "supervisor.supervisord", "-n", "-c", str(config)]
         # In a new session, so that Ctrl-C reaches only `up`, which stops everything in order.
@@ -187,11 +195,10 @@ class Supervisord:
 
         Raises UpError after READY_SECONDS, or if supervisord ends.
         """
-        for _ in range(int(READY_SECONDS * 10)):
+        deadline = time.monotonic() + READY_SECONDS
+        while self.is_running() and time.monotonic() < deadline:
             if is_ready() or stop.wait(0.1):
                 return
-            if not self.is_running():
-                break
         raise UpError(f"The console did not get ready. See the logs in {settings.EMBEDDED.log_dir}.")
 
     def stop(self) -> None:
@@ -210,14 +217,18 @@ class Supervisord:
 def is_ready() -> bool:
     """Return whether the console on this machine answers /readyz with 200."""
     try:
-        return _visitor().get(f"http://{settings.WEB_BIND}/readyz", headers=_proxy_headers()).status_code == 200
+        response = _readiness_client().get(f"http://{settings.WEB_BIND}/readyz", headers=_proxy_headers())
     except httpx.HTTPError:
         return False
+    return response.status_code == httpx.codes.OK
 
 
 @functools.cache
-def _visitor() -> httpx.Client:
-    """Return the client of all polls. `httpx.get` would read the machine's certificates each time: 40 ms of a core."""
+def _readiness_client() -> httpx.Client:
+    """Return the HTTP client of all polls. `httpx.get` would load the machine's certificates each time: 40 ms of CPU.
+
+    As with `httpx.get`, each poll has a connection of its own.
+    """
     return httpx.Client(timeout=5, headers={"Connection": "close"})
 
 
@@ -237,7 +248,7 @@ def _end_processes(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(alive, timeout=LEFTOVER_SECONDS)
 
 
-def supervisor_config() -> str:
+def supervisord_config() -> str:
     """Return the text of supervisord's configuration file."""
     var, log_dir, sockets = settings.VAR_DIR, settings.EMBEDDED.log_dir, settings.EMBEDDED.socket_dir
     control_socket = sockets / "supervisor.sock"

@@ -1,4 +1,7 @@
-"""Pages of the brand's files and the operator's legal texts, all public, and the templates' context variable."""
+"""Public views that serve the brand's style sheet and logo and the operator's legal texts.
+
+Also the variable `installation` of all templates.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,18 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from console.installation import selectors
-from console.installation.models import Brand, LegalText
+from console.installation.models import MIN_CONTRAST, Brand, LegalText, contrast
 
 CACHE_CONTROL = "public, max-age=31536000, immutable"
 """Browsers keep the brand's files for a year: the files get new URLs when the brand changes."""
 
-MIN_BRIGHTNESS = 160
-"""The lowest average of red, green and blue (0 to 255) of a colour on a dark page. A grey of 160 has a contrast of 5.6
-with the cards of the dark theme; WCAG requires 4.5."""
+DARK_CARD = "#262626"
+"""The background of cards in the dark theme (Tabler's gray-800): the lightest one below text in the brand's colour."""
+TINT_SHARE = 0.12
+"""The largest share of the brand's colour in a tinted background below text in that colour (in `trainyard.css`)."""
 HOVER_SHARE = 0.15
-"""The share of black (light theme) or white (dark theme) in the colour of a button under the pointer."""
+"""The share of black (light theme) or white (dark theme) in the colour of a button under the pointer.
+About as much as between our own two colours in the light theme (`trainyard.css`)."""
 
 
 def context(_request: HttpRequest) -> dict[str, Any]:
@@ -42,7 +47,11 @@ def brand_style(_request: HttpRequest) -> HttpResponse:
 
 
 def _theme_rule(selector: str, color: str, *, hover: str) -> str:
-    """Return the CSS rule that sets Tabler's variables of the primary colour."""
+    """Return the CSS rule that sets Tabler's variables of the primary colour.
+
+    `hover` is the colour of a button under the pointer. Tabler calls its variable `darken`, but in the dark theme it is
+    lighter than `color`.
+    """
     rgb = ", ".join(map(str, channels(color)))
     return f"{selector} {{ --tblr-primary: {color}; --tblr-primary-rgb: {rgb}; --tblr-primary-darken: {hover}; }}"
 
@@ -82,6 +91,6 @@ def mix(color: str, other: str, share: float) -> str:
 
 
 def lighten(color: str) -> str:
-    """Return the colour with just enough white, in steps of 5 %, to reach MIN_BRIGHTNESS."""
+    """Return the colour with just enough white, in steps of 5 %, to be read on a dark card that it tints itself."""
     shades = (mix(color, "#ffffff", percent / 100) for percent in range(0, 101, 5))
-    return next(shade for shade in shades if sum(channels(shade)) >= 3 * MIN_BRIGHTNESS)
+    return next(shade for shade in shades if contrast(shade, mix(DARK_CARD, shade, TINT_SHARE)) >= MIN_CONTRAST)

@@ -42,22 +42,22 @@ def both_sides_agree(provider: Stripe) -> bool:
 
 def dispute_of(provider: Stripe) -> dict:
     """Return the one dispute, as the provider stores it."""
-    (dispute,) = provider.provider.account.store.all("dispute")
+    (dispute,) = provider.sandbox.account.store.all("dispute")
     return dispute
 
 
 def end_dispute(provider: Stripe, verdict: str) -> None:
     """Let the bank decide: `won` or `lost`."""
-    intents.end_dispute(provider.provider.account, dispute_of(provider), verdict)
+    intents.end_dispute(provider.sandbox.account, dispute_of(provider), verdict)
 
 
 def reopen_dispute(provider: Stripe) -> None:
     """Let the bank take back what it had returned."""
-    intents.reopen_dispute(provider.provider.account, dispute_of(provider))
+    intents.reopen_dispute(provider.sandbox.account, dispute_of(provider))
 
 
 def forget_idempotency_keys(provider: Stripe) -> None:
     """Let a day pass at the provider, which keeps keys no longer."""
-    store = provider.provider.account.store
+    store = provider.sandbox.account.store
     for key in list(store._objects["key"]):
         store.remove("key", key)

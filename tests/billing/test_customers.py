@@ -154,7 +154,7 @@ def test_payments_at_once_use_one_customer(provider):
     start = lambda user: payments.start_top_up(account=top_up.account, amount_minor=700, user=user)
     started = together(*[lambda user=user: start(user) for user in users])
     assert raised(started) == []
-    sessions = [provider.provider.session(each.session_id) for each in started]
+    sessions = [provider.sandbox.session(each.session_id) for each in started]
     assert {session["customer"] for session in sessions} == {customer_id(top_up)}
     for each in started:
         provider.pay(each.session_id)

@@ -36,7 +36,7 @@ def credited(provider):
 
 def move(provider, amount, **changes):
     """Let money of the dispute move by `amount`, with its event."""
-    stripe_account, dispute = provider.provider.account, dispute_of(provider)
+    stripe_account, dispute = provider.sandbox.account, dispute_of(provider)
     moved = stripe_account.add_balance_transaction("adjustment", dispute["charge"], amount, "usd")
     stripe_account.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(moved) | changes])
     stripe_account.emit("charge.dispute.updated", dispute)
@@ -82,7 +82,7 @@ def test_spent_money_is_owed_until_the_dispute_is_won(provider, is_written_off):
 
 def test_an_inquiry_moves_nothing(provider):
     top_up = paid_top_up(provider)
-    stripe_account = provider.provider.account
+    stripe_account = provider.sandbox.account
     (charge,) = stripe_account.store.all("charge")
     inquiry = stripe_account.make(
         "dispute", "du", amount=5000, balance_transactions=[], charge=charge["id"], currency="usd",
@@ -124,7 +124,7 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
 )
 def test_that_does_not_match_its_top_up_is_quarantined(provider, changes, reason):
     top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
-    provider.provider.account.change(dispute_of(provider), **changes)
+    provider.sandbox.account.change(dispute_of(provider), **changes)
     wrong = [row for row in provider.deliver() if row.type.startswith("charge.dispute")]
     assert {row.state for row in wrong} == {StripeEvent.States.QUARANTINED}
     assert all(reason in row.reason for row in wrong)
@@ -138,8 +138,8 @@ def test_a_payment_can_be_refunded_in_part_and_then_taken_back_whole(provider, i
     refunded = [event for event in provider.fresh() if event["type"] == "refund.created"]
     if is_refund_known_first:
         provider.deliver(*refunded)
-    (charge,) = provider.provider.account.store.all("charge")
-    intents.open_dispute(provider.provider.account, charge)
+    (charge,) = provider.sandbox.account.store.all("charge")
+    intents.open_dispute(provider.sandbox.account, charge)
     dispute_of(provider)["amount"] = 5000
     move(provider, -2000)
     provider.deliver()
@@ -175,7 +175,7 @@ class TestAmounts:
         top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
         dispute = dispute_of(provider)
         first = dict(dispute["balance_transactions"][0]) | {"amount": -4321, "currency": "eur"}
-        provider.provider.account.change(dispute, balance_transactions=[first])
+        provider.sandbox.account.change(dispute, balance_transactions=[first])
         seen = []
         for amount in (None, -65, 4400, -4380):
             if amount:

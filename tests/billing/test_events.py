@@ -166,12 +166,12 @@ class TestBrokenEvents:
     def test_text_that_the_database_cannot_store_stops_neither_webhook_nor_sweep(self, provider, odd):
         """A payer typed it at the provider's page: the payment is credited all the same."""
         top_up = paid_page(provider)
-        session = provider.provider.account.store.get("checkout.session", top_up.session_id)
+        session = provider.sandbox.account.store.get("checkout.session", top_up.session_id)
         details = {"customer_details": {"name": odd, odd: [odd]}}
         session |= details
         event = session_event(top_up)
         event["data"]["object"] |= {"id": top_up.session_id, "payment_intent": session["payment_intent"]} | details
-        provider.provider.account.emit("checkout.session.completed", session)
+        provider.sandbox.account.emit("checkout.session.completed", session)
         assert apply(event).state == APPLIED
         assert events.fetch_undelivered() > 0
         while events.apply_waiting():
@@ -197,7 +197,7 @@ class TestFetch:
     def test_stores_and_applies_what_never_came(self, provider):
         top_ups = [paid_page(provider) for _ in range(3)]
         apply(next(event for event in provider.fresh() if event["type"] == "checkout.session.completed"))
-        assert events.fetch_undelivered() == len(provider.provider.events()) - 1
+        assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1
         assert events.fetch_undelivered() == 0
         events.apply_waiting()
         top_ups.append(paid_page(provider))

@@ -1,4 +1,4 @@
-"""Money that comes in: a row before its page, a page for the right amount, and credit only by the provider's event."""
+"""Top-ups: the row is written before the payment page opens, and only the provider's event credits the wallet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from billing.models import Account, PaymentCustomer, Quote, TopUp
 from tests.billing.paying import balance
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import TopUpFactory, book, quote, wallet
-from tests.provider import ASKS, lost
+from tests.provider import ASKS_FOR_CONFIRMATION, fail_network
 
 pytestmark = pytest.mark.django_db
 
@@ -26,7 +26,7 @@ class TestStartTopUp:
     def test_opens_a_page_for_the_row_and_the_organizations_customer(self, provider):
         first = start(5000)
         second = payments.start_top_up(account=first.account, amount_minor=500, user=first.created_by)
-        page, other = (provider.provider.session(each.session_id) for each in (first, second))
+        page, other = (provider.sandbox.session(each.session_id) for each in (first, second))
         assert (first.state, first.session_id, first.checkout_url) == (TopUp.States.PENDING, page["id"], page["url"])
         assert (page["client_reference_id"], page["amount_total"], page["currency"]) == (str(first.pk), 5000, "usd")
         row = PaymentCustomer.objects.get()
@@ -43,16 +43,17 @@ class TestStartTopUp:
         assert provider.wire.calls == list(TopUp.objects.all()) == []
         assert [start(limit).amount_minor for limit in (500, 1_000_000)] == [500, 1_000_000]
 
-    def test_writes_the_row_before_the_call_and_its_id_is_the_key(self, provider):
+    def test_writes_the_row_before_the_call_and_its_id_is_in_the_idempotency_key(self, provider):
         seen = []
         provider.wire.before = lambda _method, path: path.endswith("sessions") and seen.append(TopUp.objects.get().pk)
         top_up = start()
         assert seen == [top_up.pk]
         customer = PaymentCustomer.objects.get().customer_id
-        assert provider.provider.account.store.get("key", f"top-up-{top_up.pk}-{customer}")
+        # The sandbox stores each idempotency key that it has seen.
+        assert provider.sandbox.account.store.get("key", f"top-up-{top_up.pk}-{customer}")
 
     def test_without_an_answer_leaves_a_row_that_cannot_be_paid(self, provider):
-        provider.wire.before = lambda _method, path: lost() if path.endswith("sessions") else None
+        provider.wire.before = lambda _method, path: fail_network() if path.endswith("sessions") else None
         with pytest.raises(PaymentUnavailable):
             start()
         assert TopUp.objects.get().state == TopUp.States.CREATED
@@ -60,7 +61,7 @@ class TestStartTopUp:
     def test_is_credited_when_its_event_comes_before_the_session_id_is_stored(self, provider):
         def pay_at_once(_method, path):
             if path.endswith("sessions"):
-                (session,) = provider.provider.account.store.all("checkout.session")
+                (session,) = provider.sandbox.account.store.all("checkout.session")
                 provider.pay(session["id"])
                 provider.deliver()
 
@@ -72,16 +73,16 @@ class TestStartTopUp:
 
 
 @pytest.mark.parametrize(
-    ("means", "agreed", "credited"),
-    [({"card": ASKS}, False, 0), ({"card": "", "method": "wechat_pay"}, True, 5000)],
-    ids=["a card whose bank asks", "another payment method"],
+    ("form_fields", "is_agreed", "credited"),
+    [({"card": ASKS_FOR_CONFIRMATION}, False, 0), ({"card": "", "method": "wechat_pay"}, True, 5000)],
+    ids=["a card whose bank asks, and the payer refuses", "another payment method"],
 )
-def test_a_payment_is_credited_after_its_confirmation(provider, means, agreed, credited):
+def test_a_payment_is_credited_after_its_confirmation(provider, form_fields, is_agreed, credited):
     top_up = start(currency="CNY")
-    intent = provider.pay(top_up.session_id, **means).rsplit("/", 1)[1]
+    intent = provider.pay(top_up.session_id, **form_fields).rsplit("/", 1)[1]
     provider.deliver()
     assert balance(top_up) == 0
-    provider.provider.answer_challenge(intent, is_agreed=agreed)
+    provider.sandbox.answer_challenge(intent, is_agreed=is_agreed)
     provider.deliver()
     assert balance(top_up) == credited
 
@@ -90,6 +91,7 @@ def test_a_quote_that_needs_more_than_one_payment_allows_is_refused(provider, se
     book()
     member = MembershipFactory()
     account = wallet(member.organization, balance_minor=1000)
+    # 10 hours at $3.60, the default price of book(), cost $36.00. The wallet has $10.00, so $26.00 are missing.
     offer = quote(account, member=member, seconds=36_000)
     settings.TOP_UP_MAXIMUM_MINOR = 2599
     pay = lambda: payments.pay_for(quote=offer, account=account, user=member.user, return_path="/training/paid/x/")
@@ -99,7 +101,7 @@ def test_a_quote_that_needs_more_than_one_payment_allows_is_refused(provider, se
     settings.TOP_UP_MAXIMUM_MINOR = 2600
     top_up = pay()
     assert (top_up.amount_minor, top_up.quote) == (2600, Quote.objects.get())
-    page = provider.provider.session(top_up.session_id)
+    page = provider.sandbox.session(top_up.session_id)
     assert page["success_url"].endswith("/training/paid/x/?paid=1")
     assert Account.objects.get(pk=account.pk).posted_minor == 1000
 

@@ -112,7 +112,7 @@ class TestMadeAtTheDashboard:
         top_up = paid_top_up(provider, card=REFUND_FAILS)
         provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=4000)
         created = [event for event in provider.fresh() if event["type"].startswith("refund.")]
-        stripe_account = provider.provider.account
+        stripe_account = provider.sandbox.account
         stripe_account.change(next(stripe_account.store.all("refund")), status="failed")
         with provider.network_failing():
             refund(top_up, 3000)

@@ -17,7 +17,7 @@ from billing.errors import PaymentDeclined, PaymentRefused
 from billing.sandbox import checkout, delivery
 from billing.sandbox import provider as sandbox_provider
 from tests.billing.serving import PATIENCE, page, pay
-from tests.provider import ASKS, ASKS_ALWAYS, DECLINED, DISPUTED, GOOD
+from tests.provider import ALWAYS_ASKS_FOR_CONFIRMATION, ASKS_FOR_CONFIRMATION, DECLINED, DISPUTED, GOOD
 
 WALLET = "http://127.0.0.1:8000/wallet/"
 
@@ -62,7 +62,7 @@ class TestPage:
         for answer, location, balance_minor in (
             ("refuse", checkout_page.url, 0), ("agree", f"{WALLET}?paid=1", 5000),
         ):  # fmt: skip
-            challenge = pay(checkout_page, ASKS).headers["Location"]
+            challenge = pay(checkout_page, ASKS_FOR_CONFIRMATION).headers["Location"]
             assert "$50.00" in httpx.get(challenge).text
             assert httpx.post(challenge, data={"answer": answer}).headers["Location"] == location
             assert served.balance("usd") == balance_minor
@@ -83,7 +83,7 @@ def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(cu
     setup = setup_page(customer)
     assert "Save a card" in httpx.get(setup.url).text
     assert "declined" in pay(setup, DECLINED).text
-    challenge = pay(setup, ASKS).headers["Location"]
+    challenge = pay(setup, ASKS_FOR_CONFIRMATION).headers["Location"]
     assert httpx.post(challenge, data={"answer": "agree"}).headers["Location"].endswith("?saved=1")
     assert console.event("setup_intent.succeeded")
     (card,) = gateway.cards(customer)
@@ -102,7 +102,7 @@ def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(cu
 
 
 def test_a_card_that_needs_a_confirmation_each_time_is_declined_off_session(customer, served):
-    httpx.post(pay(setup_page(customer), ASKS_ALWAYS).headers["Location"], data={"answer": "agree"})
+    httpx.post(pay(setup_page(customer), ALWAYS_ASKS_FOR_CONFIRMATION).headers["Location"], data={"answer": "agree"})
     (card,) = gateway.cards(customer)
     for _ in range(2):  # the same key gives the same answer
         with pytest.raises(PaymentDeclined) as caught:

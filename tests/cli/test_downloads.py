@@ -5,22 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.downloads import TRIES, download_file, is_same, job_files, safe_parts, set_modified_time, target_of
+from cli.downloads import MAX_DEPTH, TRIES, download_file, is_same, job_files, safe_parts, set_modified_time, target_of
 from cli.errors import CliError, UnsafePath
 from cli.schemas import JobEntry
 from tests.cli.conftest import client_of
 
+# In turn: empty parts, "." and ".."; Windows separators, drives and streams; NUL, line breaks and terminal escapes; a
+# character that reverses text; endings that Windows removes; one part more than MAX_DEPTH.
 UNSAFE = [
     "", "/etc/passwd", "..", "outputs/../../x", "outputs//x", "outputs/.", "a\\..\\b", "C:/x", "C:x", "a\0b", "a\nb",
-    "a\x1b[2J", "\u202egnp.exe", "outputs/x ", "outputs/x.", "/".join(["a"] * 65),
+    "a\x1b[2J", "\u202egnp.exe", "outputs/x ", "outputs/x.", "/".join(["a"] * (MAX_DEPTH + 1)),
 ]  # fmt: skip
 
 
-def listing(listings):
-    """A client of a console that lists these entries, by folder."""
+def client_listing(entries_by_folder):
+    """Return a client of a console that lists these entries: (path, kind) pairs by folder."""
 
     def answer(request):
-        entries = listings[request.url.params.get("path", "")]
+        entries = entries_by_folder[request.url.params.get("path", "")]
         rows = [{"path": path, "kind": kind, "size": 1, "modified_at": None} for path, kind in entries]
         return httpx.Response(200, json={"results": rows, "next": None})
 
@@ -32,11 +34,11 @@ def test_unsafe_names_are_refused(tmp_path):
         with pytest.raises(UnsafePath):
             target_of(tmp_path / "target", path)
         with pytest.raises(UnsafePath):
-            list(job_files(listing({"": [(path, "file")]}), 1, ""))
+            list(job_files(client_listing({"": [(path, "file")]}), 1, ""))
 
 
 @given(path=st.text(alphabet="./\\a:\0 ", max_size=12))
-def test_a_name_that_is_taken_stays_inside(path):
+def test_an_accepted_name_stays_inside_the_folder(path):
     try:
         parts = safe_parts(path)
     except UnsafePath:
@@ -47,13 +49,13 @@ def test_a_name_that_is_taken_stays_inside(path):
 
 def test_a_listing_names_entries_of_its_own_folder_only():
     for entry in ("outputs/deep/x", "checkpoints/x", "outputsx", "outputs"):
-        listed = listing({"": [("outputs", "folder")], "outputs": [(entry, "file")]})
+        listed = client_listing({"": [("outputs", "folder")], "outputs": [(entry, "file")]})
         with pytest.raises(UnsafePath):
             list(job_files(listed, 1, "outputs"))
 
 
 def test_one_file_or_a_folder_is_found():
-    listed = listing(
+    listed = client_listing(
         {"": [("outputs", "folder")], "outputs": [("outputs/a", "folder"), ("outputs/b", "file")],
          "outputs/a": [("outputs/a/c", "file")]}
     )  # fmt: skip
@@ -74,7 +76,7 @@ def test_links_in_the_target_are_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize("modified", [None, "", "yesterday", "9999-12-31T00:00:00Z", "0001-01-01T00:00:00+14:00"])
-def test_a_file_without_a_usable_time_is_sent_again(tmp_path, modified):
+def test_a_file_without_a_usable_time_is_downloaded_again(tmp_path, modified):
     target, entry = tmp_path / "x", JobEntry(path="x", size=1, modified_at=modified, kind="file")
     target.write_bytes(b"1")
     set_modified_time(target, entry)
@@ -82,7 +84,10 @@ def test_a_file_without_a_usable_time_is_sent_again(tmp_path, modified):
 
 
 class Files:
-    """Serves one file, under the given ETags in turn, and cuts the line after so many bytes of each answer."""
+    """Serves one file with the given ETags in turn; the last is repeated.
+
+    Breaks the connection of each answer after as many bytes as `cuts` says. Answers after the last cut are complete.
+    """
 
     def __init__(self, content, *cuts, etags=("v1",)):
         self.content, self.cuts, self.etags, self.ranges = content, list(cuts), list(etags), []
@@ -119,7 +124,11 @@ def test_a_download_continues_after_a_cut_and_begins_anew_if_the_file_has_change
         assert files.ranges == ranges
 
 
-@pytest.mark.parametrize(("content", "size", "cuts"), [(b"12345", 4, ()), (b"123", 4, ()), (b"1234", 4, [0] * TRIES)])
+@pytest.mark.parametrize(
+    ("content", "size", "cuts"),
+    [(b"12345", 4, ()), (b"123", 4, ()), (b"1234", 4, [0] * TRIES)],
+    ids=["longer than announced", "shorter than announced", "cut at every try"],
+)
 def test_what_is_not_complete_is_not_kept(tmp_path, content, size, cuts):
     target = tmp_path / "x"
     target.write_bytes(b"before")

@@ -14,7 +14,8 @@ from console.accounts import invitations, services
 from console.accounts.models import AuditEvent, Membership
 from console.accounts.roles import Role
 from console.installation import selectors
-from console.installation.models import MAX_LOGO_BYTES, Brand, LegalText, Notice
+from console.installation.models import MAX_LOGO_BYTES, Brand, LegalText, Notice, contrast
+from console.web.installation import DARK_CARD, mix
 from tests.factories.accounts import MembershipFactory, UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -83,6 +84,15 @@ def test_what_is_no_brand_is_refused_at_its_field(admin, field, value, sentence)
     answer = admin.post(reverse("admin:installation_brand_add"), {"name": "Rail", field: value})
     assert sentence in str(answer.context["adminform"].form.errors[field])
     assert not Brand.objects.exists()
+
+
+def test_text_in_the_brands_colour_can_be_read_in_the_dark_theme(client):
+    for color in ("#000000", "#0000ff", "#7a0000", "#0b6e4f", "#3454d1", "#767676"):
+        Brand(color=color).save()
+        style = client.get(reverse("brand_style")).content.decode()
+        _light, dark = re.findall(r"--tblr-primary: (#\w{6})", style)
+        for background in (DARK_CARD, mix(DARK_CARD, dark, 0.12)):
+            assert contrast(dark, background) >= 4.5, (color, dark)
 
 
 def test_terms_have_versions_that_are_accepted_anew_and_never_change(admin, client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from threading import Event
 from types import FrameType
 from typing import Any
@@ -89,7 +90,8 @@ class Command(BaseCommand):
 
     def _report_running(self, error: supervisor.AlreadyRunning) -> None:
         """Wait until the console that already runs is ready, and say where it is. Raises CommandError."""
-        for _ in range(STARTING_SECONDS):
+        deadline = time.monotonic() + STARTING_SECONDS
+        while time.monotonic() < deadline:
             if supervisor.is_ready():
                 self.screen.print(f"{error} It is at {settings.TRAINYARD_URL}")
                 return

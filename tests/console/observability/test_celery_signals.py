@@ -15,6 +15,8 @@ from tests.console.processes import wait_for
 def queue():
     """A queue with a worker of its own."""
     name = f"test-{uuid.uuid4().hex}"
+    # The ping check would wait for the result of a task, and our settings keep no results. `start_worker` switches
+    # Celery's heartbeats off by default; `celery_signals` sends ours with them.
     with start_worker(
         app, pool="solo", perform_ping_check=False, queues=[name], loglevel="ERROR", without_heartbeat=False
     ):
@@ -22,47 +24,51 @@ def queue():
 
 
 @pytest.fixture
-def look():
-    """A task that keeps its context in `seen`, and fails where `fail=True`."""
+def record_context():
+    """A task that appends its context fields to `seen`, sets `done`, and raises if called with `fail=True`."""
     seen, done = [], threading.Event()
 
-    @app.task(name="tests.look")
-    def look(*, fail=False):
+    @app.task(name="tests.record_context")
+    def record_context(*, fail=False):
         seen.append(context.fields())
         done.set()
         if fail:
             raise ValueError
 
-    look.seen, look.done = seen, done
-    yield look
-    app.tasks.pop("tests.look")
+    record_context.seen, record_context.done = seen, done
+    yield record_context
+    app.tasks.pop("tests.record_context")
 
 
 def counts():
     counters.buffer.flush()
     rows = counters.read_series(counters.TASK_TOTAL)
-    return {series.labels: series.counts for series in rows if series.labels[0] == "tests.look"}
+    return {series.labels: series.counts for series in rows if series.labels[0] == "tests.record_context"}
 
 
-def test_a_worker_takes_over_the_context_counts_tasks_by_outcome_and_sends_heartbeats(shared, look, queue):
+def test_a_worker_inherits_context_and_counts_tasks_by_outcome_and_sends_heartbeats(shared, record_context, queue):
     with context.bound(request_id="request-1", user=3, organization=5, job=7):
-        look.apply_async(queue=queue)
-    assert look.done.wait(20)
-    look.apply_async(queue=queue, kwargs={"fail": True})
-    wait_for(lambda: counts() == {("tests.look", "success"): (1,), ("tests.look", "failure"): (1,)})
-    assert look.seen == [
-        {"request_id": "request-1", "user": 3, "organization": 5, "task": "tests.look"},
-        {"task": "tests.look"},
+        record_context.apply_async(queue=queue)
+    assert record_context.done.wait(20)
+    record_context.apply_async(queue=queue, kwargs={"fail": True})
+    wait_for(lambda: counts() == {("tests.record_context", "success"): (1,), ("tests.record_context", "failure"): (1,)})
+    # `job` is not among context.TASK_FIELDS, so the message does not carry it.
+    assert record_context.seen == [
+        {"request_id": "request-1", "user": 3, "organization": 5, "task": "tests.record_context"},
+        {"task": "tests.record_context"},
     ]
-    [timed] = [series for series in counters.read_series(counters.TASK_SECONDS) if series.labels == ("tests.look",)]
-    assert timed.counts[-1] == 2
+    [timed] = [
+        series for series in counters.read_series(counters.TASK_SECONDS) if series.labels == ("tests.record_context",)
+    ]
+    assert timed.counts[-1] == 2  # the counts of a histogram are cumulative: the last bucket has all tasks
     wait_for(lambda: heartbeats.latest(heartbeats.recent(), heartbeats.WORKER))
 
 
-def test_beat_sends_a_heartbeat_with_each_message(shared, look, monkeypatch):
-    queue = f"nobody-{uuid.uuid4().hex}"
-    look.apply_async(queue=queue)
+def test_beat_sends_a_heartbeat_with_each_message(shared, record_context, monkeypatch):
+    queue = f"nobody-{uuid.uuid4().hex}"  # no worker consumes it: only sending matters here
+    record_context.apply_async(queue=queue)
     assert not heartbeats.latest(heartbeats.recent(), heartbeats.BEAT)
+    # As the handler of `beat_init` does in a real beat.
     monkeypatch.setitem(celery_signals._process, "program", heartbeats.BEAT)
-    look.apply_async(queue=queue)
+    record_context.apply_async(queue=queue)
     assert heartbeats.latest(heartbeats.recent(), heartbeats.BEAT)

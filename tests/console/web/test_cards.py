@@ -9,7 +9,7 @@ from console.accounts.roles import Role
 from jobs import checkout, orders
 from jobs.models import Order
 from tests.factories.accounts import MembershipFactory
-from tests.provider import DECLINED, GOOD, lost
+from tests.provider import DECLINED, GOOD, fail_network
 
 pytestmark = pytest.mark.django_db
 
@@ -61,7 +61,7 @@ def test_a_card_cannot_be_removed_by_another_organization_or_while_the_provider_
     stranger = browser(MembershipFactory(role=Role.OWNER))
     assert stranger.post(reverse("card_remove"), {"method": saved.method_id}).status_code in {302, 403}
     assert "Visa •••• 4242" in cards(owner_page)
-    provider.wire.before = lost
+    provider.wire.before = fail_network
     assert "did not answer" in cards(owner_page)
     assert owner_page.post(reverse("card_add")).url == reverse("card_list")
 
