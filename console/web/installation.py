@@ -47,13 +47,19 @@ def brand_style(_request: HttpRequest) -> HttpResponse:
 
 
 def _theme_rule(selector: str, color: str, *, hover: str) -> str:
-    """Return the CSS rule that sets Tabler's variables of the primary colour.
+    """Return the CSS rule that sets Tabler's variables of the primary colour and of links.
 
     `hover` is the colour of a button under the pointer. Tabler calls its variable `darken`, but in the dark theme it is
     lighter than `color`.
     """
-    rgb = ", ".join(map(str, channels(color)))
-    return f"{selector} {{ --tblr-primary: {color}; --tblr-primary-rgb: {rgb}; --tblr-primary-darken: {hover}; }}"
+    values = {"primary": color, "primary-rgb": _rgb(color), "primary-darken": hover}
+    values |= {"link-color": color, "link-color-rgb": _rgb(color)}
+    values |= {"link-hover-color": hover, "link-hover-color-rgb": _rgb(hover)}
+    return f"{selector} {{ {' '.join(f'--tblr-{name}: {value};' for name, value in values.items())} }}"
+
+
+def _rgb(color: str) -> str:
+    return ", ".join(map(str, channels(color)))
 
 
 @require_safe

@@ -52,7 +52,10 @@ def test_the_operator_sets_name_logo_colour_and_support(admin, client):
     assert "Rail &lt;Lab&gt;" in shown
     assert 'href="mailto:help@rail.example"' in shown
     style = client.get(reverse("brand_style"))
-    assert (style.headers["Content-Type"], "--tblr-primary: #0b6e4f" in style.content.decode()) == ("text/css", True)
+    assert style.headers["Content-Type"] == "text/css"
+    assert {"--tblr-primary: #0b6e4f;", "--tblr-link-color: #0b6e4f;"} <= set(
+        re.findall(r"--\S+: \S+", style.content.decode())
+    )
     assert client.get(reverse("brand_logo")).content == logo
     invitations.invite(
         organization=(owner := MembershipFactory(role=Role.OWNER)).organization,
