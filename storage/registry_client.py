@@ -29,8 +29,8 @@ from django.conf import settings
 from console.core import connections
 
 TOTAL_SECONDS = 12.0
-"""How long one check may take with all its requests. The customer's form waits for it, so it must be short, and slow
-registries need some seconds."""
+"""How long one check may take with all its requests, besides resolving host names, which the system's resolver limits.
+The customer's form waits for it, so it must be short, and slow registries need some seconds."""
 CONNECT_SECONDS = 5.0
 """How long a connection, its TLS handshake, and each read may wait. So the customer learns of a host that does not
 respond before TOTAL_SECONDS."""
@@ -232,13 +232,13 @@ class _Client:
 
         Reads no body if `limit_bytes` is 0. Raises RegistryError, also for a longer body.
         """
-        remaining_seconds = self._deadline - time.monotonic()
-        if remaining_seconds <= 0:
-            raise RegistryError(Problem.UNREACHABLE, "too slow")
         try:
-            connection = _connect(url, min(CONNECT_SECONDS, remaining_seconds))
+            connection = _connect(url, self._deadline)
             # A socket's timeout begins again with each byte, so it does not limit the whole request.
-            with contextlib.closing(connection), connections.time_limit(connection, remaining_seconds):
+            with (
+                contextlib.closing(connection),
+                connections.time_limit(connection, _remaining_seconds(self._deadline)),
+            ):
                 parts = urlsplit(url)
                 target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
                 connection.request(method, target, headers={**headers, "User-Agent": "trainyard"})
@@ -274,7 +274,15 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
+def _remaining_seconds(deadline: float) -> float:
+    """Return the seconds until a deadline (`time.monotonic`). Raises RegistryError after it."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise RegistryError(Problem.UNREACHABLE, "too slow")
+    return seconds
+
+
+def _connect(url: str, deadline: float) -> http.client.HTTPConnection:
     """Return an open connection to a URL's host, at an allowed address. Raises OSError, ValueError, RegistryError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (HTTPS_PORT if parts.scheme == "https" else 80)
@@ -283,15 +291,19 @@ def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, "no https")
     if port != HTTPS_PORT and port < FIRST_UNPRIVILEGED_PORT:
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, f"port {port}")
+    _remaining_seconds(deadline)  # no name is resolved after the deadline
     addresses = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     # Unlike in `connections.connection_to`, all addresses must be allowed: no real registry has both public and private
     # ones.
     if not addresses or not all(is_allowed(str(address)) for address in addresses):
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, host)
-    connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    connection = http.client.HTTPConnection(host, port)
     # To the address that was checked, because a DNS server may return another one the second time (DNS rebinding).
-    tcp = socket.create_connection((str(addresses[0]), port), timeout=seconds)
+    tcp = socket.create_connection(
+        (str(addresses[0]), port), timeout=min(CONNECT_SECONDS, _remaining_seconds(deadline))
+    )
     try:
+        tcp.settimeout(min(CONNECT_SECONDS, _remaining_seconds(deadline)))
         context = ssl.create_default_context()
         connection.sock = tcp if is_unencrypted else context.wrap_socket(tcp, server_hostname=host)
     except BaseException:

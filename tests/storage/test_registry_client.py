@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -160,6 +161,29 @@ def test_a_slow_answer_ends_at_the_time_limit(monkeypatch):
         assert problem(lambda: digest_of(reference, seconds=0.3)) is Problem.UNREACHABLE
         ended.set()
         thread.join()
+
+
+def test_the_time_to_connect_counts_against_the_time_limit(fake, monkeypatch):
+    registry = fake()
+    registry.answers["/v2/train/manifests/1"] = (200, {"Docker-Content-Digest": DIGEST}, b"")
+    now = [100.0]
+    limits = []
+    connect = socket.create_connection
+
+    def connect_slowly(*arguments, **options):
+        now[0] += 4
+        return connect(*arguments, **options)
+
+    def record_limit(_connection, seconds):
+        limits.append(seconds)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(registry_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(registry_client.socket, "create_connection", connect_slowly)
+    monkeypatch.setattr(registry_client.connections, "time_limit", record_limit)
+    assert digest_of(f"{registry.host}/train:1", seconds=10) == DIGEST
+    assert limits == [6]
+    assert problem(lambda: digest_of(f"{registry.host}/train:1", seconds=3)) is Problem.UNREACHABLE
 
 
 def test_odd_answers(fake):
