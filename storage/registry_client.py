@@ -19,7 +19,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, urlencode, urljoin, urlsplit
@@ -32,8 +32,8 @@ TOTAL_SECONDS = 12.0
 """How long one check may take with all its requests, besides resolving host names, which the system's resolver limits.
 The customer's form waits for it, so it must be short, and slow registries need some seconds."""
 CONNECT_SECONDS = 5.0
-"""How long a connection, its TLS handshake, and each read may wait. So the customer learns of a host that does not
-respond before TOTAL_SECONDS."""
+"""How long a connection to one address, its TLS handshake, and each read may wait. So an address that does not respond
+leaves time for the host's next one, and the customer usually learns of it before TOTAL_SECONDS."""
 MAX_MANIFEST_BYTES = 4 * 1024**2
 """The largest manifest. The OCI distribution specification asks registries to accept at least this size."""
 MAX_TOKEN_BYTES = 64 * 1024
@@ -292,16 +292,13 @@ def _connect(url: str, deadline: float) -> http.client.HTTPConnection:
     if port != HTTPS_PORT and port < FIRST_UNPRIVILEGED_PORT:
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, f"port {port}")
     _remaining_seconds(deadline)  # no name is resolved after the deadline
-    addresses = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     # Unlike in `connections.connection_to`, all addresses must be allowed: no real registry has both public and private
     # ones.
-    if not addresses or not all(is_allowed(str(address)) for address in addresses):
+    if not addresses or not all(is_allowed(address) for address in addresses):
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, host)
     connection = http.client.HTTPConnection(host, port)
-    # To the address that was checked, because a DNS server may return another one the second time (DNS rebinding).
-    tcp = socket.create_connection(
-        (str(addresses[0]), port), timeout=min(CONNECT_SECONDS, _remaining_seconds(deadline))
-    )
+    tcp = _connect_to_one(addresses, port, deadline)
     try:
         tcp.settimeout(min(CONNECT_SECONDS, _remaining_seconds(deadline)))
         context = ssl.create_default_context()
@@ -310,6 +307,19 @@ def _connect(url: str, deadline: float) -> http.client.HTTPConnection:
         tcp.close()
         raise
     return connection
+
+
+def _connect_to_one(addresses: Sequence[str], port: int, deadline: float) -> socket.socket:
+    """Return a connection to the first address that accepts one. Raises OSError, RegistryError.
+
+    The addresses are those that were checked, and not the name, for which a DNS server may return others the second
+    time (DNS rebinding).
+    """
+    for address in addresses[:-1]:
+        # For example, the machine may have no working route to the host's IPv6 address.
+        with contextlib.suppress(OSError):
+            return socket.create_connection((address, port), min(CONNECT_SECONDS, _remaining_seconds(deadline)))
+    return socket.create_connection((addresses[-1], port), min(CONNECT_SECONDS, _remaining_seconds(deadline)))
 
 
 def is_allowed(address: str) -> bool:
