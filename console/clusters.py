@@ -68,7 +68,8 @@ def _parse_cluster(name: str, value: object) -> Config:
                 "with LOCAL_CPUS, LOCAL_MEMORY_MIB and the other LOCAL_* settings."
             )
         return None
-    if kind not in {KUBERNETES, SLURM}:
+    # A tuple, because `kind` may be a list, for which a set raises TypeError.
+    if kind not in (KUBERNETES, SLURM):
         raise ImproperlyConfigured(
             f"TRAINYARD_CLUSTERS: the cluster '{name}' has the unknown backend '{kind}'. Choose kubernetes, local or "
             "slurm."

@@ -42,6 +42,7 @@ def test_clusters_keep_their_order_and_names_and_without_a_setting_there_is_this
             '{"a": {"backend": "docker"}}',
             "'a' has the unknown backend 'docker'. Choose kubernetes, local or slurm",
         ),
+        ('{"a": {"backend": []}}', r"'a' has the unknown backend '\[\]'"),
         ('{"a": {"backend": "slurm", "partition": "gpu"}}', "'a': 'partition' is not a setting"),
         ('{"a": 3}', "'a' must be a JSON object"),
         ('{"a": {}}', "'volume' must be"),
