@@ -41,19 +41,20 @@ class Mask:
             data = data.replace(text, MASK)
         return data
 
-    def apply_to_text(self, text: str) -> str:
-        """Return a text with the values replaced.
+    def apply_to_cut_bytes(self, data: bytes) -> bytes:
+        """Return bytes with the values replaced, and also the beginning of a value that their end may have cut.
 
-        The text may have been cut within a value, so the beginning of a value at the text's end is replaced too.
+        A beginning of fewer than MIN_LENGTH bytes stays: it is likely to be ordinary text, and reveals little.
         """
+        data = self.apply_to_bytes(data)
+        overlap = max((_overlap_length(data, text) for text in self._texts), default=0)
+        return data[:-overlap] + MASK if overlap >= MIN_LENGTH else data
+
+    def apply_to_text(self, text: str) -> str:
+        """Return a text that may have been cut within a value, with the values replaced as in `apply_to_cut_bytes`."""
         if not self._texts:
             return text
-        data = self.apply_to_bytes(text.encode("utf-8", "surrogatepass"))
-        overlap = max(_overlap_length(data, secret) for secret in self._texts)
-        # A shorter beginning is likely to be ordinary text, and reveals little.
-        if overlap >= MIN_LENGTH:
-            data = data[:-overlap] + MASK
-        return data.decode("utf-8", "replace")
+        return self.apply_to_cut_bytes(text.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
 
     def apply_to_message(self, value: Any) -> Any:
         """Return a value of a JSON message with the values replaced in all of its texts."""
@@ -92,9 +93,9 @@ class MaskedStream:
         return self._mask.apply_to_bytes(data[:end])
 
     def finish(self) -> bytes:
-        """Return the bytes that were kept, at the end of the stream."""
+        """Return the bytes that were kept, at the end of the stream. A process that was killed may have cut a value."""
         remaining, self._pending = self._pending, b""
-        return self._mask.apply_to_bytes(remaining)
+        return self._mask.apply_to_cut_bytes(remaining)
 
 
 def _lines(value: str) -> List[str]:
