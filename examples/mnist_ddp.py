@@ -1,4 +1,4 @@
-"""Train a small convolutional network on MNIST-layout digits with PyTorch DDP, on any number of nodes.
+"""Train a small convolutional network on digits in MNIST's file format with PyTorch DDP, on any number of nodes.
 
 The script reads everything from Trainyard's environment contract, and nothing from the command line. DATASETS_PATH and
 DATASETS name the data. EPOCHS, LR and BATCH_SIZE are the settings. BACKEND and `env://` set up the collectives. It
@@ -36,7 +36,10 @@ CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / "mnist.pt"
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.pt"
 """The trained model."""
 STOP_CHECK_STEPS = 4
-"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM."""
+"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM.
+
+One after each step would slow the training down, and a few steps take much less than the grace period (10 seconds).
+"""
 
 
 def read_idx(path):

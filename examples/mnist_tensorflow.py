@@ -1,6 +1,7 @@
-"""Train a small convolutional network on MNIST-layout digits with TensorFlow's MultiWorkerMirroredStrategy.
+"""Train a small convolutional network on digits in MNIST's file format with MultiWorkerMirroredStrategy.
 
-A custom training loop (for `model.fit`, see mnist_keras.py), on any number of nodes, which TF_CONFIG lists. It
+This is a custom training loop; mnist_keras.py uses `model.fit`. It runs on any number of nodes, which TF_CONFIG lists,
+and
 
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
 - reads only this rank's share of the images, and prefetches a few batches;
@@ -21,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+# Before the import: hides TensorFlow's start-up messages and warnings, but no errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
@@ -34,7 +36,10 @@ CHECKPOINT = str(Path(os.environ["CHECKPOINT_DIR"]) / "mnist")
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.weights.h5"
 """The trained model."""
 STOP_CHECK_STEPS = 4
-"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM."""
+"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM.
+
+One after each step would slow the training down, and a few steps take much less than the grace period (10 seconds).
+"""
 
 
 def read_idx(path):
@@ -186,6 +191,7 @@ def main():
     if training.restore() and RANK == 0:
         place = f"after epoch {int(training.epochs_done)}, image {int(training.images_done)}"
         print(f"resumed {place}; restart {os.environ['RESTART_COUNT']}", flush=True)
+    # Progress within an epoch is counted in images, since a later attempt may have batches of another size.
     step, images_done, total_batch_size = int(training.step), int(training.images_done), BATCH_SIZE * WORLD_SIZE
 
     accuracy, loss = training.evaluate(*test)
@@ -198,7 +204,8 @@ def main():
             training.optimizer.learning_rate.assign(learning_rate(step, len(loader)))
             losses.append(training.train(inputs, targets))
             step += 1
-            # All ranks must agree to stop, or the others would wait for those that have stopped.
+            # All ranks must agree to stop, or the others would wait for those that have stopped. After the last batch
+            # they go on to finish the epoch, since no batch would be left for a later attempt.
             should_check = batch % STOP_CHECK_STEPS == 0 and batch < len(loader)
             if should_check and training.sum(tf.constant(float(len(stop_signals)))) > 0:
                 is_stopping, images_done = True, batch * total_batch_size
@@ -212,7 +219,7 @@ def main():
         if is_stopping:
             break
         accuracy, loss = training.evaluate(*test)
-        report_epoch(epoch, step, loss=float(np.mean(losses)) if losses else 0.0, accuracy=accuracy)
+        report_epoch(epoch, step, loss=np.mean(losses), accuracy=accuracy)
     if RANK == 0:
         if not is_stopping:
             training.model.save_weights(OUTPUT)
