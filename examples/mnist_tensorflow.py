@@ -32,7 +32,8 @@ EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
 BATCH_SIZE = int(os.environ["BATCH_SIZE"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-CHECKPOINT = str(Path(os.environ["CHECKPOINT_DIR"]) / "mnist")
+CHECKPOINTS = Path(os.environ["CHECKPOINT_DIR"]) / "mnist"
+"""The folder of the last checkpoint."""
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.weights.h5"
 """The trained model."""
 STOP_CHECK_STEPS = 4
@@ -110,22 +111,27 @@ class Training:
             images_done=self.images_done,
             step=self.step,
         )
+        # All ranks must write, since this may gather variables; only rank 0's checkpoint is kept.
+        self.unused = tempfile.TemporaryDirectory()
+        self.manager = tf.train.CheckpointManager(
+            self.checkpoint, CHECKPOINTS if RANK == 0 else self.unused.name, max_to_keep=1
+        )
 
     def restore(self):
-        """Read rank 0's checkpoint on every rank; return whether there is one."""
-        if not Path(f"{CHECKPOINT}.index").exists():
+        """Read rank 0's last checkpoint on every rank; return whether there is one."""
+        path = tf.train.latest_checkpoint(CHECKPOINTS)
+        if path is None:
             return False
-        self.checkpoint.read(CHECKPOINT).assert_existing_objects_matched()
+        self.checkpoint.restore(path).assert_existing_objects_matched()
         return True
 
     def save(self):
-        """Replace the checkpoint. All ranks must write, since this may gather variables; only rank 0's file is kept."""
-        with tempfile.TemporaryDirectory(dir=os.environ["CHECKPOINT_DIR"] if RANK == 0 else None) as folder:
-            temporary = Path(self.checkpoint.write(f"{folder}/mnist"))
-            if RANK == 0:
-                # The index last: it refers to the data, and the run may be killed at any moment.
-                for path in sorted(temporary.parent.glob("mnist.*"), key=lambda path: path.suffix == ".index"):
-                    path.replace(Path(CHECKPOINT).parent / path.name)
+        """Write a checkpoint, and delete the one before.
+
+        The run may be killed at any moment. So the manager first writes new files, then replaces the file `checkpoint`,
+        which names the last ones, and only then deletes the older ones.
+        """
+        self.manager.save()
 
     @tf.function(reduce_retracing=True)
     def train(self, images, labels):
