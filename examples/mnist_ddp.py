@@ -186,6 +186,10 @@ def main():
             )
     ddp_model = DistributedDataParallel(model)
 
+    def must_stop():
+        # All ranks must agree to stop, or the others would wait for those that have stopped.
+        return sum_over_ranks(device, len(stop_signals))[0] > 0
+
     accuracy, loss = evaluate(model, test, device)
     first_loss, is_stopping = loss, False
     for epoch in range(epochs_done + 1, EPOCHS + 1):
@@ -202,8 +206,8 @@ def main():
             optimizer.step()
             step += 1
             losses.append(batch_loss.detach())
-            # All ranks must agree to stop, or the others would wait for those that have stopped.
-            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and sum_over_ranks(device, len(stop_signals))[0]:
+            # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and must_stop():
                 is_stopping, images_done = True, batch * total_batch_size
                 break
         if not is_stopping:
@@ -215,6 +219,10 @@ def main():
         accuracy, loss = evaluate(model, test, device)
         (train_loss,) = sum_over_ranks(device, torch.stack(losses).mean().item() / dist.get_world_size())
         report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
+        # Also after each epoch, which may have too few batches for a check within it.
+        if epoch < EPOCHS and must_stop():
+            is_stopping = True
+            break
     if not is_stopping:
         save(model.state_dict(), OUTPUT)
     if dist.get_rank() == 0:

@@ -170,6 +170,10 @@ def main():
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     total_batch_size = BATCH_SIZE * hvd.size()
 
+    def must_stop():
+        # All ranks must agree to stop, or the others would wait for those that have stopped.
+        return sum_over_ranks("ending", len(stop_signals))[0] > 0
+
     accuracy, loss = evaluate(model, test, device)
     first_loss, is_stopping = loss, False
     for epoch in range(epochs_done + 1, EPOCHS + 1):
@@ -186,8 +190,8 @@ def main():
             optimizer.step()
             step += 1
             losses.append(batch_loss.item())
-            # All ranks must agree to stop, or the others would wait for those that have stopped.
-            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and sum_over_ranks("ending", len(stop_signals))[0]:
+            # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and must_stop():
                 is_stopping, images_done = True, batch * total_batch_size
                 break
         if not is_stopping:
@@ -199,6 +203,10 @@ def main():
         accuracy, loss = evaluate(model, test, device)
         (train_loss,) = sum_over_ranks("loss", sum(losses) / len(losses) / hvd.size())
         report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
+        # Also after each epoch, which may have too few batches for a check within it.
+        if epoch < EPOCHS and must_stop():
+            is_stopping = True
+            break
     if not is_stopping:
         save(model.state_dict(), OUTPUT)
     if hvd.rank() == 0:

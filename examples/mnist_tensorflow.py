@@ -200,6 +200,10 @@ def main():
     # Progress within an epoch is counted in images, since a later attempt may have batches of another size.
     step, images_done, total_batch_size = int(training.step), int(training.images_done), BATCH_SIZE * WORLD_SIZE
 
+    def must_stop():
+        # All ranks must agree to stop, or the others would wait for those that have stopped.
+        return training.sum(tf.constant(float(len(stop_signals)))) > 0
+
     accuracy, loss = training.evaluate(*test)
     first_loss, is_stopping = loss, False
     for epoch in range(int(training.epochs_done) + 1, EPOCHS + 1):
@@ -210,10 +214,8 @@ def main():
             training.optimizer.learning_rate.assign(learning_rate(step, len(loader)))
             losses.append(training.train(inputs, targets))
             step += 1
-            # All ranks must agree to stop, or the others would wait for those that have stopped. After the last batch
-            # they go on to finish the epoch, since no batch would be left for a later attempt.
-            should_check = batch % STOP_CHECK_STEPS == 0 and batch < len(loader)
-            if should_check and training.sum(tf.constant(float(len(stop_signals)))) > 0:
+            # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and must_stop():
                 is_stopping, images_done = True, batch * total_batch_size
                 break
         if not is_stopping:
@@ -226,6 +228,10 @@ def main():
             break
         accuracy, loss = training.evaluate(*test)
         report_epoch(epoch, step, loss=np.mean(losses), accuracy=accuracy)
+        # Also after each epoch, which may have too few batches for a check within it.
+        if epoch < EPOCHS and must_stop():
+            is_stopping = True
+            break
     if RANK == 0:
         if not is_stopping:
             training.model.save_weights(OUTPUT)

@@ -58,6 +58,15 @@ def test_an_example_resumes_in_another_shape_after_a_stop_and_learns(examples, s
     assert_learned(examples, log, done + 1)
 
 
+@pytest.mark.parametrize(
+    ("script", "framework"),
+    [("mnist_horovod.py", Framework.HOROVOD), ("mnist_tensorflow.py", Framework.TENSORFLOW)],
+)
+def test_an_example_stops_after_an_epoch_of_one_batch(examples, script, framework):
+    use_image(examples, framework.value)
+    stop_after_an_epoch(examples, script, nodes=2, batch_size=1000, lr="0.02", framework=framework, **NODE)
+
+
 def test_the_tensorflow_example_resumes_after_it_was_killed_while_it_replaced_a_checkpoint(examples):
     use_image(examples, "tensorflow")
     settings = {**NODE, "framework": Framework.TENSORFLOW, "checkpoint_key": "job-1"}
