@@ -37,14 +37,16 @@ def parse(text: str, *, backend: str = LOCAL) -> Mapping[str, Config]:
     if not text.strip():
         if backend != LOCAL:
             raise ImproperlyConfigured(
-                f"RUNTIME_BACKEND is '{backend}': without TRAINYARD_CLUSTERS it can only be {LOCAL}. Name the clusters "
-                f"there, such as {EXAMPLE}."
+                f"RUNTIME_BACKEND is '{backend}', but without TRAINYARD_CLUSTERS it can only be '{LOCAL}'. Set "
+                f"TRAINYARD_CLUSTERS, for example to {EXAMPLE}."
             )
         return {DEFAULT: None}
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS is no JSON: {error}. It looks like {EXAMPLE}.") from None
+        raise ImproperlyConfigured(
+            f"TRAINYARD_CLUSTERS is not valid JSON: {error}. A valid value is {EXAMPLE}."
+        ) from None
     if not isinstance(data, dict) or not data:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS must be a JSON object that names a cluster, such as {EXAMPLE}.")
     clusters = {name: _parse_cluster(name, value) for name, value in data.items()}
@@ -57,17 +59,20 @@ def _parse_cluster(name: str, value: object) -> Config:
     """Return the settings of the cluster `name`; `value` is its part of the JSON. Raises ImproperlyConfigured."""
     if len(name) > MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {MAX_NAME_LENGTH} characters.")
+    # Before there were Slurm clusters, a cluster that was not local needed no `backend`.
     kind = value.get("backend", KUBERNETES) if isinstance(value, Mapping) else KUBERNETES
     if kind == LOCAL and isinstance(value, Mapping):
         if unknown := sorted(set(value) - {"backend"}):
             raise ImproperlyConfigured(
-                f"TRAINYARD_CLUSTERS: '{unknown[0]}' of the cluster '{name}' is not known: what a local one offers is "
-                "set by LOCAL_CPUS, LOCAL_MEMORY_MIB and the like."
+                f"TRAINYARD_CLUSTERS: the local cluster '{name}' has the unknown key '{unknown[0]}'. Set its resources "
+                "with LOCAL_CPUS, LOCAL_MEMORY_MIB and the other LOCAL_* settings."
             )
         return None
-    if kind not in {KUBERNETES, SLURM}:
+    # A tuple, because `kind` may be a list, for which a set raises TypeError.
+    if kind not in (KUBERNETES, SLURM):
         raise ImproperlyConfigured(
-            f"TRAINYARD_CLUSTERS: '{name}' has the backend '{kind}'. There are: kubernetes, local, slurm."
+            f"TRAINYARD_CLUSTERS: the cluster '{name}' has the unknown backend '{kind}'. Choose kubernetes, local or "
+            "slurm."
         )
     try:
         # `from_data` checks that the value is an object.

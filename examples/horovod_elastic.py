@@ -1,4 +1,4 @@
-"""Train on MNIST-layout digits with Horovod's elastic mode: when a node is lost, the others continue in memory.
+"""Train on digits in MNIST's file format with Horovod's elastic mode: after a lost node the others go on.
 
 With `@hvd.elastic.run` the remaining processes return to the last `state.commit()`, and reconnect with new ranks and a
 new size. They divide the rest of the epoch's images among themselves, and continue. No process restarts, and nothing is

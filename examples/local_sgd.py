@@ -44,6 +44,21 @@ def average_over_ranks(tensors, stop_signals):
     return len(values), is_stop_requested.item() > 0
 
 
+def restore(model, optimizer, device):
+    """Read the checkpoint, if there is one; return epochs done, images done of the next one, steps and numbers sent."""
+    if not CHECKPOINT.exists():
+        return 0, 0, 0, 0
+    state = torch.load(CHECKPOINT, map_location=device, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    epochs_done, images_done = state["epochs_done"], state["images_done"]
+    if dist.get_rank() == 0:
+        print(
+            f"resumed after epoch {epochs_done}, image {images_done}; restart {os.environ['RESTART_COUNT']}", flush=True
+        )
+    return epochs_done, images_done, state["step"], state["numbers_sent"]
+
+
 def print_traffic(numbers_sent, numbers_of_ddp):
     """Print how many numbers the nodes have sent, compared with DDP; nothing if there is one node."""
     if os.environ["WORLD_SIZE"] != os.environ["WORKER_PER_NODE"]:
@@ -60,18 +75,7 @@ def main():
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=digits.LEARNING_RATE, momentum=0.9)
     total_batch_size = digits.BATCH_SIZE * dist.get_world_size()
-    epochs_done, images_done, step, numbers_sent = 0, 0, 0, 0
-    if CHECKPOINT.exists():
-        state = torch.load(CHECKPOINT, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        epochs_done, images_done = state["epochs_done"], state["images_done"]
-        step, numbers_sent = state["step"], state["numbers_sent"]
-        if dist.get_rank() == 0:
-            print(
-                f"resumed after epoch {epochs_done}, image {images_done}; restart {os.environ['RESTART_COUNT']}",
-                flush=True,
-            )
+    epochs_done, images_done, step, numbers_sent = restore(model, optimizer, device)
     node_group, _all_groups = dist.new_subgroups(int(os.environ["WORKER_PER_NODE"]))
     ddp_model = DistributedDataParallel(model, process_group=node_group)
 
@@ -101,7 +105,8 @@ def main():
             epochs_done, images_done = epoch, 0
         # Every node continues from the checkpoint's state, which includes the momentum.
         momentum = [optimizer.state[parameter]["momentum_buffer"] for parameter in parameters]
-        numbers_sent += average_over_ranks(parameters + momentum, stop_signals)[0]
+        count, is_stop_requested = average_over_ranks(parameters + momentum, stop_signals)
+        numbers_sent += count
         progress = {"epochs_done": epochs_done, "images_done": images_done, "step": step, "numbers_sent": numbers_sent}
         digits.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **progress}, CHECKPOINT)
         if is_stopping:
@@ -109,6 +114,10 @@ def main():
         accuracy, loss = digits.evaluate(model, test, device)
         (train_loss,) = digits.sum_over_ranks(device, torch.stack(losses).mean().item() / dist.get_world_size())
         digits.report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
+        # Also after each epoch, which may have too few batches for an average within it.
+        if epoch < digits.EPOCHS and is_stop_requested:
+            is_stopping = True
+            break
     if not is_stopping:
         digits.save(model.state_dict(), digits.OUTPUT)
     if dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""Train a small convolutional network on MNIST-layout digits with PyTorch DDP, on any number of nodes.
+"""Train a small convolutional network on digits in MNIST's file format with PyTorch DDP, on any number of nodes.
 
 The script reads everything from Trainyard's environment contract, and nothing from the command line. DATASETS_PATH and
 DATASETS name the data. EPOCHS, LR and BATCH_SIZE are the settings. BACKEND and `env://` set up the collectives. It
@@ -36,7 +36,10 @@ CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / "mnist.pt"
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.pt"
 """The trained model."""
 STOP_CHECK_STEPS = 4
-"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM."""
+"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM.
+
+One after each step would slow the training down, and a few steps take much less than the grace period (10 seconds).
+"""
 
 
 def read_idx(path):
@@ -183,6 +186,10 @@ def main():
             )
     ddp_model = DistributedDataParallel(model)
 
+    def must_stop():
+        # All ranks must agree to stop, or the others would wait for those that have stopped.
+        return sum_over_ranks(device, len(stop_signals))[0] > 0
+
     accuracy, loss = evaluate(model, test, device)
     first_loss, is_stopping = loss, False
     for epoch in range(epochs_done + 1, EPOCHS + 1):
@@ -199,8 +206,8 @@ def main():
             optimizer.step()
             step += 1
             losses.append(batch_loss.detach())
-            # All ranks must agree to stop, or the others would wait for those that have stopped.
-            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and sum_over_ranks(device, len(stop_signals))[0]:
+            # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and must_stop():
                 is_stopping, images_done = True, batch * total_batch_size
                 break
         if not is_stopping:
@@ -212,6 +219,10 @@ def main():
         accuracy, loss = evaluate(model, test, device)
         (train_loss,) = sum_over_ranks(device, torch.stack(losses).mean().item() / dist.get_world_size())
         report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
+        # Also after each epoch, which may have too few batches for a check within it.
+        if epoch < EPOCHS and must_stop():
+            is_stopping = True
+            break
     if not is_stopping:
         save(model.state_dict(), OUTPUT)
     if dist.get_rank() == 0:

@@ -1,7 +1,7 @@
-"""Train a small convolutional network on MNIST-layout digits with Horovod and PyTorch, on any number of nodes.
+"""Train a small convolutional network on digits in MNIST's file format with Horovod and PyTorch.
 
-The same training as mnist_ddp.py with Horovod: `hvd.init()` reads the environment, with the Gloo controller and with
-MPI, and nothing comes from the command line. It
+The same training as mnist_ddp.py with Horovod, on any number of nodes: `hvd.init()` reads the environment, with the
+Gloo controller and with MPI, and nothing comes from the command line. It
 
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
 - reads only this rank's share of the images, in a worker process that prefetches the next batches;
@@ -35,7 +35,10 @@ CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / "mnist.pt"
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.pt"
 """The trained model."""
 STOP_CHECK_STEPS = 4
-"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM."""
+"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM.
+
+One after each step would slow the training down, and a few steps take much less than the grace period (10 seconds).
+"""
 
 
 def read_idx(path):
@@ -167,6 +170,10 @@ def main():
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     total_batch_size = BATCH_SIZE * hvd.size()
 
+    def must_stop():
+        # All ranks must agree to stop, or the others would wait for those that have stopped.
+        return sum_over_ranks("ending", len(stop_signals))[0] > 0
+
     accuracy, loss = evaluate(model, test, device)
     first_loss, is_stopping = loss, False
     for epoch in range(epochs_done + 1, EPOCHS + 1):
@@ -183,8 +190,8 @@ def main():
             optimizer.step()
             step += 1
             losses.append(batch_loss.item())
-            # All ranks must agree to stop, or the others would wait for those that have stopped.
-            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and sum_over_ranks("ending", len(stop_signals))[0]:
+            # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and must_stop():
                 is_stopping, images_done = True, batch * total_batch_size
                 break
         if not is_stopping:
@@ -194,8 +201,12 @@ def main():
         if is_stopping:
             break
         accuracy, loss = evaluate(model, test, device)
-        (train_loss,) = sum_over_ranks("loss", sum(losses) / max(1, len(losses)) / hvd.size())
+        (train_loss,) = sum_over_ranks("loss", sum(losses) / len(losses) / hvd.size())
         report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
+        # Also after each epoch, which may have too few batches for a check within it.
+        if epoch < EPOCHS and must_stop():
+            is_stopping = True
+            break
     if not is_stopping:
         save(model.state_dict(), OUTPUT)
     if hvd.rank() == 0:

@@ -1,8 +1,8 @@
-"""Train on MNIST-layout digits with `model.fit` over several nodes: legacy Keras and MultiWorkerMirroredStrategy.
+"""Train on digits in MNIST's file format with `model.fit` over several nodes.
 
-Keras 3 cannot `fit` under this strategy. TF_USE_LEGACY_KERAS, set before TensorFlow is imported, selects Keras 2. The
-learning rate grows with the number of processes, and is warmed up. The data is sharded and prefetched. `fit` evaluates
-on all ranks, and `BackupAndRestore` resumes after the last complete epoch.
+It uses MultiWorkerMirroredStrategy, under which Keras 3 cannot `fit`. TF_USE_LEGACY_KERAS, set before TensorFlow is
+imported, selects Keras 2. The learning rate grows with the number of processes, and is warmed up. The data is sharded
+and prefetched. `fit` evaluates on all ranks, and `BackupAndRestore` resumes after the last complete epoch.
 
 Order: the image `tensorflow`, a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
+# Before the import: hides TensorFlow's start-up messages and warnings, but no errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np

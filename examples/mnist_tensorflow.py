@@ -1,6 +1,7 @@
-"""Train a small convolutional network on MNIST-layout digits with TensorFlow's MultiWorkerMirroredStrategy.
+"""Train a small convolutional network on digits in MNIST's file format with MultiWorkerMirroredStrategy.
 
-A custom training loop (for `model.fit`, see mnist_keras.py), on any number of nodes, which TF_CONFIG lists. It
+This is a custom training loop; mnist_keras.py uses `model.fit`. It runs on any number of nodes, which TF_CONFIG lists,
+and
 
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
 - reads only this rank's share of the images, and prefetches a few batches;
@@ -21,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+# Before the import: hides TensorFlow's start-up messages and warnings, but no errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
@@ -30,11 +32,15 @@ EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
 BATCH_SIZE = int(os.environ["BATCH_SIZE"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-CHECKPOINT = str(Path(os.environ["CHECKPOINT_DIR"]) / "mnist")
+CHECKPOINTS = Path(os.environ["CHECKPOINT_DIR"]) / "mnist"
+"""The folder of the last checkpoint."""
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.weights.h5"
 """The trained model."""
 STOP_CHECK_STEPS = 4
-"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM."""
+"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM.
+
+One after each step would slow the training down, and a few steps take much less than the grace period (10 seconds).
+"""
 
 
 def read_idx(path):
@@ -105,22 +111,27 @@ class Training:
             images_done=self.images_done,
             step=self.step,
         )
+        # All ranks must write, since this may gather variables; only rank 0's checkpoint is kept.
+        self.unused = tempfile.TemporaryDirectory()
+        self.manager = tf.train.CheckpointManager(
+            self.checkpoint, CHECKPOINTS if RANK == 0 else self.unused.name, max_to_keep=1
+        )
 
     def restore(self):
-        """Read rank 0's checkpoint on every rank; return whether there is one."""
-        if not Path(f"{CHECKPOINT}.index").exists():
+        """Read rank 0's last checkpoint on every rank; return whether there is one."""
+        path = tf.train.latest_checkpoint(CHECKPOINTS)
+        if path is None:
             return False
-        self.checkpoint.read(CHECKPOINT).assert_existing_objects_matched()
+        self.checkpoint.restore(path).assert_existing_objects_matched()
         return True
 
     def save(self):
-        """Replace the checkpoint. All ranks must write, since this may gather variables; only rank 0's file is kept."""
-        with tempfile.TemporaryDirectory(dir=os.environ["CHECKPOINT_DIR"] if RANK == 0 else None) as folder:
-            temporary = Path(self.checkpoint.write(f"{folder}/mnist"))
-            if RANK == 0:
-                # The index last: it refers to the data, and the run may be killed at any moment.
-                for path in sorted(temporary.parent.glob("mnist.*"), key=lambda path: path.suffix == ".index"):
-                    path.replace(Path(CHECKPOINT).parent / path.name)
+        """Write a checkpoint, and delete the one before.
+
+        The run may be killed at any moment. So the manager first writes new files, then replaces the file `checkpoint`,
+        which names the last ones, and only then deletes the older ones.
+        """
+        self.manager.save()
 
     @tf.function(reduce_retracing=True)
     def train(self, images, labels):
@@ -186,7 +197,12 @@ def main():
     if training.restore() and RANK == 0:
         place = f"after epoch {int(training.epochs_done)}, image {int(training.images_done)}"
         print(f"resumed {place}; restart {os.environ['RESTART_COUNT']}", flush=True)
+    # Progress within an epoch is counted in images, since a later attempt may have batches of another size.
     step, images_done, total_batch_size = int(training.step), int(training.images_done), BATCH_SIZE * WORLD_SIZE
+
+    def must_stop():
+        # All ranks must agree to stop, or the others would wait for those that have stopped.
+        return training.sum(tf.constant(float(len(stop_signals)))) > 0
 
     accuracy, loss = training.evaluate(*test)
     first_loss, is_stopping = loss, False
@@ -198,9 +214,8 @@ def main():
             training.optimizer.learning_rate.assign(learning_rate(step, len(loader)))
             losses.append(training.train(inputs, targets))
             step += 1
-            # All ranks must agree to stop, or the others would wait for those that have stopped.
-            should_check = batch % STOP_CHECK_STEPS == 0 and batch < len(loader)
-            if should_check and training.sum(tf.constant(float(len(stop_signals)))) > 0:
+            # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+            if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and must_stop():
                 is_stopping, images_done = True, batch * total_batch_size
                 break
         if not is_stopping:
@@ -212,7 +227,11 @@ def main():
         if is_stopping:
             break
         accuracy, loss = training.evaluate(*test)
-        report_epoch(epoch, step, loss=float(np.mean(losses)) if losses else 0.0, accuracy=accuracy)
+        report_epoch(epoch, step, loss=np.mean(losses), accuracy=accuracy)
+        # Also after each epoch, which may have too few batches for a check within it.
+        if epoch < EPOCHS and must_stop():
+            is_stopping = True
+            break
     if RANK == 0:
         if not is_stopping:
             training.model.save_weights(OUTPUT)

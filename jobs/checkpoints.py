@@ -68,14 +68,14 @@ def awaits_copy(attempt: Attempt) -> bool:
 def copy_for(attempt: Attempt) -> None:
     """Copy the checkpoints that the attempt's job starts from, and count them against the quota.
 
-    Does nothing if they are already copied. Only one process at a time may call it. Raises InvalidSpec (with the field
-    `from_checkpoint`) and BackendUnavailable.
+    Does nothing if they are already copied. The caller holds `locks.copies_lock`, because two copies for one job would
+    write the same folder. Raises InvalidSpec (with the field `from_checkpoint`) and BackendUnavailable.
     """
     job = Job.objects.select_related("organization", "from_checkpoint").get(pk=attempt.job_id)
     source = job.from_checkpoint
     if source is None or job.checkpoints_copied_at is not None:
         return
-    # Gets one item. `fill_checkpoints` drops the result of the function that it calls, so the function stores it here.
+    # Holds the result of `copy_tree`, since `fill_checkpoints` ignores what its function returns.
     copies: list[CopyResult] = []
     with Reservation(job.organization, label=f"#{job.pk} {job.name}") as reservation:
         try:
@@ -95,13 +95,15 @@ def copy_for(attempt: Attempt) -> None:
             )
         except CustomerError as error:
             raise InvalidSpec(f"The checkpoints can't be copied: {error}", field="from_checkpoint") from error
+        # In one transaction, so that at any moment either the reservation or the count holds the quota, and a copy that
+        # is marked as done is counted.
         with transaction.atomic():
             quota.count_results(
                 organization=job.organization,
                 key=results.allocation_key(job.pk),
                 label=f"#{job.pk} {job.name}",
                 usage=copies[0].usage,
-                kept_until=None,
+                kept_until=None,  # set by `results.measure` once the job has ended
             )
             reservation.release()
             Job.objects.filter(pk=job.pk).update(checkpoints_copied_at=timezone.now())
@@ -116,7 +118,7 @@ def discard_copy(attempt: Attempt) -> None:
         key = results.checkpoint_key(attempt.job_id)
         cluster(attempt.backend).delete_shared(key)
         Job.objects.filter(pk=attempt.job_id).update(checkpoints_copied_at=None)
-        results.discard_count(attempt.job_id)
+        results.discard_count(attempt.job_id)  # the deleted files no longer count against the quota
 
 
 def _has_checkpoints(job: Job) -> bool:

@@ -1,4 +1,4 @@
-"""Announce the deletion of job files: one mail per organization, seven days (`NOTICE`) before.
+"""Announce the deletion of job files: one email per organization, seven days (`NOTICE`) before.
 
 Each job is announced once. If the time of the deletion is changed, `Job.deletion_notice` is cleared, so that the job is
 announced again.
@@ -25,8 +25,8 @@ from storage.models import Allocation
 
 NOTICE = timedelta(days=7)
 """How long before the deletion it is announced: enough to read the email after a short absence."""
-JOBS_IN_MAIL = 50
-"""Jobs that one email lists. It says how many others there are."""
+MAX_LISTED_JOBS = 50
+"""How many jobs one email or notification lists, so that it stays short. The email gives the number of the others."""
 
 
 def announce() -> int:
@@ -41,7 +41,7 @@ def announce() -> int:
     )
 
 
-def is_soon(job: Job) -> bool:
+def files_expire_soon(job: Job) -> bool:
     """Whether the job's files will be deleted within NOTICE."""
     deletion_at = results.deletion_time(job)
     now = timezone.now()
@@ -60,12 +60,13 @@ def _write_notice(organization_pk: int) -> None:
     with transaction.atomic():
         # With the lock, the second of two concurrent calls finds that the first has announced the job.
         unannounced = Job.objects.select_for_update().filter(pk__in=expiring, deletion_notice=None).order_by("pk")
-        jobs = [job.pk for job in unannounced if is_soon(job)]  # the customer may have moved the deletion meanwhile
+        # Checked again, because the customer may have moved the deletion meanwhile.
+        jobs = [job.pk for job in unannounced if files_expire_soon(job)]
         if jobs:
             notice = DeletionNotice.objects.create(organization_id=organization_pk)
             Job.objects.filter(pk__in=jobs).update(deletion_notice=notice)
             notifications.publish(
-                organization=organization_pk, kind="files.expiring", data={"jobs": jobs[:JOBS_IN_MAIL]}
+                organization=organization_pk, kind="files.expiring", data={"jobs": jobs[:MAX_LISTED_JOBS]}
             )
 
 
@@ -82,8 +83,8 @@ def _mail(notice: DeletionNotice) -> tuple[str, str]:
     jobs = sorted(notice.jobs.all(), key=lambda job: (results.deletion_time(job), job.pk))
     context = {
         "organization": notice.organization,
-        "jobs": [(job, timezone.localtime(results.deletion_time(job))) for job in jobs[:JOBS_IN_MAIL]],
-        "others": len(jobs) - JOBS_IN_MAIL,
+        "jobs": [(job, timezone.localtime(results.deletion_time(job))) for job in jobs[:MAX_LISTED_JOBS]],
+        "others": max(0, len(jobs) - MAX_LISTED_JOBS),
         "url": settings.TRAINYARD_URL,
     }
     subject = _("Files of %(organization)s will be deleted") % {"organization": notice.organization}

@@ -19,7 +19,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, urlencode, urljoin, urlsplit
@@ -29,14 +29,16 @@ from django.conf import settings
 from console.core import connections
 
 TOTAL_SECONDS = 12.0
-"""How long one check may take with all its requests. The customer's form waits for it, so it must be short, and slow
-registries need some seconds."""
+"""How long one check may take with all its requests, besides resolving host names, which the system's resolver limits.
+The customer's form waits for it, so it must be short, and slow registries need some seconds."""
 CONNECT_SECONDS = 5.0
-"""How long one connection attempt may take. So a host that does not respond uses only a part of TOTAL_SECONDS."""
+"""How long a connection to one address, its TLS handshake, and each read may wait. So an address that does not respond
+leaves time for the host's next one, and the customer usually learns of it before TOTAL_SECONDS."""
 MAX_MANIFEST_BYTES = 4 * 1024**2
 """The largest manifest. The OCI distribution specification asks registries to accept at least this size."""
 MAX_TOKEN_BYTES = 64 * 1024
-"""The largest response of a token service. Tokens have a few KiB."""
+"""The largest response of a token service, or to a check of the login. Tokens have a few KiB; the other responses are
+shorter."""
 MAX_REDIRECTS = 3
 """How many redirects are followed. Registries send manifests themselves, or redirect once to a storage service."""
 HTTPS_PORT = 443
@@ -55,7 +57,8 @@ DOCKER_HUB = "registry-1.docker.io"
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 """IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)."""
 _MAX_CHALLENGE_LENGTH = 2000
-"""How much of a header WWW-Authenticate is parsed; real ones have some hundred characters."""
+"""How many characters of a WWW-Authenticate header are parsed, since the host may send anything. Real headers have a
+few hundred."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"', re.IGNORECASE)
 """A parameter in a header WWW-Authenticate, such as `realm="https://auth.docker.io/token"`."""
@@ -168,9 +171,9 @@ class _Client:
         self._deadline = time.monotonic() + seconds
 
     def request(self, method: str, url: str, *, limit_bytes: int = 0) -> _Response:
-        """Return the response to a request; follow redirects, without the authorization to other hosts.
+        """Send a request, follow up to MAX_REDIRECTS redirects, and return the last response. Raises RegistryError.
 
-        Raises RegistryError.
+        Only the origin of `url` gets the authorization. With `limit_bytes` 0 the body is not read.
         """
         origin = urlsplit(url)[:2]
         for _redirect in range(MAX_REDIRECTS + 1):
@@ -211,6 +214,7 @@ class _Client:
         headers = {"Authorization": self._credentials.header} if self._credentials is not None else {}
         # No redirects are followed, so that the password goes only to this service.
         response = self._send("GET", url, headers, MAX_TOKEN_BYTES)
+        # RFC 6749 (OAuth 2.0, section 5.2) lets a token service refuse credentials with 400.
         if response.status in {400, 401, 403}:
             raise RegistryError(Problem.UNAUTHORIZED)
         try:
@@ -224,17 +228,17 @@ class _Client:
         return token
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], limit_bytes: int) -> _Response:
-        """Send one request, and return its response, also if it is a redirect.
+        """Send one request and return its response; redirects are not followed.
 
-        Raises RegistryError if its body has more than `limit_bytes`.
+        Reads no body if `limit_bytes` is 0. Raises RegistryError, also for a longer body.
         """
-        remaining_seconds = self._deadline - time.monotonic()
-        if remaining_seconds <= 0:
-            raise RegistryError(Problem.UNREACHABLE, "too slow")
         try:
-            connection = _connect(url, min(CONNECT_SECONDS, remaining_seconds))
+            connection = _connect(url, self._deadline)
             # A socket's timeout begins again with each byte, so it does not limit the whole request.
-            with contextlib.closing(connection), connections.time_limit(connection, remaining_seconds):
+            with (
+                contextlib.closing(connection),
+                connections.time_limit(connection, _remaining_seconds(self._deadline)),
+            ):
                 parts = urlsplit(url)
                 target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
                 connection.request(method, target, headers={**headers, "User-Agent": "trainyard"})
@@ -253,7 +257,10 @@ def _parameters(challenge: str) -> dict[str, str]:
 
 
 def _origin(host: str) -> str:
-    """Return the origin of a registry. A registry on this machine is reached by HTTP, as by container runtimes."""
+    """Return the origin of a registry.
+
+    If private addresses are allowed, a registry on this machine is reached by plain HTTP, as container runtimes do.
+    """
     name = urlsplit(f"//{host}").hostname or ""
     return f"{'http' if settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(name) else 'https'}://{host}"
 
@@ -267,7 +274,15 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
+def _remaining_seconds(deadline: float) -> float:
+    """Return the seconds until a deadline (`time.monotonic`). Raises RegistryError after it."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise RegistryError(Problem.UNREACHABLE, "too slow")
+    return seconds
+
+
+def _connect(url: str, deadline: float) -> http.client.HTTPConnection:
     """Return an open connection to a URL's host, at an allowed address. Raises OSError, ValueError, RegistryError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (HTTPS_PORT if parts.scheme == "https" else 80)
@@ -276,13 +291,16 @@ def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, "no https")
     if port != HTTPS_PORT and port < FIRST_UNPRIVILEGED_PORT:
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, f"port {port}")
-    addresses = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    # All addresses must be allowed, because no real registry has both public and private ones.
-    if not addresses or not all(is_allowed(str(address)) for address in addresses):
+    _remaining_seconds(deadline)  # no name is resolved after the deadline
+    addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    # Unlike in `connections.connection_to`, all addresses must be allowed: no real registry has both public and private
+    # ones.
+    if not addresses or not all(is_allowed(address) for address in addresses):
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, host)
-    connection = http.client.HTTPConnection(host, port, timeout=seconds)
-    tcp = socket.create_connection((str(addresses[0]), port), timeout=seconds)
+    connection = http.client.HTTPConnection(host, port)
+    tcp = _connect_to_one(addresses, port, deadline)
     try:
+        tcp.settimeout(min(CONNECT_SECONDS, _remaining_seconds(deadline)))
         context = ssl.create_default_context()
         connection.sock = tcp if is_unencrypted else context.wrap_socket(tcp, server_hostname=host)
     except BaseException:
@@ -291,8 +309,24 @@ def _connect(url: str, seconds: float) -> http.client.HTTPConnection:
     return connection
 
 
+def _connect_to_one(addresses: Sequence[str], port: int, deadline: float) -> socket.socket:
+    """Return a connection to the first address that accepts one. Raises OSError, RegistryError.
+
+    The addresses are those that were checked, and not the name, for which a DNS server may return others the second
+    time (DNS rebinding).
+    """
+    for address in addresses[:-1]:
+        # For example, the machine may have no working route to the host's IPv6 address.
+        with contextlib.suppress(OSError):
+            return socket.create_connection((address, port), min(CONNECT_SECONDS, _remaining_seconds(deadline)))
+    return socket.create_connection((addresses[-1], port), min(CONNECT_SECONDS, _remaining_seconds(deadline)))
+
+
 def is_allowed(address: str) -> bool:
-    """Return whether this client may connect to an IP address, or to the IPv4 address in a 6to4 or NAT64 address."""
+    """Return whether this client may connect to an IP address.
+
+    An IPv6 address that contains an IPv4 address (mapped, 6to4, NAT64) is judged by that.
+    """
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         nat64 = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None

@@ -129,7 +129,7 @@ def header_context(job: Job) -> dict[str, Any]:
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
         "fix": _fix_button(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
-        "files_expire_soon": expiry.is_soon(job),
+        "files_expire_soon": expiry.files_expire_soon(job),
         "inspect_hourly_minor": notebooks.hourly_price_to_inspect(job),
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
         "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,

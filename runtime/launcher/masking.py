@@ -1,7 +1,8 @@
 """Replace the values of secrets in the output of a run before it is stored.
 
-An exact value is replaced by `***`, and so is each line of a value of several lines. Values of fewer than MIN_LENGTH
-characters are not replaced, because they would also match ordinary text.
+Each occurrence of a value is replaced by `***`, and so is each line of a value of several lines. Other forms of a
+value, such as its base64, are not recognized. Values of fewer than MIN_LENGTH characters are not replaced, because they
+would also match ordinary text.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ MASK = b"***"
 
 
 class Mask:
-    """Replaces the values of secrets in texts and streams. Without any value, everything passes unchanged."""
+    """Replaces the values of secrets in texts and streams. If all values are too short, everything passes unchanged."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         texts: Set[str] = set()
         for value in values:
+            # Also without the spaces around it, because code may print a value that it has stripped.
             texts.update([value, value.strip(), *_lines(value)])
         long_texts = [text for text in texts if len(text) >= MIN_LENGTH]
-        # Longest first, so that of two values that begin alike, the longer one is replaced.
+        # Longest first, so that of two values that begin alike, the longer one is replaced. `surrogatepass`, because
+        # values come in JSON, which may have lone surrogates, and those have no UTF-8.
         self._texts = [text.encode("utf-8", "surrogatepass") for text in sorted(long_texts, key=len, reverse=True)]
 
     def new_stream(self) -> Optional[MaskedStream]:
@@ -38,15 +41,20 @@ class Mask:
             data = data.replace(text, MASK)
         return data
 
+    def apply_to_cut_bytes(self, data: bytes) -> bytes:
+        """Return bytes with the values replaced, and also the beginning of a value that their end may have cut.
+
+        A beginning of fewer than MIN_LENGTH bytes stays: it is likely to be ordinary text, and reveals little.
+        """
+        data = self.apply_to_bytes(data)
+        overlap = max((_overlap_length(data, text) for text in self._texts), default=0)
+        return data[:-overlap] + MASK if overlap >= MIN_LENGTH else data
+
     def apply_to_text(self, text: str) -> str:
-        """Return a text with the values replaced, also the beginning of a value at the text's end, where it was cut."""
+        """Return a text that may have been cut within a value, with the values replaced as in `apply_to_cut_bytes`."""
         if not self._texts:
             return text
-        data = self.apply_to_bytes(text.encode("utf-8", "surrogatepass"))
-        overlap = max(_overlap_length(data, secret) for secret in self._texts)
-        if overlap >= MIN_LENGTH:
-            data = data[:-overlap] + MASK
-        return data.decode("utf-8", "replace")
+        return self.apply_to_cut_bytes(text.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
 
     def apply_to_message(self, value: Any) -> Any:
         """Return a value of a JSON message with the values replaced in all of its texts."""
@@ -85,9 +93,9 @@ class MaskedStream:
         return self._mask.apply_to_bytes(data[:end])
 
     def finish(self) -> bytes:
-        """Return the bytes that were kept, at the end of the stream."""
+        """Return the bytes that were kept, at the end of the stream. A process that was killed may have cut a value."""
         remaining, self._pending = self._pending, b""
-        return self._mask.apply_to_bytes(remaining)
+        return self._mask.apply_to_cut_bytes(remaining)
 
 
 def _lines(value: str) -> List[str]:

@@ -1,4 +1,4 @@
-"""Hypothesis as these tests want it (the same examples each time, and no clock on a busy machine); a served sandbox."""
+"""A profile of Hypothesis (the same examples each time, and no time limits), and a served sandbox."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis
 
 from billing import gateway
-from tests.billing.serving import Console, running, serving
+from tests.billing.serving import WebhookReceiver, running, serving
 from tests.factories.billing import book, wallet
 
 hypothesis.register_profile(
@@ -17,18 +17,22 @@ hypothesis.load_profile("billing")
 
 
 @pytest.fixture
-def console():
-    webhook_target = Console()
-    with serving(webhook_target.server):
-        yield webhook_target
+def receiver():
+    """A running WebhookReceiver."""
+    receiver = WebhookReceiver()
+    with serving(receiver.server):
+        yield receiver
 
 
 @pytest.fixture
-def start(tmp_path, console, settings):
-    """`with start() as served:` is the sandbox, serving and delivering; its state outlives it."""
+def start(tmp_path, receiver, settings):
+    """A context manager that serves a sandbox and delivers its webhooks, by default to `receiver`.
+
+    The sandbox's state stays for the next call.
+    """
 
     @contextmanager
-    def run(url=console.url):
+    def run(url=receiver.url):
         with running(tmp_path / "sandbox" / "journal.jsonl", url) as served:
             settings.SANDBOX_URL = served.account.base_url
             yield served

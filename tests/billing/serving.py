@@ -1,4 +1,4 @@
-"""Servers of a test's own on free ports of loopback (the sandbox, and where its webhooks go), and who pays there."""
+"""Start the payments sandbox and a receiver of its webhooks on free local ports, and pay at the sandbox's pages."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from billing import gateway, sandbox
 from tests.provider import GOOD
 
 PATIENCE = 20
+"""Seconds until a test that waits for a webhook or a thread gives up."""
 
 
-class Console:
-    """Where webhooks go: answers as `answers` says, and queues each body and signature."""
+class WebhookReceiver:
+    """Receives the sandbox's webhooks.
+
+    Responds with the next of `statuses`, or 200 if none is left, and queues (status, body, signature).
+    """
 
     def __init__(self):
-        self.answers: list[int] = []
+        self.statuses: list[int] = []
         self.received: Queue[tuple[int, bytes, str]] = Queue()
-        console = self
+        receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                status = console.answers.pop(0) if console.answers else 200
+                status = receiver.statuses.pop(0) if receiver.statuses else 200
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
-                console.received.put((status, body, self.headers["Stripe-Signature"]))
+                receiver.received.put((status, body, self.headers["Stripe-Signature"]))
 
             def log_message(self, *_arguments):
                 pass
@@ -38,7 +42,7 @@ class Console:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/webhooks/stripe/"
 
-    def event(self, kind):
+    def next_event(self, kind):
         """Return the next accepted event of a type, with its signature verified."""
         while True:
             status, body, signature = self.received.get(timeout=PATIENCE)
@@ -48,7 +52,7 @@ class Console:
 
 @contextmanager
 def serving(server):
-    """A server in a thread."""
+    """Serve a server in a thread. Yields it."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -61,7 +65,10 @@ def serving(server):
 
 @contextmanager
 def running(path, webhook_url):
-    """The sandbox, serving and delivering; its state outlives it. `provider.account.base_url` is its address."""
+    """Serve a sandbox and deliver its webhooks. Yields the provider, whose `account.base_url` is the sandbox's address.
+
+    The state stays in the file at `path`, so that a second call continues it.
+    """
     provider = sandbox.Provider(sandbox.Store(path), base_url="")
     sender = sandbox.Delivery(provider, url=webhook_url, secret=gateway.sandbox_secret())
     server = sandbox.serve(provider=provider, port=0, api_key=gateway.sandbox_key())
@@ -77,7 +84,9 @@ def running(path, webhook_url):
         assert not delivery.is_alive()
 
 
-def page(customer, reference="top-up-1", **changes):
+def create_checkout(customer, reference="top-up-1", **changes):
+    """Create a payment page for a top-up; return the gateway's checkout."""
+    # Characters of HTML, which the page must escape.
     fields = {"amount_minor": 5000, "currency": "USD", "title": "Wallet of <Acme & Sons>"} | changes
     return gateway.create_checkout(
         reference=reference, customer_id=customer, return_url="http://127.0.0.1:8000/wallet/", **fields
@@ -85,4 +94,5 @@ def page(customer, reference="top-up-1", **changes):
 
 
 def pay(checkout, card=GOOD, **form):
+    """Submit the form of a payment page; return the response."""
     return httpx.post(checkout.url, data={"card": card} | form)

@@ -16,7 +16,7 @@ from billing import gateway, sandbox
 from billing.errors import PaymentDeclined, PaymentRefused
 from billing.sandbox import checkout, delivery
 from billing.sandbox import provider as sandbox_provider
-from tests.billing.serving import PATIENCE, page, pay
+from tests.billing.serving import PATIENCE, create_checkout, pay
 from tests.provider import ALWAYS_ASKS_FOR_CONFIRMATION, ASKS_FOR_CONFIRMATION, DECLINED, DISPUTED, GOOD
 
 WALLET = "http://127.0.0.1:8000/wallet/"
@@ -33,8 +33,8 @@ def setup_page(customer):
 
 
 class TestPage:
-    def test_shows_the_amount_and_returns_to_the_console_when_it_is_paid(self, customer, served, console):
-        checkout_page = page(customer)
+    def test_shows_the_amount_and_returns_to_the_console_when_it_is_paid(self, customer, served, receiver):
+        checkout_page = create_checkout(customer)
         shown = httpx.get(checkout_page.url)
         assert shown.status_code == 200
         for text in ("$50.00", "Wallet of &lt;Acme &amp; Sons&gt;", "no real money"):
@@ -45,7 +45,7 @@ class TestPage:
             answer = pay(checkout_page)
             assert (answer.status_code, answer.headers["Location"]) == (303, f"{WALLET}?paid=1")
         assert served.balance("usd") == 5000
-        event = console.event("checkout.session.completed")
+        event = receiver.next_event("checkout.session.completed")
         session = event["data"]["object"]
         expected = {
             "id": checkout_page.session_id, "payment_status": "paid", "status": "complete",
@@ -58,7 +58,7 @@ class TestPage:
         assert intent["metadata"] == {"top_up": "top-up-1"}
 
     def test_of_the_bank_asks_once(self, customer, served):
-        checkout_page = page(customer)
+        checkout_page = create_checkout(customer)
         for answer, location, balance_minor in (
             ("refuse", checkout_page.url, 0), ("agree", f"{WALLET}?paid=1", 5000),
         ):  # fmt: skip
@@ -69,23 +69,23 @@ class TestPage:
             assert ("unable to authenticate" in httpx.get(checkout_page.url).text) == (answer == "refuse")
             assert httpx.post(challenge, data={"answer": "agree"}).status_code == 404
 
-    def test_expires(self, customer, served, console, monkeypatch):
-        closed_by_us = page(customer, "top-up-1")
+    def test_expires(self, customer, served, receiver, monkeypatch):
+        closed_by_us = create_checkout(customer, "top-up-1")
         gateway.expire_checkout(closed_by_us.session_id)
         monkeypatch.setattr(checkout, "SESSION_SECONDS", -1)
-        for checkout_page in (closed_by_us, page(customer, "top-up-2")):
+        for checkout_page in (closed_by_us, create_checkout(customer, "top-up-2")):
             assert "has expired" in pay(checkout_page).text
-            assert console.event("checkout.session.expired")
+            assert receiver.next_event("checkout.session.expired")
         assert served.balance("usd") == 0
 
 
-def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(customer, served, console):
+def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(customer, served, receiver):
     setup = setup_page(customer)
     assert "Save a card" in httpx.get(setup.url).text
     assert "declined" in pay(setup, DECLINED).text
     challenge = pay(setup, ASKS_FOR_CONFIRMATION).headers["Location"]
     assert httpx.post(challenge, data={"answer": "agree"}).headers["Location"].endswith("?saved=1")
-    assert console.event("setup_intent.succeeded")
+    assert receiver.next_event("setup_intent.succeeded")
     (card,) = gateway.cards(customer)
     assert (card.brand, card.last4, card.expires, card.label) == ("Visa", "3155", "12/34", "Visa •••• 3155")
     assert served.balance("usd") == 0
@@ -111,10 +111,10 @@ def test_a_card_that_needs_a_confirmation_each_time_is_declined_off_session(cust
     assert served.balance("usd") == 0
 
 
-def test_a_dispute_is_decided_by_its_evidence(customer, served, console):
+def test_a_dispute_is_decided_by_its_evidence(customer, served, receiver):
     for status, evidence in (("won", "winning_evidence"), ("lost", "losing_evidence")):
-        pay(page(customer, status), DISPUTED)
-        dispute = console.event("charge.dispute.created")["data"]["object"]
+        pay(create_checkout(customer, status), DISPUTED)
+        dispute = receiver.next_event("charge.dispute.created")["data"]["object"]
         with pytest.raises(PaymentRefused):
             gateway.refund(reference=f"refund-{status}", payment_intent_id=dispute["payment_intent"], amount_minor=1)
         update = gateway._client().v1.disputes.update
@@ -127,23 +127,23 @@ def test_a_dispute_is_decided_by_its_evidence(customer, served, console):
 
 class TestIdempotency:
     def test_a_key_gives_its_first_answer_for_a_day(self, customer, served):
-        first = page(customer)
+        first = create_checkout(customer)
         pay(first)
-        assert page(customer) == first
-        assert page(customer, "top-up-2").session_id != first.session_id
+        assert create_checkout(customer) == first
+        assert create_checkout(customer, "top-up-2").session_id != first.session_id
         assert len(list(served.account.store.all("checkout.session"))) == 2
         now = served.account.clock()
         served.account.clock = lambda: now + sandbox_provider.IDEMPOTENCY_KEY_SECONDS + 1
-        assert page(customer).session_id != first.session_id
+        assert create_checkout(customer).session_id != first.session_id
 
 
 class TestEvents:
-    def test_are_sent_until_they_are_accepted(self, customer, console, monkeypatch):
+    def test_are_sent_until_they_are_accepted(self, customer, receiver, monkeypatch):
         monkeypatch.setattr(delivery, "RETRY_SECONDS", (0.01,))
-        console.event("customer.created")
-        console.answers = [500, 404, 302]
+        receiver.next_event("customer.created")
+        receiver.statuses = [500, 404, 302]
         gateway.create_customer(reference="2", name="Another", email="b@example.com")
-        tries = [console.received.get(timeout=PATIENCE) for _ in range(4)]
+        tries = [receiver.received.get(timeout=PATIENCE) for _ in range(4)]
         assert [status for status, _body, _signature in tries] == [500, 404, 302, 200]
         assert len({json.loads(body)["id"] for _status, body, _signature in tries}) == 1
 
@@ -152,7 +152,7 @@ class TestRestart:
     def test_keeps_everything(self, start, tmp_path):
         with start():
             customer = gateway.create_customer(reference="1", name="Acme", email="a@example.com")
-            paid, still_open = page(customer, "paid"), page(customer, "open")
+            paid, still_open = create_checkout(customer, "paid"), create_checkout(customer, "open")
             pay(paid)
         journal = tmp_path / "sandbox" / "journal.jsonl"
         assert journal.stat().st_mode & 0o077 == 0
@@ -160,20 +160,20 @@ class TestRestart:
             file.write('[["checkout.session", "cs_half')  # a crash in the middle of a line
         for balance_minor in (5000, 10_000):
             with start() as served:
-                assert page(customer, "paid").session_id == paid.session_id
-                assert page(customer, "open").session_id == still_open.session_id
+                assert create_checkout(customer, "paid").session_id == paid.session_id
+                assert create_checkout(customer, "open").session_id == still_open.session_id
                 assert served.session(paid.session_id)["payment_status"] == "paid"
                 assert served.balance("usd") == balance_minor
                 address = f"{served.account.base_url}/pay/{still_open.session_id}"
                 assert httpx.post(address, data={"card": GOOD}).status_code == 303
                 assert served.balance("usd") == 10_000
 
-    def test_sends_what_was_not_delivered(self, start, console):
-        with start("http://127.0.0.1:9/"):  # the console is down
-            pay(page(gateway.create_customer(reference="1", name="Acme", email="a@example.com")))
-        assert console.received.empty()
+    def test_sends_what_was_not_delivered(self, start, receiver):
+        with start("http://127.0.0.1:9/"):  # nothing listens on this port
+            pay(create_checkout(gateway.create_customer(reference="1", name="Acme", email="a@example.com")))
+        assert receiver.received.empty()
         with start():
-            assert console.event("checkout.session.completed")
+            assert receiver.next_event("checkout.session.completed")
 
 
 def test_the_api_requires_its_key_and_does_not_find_an_unknown_address(served):

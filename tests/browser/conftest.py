@@ -25,11 +25,11 @@ FLAGS = [
 ]  # fmt: skip
 PATIENCE_MS = 60_000
 """How long a page may take to load or to show something. It takes a second, and longer on a busy machine."""
-WITH_ROWS = [
+LIVE_SERVER_MARKS = [
     pytest.mark.browser, pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
     pytest.mark.xdist_group("accessibility"), pytest.mark.slow,
 ]  # fmt: skip
-"""Marks of tests in which a thread serves the test's own rows."""
+"""Marks of tests whose console is served from a thread, on the test's own rows."""
 WITH_WHOLE_CONSOLE = [pytest.mark.browser, pytest.mark.torch, *WHOLE_CONSOLE]
 """Marks of tests with all processes of a console, which runs real trainings."""
 
@@ -50,8 +50,8 @@ class Watched:
     page: Page
     language: str
     errors: list[str] = field(default_factory=list)
-    refused_with: int | None = None
-    """A status of 400 or above that the test expects, and that is no error therefore."""
+    expected_error_status: int | None = None
+    """A status of 400 or above that the test expects, so it is not an error."""
 
     def say(self, text, **values):
         """Return a text of the pages in the language of the browser."""
@@ -179,8 +179,8 @@ def watched(chromium, language):
     def on_console(message):
         # htmx logs a request that a newer one replaces as an error.
         is_replaced = message.text.startswith(("htmx:afterRequest", "htmx:sendAbort"))
-        is_refused = f" {watched.refused_with} " in message.text
-        if message.type in {"error", "warning"} and not is_replaced and not is_refused:
+        is_expected = f" {watched.expected_error_status} " in message.text
+        if message.type in {"error", "warning"} and not is_replaced and not is_expected:
             watched.errors.append(f"{message.type}: {message.text} {message.location}")
 
     def on_failure(request):
@@ -189,7 +189,7 @@ def watched(chromium, language):
             watched.errors.append(f"failed: {request.url} {request.failure}")
 
     def on_response(response):
-        if response.status >= 400 and response.status != watched.refused_with:
+        if response.status >= 400 and response.status != watched.expected_error_status:
             watched.errors.append(f"{response.status}: {response.url}")
 
     page.on("console", on_console)

@@ -15,12 +15,12 @@ from django.conf import settings as django_settings
 from django.urls import reverse
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import WITH_ROWS, english_texts, log_in, open_context
+from tests.browser.conftest import LIVE_SERVER_MARKS, english_texts, log_in, open_context
 from tests.browser.furnished import HUB_ADDRESS, furnish
 from tests.console.routes import routes_of
 from tests.factories.jobs import Customer
 
-pytestmark = WITH_ROWS
+pytestmark = LIVE_SERVER_MARKS
 
 AXE = (Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js").read_text()
 JOB_TABS = ("overview", "logs", "metrics", "telemetry", "nodes", "events", "cost", "configuration", "files")

@@ -12,12 +12,12 @@ from billing.models import NodeSpec
 from jobs import dispatch, results
 from jobs.models import Attempt
 from runtime.specs import Outcome
-from tests.browser.conftest import WITH_ROWS, english_texts, in_chinese, untranslated
+from tests.browser.conftest import LIVE_SERVER_MARKS, english_texts, in_chinese, untranslated
 from tests.browser.test_accessibility import texts_of
 from tests.factories.jobs import SCRIPT
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
-pytestmark = WITH_ROWS
+pytestmark = LIVE_SERVER_MARKS
 LINE = 3
 CODE = "# first\n# second\nmain()\n"
 """The script of every job. Its line LINE is in the traceback."""

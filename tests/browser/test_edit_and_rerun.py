@@ -5,10 +5,10 @@ import re
 from playwright.sync_api import expect
 
 from runtime.specs import Outcome
-from tests.browser.conftest import WITH_ROWS, in_chinese, untranslated
+from tests.browser.conftest import LIVE_SERVER_MARKS, in_chinese, untranslated
 from tests.factories.jobs import start
 
-pytestmark = WITH_ROWS
+pytestmark = LIVE_SERVER_MARKS
 
 
 @in_chinese

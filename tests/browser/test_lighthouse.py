@@ -6,11 +6,11 @@ Points for performance depend on the load: `make bench NAME=lighthouse` measures
 import pytest
 
 from tests.browser import lighthouse
-from tests.browser.conftest import WITH_ROWS, session_cookie
+from tests.browser.conftest import LIVE_SERVER_MARKS, session_cookie
 from tests.browser.furnished import furnish
 from tests.factories.jobs import Customer
 
-pytestmark = [*WITH_ROWS, pytest.mark.skipif(not lighthouse.is_installed(), reason=lighthouse.NOT_INSTALLED)]
+pytestmark = [*LIVE_SERVER_MARKS, pytest.mark.skipif(not lighthouse.is_installed(), reason=lighthouse.NOT_INSTALLED)]
 CATEGORIES = ("accessibility", "best-practices")
 
 

@@ -4,10 +4,10 @@ from playwright.sync_api import expect
 
 from console.accounts import invitations
 from console.accounts.models import Invitation
-from tests.browser.conftest import WITH_ROWS, ask_for_quote, in_chinese, untranslated
+from tests.browser.conftest import LIVE_SERVER_MARKS, ask_for_quote, in_chinese, untranslated
 from tests.factories.accounts import PASSWORD
 
-pytestmark = WITH_ROWS
+pytestmark = LIVE_SERVER_MARKS
 
 
 @in_chinese

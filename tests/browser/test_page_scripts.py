@@ -9,11 +9,11 @@ from console.accounts.models import User
 from console.web.operator_page import TAB_TITLES
 from jobs.models import MetricPoint
 from runtime.specs import Outcome
-from tests.browser.conftest import WITH_ROWS
+from tests.browser.conftest import LIVE_SERVER_MARKS
 from tests.browser.test_accessibility import AXE, JOB_TABS, NARROW
 from tests.factories.notebooks import sell_notebook
 
-pytestmark = WITH_ROWS
+pytestmark = LIVE_SERVER_MARKS
 
 
 def end(customer, outcome):
@@ -109,7 +109,7 @@ def test_the_page_of_a_notebook_counts_down_and_warns_before_its_time_limit(url,
 
 def test_a_conflict_in_the_editor_loses_no_text(url, customer, watched):
     page = watched.page
-    watched.refused_with = 409
+    watched.expected_error_status = 409
     customer.write("plan.md", "# Plan\n")
     other = page.context.new_page()
     for window, line in ((page, "mine"), (other, "theirs")):

@@ -7,10 +7,10 @@ from playwright.sync_api import expect
 
 from billing import pricebooks
 from billing.models import PriceBook
-from tests.browser.conftest import WITH_ROWS, ask_for_quote, in_chinese, log_in, untranslated
+from tests.browser.conftest import LIVE_SERVER_MARKS, ask_for_quote, in_chinese, log_in, untranslated
 from tests.factories.accounts import UserFactory
 
-pytestmark = WITH_ROWS
+pytestmark = LIVE_SERVER_MARKS
 
 
 @in_chinese

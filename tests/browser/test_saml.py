@@ -13,10 +13,10 @@ from playwright.sync_api import expect
 
 from console import sign_in
 from tests import saml_idp
-from tests.browser.conftest import WITH_ROWS
+from tests.browser.conftest import LIVE_SERVER_MARKS
 
 pytestmark = [
-    *WITH_ROWS,
+    *LIVE_SERVER_MARKS,
     pytest.mark.skipif(shutil.which("xmlsec1") is None, reason="No xmlsec1 to sign with: apt-get install xmlsec1."),
 ]
 EMAIL = "ada@example.com"

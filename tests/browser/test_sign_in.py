@@ -15,10 +15,10 @@ from allauth.mfa.totp.internal import auth as totp
 from playwright.sync_api import expect
 
 from console import sign_in
-from tests.browser.conftest import WITH_ROWS, in_chinese, served_console, submit_log_in, untranslated
+from tests.browser.conftest import LIVE_SERVER_MARKS, in_chinese, served_console, submit_log_in, untranslated
 from tests.factories.accounts import PASSWORD, MembershipFactory
 
-pytestmark = WITH_ROWS
+pytestmark = LIVE_SERVER_MARKS
 
 
 @pytest.fixture

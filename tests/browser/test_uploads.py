@@ -82,7 +82,7 @@ def test_a_folder_is_uploaded_into_a_workspace_and_a_bad_file_is_refused(page, m
     folder = selectors.workspace_folder(workspace)
     assert (folder / "lib" / "data.py").read_text() == "DATA = 1"
     (tmp_path / "bad.zip").write_text("no archive")
-    watched.refused_with = 400
+    watched.expected_error_status = 400
     page.goto(page.url_of("/datasets/d/digits/"))
     page.locator("[data-pick=files]").set_input_files(tmp_path / "bad.zip")
     expect(page.get_by_role("alert")).to_contain_text("This archive can't be read")

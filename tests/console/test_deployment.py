@@ -20,7 +20,7 @@ UNFINISHED = WEST | {"images": {"pytorch": "CHANGE-ME.example.com/pytorch:1"}}
 
 def test_clusters_keep_their_order_and_names_and_without_a_setting_there_is_this_machine():
     assert parse("") == parse("  \n") == {"default": None}
-    with pytest.raises(ImproperlyConfigured, match="RUNTIME_BACKEND is 'kubernetes': without TRAINYARD_CLUSTERS"):
+    with pytest.raises(ImproperlyConfigured, match="RUNTIME_BACKEND is 'kubernetes', but without TRAINYARD_CLUSTERS"):
         parse("", backend="kubernetes")
     hpc = {"backend": "slurm", "account": "trainyard"}
     clusters = parse(json.dumps({"west": WEST, "here": {"backend": "local"}, "hpc": hpc}))
@@ -33,12 +33,16 @@ def test_clusters_keep_their_order_and_names_and_without_a_setting_there_is_this
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "TRAINYARD_CLUSTERS is no JSON: Expecting property name"),
+        ("{", "TRAINYARD_CLUSTERS is not valid JSON: Expecting property name"),
         ("[]", "must be a JSON object that names a cluster"),
         ("{}", "must be a JSON object that names a cluster"),
         ('{"a": {"backend": "local"}, "b": {"backend": "local"}}', "only one cluster can be local"),
-        ('{"a": {"backend": "local", "cpus": 3}}', "'cpus' of the cluster 'a' is not known: .* LOCAL_CPUS"),
-        ('{"a": {"backend": "docker"}}', "'a' has the backend 'docker'. There are: kubernetes, local, slurm"),
+        ('{"a": {"backend": "local", "cpus": 3}}', "the local cluster 'a' has the unknown key 'cpus'.* LOCAL_CPUS"),
+        (
+            '{"a": {"backend": "docker"}}',
+            "'a' has the unknown backend 'docker'. Choose kubernetes, local or slurm",
+        ),
+        ('{"a": {"backend": []}}', r"'a' has the unknown backend '\[\]'"),
         ('{"a": {"backend": "slurm", "partition": "gpu"}}', "'a': 'partition' is not a setting"),
         ('{"a": 3}', "'a' must be a JSON object"),
         ('{"a": {}}', "'volume' must be"),

@@ -137,6 +137,12 @@ def test_stopped_ddp_resumes_within_its_epoch_and_local_sgd_is_ddp_at_first(torc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("script", ["mnist_ddp.py", "local_sgd.py"])
+def test_an_example_stops_after_an_epoch_of_one_batch(torch_harness, script):
+    stop_after_an_epoch(torch_harness, script, nodes=2, batch_size=1000, lr="0.02")
+
+
+@pytest.mark.slow
 def test_stopped_local_sgd_resumes_within_its_epoch_on_nodes_of_two_processes(torch_harness):
     shape = {"nodes": 2, "workers_per_node": 2, "batch_size": 8, "lr": "0.01"}
     done, saved = stop_after_an_epoch(torch_harness, "local_sgd.py", **shape)

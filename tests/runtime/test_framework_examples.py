@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from runtime.specs import Controller, Framework, Resources
+from runtime.specs import Controller, Framework, Outcome, Resources
 from tests.runtime.images_of_ours import EXAMPLES, use_image
 from tests.runtime.test_examples import curve, stop_after_an_epoch, train
 
@@ -56,6 +56,39 @@ def test_an_example_resumes_in_another_shape_after_a_stop_and_learns(examples, s
     log = train(examples, script, name="job-1-2", restart_count=1, **settings)
     assert f"resumed {saved}; restart 1" in log
     assert_learned(examples, log, done + 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "framework"),
+    [("mnist_horovod.py", Framework.HOROVOD), ("mnist_tensorflow.py", Framework.TENSORFLOW)],
+)
+def test_an_example_stops_after_an_epoch_of_one_batch(examples, script, framework):
+    use_image(examples, framework.value)
+    stop_after_an_epoch(examples, script, nodes=2, batch_size=1000, lr="0.02", framework=framework, **NODE)
+
+
+def test_the_tensorflow_example_resumes_after_it_was_killed_while_it_replaced_a_checkpoint(examples):
+    use_image(examples, "tensorflow")
+    settings = {**NODE, "framework": Framework.TENSORFLOW, "checkpoint_key": "job-1"}
+    # TensorFlow updates the file that names the last checkpoint twice for each. At the third time the files of the
+    # second checkpoint are there, and the file names the first.
+    source = """
+    import os, runpy, signal
+    from tensorflow.python.checkpoint import checkpoint_management
+    update, updates = checkpoint_management.update_checkpoint_state_internal, []
+    def count_and_update(*arguments, **options):
+        updates.append(1)
+        if len(updates) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        update(*arguments, **options)
+    checkpoint_management.update_checkpoint_state_internal = count_and_update
+    runpy.run_path("mnist_tensorflow.py", run_name="__main__")
+    """
+    examples.run_to_failure(Outcome.CODE_FAILED, source, epochs=3, lr="0.02", **settings)
+    assert [epoch for epoch, _step, _values in curve(examples)] == [1]
+    log = train(examples, "mnist_tensorflow.py", epochs=3, name="job-1-2", restart_count=1, **settings)
+    assert "resumed after epoch 1, image 0; restart 1" in log
+    assert [epoch for epoch, _step, _values in curve(examples, "job-1-2")] == [2, 3]
 
 
 def test_the_keras_example_resumes_on_another_number_of_nodes_and_learns(examples):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -142,6 +143,20 @@ def test_a_name_with_one_private_address_is_refused(settings, monkeypatch):
     assert problem(lambda: digest_of("registry.example.com/train:1")) is Problem.FORBIDDEN_ADDRESS
 
 
+def test_the_next_address_of_a_name_is_tried_if_one_refuses_the_connection(fake, monkeypatch):
+    registry = fake()
+    registry.answers["/v2/train/manifests/1"] = (200, {"Docker-Content-Digest": DIGEST}, b"")
+    resolve = socket.getaddrinfo
+
+    def resolve_to_two(host, *arguments, **options):
+        hosts = ("127.0.0.2", "127.0.0.1") if host == "localhost" else (host,)
+        return [entry for each in hosts for entry in resolve(each, *arguments, **options)]
+
+    monkeypatch.setattr(registry_client.socket, "getaddrinfo", resolve_to_two)
+    assert digest_of(f"localhost:{registry.server.server_port}/train:1") == DIGEST
+    assert problem(lambda: digest_of(f"localhost:{free_port()}/train:1")) is Problem.UNREACHABLE
+
+
 def test_a_slow_answer_ends_at_the_time_limit(monkeypatch):
     """A byte now and then would keep a socket's timeout from ever expiring."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -160,6 +175,29 @@ def test_a_slow_answer_ends_at_the_time_limit(monkeypatch):
         assert problem(lambda: digest_of(reference, seconds=0.3)) is Problem.UNREACHABLE
         ended.set()
         thread.join()
+
+
+def test_the_time_to_connect_counts_against_the_time_limit(fake, monkeypatch):
+    registry = fake()
+    registry.answers["/v2/train/manifests/1"] = (200, {"Docker-Content-Digest": DIGEST}, b"")
+    now = [100.0]
+    limits = []
+    connect = socket.create_connection
+
+    def connect_slowly(*arguments, **options):
+        now[0] += 4
+        return connect(*arguments, **options)
+
+    def record_limit(_connection, seconds):
+        limits.append(seconds)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(registry_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(registry_client.socket, "create_connection", connect_slowly)
+    monkeypatch.setattr(registry_client.connections, "time_limit", record_limit)
+    assert digest_of(f"{registry.host}/train:1", seconds=10) == DIGEST
+    assert limits == [6]
+    assert problem(lambda: digest_of(f"{registry.host}/train:1", seconds=3)) is Problem.UNREACHABLE
 
 
 def test_odd_answers(fake):

@@ -1,11 +1,12 @@
-import io
+"""Select one rank's output, and its times, from a Pod's output."""
 
 import pytest
 
 from runtime.backends.kubernetes.logs import extract_rank
-from runtime.backends.log_chunks import RawChunk, lines_chunk, read_raw_chunk, text_chunk
 
 OUTPUT = b"0\tone\n1\tother\n0+\ttwo and \n0\tmore\n10\tnot mine\nno rank at all\n0\t\n0\tthree"
+"""A Pod's output. Each line begins with its rank. "0+": the rank's next line continues this one. The last line is
+unfinished, so it is left out."""
 RANK_0_OUTPUT = b"one\ntwo and more\n\n"
 
 
@@ -20,9 +21,9 @@ def test_extract_rank_selects_one_ranks_lines(size):
 @pytest.mark.parametrize("offset", range(len(RANK_0_OUTPUT) + 2))
 @pytest.mark.parametrize("limit", [1, 3, 100])
 def test_extract_rank_honors_offset_and_limit(offset, limit):
-    data, is_all, _times = extract_rank([OUTPUT], 0, offset, limit)
+    data, at_end, _times = extract_rank([OUTPUT], 0, offset, limit)
     assert data == RANK_0_OUTPUT[offset : offset + limit]
-    assert is_all == (offset + limit >= len(RANK_0_OUTPUT))
+    assert at_end == (offset + limit >= len(RANK_0_OUTPUT))
 
 
 def test_extract_rank_stops_reading_at_the_limit():
@@ -38,39 +39,13 @@ def test_extract_rank_stops_reading_at_the_limit():
 
 
 def test_extract_rank_finds_the_times_of_its_bytes():
+    # 2 January 1970 begins at the Unix time 86400.
     stamps = ["00:00:00.123456789Z", "00:00:00.2Z", "00:00:05Z", "00:00:05.01Z", "02:00:06+02:00", "not-a-time"]
     lines = ["0\tone", "1\tother", "0+\ttwo ", "0\tmore", "0\tlast", "0\tdamaged"]
     output = "".join(f"1970-01-02T{stamp} {line}\n" for stamp, line in zip(stamps, lines, strict=True)).encode()
     data, _at_end, times = extract_rank([output], 0, 0, 1000, with_times=True)
     assert data == b"one\ntwo more\nlast\ndamaged\n"
+    # The time of "more" is left out, because it is less than 0.1 s after the last one returned.
     assert times == [(0, 86400.123456), (4, 86405.0), (13, 86406.0)]
+    # The byte at 9 is the second of "more", so the first time is that of "more", which begins at 8.
     assert extract_rank([output], 0, 9, 6, with_times=True) == (b"ore\nla", False, [(8, 86405.01), (13, 86406.0)])
-
-
-def test_text_chunk_leaves_an_incomplete_character_to_the_next_chunk():
-    data = "aü".encode()
-    assert text_chunk(RawChunk(data[:2], at_end=True, offset=5), is_final=False).next_offset == 6
-    assert text_chunk(RawChunk(data, at_end=True, offset=5), is_final=True).text == "aü"
-    assert text_chunk(RawChunk(data[:2], at_end=True, offset=5), is_final=True).text == "a\N{REPLACEMENT CHARACTER}"
-
-
-@pytest.mark.parametrize(
-    ("offset", "text", "start"),
-    [
-        (0, "ü one\ntwo\n", 0),
-        (1, "two\n", 7),
-        (-4, "two\n", 7),
-        (-3, "wo\n", 8),
-        (-99, "ü one\ntwo\n", 0),
-        (50, "", 50),
-    ],
-)
-def test_a_window_begins_with_a_whole_line(offset, text, start):
-    raw_chunk = read_raw_chunk(io.BytesIO("ü one\ntwo\n".encode()), offset, 99)
-    chunk = text_chunk(raw_chunk, is_final=True, at_line=True)
-    assert (chunk.text, chunk.offset, chunk.size) == (text, start, 11)
-
-
-def test_lines_chunk_returns_complete_lines_only():
-    chunk = lines_chunk(b'{"a":1}\n{"a"', 3, is_final=False)
-    assert (chunk.text, chunk.next_offset, chunk.eof) == ('{"a":1}\n', 11, False)

@@ -26,7 +26,12 @@ def test_a_piece_waits_only_while_it_may_begin_a_value():
     assert [stream.feed(piece) for piece in (b"my hunt", b"er season\n", b"hunter2", b"hunter2!")] == [
         b"my ", b"hunter season\n", b"", b"***!",
     ]  # fmt: skip
-    assert (stream.feed(b"hunter2"), stream.finish()) == (b"", b"hunter2")
+
+
+def test_a_value_that_the_end_of_a_stream_cuts_is_replaced():
+    stream = Mask(["hunter2hunter2"]).new_stream()
+    assert (stream.feed(b"my hunter2"), stream.finish()) == (b"my ", b"***")
+    assert (stream.feed(b"my hunt"), stream.finish()) == (b"my ", b"hunt")
 
 
 def test_values_of_several_lines_are_replaced_line_by_line():

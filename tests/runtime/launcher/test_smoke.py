@@ -1,18 +1,24 @@
+"""The check of an image: what each rank tests, and what it reports (`runtime.launcher.smoke`)."""
+
+import errno
 import json
 
 import pytest
 
 from runtime.launcher import smoke
 
-RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "NODE_RANK": "0", "MASTER_PORT": "1", "BACKEND": "gloo"}
+RANK_ENVIRONMENT = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "NODE_RANK": "0", "MASTER_PORT": "1", "BACKEND": "gloo",
+}  # fmt: skip
+"""The variables of a run's only rank, besides its folders and MASTER_ADDR."""
 
 
 @pytest.fixture
-def rank(monkeypatch, tmp_path):
+def run_folders(monkeypatch, tmp_path):
     """Set the environment of a run's only rank; return the parent of its folders."""
     for name in ("TF_CONFIG", "HOROVOD_CONTROLLER", "DATASETS", "DATASETS_PATH"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in RANK.items():
+    for name, value in RANK_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for name in ("WORKSPACE", "CHECKPOINT_DIR", "OUTPUT_DIR", "RUN_DIR"):
@@ -27,50 +33,53 @@ def findings(folder):
     return {finding["name"]: finding for finding in reported["findings"]}
 
 
-def lone(total=None):
-    """The collectives of a run of one rank."""
-    collectives = smoke.Collectives(total or (lambda values: values[0]), lambda: None)
+def single_rank_framework(all_reduce=None):
+    """Return a framework for a run of one rank, where a sum over all ranks is the rank's own value."""
+    collectives = smoke.Collectives(all_reduce or (lambda values: values[0]), lambda: None)
     return smoke.Framework({"framework": "fake", "version": "1", "device": "cpu"}, lambda: collectives)
 
 
-def test_a_successful_check_leaves_no_files(rank, monkeypatch, capsys):
-    monkeypatch.setattr(smoke, "load_framework", lone)
+def test_a_successful_check_leaves_no_files(run_folders, monkeypatch, capsys):
+    monkeypatch.setattr(smoke, "load_framework", single_rank_framework)
     assert smoke.main() == 0
-    result = findings(rank)
+    result = findings(run_folders)
     assert [name for name, finding in result.items() if not finding["ok"]] == []
     assert list(result) == [
         "environment", "python", "names", "workspace", "checkpoint_dir", "output_dir", "run_dir", "framework",
         "meeting", "sum", "broadcast", "clock",
     ]  # fmt: skip
     assert result["sum"]["data"]["ranks"] == 1
-    assert [*(rank / "WORKSPACE").iterdir(), *(rank / "CHECKPOINT_DIR").iterdir()] == []
+    for name in ("WORKSPACE", "CHECKPOINT_DIR", "OUTPUT_DIR"):
+        assert list((run_folders / name).iterdir()) == []
     assert "everything works" in capsys.readouterr().out
 
 
-def test_a_wrong_sum_fails_the_check(rank, monkeypatch):
-    monkeypatch.setattr(smoke, "load_framework", lambda: lone(lambda _values: 7.0))
+def test_a_wrong_sum_fails_the_check(run_folders, monkeypatch):
+    monkeypatch.setattr(smoke, "load_framework", lambda: single_rank_framework(lambda _values: 7.0))
     assert smoke.main() == 1
-    assert "add up to 7.0, not to 1.0" in str(findings(rank)["sum"]["error"])
-    assert "42" in str(findings(rank)["broadcast"]["error"])
+    result = findings(run_folders)
+    assert result["sum"]["error"] == "the ranks' numbers add up to 7.0, not to 1.0"
+    assert result["broadcast"]["error"] == "rank 0 sent 42, and 7.0 arrived"
 
 
-def test_a_dataset_is_counted_and_must_be_read_only(rank, monkeypatch):
-    folder = rank / "digits" / "deep"
+def test_a_dataset_is_counted_and_must_be_read_only(run_folders, monkeypatch):
+    folder = run_folders / "digits" / "deep"
     folder.mkdir(parents=True)
     (folder / "a.csv").write_text("12345")
-    (rank / "digits" / "b.csv").write_text("1")
-    for empty in (rank / "absent", rank / "WORKSPACE"):
+    (run_folders / "digits" / "b.csv").write_text("1")
+    for empty in (run_folders / "absent", run_folders / "WORKSPACE"):
         with pytest.raises(smoke.CheckFailed, match="no file"):
             smoke.check_dataset(str(empty))
     with pytest.raises(smoke.CheckFailed, match="can be written"):
-        smoke.check_dataset(str(rank / "digits"))
-    assert not (rank / "digits" / ".trainyard-check").exists()
-    real = open
+        smoke.check_dataset(str(run_folders / "digits"))
+    assert not (run_folders / "digits" / ".trainyard-check").exists()
+    real_open = open
 
-    def guarded(path, mode="r", **more):
+    def open_read_only(path, mode="r", **options):
         if "w" in mode:
-            raise OSError(30, "Read-only file system")
-        return real(path, mode, **more)
+            raise OSError(errno.EROFS, "Read-only file system")
+        return real_open(path, mode, **options)
 
-    monkeypatch.setattr("builtins.open", guarded)
-    assert smoke.check_dataset(str(rank / "digits")) == {"name": "digits", "files": 2, "bytes": 6}
+    # Instead of a folder without write permission, because root can write to that.
+    monkeypatch.setattr("builtins.open", open_read_only)
+    assert smoke.check_dataset(str(run_folders / "digits")) == {"name": "digits", "files": 2, "bytes": 6}

@@ -1,23 +1,23 @@
-"""A session or a quote that ends while its page is open: the page says so, and keeps what was typed."""
+"""The order form and the editor when the session ends, the quote expires, or an order is under way."""
 
 import re
 from urllib.parse import urlsplit
 
 from playwright.sync_api import expect
 
-from tests.browser.conftest import WITH_ROWS, ask_for_quote, submit_log_in
+from tests.browser.conftest import LIVE_SERVER_MARKS, ask_for_quote, submit_log_in
 from tests.factories.accounts import PASSWORD
 
-pytestmark = WITH_ROWS
+pytestmark = LIVE_SERVER_MARKS
 TYPED = {"code_path": "train.py", "arguments": "--model small", "epochs": "7", "lr": "0.05"}
 
 
 def fill_form(page, url):
-    """Open the training form, and fill it until there is a quote."""
+    """Open the training form, fill it in, and wait for a quote."""
     page.goto(f"{url}/training/new/")
     for name, value in TYPED.items():
         page.locator(f"#training [name={name}]").fill(value)
-    page.locator("#training [name=node_spec][value=medium]").check(force=True)
+    page.locator("#training [name=node_spec][value=medium]").check()
     page.locator("#training [name=nodes]").fill("1")
     ask_for_quote(page)
 
@@ -31,12 +31,13 @@ def log_in_again(page, customer):
     page.wait_for_load_state()
 
 
-def test_the_filled_form_is_kept_over_a_new_login(url, customer, watched):
+def test_the_filled_form_survives_logging_in_again(url, customer, watched):
     page = watched.page
-    # The comparison comes a moment after the quote. Without the session it would open the dialog before the click.
+    # After the quote the page requests a comparison with other nodes and node specs. Here the test answers it, because
+    # without the session the server's 401 might open the dialog before the click.
     page.route(re.compile(r"/comparison/"), lambda route: route.fulfill(body=""))
     fill_form(page, url)
-    watched.refused_with = 401
+    watched.expected_error_status = 401
     page.context.clear_cookies(name="sessionid")
     page.locator("#buy").click()
     log_in_again(page, customer)
@@ -46,13 +47,13 @@ def test_the_filled_form_is_kept_over_a_new_login(url, customer, watched):
     expect(page.locator("#buy")).to_be_enabled()
 
 
-def test_the_text_in_the_editor_is_kept_over_a_new_login(url, customer, watched):
+def test_the_text_in_the_editor_survives_logging_in_again(url, customer, watched):
     page = watched.page
     page.goto(f"{url}/workspaces/w/main/file/train.py")
     page.locator(".CodeMirror").click()
     page.keyboard.press("Control+Home")
     page.keyboard.type("# typed before")
-    watched.refused_with = 401
+    watched.expected_error_status = 401
     page.context.clear_cookies(name="sessionid")
     page.keyboard.press("Control+s")
     log_in_again(page, customer)
@@ -65,20 +66,22 @@ def test_the_text_in_the_editor_is_kept_over_a_new_login(url, customer, watched)
 def test_the_quote_stays_while_its_order_is_placed(url, watched):
     page = watched.page
     fill_form(page, url)
-    orders = []
+    held_routes = []
     requests = []
 
     def hold(route):
-        orders.append(route)
+        held_routes.append(route)
 
     page.route("**/training/order/", hold)
     page.locator("#buy").click()
     page.on("request", lambda request: requests.append(urlsplit(request.url).path))
+    # A change of the form and a second submission while the order is pending must send nothing. Their requests would be
+    # sent before the one below, so once that is seen, they would be in the list.
     page.evaluate("htmx.trigger('#training', 'requote'); htmx.trigger('#order', 'submit')")
     with page.expect_request("**/healthz"):
         page.evaluate("fetch('/healthz')")
     assert not {"/training/quote/", "/training/order/"} & set(requests), "neither another quote nor another order"
-    orders[0].continue_()
+    held_routes[0].continue_()
     expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
 
 
@@ -86,6 +89,7 @@ def test_an_expired_quote_cannot_be_bought(url, watched):
     page = watched.page
     page.clock.install()
     fill_form(page, url)
+    # A quote is valid for 30 minutes (QUOTE_TTL_SECONDS).
     page.clock.fast_forward("29:00")
     expect(page.locator("#buy")).to_be_enabled()
     page.clock.fast_forward("02:00")
