@@ -65,7 +65,13 @@ class EventInline(ReadOnlyInline):
     """Events of a job."""
 
     model = models.JobEvent
-    fields = ("created_at", "kind", "attempt", "actor", "data")
+    fields = ("created_at", "kind", "attempt", "actor", "details")
+    hide_title = True  # the title would be `str(event)`, which reads the job for each row
+
+    @admin.display(description=gettext_lazy("details"))
+    def details(self, event: models.JobEvent) -> str:
+        """Return the data on one line."""
+        return " ".join(f"{name}={value}" for name, value in event.data.items())
 
 
 class FrameworkFilter(admin.SimpleListFilter):
@@ -91,6 +97,13 @@ class JobAdmin(LargeTableAdmin):
     list_filter = ("state", "reason", FrameworkFilter)
     list_select_related = ("organization", "node_spec")
     search_fields = ("id", "name", "organization__name")
+    # What the customer configured is on the customer's page, one click away. All columns here would take 0.1 s of CPU.
+    fields = (
+        "organization", "order", "placed_by", "name", "state", "reason", "detail", "waiting_code", "node_spec", "nodes",
+        "workers_per_node", "framework", "image", "image_digest", "workspace", "code_path", "epoch", "progress",
+        "queued_at", "not_before", "started_at", "cancel_requested_at", "finished_at", "deadline_seconds", "rerun_of",
+        "keep_until", "traceparent",
+    )  # fmt: skip
     inlines = (AttemptInline, EventInline)
     actions_list = ("calibration",)
     actions_detail = ("customers_page", "log", "stop", "move")
