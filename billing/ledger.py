@@ -31,9 +31,9 @@ Its parameters: reference, kind, description, time, account ids in locking order
 
 
 def wallet_account(*, organization_id: int, currency: str) -> Account:
-    """Return the organization's wallet; create it in `currency` if needed. Safe under concurrent calls.
+    """Return the organization's wallet. Create one in `currency` if there is none. Safe under concurrent calls.
 
-    An organization has only one wallet: an existing one keeps its currency, whatever `currency` says.
+    An organization has one wallet, so an existing one is returned even if its currency is another.
     """
     Account.objects.bulk_create(
         [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True

@@ -168,8 +168,8 @@ EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
     "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL},
-    # In the memory of each process, at most some 10 MB, for parts of pages that depend on few values: the template tag
-    # `cache` uses the cache with this name.
+    # In the memory of each process, for parts of pages that depend on few values: the template tag `cache` uses the
+    # cache with this name. A row of the list of jobs, its usual entry, has less than 2 KB, so it takes about 10 MB.
     "template_fragments": {
         "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
         "LOCATION": "fragments",

@@ -53,7 +53,7 @@ def annotated(jobs: QuerySet[Job]) -> QuerySet[Job]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a list of jobs. Its text (`str`) has all values but `job`, so it is a key for what is made of them.
+    """A row of a list of jobs. Its text (`str`) has all values but `job`: the key under which its HTML is cached.
 
     `progress` is that of `selectors.progress`; `waiting_for` is why the job waits or starts, where a page shows it.
     """

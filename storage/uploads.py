@@ -78,7 +78,7 @@ FINISH_LOCK = 7_415
 change, as APPEND_LOCK."""
 FLUSH_BYTES = 64 * 1024**2
 """After this many bytes, those that have arrived are forced to the disk while more arrive, so that the client does not
-wait for all of them at the end. At most twice as many are in memory alone."""
+wait for all of them at the end. At most twice as many are not yet on the disk."""
 FETCH_LOCK_FILE = "fetch-slot"
 """The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is here,
 because garbage collection must keep the file."""
