@@ -140,7 +140,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
         "inspected_job": inspected_job,
         "images": images,
         "not_ready": not_ready,
-        "workspaces": workspaces,
+        "workspace_choices": [(each.name, each.name) for each in workspaces],
         "specs": specs,
         "datasets": _dataset_choices(organization, versions),
         "currency": account.currency,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
 from functools import cache, lru_cache
@@ -18,7 +18,7 @@ from django.conf import settings
 from django.forms import BoundField, CheckboxInput, Select
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
@@ -380,6 +380,16 @@ def error_slot(name: str, sentence: str = "", *, oob: bool = False) -> SafeStrin
         name,
         format_html(' hx-swap-oob="{}"', "true") if oob else "",
         sentence,
+    )
+
+
+@register.simple_tag
+def options(choices: Iterable[tuple[object, object]], chosen: object) -> SafeString:
+    """Render `<option>` elements for pairs of a value and its title. The one whose value is `chosen` is selected."""
+    return format_html_join(
+        "",
+        '<option value="{}"{}>{}</option>',
+        ((value, mark_safe(" selected") if value == chosen else "", title) for value, title in choices),
     )
 
 
