@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import itemgetter
@@ -121,10 +121,11 @@ def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
 
 
 def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
-    """Return the latest ended trainings whose files are still kept, newest first."""
+    """Return the latest ended trainings whose files are still kept, newest first, with their ids and names."""
     allocations = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")
-    jobs = Job.objects.filter(organization=organization, pk__in=[row.job_pk for row in allocations[:limit]])
-    return jobs.filter(state__in=ENDED, builtin_script="").order_by("-pk")
+    with_files = [row.job_pk for row in allocations.only("kind", "key")[:limit]]
+    jobs = Job.objects.filter(organization=organization, pk__in=with_files)
+    return jobs.filter(state__in=ENDED, builtin_script="").order_by("-pk").only("name")
 
 
 def job_without_relations(organization: Organization, pk: int) -> Job:
@@ -520,17 +521,26 @@ def stacks(job: Job, attempt_number: int | None = None) -> list[dict[str, Any]]:
 
 def capacity_now(cluster_name: str = "") -> Capacity | None:
     """Return a cluster's capacity, by default that of the first cluster; None if the cluster does not answer."""
+    # The stored status is read first, because a call to a cluster that does not answer keeps the page waiting.
+    return _capacity(cluster_name) if clusters.does_answer(cluster_name) else None
+
+
+def capacities_now(unavailable: Container[str] | None = None) -> dict[str, Capacity]:
+    """Return the capacity of every cluster that answers, by its name.
+
+    `unavailable`: what `clusters.unavailable_clusters` returned, if the caller has called it already.
+    """
+    silent = clusters.unavailable_clusters() if unavailable is None else unavailable
+    capacities = {name: _capacity(name) for name in cluster_names() if name not in silent}
+    return {name: capacity for name, capacity in capacities.items() if capacity}
+
+
+def _capacity(cluster_name: str) -> Capacity | None:
+    """Return what the cluster answers; None if it does not answer."""
     try:
-        # The stored status is read first, because a call to a cluster that does not answer keeps the page waiting.
-        return cluster(cluster_name).capacity() if clusters.does_answer(cluster_name) else None
+        return cluster(cluster_name).capacity()
     except RuntimeFault:
         return None
-
-
-def capacities_now() -> dict[str, Capacity]:
-    """Return the capacity of every cluster that answers, by its name."""
-    capacities = {name: capacity_now(name) for name in cluster_names()}
-    return {name: capacity for name, capacity in capacities.items() if capacity}
 
 
 def _latest_attempt(job: Job) -> Attempt | None:

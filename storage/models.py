@@ -111,6 +111,8 @@ class Dataset(models.Model):
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
+    published: list[DatasetVersion]
+    """The versions that can be chosen; only on the objects of `sharing.datasets_to_choose`."""
 
     class Meta:
         verbose_name = _("dataset")

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from django.db import transaction
-from django.db.models import Case, Exists, OuterRef, Prefetch, Q, QuerySet, Value, When
+from django.db.models import Case, Exists, OuterRef, Prefetch, Q, QuerySet, Value, When, prefetch_related_objects
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -85,13 +85,19 @@ def datasets_to_choose(organization: Organization) -> list[Dataset]:
     """Return the datasets that an organization may read, for a form.
 
     Each has its name, the number and size of its latest version, and the list `published`: its versions that are not
-    deleted, newest first, with number and time.
+    deleted, newest first, with number and time. The list is empty if the first version is the latest.
     """
-    datasets = usable_datasets(organization).only("organization_id", "name", "latest__number", "latest__size_bytes")
-    versions = DatasetVersion.objects.filter(deleted_at=None).only("dataset_id", "number", "published_at")
-    return one_per_name(
-        datasets.prefetch_related(Prefetch("versions", versions.order_by("-number"), to_attr="published"))
+    datasets = one_per_name(
+        usable_datasets(organization).only("organization_id", "name", "latest__number", "latest__size_bytes")
     )
+    versions = DatasetVersion.objects.filter(deleted_at=None).only("dataset_id", "number", "published_at")
+    for dataset in datasets:
+        dataset.published = []
+    prefetch_related_objects(
+        [dataset for dataset in datasets if dataset.latest and dataset.latest.number > 1],
+        Prefetch("versions", versions.order_by("-number"), to_attr="published"),
+    )
+    return datasets
 
 
 def borrowed_datasets(organization: Organization) -> list[Dataset]:
