@@ -8,7 +8,8 @@ A recipe is a requirements file that pip can read. Its comments hold directives 
     # compile: set NAME=VALUE ...    and with these environment variables
     # compile: flag OLD -> NEW       and with NEW for each g++ argument that matches the shell pattern OLD. Without NEW,
                                 the argument is dropped; without OLD, NEW is added
-    # compile: empty FILE            and with an empty file in place of this source file
+    # compile: empty FILE            and with an empty file in place of each argument of g++ that ends in /FILE
+    # compile: cmake COMMAND         and with this command in the toolchain file, which CMake runs first
     # cpu: OLD -> NEW           the CPU flavour installs the requirement NEW for OLD. If NEW cannot be found, it
                                 installs OLD and the build reports that
     # cuda: OLD -> NEW          the CUDA flavour installs the requirement NEW for OLD. An image without such a line
@@ -40,13 +41,15 @@ class Compilation(NamedTuple):
     """How a section's requirements are compiled into wheels.
 
     `tools` are requirements of the build itself. `flags` are pairs of a shell pattern and its replacement, for the
-    compiler's arguments. `emptied_files` are names of source files that are compiled as if they were empty.
+    compiler's arguments. `emptied_files` are shell patterns of source files that are compiled as if they were empty.
+    `cmake_commands` are the lines of a toolchain file for CMake.
     """
 
     tools: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     flags: tuple[tuple[str, str], ...] = ()
     emptied_files: tuple[str, ...] = ()
+    cmake_commands: tuple[str, ...] = ()
 
 
 class Section(NamedTuple):
@@ -204,6 +207,7 @@ def _parse_compilation(lines: list[str]) -> Compilation:
     environment: list[tuple[str, str]] = []
     flags: list[tuple[str, str]] = []
     emptied_files: list[str] = []
+    cmake_commands: list[str] = []
     for line in lines:
         kind, _, value = line.partition(" ")
         match kind:
@@ -218,6 +222,8 @@ def _parse_compilation(lines: list[str]) -> Compilation:
                 flags.append((old.strip(), new.strip()))
             case "empty":
                 emptied_files += value.split()
+            case "cmake":
+                cmake_commands.append(value)
             case _:
-                raise ValueError(f"A recipe says '# compile: {line}'; expected with, set, flag or empty.")
-    return Compilation(tuple(tools), tuple(environment), tuple(flags), tuple(emptied_files))
+                raise ValueError(f"A recipe says '# compile: {line}'; expected with, set, flag, empty or cmake.")
+    return Compilation(tuple(tools), tuple(environment), tuple(flags), tuple(emptied_files), tuple(cmake_commands))

@@ -115,6 +115,10 @@ def _compile(
         "PYTHONPATH": str(tools),
         "PATH": os.pathsep.join([str(tools / "bin"), str(python.parent), *_path_without_cuda(folder)]),
     }
+    if compilation.cmake_commands:
+        toolchain_file = folder / "toolchain.cmake"
+        toolchain_file.write_text("\n".join(compilation.cmake_commands))
+        environment["CMAKE_TOOLCHAIN_FILE"] = str(toolchain_file)
     tools.mkdir(exist_ok=True)
     (tools / "sitecustomize.py").write_text(_HIDE_CUDA)
     # Unset rather than empty, since torch takes an empty CUDA_HOME for a path.

@@ -32,6 +32,8 @@ def test_every_directive_of_a_recipe_is_read(tmp_path):
         "# compile: flag -g ->\n"
         "# compile: flag -> -Wl,-rpath,$ORIGIN/..\n"
         "# compile: empty a.cc b.cc\n"
+        "# compile: cmake set(A ON)\n"
+        '# compile: cmake file(WRITE ${CMAKE_SOURCE_DIR}/c.cc "")\n'
         "second==2\n"
         "third==3\n"
         "# ---\n"
@@ -53,6 +55,7 @@ def test_every_directive_of_a_recipe_is_read(tmp_path):
                 environment=(("A", "1"), ("B", "x=y"), ("C", "")),
                 flags=(("-std=c++14", "-std=c++17"), ("-g", ""), ("", "-Wl,-rpath,$ORIGIN/..")),
                 emptied_files=("a.cc", "b.cc"),
+                cmake_commands=("set(A ON)", 'file(WRITE ${CMAKE_SOURCE_DIR}/c.cc "")'),
             ),
         ),
         ((), ("fourth==4",), None),

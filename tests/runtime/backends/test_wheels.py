@@ -25,6 +25,7 @@ BACKEND = """
         name = f"answer-{os.environ['VERSION']}-py3-none-any.whl"
         with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
             wheel.write("answer.so")
+            wheel.write(os.environ["CMAKE_TOOLCHAIN_FILE"], "toolchain.cmake")
             info, version = f"answer-{os.environ['VERSION']}.dist-info", os.environ["VERSION"]
             wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\\nName: answer\\nVersion: {version}\\n")
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
@@ -70,7 +71,12 @@ def section(tmp_path):
     (source / "answer.cc").write_text(SOURCE)
     (source / "broken.cc").write_text("#include <no_such_header.h>\n")
     flags = (("-DANSWER=1", "-DANSWER=42"), ("--nonsense", ""), ("", "-DADDED=7"))
-    compilation = Compilation(environment=(("VERSION", "1"),), flags=flags, emptied_files=("broken.cc",))
+    compilation = Compilation(
+        environment=(("VERSION", "1"),),
+        flags=flags,
+        emptied_files=("broken.cc",),
+        cmake_commands=("set(FIRST ON)", "set(SECOND ON)"),
+    )
     return Section(("--no-build-isolation",), (str(source),), compilation)
 
 
@@ -88,6 +94,7 @@ def test_a_wheel_is_compiled_by_the_wrapper_once_for_each_recipe(section, cache,
     assert [path.name for path in cache.iterdir()] == [Path(wheel).parent.name], "nothing else is left there"
     with zipfile.ZipFile(wheel) as archive:
         library = archive.extract("answer.so", tmp_path)
+        assert archive.read("toolchain.cmake") == b"set(FIRST ON)\nset(SECOND ON)"
     assert ctypes.CDLL(library).answer() == 427
     other = section._replace(compilation=section.compilation._replace(environment=(("VERSION", "2"),)))
     compile_it(other, shell)
