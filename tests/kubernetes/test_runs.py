@@ -134,7 +134,7 @@ def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fak
     own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
     # Where storage is not shared, what a machine's pod says comes by its kubelet: node 0 speaks for both.
     names = {pod.spec.node_name for pod in own_harness.site.pods("job-1-1")[0 if shared else 1 :]}
-    containers = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+    containers = fake.containers()
     for name in names:
         fake.nodes[name].kill()
     finish.touch()

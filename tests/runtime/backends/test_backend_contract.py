@@ -24,9 +24,8 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 
 def test_every_rank_sees_the_environment_contract_and_meets_the_others(any_harness):
     nodes, workers = 2, 2
-    spec = any_harness.spec(
-        SHOW + MEET, nodes=nodes, workers_per_node=workers, epochs=7, lr="0.05", batch_size=48, restart_count=2
-    )
+    settings = {"epochs": 7, "lr": "0.05", "batch_size": 48, "environment": {"ADDED": "by the order"}}
+    spec = any_harness.spec(SHOW + MEET, nodes=nodes, workers_per_node=workers, restart_count=2, **settings)
     model = dataclasses.replace(next(mount for mount in spec.mounts if mount.read_only), target="/models/net")
     spec = dataclasses.replace(spec, models=("net",), mounts=(*spec.mounts, model))
     any_harness.backend.submit(spec)

@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from runtime.specs import FailureCode, Framework, Outcome, Resources
+from tests.console.processes import children
 from tests.runtime.conftest import LocalHarness
 from tests.runtime.images_of_ours import EXAMPLES, use_image
-from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 

@@ -16,9 +16,9 @@ import pytest
 from runtime import pids
 from runtime.backends import host
 from runtime.specs import FailureCode, Outcome, RunPhase
+from tests.console.processes import children
 from tests.runtime.backends.contract import WAIT
 from tests.runtime.backends.test_first_cause import MEET
-from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 

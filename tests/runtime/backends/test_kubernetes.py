@@ -56,7 +56,7 @@ def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
 def test_a_second_stop_shortens_a_grace_period_that_is_running(own_harness, fake):
     """A kubelet does not shorten a wait that has begun, so the pod gets the stop in another way."""
     own_harness.start(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600)
-    containers = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+    containers = fake.containers()
     assert len(containers) == 2
     own_harness.backend.stop(NAME, 600)
     wait_for(lambda: all(pod.metadata.deletion_timestamp for pod in own_harness.site.pods(NAME)))
@@ -69,7 +69,7 @@ def test_a_second_stop_shortens_a_grace_period_that_is_running(own_harness, fake
 def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_harness, fake, fake_site):
     own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
     own_harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
-    (container,) = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+    (container,) = fake.containers()
     own_harness.backend.stop(NAME, 1)
     assert own_harness.wait_for_end().outcome is Outcome.STOPPED
     wait_for(container.ended.is_set)

@@ -10,10 +10,9 @@ import pytest
 
 from runtime import pids
 from runtime.specs import Outcome
-from tests.console.processes import wait_for
+from tests.console.processes import children, wait_for
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING
-from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
