@@ -47,7 +47,7 @@ def late_names(cluster_harness, shared_fake, monkeypatch):
     monkeypatch.setattr(shared_fake, "dns_delay_seconds", math.inf)
 
     def start(source, **changes):
-        cluster_harness.backend.submit(cluster_harness.spec(source, nodes=2, **changes))
+        cluster_harness.submit(source, nodes=2, **changes)
         wait_for((run_folder(cluster_harness) / "nodes" / "1.json").exists)
 
     return start
@@ -57,7 +57,7 @@ def test_nodes_connect_though_their_names_resolve_late(cluster_harness, shared_f
     late_names(MEET + "    open('made', 'w').close()")
     assert [cluster_harness.log(rank) for rank in range(2)] == ["", ""]
     shared_fake.dns_delay_seconds = 0
-    assert cluster_harness.wait_for_end().outcome is Outcome.COMPLETED
+    cluster_harness.wait_for_outcome(Outcome.COMPLETED)
     assert [cluster_harness.log(rank) for rank in range(2)] == ["total 3\n"] * 2
     of_the_run = (run_folder(cluster_harness) / name for name in ("logs/rank-0.log", "nodes/0.json"))
     for path in (*of_the_run, cluster_harness.site.root / "workspace" / "made"):

@@ -151,7 +151,7 @@ def test_an_abort_after_the_last_line_completes_with_a_note(harness):
 
 
 def test_the_deadline_needs_no_console(harness):
-    harness.backend.submit(harness.spec(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1))
+    harness.submit(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1)
     harness.wait("job-1-1", lambda _status: len(harness.records()) == 2)
     for record in harness.records():
         assert pids.wait_for_end(record["pid"], record["start_time"], 20)
@@ -232,7 +232,7 @@ def test_only_two_signals_affect_a_launcher(harness):
     for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
         os.kill(node.launcher, number)
     os.close(os.open(harness.workspace / "go", os.O_RDWR))  # does not block if the reader has ended
-    assert harness.wait_for_end().outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    harness.wait_for_outcome(Outcome.COMPLETED)
 
 
 def test_an_interpreter_that_cannot_start_is_the_platforms_fault(harness, bare_images):

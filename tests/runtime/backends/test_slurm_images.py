@@ -87,10 +87,9 @@ def test_a_shell_opens_in_an_own_image(container_harness, own_image):
 
 def failure_of(harness, changes, **more):
     """Run a script in an own image that cannot be imported; return its failure. The run must be free."""
-    harness.backend.submit(harness.spec("print('never')", **{**changes, **more}))
-    status = harness.wait_for_end()
+    harness.submit("print('never')", **{**changes, **more})
+    status = harness.wait_for_outcome(Outcome.CODE_FAILED)
     assert status.started_at is None, "no time is metered"
-    assert status.outcome is Outcome.CODE_FAILED, f"{status}\n{harness.all_logs('job-1-1')}"
     assert harness.backend.run_folder("job-1-1").joinpath("order.json").exists() is False
     assert list((harness.folder / "runs" / ".images" / image_import.WORK_FOLDER).iterdir()) == []
     assert stored(harness) == []
@@ -159,7 +158,7 @@ def silent_image():
 
 
 def test_an_import_says_that_it_goes_on_and_ends_at_a_request(container_harness, silent_image):
-    container_harness.backend.submit(container_harness.spec("print('never')", nodes=2, **silent_image))
+    container_harness.submit("print('never')", nodes=2, **silent_image)
     status = container_harness.wait("job-1-1", lambda status: status.waiting_data.get("step") == "image")
     assert (status.phase, status.waiting_code) == (RunPhase.STARTING, WaitingCode.STARTING)
     container_harness.backend.stop("job-1-1", 5)
@@ -175,7 +174,7 @@ def test_an_import_that_takes_too_long_is_free(container_harness, silent_image):
 
 def test_a_machine_without_the_programs_is_the_platforms_fault(container_harness, silent_image, tmp_path):
     container_harness.backend = container_harness.another(containers_bin=str(tmp_path))
-    container_harness.backend.submit(container_harness.spec("print('never')", **silent_image))
+    container_harness.submit("print('never')", **silent_image)
     failure = container_harness.wait_for_failure(Outcome.PLATFORM_ERROR)
     assert "it has no skopeo and no umoci" in failure.message
 
@@ -222,9 +221,8 @@ def test_a_python_that_is_none_is_metered_and_ends_at_the_deadline(container_har
     name = f"python3.{sys.version_info.minor}"
     program = f"#!/usr/local/bin/{name}\nimport time\nprint('ready', flush=True)\ntime.sleep(600)\n".encode()
     changes = own_image([file("usr/bin/python3", program, 0o755)], env=["PATH=/usr/bin"])
-    container_harness.backend.submit(container_harness.spec("", deadline_seconds=4, grace_seconds=1, **changes))
-    status = container_harness.wait_for_end()
-    assert status.outcome is Outcome.TIME_LIMIT, container_harness.all_logs("job-1-1")
+    container_harness.submit("", deadline_seconds=4, grace_seconds=1, **changes)
+    status = container_harness.wait_for_outcome(Outcome.TIME_LIMIT)
     assert container_harness.log() == "ready\n"
     assert status.started_at is not None
 
@@ -240,7 +238,7 @@ def test_organizations_share_no_image(container_harness, own_image):
     changes = own_image()
     container_harness.complete("print('ours')", **changes)
     changes |= {"labels": {"organization": "rival", "job": "2"}, "pull_secret": None}
-    container_harness.backend.submit(container_harness.spec("print('theirs')", name="job-2-1", **changes))
+    container_harness.submit("print('theirs')", name="job-2-1", **changes)
     failure = container_harness.wait_for_failure(Outcome.CODE_FAILED, "job-2-1")
     assert failure.code is FailureCode.IMAGE_CREDENTIALS
     assert len(stored(container_harness)) == 1
