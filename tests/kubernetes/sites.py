@@ -111,13 +111,6 @@ class Site:
             for item in find(self.namespace, label_selector="trainyard.dev/run").items
         ]
 
-    def wait_until_clean(self, seconds: float = 60) -> None:
-        """Wait until nothing of any run is left."""
-        give_up_at = time.monotonic() + seconds
-        while left := self.left():
-            assert time.monotonic() < give_up_at, f"left behind: {left}"
-            time.sleep(0.05 if not self.real else 1)
-
     def wait_for_account(self) -> None:
         """Wait for the namespace's default service account; without it no Pod is admitted."""
         give_up_at = time.monotonic() + ACCOUNT_SECONDS

@@ -208,20 +208,18 @@ def test_nodes_that_are_cut_off_from_each_other_fail_by_the_codes_fault(harness)
 
 
 @pytest.mark.slow
-def test_a_stopped_launcher_is_detected_by_its_silence_and_is_the_codes_fault(harness):
+@pytest.mark.parametrize(
+    ("process", "outcome", "code"),
+    [
+        ("launcher", Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
+        ("supervisor", Outcome.NODE_LOST, FailureCode.NODE_SILENT),
+    ],
+)
+def test_a_stopped_launcher_or_supervisor_of_a_lone_node_is_detected(harness, process, outcome, code):
     (node,) = start(harness)
-    os.kill(node.launcher, signal.SIGSTOP)
-    failure = harness.wait_for_failure(Outcome.CODE_FAILED)
-    assert (failure.node, failure.code) == (0, FailureCode.LAUNCHER_KILLED)
-    assert node.is_down()
-
-
-@pytest.mark.slow
-def test_a_stopped_supervisor_of_a_lone_node_is_detected_by_the_caller(harness):
-    (node,) = start(harness)
-    os.kill(node.supervisor, signal.SIGSTOP)
-    failure = harness.wait_for_failure(Outcome.NODE_LOST)
-    assert (failure.node, failure.code) == (0, FailureCode.NODE_SILENT)
+    os.kill(getattr(node, process), signal.SIGSTOP)
+    failure = harness.wait_for_failure(outcome)
+    assert (failure.node, failure.code) == (0, code)
     assert node.is_down()
 
 

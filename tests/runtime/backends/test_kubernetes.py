@@ -87,7 +87,7 @@ def test_a_dead_machine_ends_the_run_as_node_lost(own_harness, fake):
     assert own_harness.backend.names(live=True) == []
     # A Job waits for the dead machine's kubelet. Deleting the Job deletes its pod all the same.
     own_harness.backend.delete(NAME)
-    own_harness.site.wait_until_clean()
+    assert own_harness.left_behind() == []
 
 
 def test_an_eviction_for_the_pods_own_limit_is_billed(own_harness, fake):

@@ -119,28 +119,25 @@ def test_an_image_that_cannot_be_pulled_is_free(container_harness, own_image, ki
     assert "x9-guess-x9" not in container_harness.all_logs("job-1-1")
 
 
-def test_an_image_without_python_is_free(container_harness, own_image):
-    assert failure_of(container_harness, own_image([file("etc/motd")], base=layer([]))).code is (
-        FailureCode.IMAGE_UNUSABLE
-    )
-
-
-def test_an_image_that_is_too_large_is_free(container_harness, own_image):
-    """A layer of 200 MiB that compresses to a few KiB."""
+@pytest.mark.parametrize(
+    ("entries", "code", "limit_mib"),
+    [
+        pytest.param(lambda: [file("etc/motd")], FailureCode.IMAGE_UNUSABLE, None, id="no Python"),
+        pytest.param(lambda: [file("zeros", bytes(200 << 20))], FailureCode.IMAGE_TOO_LARGE, 50, id="compresses well"),
+        pytest.param(lambda: many_files("files/{0}/{1}", 20_000), FailureCode.IMAGE_TOO_LARGE, 50, id="many files"),
+        pytest.param(
+            lambda: many_files("etc/{1}", 1001), FailureCode.IMAGE_NOT_UNPACKED, None, id="many in a folder"
+        ),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_free(container_harness, own_image, entries, code, limit_mib):
     container_harness.backend = container_harness.another(image_mib=50)
-    failure = failure_of(container_harness, own_image([file("zeros", bytes(200 << 20))], base=layer([])))
-    assert (failure.code, failure.data["limit_mib"]) == (FailureCode.IMAGE_TOO_LARGE, 50)
+    failure = failure_of(container_harness, own_image(entries(), base=layer([])))
+    assert (failure.code, failure.data.get("limit_mib")) == (code, limit_mib)
 
 
-def test_an_image_with_too_many_files_is_free(container_harness, own_image):
-    container_harness.backend = container_harness.another(image_mib=50)
-    files = [file(f"files/{number // 1000}/{number}") for number in range(20_000)]
-    assert failure_of(container_harness, own_image(files, base=layer([]))).code is FailureCode.IMAGE_TOO_LARGE
-
-
-def test_an_image_with_too_many_entries_at_its_top_is_free(container_harness, own_image):
-    files = [file(f"etc/{number}") for number in range(1001)]
-    assert failure_of(container_harness, own_image(files, base=layer([]))).code is FailureCode.IMAGE_NOT_UNPACKED
+def many_files(path, count):
+    return [file(path.format(number // 1000, number)) for number in range(count)]
 
 
 def test_an_image_that_is_no_archive_is_free(container_harness, own_image):
