@@ -5,7 +5,6 @@ The tests that need no access to nodes also run on a real cluster. An image with
 
 import copy
 import re
-import time
 
 import pytest
 from kubernetes.client import ApiException
@@ -15,6 +14,7 @@ from runtime.backends.kubernetes.backend import check
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.images import venvs
 from runtime.specs import Image, Outcome, Resources, RunPhase, WaitingCode
+from tests.console.processes import wait_for
 from tests.kubernetes.harness import KubernetesHarness
 from tests.kubernetes.images import TORCH, python_image
 from tests.kubernetes.real_cluster import RealSite
@@ -68,10 +68,7 @@ def test_the_printed_roles_suffice(site, request):
     path = site.kubeconfig_of(reported.status.token, site.root.parent / f"{name}.kubeconfig")
     request.addfinalizer(path.unlink)
     # A role counts a moment after it was made.
-    give_up_at = time.monotonic() + 30
-    while lacks := [line for line in check(site.config(kubeconfig=str(path)), site.root, smoke=False) if _lacks(line)]:
-        assert time.monotonic() < give_up_at, lacks
-        time.sleep(0.1)
+    wait_for(lambda: not any(map(_lacks, check(site.config(kubeconfig=str(path)), site.root, smoke=False))))
     harness = KubernetesHarness(site, kubeconfig=str(path))
     ready(harness)
     assert harness.backend.capacity().machines

@@ -14,6 +14,7 @@ import pytest
 
 from runtime.errors import InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Mount, Outcome, Resources, RunPhase, WaitingCode
+from tests.console.processes import wait_for
 from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.contract import MEET, POLITE, READ_ANOTHER_JOB, SHOW, STUBBORN, WAIT, seen
 
@@ -152,10 +153,7 @@ def test_samples_contain_the_usage_of_their_node_only(any_harness):
     if not any_harness.keeps_output:
         pytest.skip("Without shared storage there are no samples.")
     spec = any_harness.submit(WAIT)
-    give_up_at = time.monotonic() + 60
-    while not (text := any_harness.backend.samples(spec.name, 0).text):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.2)
+    text = wait_for(lambda: any_harness.backend.samples(spec.name, 0).text, 60)
     sample = json.loads(text.splitlines()[0])
     assert 1 << 20 < sample["memory"] < spec.resources.memory_mib << 20
     assert [rank["rank"] for rank in sample["ranks"]] == [0]

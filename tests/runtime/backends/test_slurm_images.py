@@ -125,9 +125,7 @@ def test_an_image_that_cannot_be_pulled_is_free(container_harness, own_image, ki
         pytest.param(lambda: [file("etc/motd")], FailureCode.IMAGE_UNUSABLE, None, id="no Python"),
         pytest.param(lambda: [file("zeros", bytes(200 << 20))], FailureCode.IMAGE_TOO_LARGE, 50, id="compresses well"),
         pytest.param(lambda: many_files("files/{0}/{1}", 20_000), FailureCode.IMAGE_TOO_LARGE, 50, id="many files"),
-        pytest.param(
-            lambda: many_files("etc/{1}", 1001), FailureCode.IMAGE_NOT_UNPACKED, None, id="many in a folder"
-        ),
+        pytest.param(lambda: many_files("etc/{1}", 1001), FailureCode.IMAGE_NOT_UNPACKED, None, id="many in a folder"),
     ],
 )
 def test_an_image_that_cannot_be_used_is_free(container_harness, own_image, entries, code, limit_mib):
