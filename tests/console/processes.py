@@ -2,6 +2,7 @@
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,11 @@ def wait_for(condition, seconds=30.0):
             return value
         time.sleep(0.05)
     return pytest.fail(f"waited {seconds} s for {condition}, which did not become true")
+
+
+def children(pid):
+    """Return the pids of a process's children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def free_port():

@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.kubernetes import portforward
 from tests.kubernetes.api import set_condition
 from tests.kubernetes.apiserver import ApiServer
-from tests.kubernetes.container import Networks
+from tests.kubernetes.container import Container, Networks
 from tests.kubernetes.controllers import Controllers, Pace, make_node
 from tests.kubernetes.images import PYTHON, Registry
 from tests.kubernetes.kubelet import Kubelet
@@ -83,6 +83,12 @@ class FakeCluster:
     def pods(self, namespace: str = "") -> list[Object]:
         """Return all Pods."""
         return self.store.find("pods", namespace)
+
+    def containers(self) -> list[Container]:
+        """Return the containers of all Pods, by host name."""
+        known = {obj["metadata"]["uid"] for obj in self.pods()}
+        pods = [pod for node in self.nodes.values() for uid, pod in node.pods.items() if uid in known]
+        return sorted((pod.container for pod in pods if pod.container), key=lambda one: one.spec.hostname)
 
     def edit_node(self, name: str, change: Callable[[Object], None]) -> None:
         """Change a Node, for example to cordon, taint or label it."""

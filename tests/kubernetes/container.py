@@ -31,9 +31,10 @@ _LINE_BYTES = 16384
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _HOLD_NETWORK = """
 import json, os, signal, socket, sys, threading
-from runtime.backends.network import enter
+from runtime.backends.network import add_bridge, enter
 from runtime.launcher import install
 problem = enter()
+if not problem: add_bridge()  # an interface besides loopback, as every Pod has
 for address, port, path in json.loads(sys.argv[1]) if not problem else []:
     listener = socket.create_server((address, port))
     threading.Thread(target=install._accept, args=(listener, path), daemon=True).start()
@@ -157,6 +158,10 @@ class Container:
         if self.exit_code is None and self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def output(self) -> bytes:
+        """Return what it has written so far."""
+        return b"".join(line for _at, line in list(self.lines))
 
     def kill(self) -> None:
         """Kill all its processes."""

@@ -77,6 +77,14 @@ def cluster_harness(site: Site) -> Iterator[KubernetesHarness]:
 
 
 @pytest.fixture
+def shared_fake(site: Site) -> FakeCluster:
+    """The fake cluster that tests share, for a test that looks into it and leaves it as it was."""
+    if not isinstance(site, FakeSite):
+        pytest.skip("Only a fake cluster can be looked into.")
+    return site.fake
+
+
+@pytest.fixture
 def fake_site(tmp_path: Path) -> Iterator[FakeSite]:
     """A fake cluster of this test's own."""
     if real_kubeconfig():

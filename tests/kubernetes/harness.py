@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,16 +10,17 @@ from typing import Any
 
 from runtime.backends.kubernetes.backend import KubernetesBackend
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.specs import Framework, Image, Mount, Resources, RunSpec
+from runtime.specs import Resources
 from tests.kubernetes.sites import Site
 from tests.runtime.run_harness import RunHarness
-
-SMALL = Resources(cpus=0.25, memory_mib=256)
-"""The resources of a run in tests: a small machine has room for a few."""
 
 
 class KubernetesHarness(RunHarness):
     """A backend with a workspace and a data set on a cluster."""
+
+    resources = Resources(cpus=0.25, memory_mib=256)
+    """A small machine has room for a few."""
+    deadline_seconds = 120
 
     def __init__(self, site: Site, *, watched: bool = True, **settings: Any) -> None:
         """`watched`: whether something follows the cluster, as the console's watcher does."""
@@ -30,6 +29,7 @@ class KubernetesHarness(RunHarness):
         self.keeps_output = site.shared
         self.late_seconds = site.late_seconds
         self.patience = 300.0 if site.real else 120.0
+        self.workspace, self.dataset = site.root / "workspace", site.root / "digits"
         self.backend: KubernetesBackend = self.another()
         self._closing = threading.Event()
         if watched:
@@ -49,25 +49,8 @@ class KubernetesHarness(RunHarness):
         """Return a backend as another process of the console would have it."""
         return KubernetesBackend(config=self.config(**changes), root=self.site.root / "runs")
 
-    def spec(self, source: str = "print('hello')", /, **changes: Any) -> RunSpec:
-        """Return a spec whose workspace holds the script as `train.py`."""
-        self.write({"workspace/train.py": textwrap.dedent(source), "digits/three.txt": "3"})
-        spec = RunSpec(
-            name="job-1-1",
-            framework=Framework.PYTORCH,
-            image=Image(builtin="bare"),
-            nodes=1,
-            workers_per_node=1,
-            resources=SMALL,
-            script="train.py",
-            deadline_seconds=120,
-            datasets=("digits",),
-            mounts=(
-                Mount(str(self.site.root / "workspace"), "/workspace", False),
-                Mount(str(self.site.root / "digits"), "/datasets/digits"),
-            ),
-        )
-        return dataclasses.replace(spec, **changes)
+    def write_script(self, source: str) -> None:
+        self.write({"workspace/train.py": source, "digits/three": "3"})
 
     def write(self, files: Mapping[str, str]) -> None:
         """Write files of the volume, unless they have this content."""

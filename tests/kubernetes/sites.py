@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import kubernetes.config
 
 from runtime.backends.kubernetes.client import ApiClient, resource_path
 from runtime.backends.kubernetes.config import ClusterConfig
+from tests.console.processes import wait_for
 from tests.kubernetes.apiserver import write_kubeconfig
 from tests.kubernetes.cluster import NODES, FakeCluster
 from tests.kubernetes.images import PYTHON
@@ -111,20 +111,10 @@ class Site:
             for item in find(self.namespace, label_selector="trainyard.dev/run").items
         ]
 
-    def wait_until_clean(self, seconds: float = 60) -> None:
-        """Wait until nothing of any run is left."""
-        give_up_at = time.monotonic() + seconds
-        while left := self.left():
-            assert time.monotonic() < give_up_at, f"left behind: {left}"
-            time.sleep(0.05 if not self.real else 1)
-
     def wait_for_account(self) -> None:
         """Wait for the namespace's default service account; without it no Pod is admitted."""
-        give_up_at = time.monotonic() + ACCOUNT_SECONDS
-        selector = "metadata.name=default"
-        while not self.core.list_namespaced_service_account(self.namespace, field_selector=selector).items:
-            assert time.monotonic() < give_up_at, f"The namespace {self.namespace} has no default service account."
-            time.sleep(0.1)
+        accounts = self.core.list_namespaced_service_account
+        wait_for(lambda: accounts(self.namespace, field_selector="metadata.name=default").items, ACCOUNT_SECONDS)
 
     def close(self) -> None:
         """Remove everything."""

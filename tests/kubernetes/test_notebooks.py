@@ -160,7 +160,7 @@ def test_a_connection_ends_with_the_pod_and_then_there_is_no_notebook(own_harnes
                 writer.close()
 
     assert run(read_until_the_end()) == b""
-    assert own_harness.wait_for_end().outcome is Outcome.STOPPED
+    own_harness.wait_for_outcome(Outcome.STOPPED)
     with pytest.raises((RunNotFound, BackendUnavailable)):
         run(post(backend, b""))
     with pytest.raises(RunNotFound):
@@ -307,16 +307,13 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
 def test_an_idle_notebook_in_a_pod_ends_by_itself(harness):
     harness.write({f"workspace/{FAST_CHECKS}": FAST_CHECKS_SOURCE})
     settings = {"JUPYTER_CONFIG_PATH": "/workspace"}
-    spec = harness.spec(
-        image=Image(builtin="pytorch"), script="", builtin_script="notebook", arguments=("2",), deadline_seconds=600,
-        resources=Resources(cpus=1, memory_mib=2048), environment=settings,
+    harness.complete(
+        "", image=Image(builtin="pytorch"), script="", builtin_script="notebook", arguments=("2",),
+        deadline_seconds=600, resources=Resources(cpus=1, memory_mib=2048), environment=settings,
     )  # fmt: skip
-    harness.backend.submit(spec)
-    ended = harness.wait_for_end(spec.name)
-    assert ended.outcome is Outcome.COMPLETED, harness.all_logs(spec.name)
     assert "Idle for" in harness.log()
     with pytest.raises(RunNotFound):
-        run(post(harness.another(), b"", spec.name))
+        run(post(harness.another(), b""))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -8,22 +8,11 @@ from runtime.packages.builder import InstallRequest
 from runtime.packages.layers import Layer
 from runtime.specs import Image
 from tests.kubernetes.harness import KubernetesHarness
-from tests.runtime.packages.index import Index
+from tests.runtime.packages.index import Index, check_alpha
 
 pytestmark = pytest.mark.slow
 
 ADDRESS = ("127.99.0.1", 8080)
-PTH = "import sys; sys.from_pth = True\n"
-SCRIPT = """
-    import subprocess, sys
-    import alpha, beta
-    print(alpha.VERSION, beta.VERSION, alpha.__file__, sys.from_pth)
-    print(subprocess.run(["alpha-run"], capture_output=True, text=True, check=True).stdout)
-    try:
-        open(alpha.__file__, "a")
-    except OSError as error:
-        print(error.strerror)
-"""
 
 
 @pytest.fixture
@@ -67,16 +56,12 @@ def install(harness, key, *requirements):
 
 
 def test_packages_are_installed_in_the_cluster_and_imported_by_runs(harness, index):
-    index.add_wheel("alpha", requires=["beta>1"], script=True, pth=PTH)
-    index.add_wheel("beta", "2.0")
+    index.add_alpha()
     layer, result, log = install(harness, "a", "alpha")
     assert (result.reason, result.is_fault) == ("", False), log
     assert result.size_bytes > 0
     assert "+ alpha==1.0" in log
-    harness.complete(SCRIPT, packages=str(layer.packages))
-    assert "1.0 2.0 /opt/trainyard/site-packages/alpha.py True" in harness.log()
-    assert "script of 1.0" in harness.log()
-    assert "Read-only file system" in harness.log()
+    check_alpha(harness, layer.packages)
 
     # A process that died before it stored the result finds it again.
     assert cluster_builder.collect_result(layer, harness.backend)[0] == result

@@ -5,7 +5,6 @@ The tests that need no access to nodes also run on a real cluster. An image with
 
 import copy
 import re
-import time
 
 import pytest
 from kubernetes.client import ApiException
@@ -15,6 +14,7 @@ from runtime.backends.kubernetes.backend import check
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.images import venvs
 from runtime.specs import Image, Outcome, Resources, RunPhase, WaitingCode
+from tests.console.processes import wait_for
 from tests.kubernetes.harness import KubernetesHarness
 from tests.kubernetes.images import TORCH, python_image
 from tests.kubernetes.real_cluster import RealSite
@@ -36,9 +36,7 @@ ALL_REDUCE = """
 
 def ready(harness, **changes):
     """A run of two nodes that waits, and both do."""
-    harness.backend.submit(harness.spec(WAIT, nodes=2, **changes))
-    for rank in range(2):
-        harness.wait_for_text("ready", rank=rank)
+    harness.start(WAIT, nodes=2, **changes)
     harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
 
 
@@ -47,7 +45,7 @@ def ready(harness, **changes):
 
 def test_a_missing_image_is_reported(cluster_harness):
     image = Image(reference="registry.invalid/nobody/nothing:1")
-    cluster_harness.backend.submit(cluster_harness.spec(image=image))
+    cluster_harness.submit(image=image)
     codes = {WaitingCode.IMAGE_NETWORK, WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
     status = cluster_harness.wait("job-1-1", lambda status: status.waiting_code in codes)
     assert status.waiting_data["image"] == image.reference
@@ -70,15 +68,12 @@ def test_the_printed_roles_suffice(site, request):
     path = site.kubeconfig_of(reported.status.token, site.root.parent / f"{name}.kubeconfig")
     request.addfinalizer(path.unlink)
     # A role counts a moment after it was made.
-    give_up_at = time.monotonic() + 30
-    while lacks := [line for line in check(site.config(kubeconfig=str(path)), site.root, smoke=False) if _lacks(line)]:
-        assert time.monotonic() < give_up_at, lacks
-        time.sleep(0.1)
+    wait_for(lambda: not any(map(_lacks, check(site.config(kubeconfig=str(path)), site.root, smoke=False))))
     harness = KubernetesHarness(site, kubeconfig=str(path))
     ready(harness)
     assert harness.backend.capacity().machines
     harness.backend.stop("job-1-1", 5)
-    assert harness.wait_for_end().outcome is Outcome.STOPPED
+    harness.wait_for_outcome(Outcome.STOPPED)
     harness.close()
 
 
@@ -112,8 +107,7 @@ def test_torch_reduces_over_all_pods(site):
         site.fake.registry.images[image] = python_image(IMAGES / "pytorch")
     harness = KubernetesHarness(site, images={"bare": image})
     try:
-        ended = harness.run(ALL_REDUCE, nodes=2, workers_per_node=2, resources=Resources(cpus=0.5, memory_mib=2048))
-        assert ended.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+        harness.complete(ALL_REDUCE, nodes=2, workers_per_node=2, resources=Resources(cpus=0.5, memory_mib=2048))
         assert [harness.log(rank) for rank in range(4)] == ["sum 10.0\n"] * 4
     finally:
         harness.close()
@@ -128,19 +122,16 @@ def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fak
     own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": shared})
     finish = fake_site.root / "workspace" / "finish"
     waits = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.05)"
-    own_harness.backend.submit(own_harness.spec(waits, nodes=2))
-    for rank in range(2):
-        own_harness.wait_for_text("ready", rank=rank)
+    own_harness.start(waits, nodes=2)
     own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
     # Where storage is not shared, what a machine's pod says comes by its kubelet: node 0 speaks for both.
     names = {pod.spec.node_name for pod in own_harness.site.pods("job-1-1")[0 if shared else 1 :]}
-    containers = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+    containers = fake.containers()
     for name in names:
         fake.nodes[name].kill()
     finish.touch()
     assert all(created.ended.wait(60) for created in containers)
-    ended = own_harness.wait_for_end()
-    assert ended.outcome is Outcome.COMPLETED, own_harness.all_logs("job-1-1")
+    ended = own_harness.wait_for_outcome(Outcome.COMPLETED)
     assert ended.finished_at is not None
     assert ended.finished_at <= max(created.finished_at for created in containers) + 1
     for name in names:
@@ -152,12 +143,11 @@ def test_a_pod_that_keeps_its_first_grace_period_was_stopped(own_harness, fake_s
     """A kubelet keeps the first grace period that it received, also one longer than a lost node's time-out."""
     monkeypatch.setattr(outcome, "_KUBELET_REPORT_SECONDS", 0.5)
     own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
-    own_harness.backend.submit(own_harness.spec(STUBBORN, grace_seconds=6, deadline_seconds=3600))
-    own_harness.wait_for_text("ready")
+    own_harness.start(STUBBORN, grace_seconds=6, deadline_seconds=3600)
     own_harness.backend.stop("job-1-1", 6)
     own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.STOPPING)
     own_harness.backend.stop("job-1-1", 0)
-    assert own_harness.wait_for_end().outcome is Outcome.STOPPED, own_harness.all_logs("job-1-1")
+    own_harness.wait_for_outcome(Outcome.STOPPED)
 
 
 def test_a_reused_run_name_finds_its_own_pods(own_harness, fake):
@@ -175,8 +165,7 @@ def test_the_way_to_a_real_cluster_works(fake_site, monkeypatch):
     site = RealSite(fake_site.kubeconfig)
     try:
         harness = KubernetesHarness(site)
-        ended = harness.run("open('made', 'w').write('x')\nprint('wrote')")
-        assert ended.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+        harness.complete("open('made', 'w').write('x')\nprint('wrote')")
         assert harness.log() == "wrote\n"
         harness.close()
     finally:

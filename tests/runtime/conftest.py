@@ -1,9 +1,7 @@
 """Runs on this machine: a local backend, a bare image and a workspace for scripts."""
 
-import dataclasses
 import json
 import signal
-import textwrap
 import venv
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 from runtime import pids
 from runtime.backends.local.backend import LocalBackend
 from runtime.images import venvs
-from runtime.specs import Framework, Image, Mount, Resources, RunSpec
 from tests.runtime.images_of_ours import load_example
 from tests.runtime.run_harness import RunHarness
 
@@ -33,15 +30,18 @@ MAY_IMPORT_ANYTHING = "import importlib\n"
 class LocalHarness(RunHarness):
     """A local backend with a workspace and a dataset."""
 
-    def __init__(self, folder, images_root, image="bare"):
+    keeps_output = True
+    preface = ""
+    """What each script begins with."""
+
+    def __init__(self, folder, images_root):
         self.folder = folder
         self.images_root = images_root
-        self.image = image
-        self.preface = ""
         self.workspace = folder / "workspace"
         self.dataset = folder / "digits"
         self.workspace.mkdir()
         self.dataset.mkdir()
+        (self.dataset / "three").write_text("3")
         self.backend = self.another()
 
     def another(self, **options):
@@ -50,22 +50,8 @@ class LocalHarness(RunHarness):
             root=self.folder / "runs", images_root=self.images_root, **{"cpus": 64, "memory_mib": 65536, **options}
         )
 
-    def spec(self, source="print('hello')", /, **changes):
-        """Return a spec whose workspace holds the preface and the script as `train.py`."""
-        (self.workspace / "train.py").write_text(self.preface + textwrap.dedent(source))
-        spec = RunSpec(
-            name="job-1-1",
-            framework=Framework.PYTORCH,
-            image=Image(builtin=self.image),
-            nodes=1,
-            workers_per_node=1,
-            resources=Resources(cpus=1, memory_mib=1024),
-            script="train.py",
-            deadline_seconds=60,
-            datasets=("digits",),
-            mounts=(Mount(str(self.workspace), "/workspace", False), Mount(str(self.dataset), "/datasets/digits")),
-        )
-        return dataclasses.replace(spec, **changes)
+    def write_script(self, source):
+        super().write_script(self.preface + source)
 
     def all_logs(self, name):
         """Return all logs of a run, for the message of a failed test."""
@@ -78,6 +64,9 @@ class LocalHarness(RunHarness):
         """Kill the supervisor of a node."""
         record = next(record for record in self.records(name) if record["node"] == node)
         assert pids.send(record["pid"], record["start_time"], signal.SIGKILL)
+
+    def left_behind(self):
+        return [path.name for path in (self.folder / "runs").iterdir() if not path.name.startswith(".")]
 
     def records(self, name="job-1-1"):
         """Return the records of all nodes."""

@@ -30,7 +30,7 @@ SHOW = """
         "cwd": os.getcwd(),
         "path": sys.path[0],
         "local_rank": given.local_rank,
-        "dataset": open(os.path.join(os.environ["DATASETS_PATH"], "digits", "three.txt")).read(),
+        "dataset": open(os.path.join(os.environ["DATASETS_PATH"], "digits", "three")).read(),
         "writable": sorted(
             name
             for name in ("WORKSPACE", "RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR", "TENSORBOARD_LOGDIR", "DATASETS_PATH")
@@ -175,7 +175,6 @@ def without_ports(environment):
 def spec_of(harness, case, nodes, workers):
     letters = harness.folder / "letters"
     letters.mkdir()
-    (harness.dataset / "three.txt").write_text("3")
     return harness.spec(
         SHOW + COLLECTIVES[case.framework] + TELL,
         name="job-1-3",
@@ -222,7 +221,7 @@ def test_the_contract(harness, case):
     spec = spec_of(harness, case, NODES, WORKERS)
     harness.patience = 200
     harness.backend.submit(spec)
-    assert harness.wait_for_end(spec.name).outcome is Outcome.COMPLETED, harness.all_logs(spec.name)
+    harness.wait_for_outcome(Outcome.COMPLETED, spec.name)
 
     size = NODES * WORKERS
     everyone = [seen_by(harness, rank) for rank in range(size)]

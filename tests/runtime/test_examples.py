@@ -72,11 +72,10 @@ def train(harness, script, source="", **changes):
 
 def stop_after_an_epoch(harness, script, **changes):
     """Run `job-1-1` and stop it after its first epoch; return the epochs done and the place of its checkpoint."""
-    spec = harness.spec("", script=script, checkpoint_key="job-1", epochs=500, **{**NODE, **changes})
-    harness.backend.submit(spec)
+    harness.submit("", script=script, checkpoint_key="job-1", epochs=500, **{**NODE, **changes})
     harness.wait_for_text("epoch 1/500")
     harness.backend.stop("job-1-1", 30)
-    assert harness.wait_for_end().outcome is Outcome.STOPPED
+    harness.wait_for_outcome(Outcome.STOPPED)
     reported = re.fullmatch(r"stopped by SIGTERM: saved (after epoch (\d+), \w+ \d+)", harness.log().splitlines()[-1])
     assert len(curve(harness)) == int(reported[2])
     return int(reported[2]), reported[1]

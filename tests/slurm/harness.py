@@ -1,16 +1,14 @@
 """Runs on a real Slurm on this machine, with the helpers of `RunHarness`."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
-import textwrap
 from pathlib import Path
 
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.specs import Framework, Image, Mount, Resources, RunSpec
+from runtime.specs import Resources
 from tests.runtime.conftest import processes_below
 from tests.runtime.run_harness import RunHarness
 
@@ -20,6 +18,7 @@ class SlurmHarness(RunHarness):
 
     keeps_output = True
     late_seconds = 1.0
+    resources = Resources(cpus=2, memory_mib=1024)
 
     def __init__(self, cluster, folder, images_root, **settings):
         self.cluster = cluster
@@ -30,7 +29,7 @@ class SlurmHarness(RunHarness):
         self.dataset = folder / "digits"
         for path in (self.workspace, self.dataset):
             path.mkdir()
-        (self.dataset / "three.txt").write_text("3")
+        (self.dataset / "three").write_text("3")
         self.backend = self.another()
 
     def config(self, **changes):
@@ -41,23 +40,6 @@ class SlurmHarness(RunHarness):
     def another(self, **changes):
         """Return a backend as another process of the console would have it."""
         return SlurmBackend(config=self.config(**changes), root=self.folder / "runs", images_root=self.images_root)
-
-    def spec(self, source="print('hello')", /, **changes):
-        """Return a spec whose workspace holds the script as `train.py`."""
-        (self.workspace / "train.py").write_text(textwrap.dedent(source))
-        spec = RunSpec(
-            name="job-1-1",
-            framework=Framework.PYTORCH,
-            image=Image(builtin="bare"),
-            nodes=1,
-            workers_per_node=1,
-            resources=Resources(cpus=2, memory_mib=1024),
-            script="train.py",
-            deadline_seconds=60,
-            datasets=("digits",),
-            mounts=(Mount(str(self.workspace), "/workspace", False), Mount(str(self.dataset), "/datasets/digits")),
-        )
-        return dataclasses.replace(spec, **changes)
 
     def job_id(self, name="job-1-1"):
         """Return the id of a run's job."""

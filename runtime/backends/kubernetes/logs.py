@@ -32,7 +32,7 @@ def extract_rank(
     rank, each line has the time at which the kubelet received it, and a space.
     """
     complete_prefix, partial_prefix = f"{rank}\t".encode(), f"{rank}+\t".encode()
-    output, position, time = b"", 0, b""
+    output, position, time = bytearray(), 0, b""
     times: Times = []
     with contextlib.closing(_lines(chunks)) as lines:
         for whole_line in lines:
@@ -52,8 +52,8 @@ def extract_rank(
                     times.append((start, seconds))
                 output += data[max(0, offset - start) :]
             if len(output) > limit:
-                return RankOutput(output[:limit], at_end=False, times=times)
-    return RankOutput(output, at_end=True, times=times)
+                return RankOutput(bytes(output[:limit]), at_end=False, times=times)
+    return RankOutput(bytes(output), at_end=True, times=times)
 
 
 def _unix_seconds(time: bytes) -> float:

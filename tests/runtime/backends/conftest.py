@@ -1,6 +1,6 @@
 """The clusters and harnesses of the backends' tests: see `tests.kubernetes.fixtures` and `contract`."""
 
-from tests.kubernetes.fixtures import fake, fake_site, own_harness, pytest_runtest_makereport, site
+from tests.kubernetes.fixtures import cluster_harness, fake, fake_site, own_harness, pytest_runtest_makereport, site
 from tests.runtime.backends.contract import any_harness
 from tests.slurm.fixtures import (
     accounting_cluster,
@@ -16,6 +16,7 @@ __all__ = [
     "accounting_cluster",
     "accounting_harness",
     "any_harness",
+    "cluster_harness",
     "container_harness",
     "fake",
     "fake_site",

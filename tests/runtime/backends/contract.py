@@ -7,9 +7,6 @@ import json
 
 import pytest
 
-from tests.kubernetes.harness import KubernetesHarness
-from tests.runtime.conftest import LocalHarness
-
 BACKENDS = (
     pytest.param("local", marks=pytest.mark.local_backend),
     pytest.param("kubernetes", marks=pytest.mark.slow),
@@ -22,7 +19,7 @@ SHOW = """
     print("SEEN " + json.dumps({
         "environment": dict(os.environ), "argv": sys.argv, "cwd": os.getcwd(), "path": sys.path[0],
         "local_rank": parser.parse_args().local_rank,
-        "dataset": open(os.path.join(os.environ["DATASETS_PATH"], "digits", "three.txt")).read(),
+        "dataset": open(os.path.join(os.environ["DATASETS_PATH"], "digits", "three")).read(),
         "models": os.listdir(os.environ["MODELS_PATH"]),
         "writable": [name for name in ("WORKSPACE", "RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR", "TENSORBOARD_LOGDIR",
                                  "DATASETS_PATH", "MODELS_PATH") if os.access(os.environ[name], os.W_OK)],
@@ -54,7 +51,7 @@ READ_ANOTHER_JOB = """
         refused = False
     except OSError:
         refused = True
-    print(open("/jobs/7/outputs/three.txt").read(), refused)
+    print(open("/jobs/7/outputs/three").read(), refused)
 """
 MEET = """
     import os, socket, time
@@ -77,34 +74,11 @@ MEET = """
 """
 
 
-class LocalContractHarness(LocalHarness):
-    """The local harness, which can also list what is left of deleted runs."""
-
-    keeps_output = True
-
-    def spec(self, source="print('hello')", /, **changes):
-        (self.dataset / "three.txt").write_text("3")
-        return super().spec(source, **changes)
-
-    def left_behind(self):
-        runs = self.folder / "runs"
-        return [path.name for path in runs.iterdir() if not path.name.startswith(".")]
-
-
 @pytest.fixture(params=BACKENDS)
-def any_harness(request, tmp_path):
+def any_harness(request):
     """A harness of each backend in turn, which checks at its end that nothing is left."""
-    if request.param == "local":
-        harness = request.getfixturevalue("harness")
-        harness.__class__ = LocalContractHarness  # the fixture's own object, which cleans up after itself
-        yield harness
-        return
-    if request.param == "slurm":
-        yield request.getfixturevalue("slurm_harness")
-        return
-    harness = KubernetesHarness(request.getfixturevalue("site"))
-    yield harness
-    harness.close()
+    fixtures = {"local": "harness", "kubernetes": "cluster_harness", "slurm": "slurm_harness"}
+    return request.getfixturevalue(fixtures[request.param])
 
 
 def seen(harness, rank):

@@ -44,7 +44,7 @@ def test_a_run_that_can_never_start_is_refused(harness, changes, field):
     (harness.folder / "outside.py").touch()
     (harness.workspace / "link_out_of_the_workspace").symlink_to(harness.folder / "outside.py")
     with pytest.raises(InvalidSpec) as caught:
-        harness.backend.submit(harness.spec(**changes))
+        harness.submit(**changes)
     assert caught.value.field == field
     assert harness.backend.names() == []
 
@@ -72,7 +72,7 @@ def test_sources_are_resolved(harness):
 
 def test_a_missing_image_is_refused_with_the_build_command(harness):
     with pytest.raises(InvalidSpec, match=r"manage\.py build_image pytorch"):
-        harness.backend.submit(harness.spec(image=Image(builtin="pytorch")))
+        harness.submit(image=Image(builtin="pytorch"))
 
 
 def test_an_image_that_would_leave_gpus_idle_is_refused(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 from runtime.errors import InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Mount, Outcome, Resources, RunPhase, WaitingCode
+from tests.console.processes import wait_for
 from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.contract import MEET, POLITE, READ_ANOTHER_JOB, SHOW, STUBBORN, WAIT, seen
 
@@ -30,7 +31,7 @@ def test_every_rank_sees_the_environment_contract_and_meets_the_others(any_harne
     model = dataclasses.replace(next(mount for mount in spec.mounts if mount.read_only), target="/models/net")
     spec = dataclasses.replace(spec, models=("net",), mounts=(*spec.mounts, model))
     any_harness.backend.submit(spec)
-    assert any_harness.wait_for_end().outcome is Outcome.COMPLETED, any_harness.all_logs(spec.name)
+    any_harness.wait_for_outcome(Outcome.COMPLETED)
     ranks = [seen(any_harness, rank) for rank in range(nodes * workers)]
     for rank, view in enumerate(ranks):
         local_rank, environment = rank % workers, view["environment"]
@@ -54,7 +55,7 @@ def test_the_files_of_another_job_are_read_below_jobs_and_not_written(any_harnes
     spec = any_harness.spec(READ_ANOTHER_JOB)
     files = dataclasses.replace(spec.mounts[1], target="/jobs/7/outputs")
     any_harness.backend.submit(dataclasses.replace(spec, mounts=(*spec.mounts, files)))
-    assert any_harness.wait_for_end().outcome is Outcome.COMPLETED, any_harness.all_logs(spec.name)
+    any_harness.wait_for_outcome(Outcome.COMPLETED)
     assert any_harness.log() == "3 True\n"
 
 
@@ -151,12 +152,8 @@ def test_samples_contain_the_usage_of_their_node_only(any_harness):
     """They contain neither the machine's memory nor the disk that /tmp may lie on."""
     if not any_harness.keeps_output:
         pytest.skip("Without shared storage there are no samples.")
-    spec = any_harness.spec(WAIT)
-    any_harness.backend.submit(spec)
-    give_up_at = time.monotonic() + 60
-    while not (text := any_harness.backend.samples(spec.name, 0).text):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.2)
+    spec = any_harness.submit(WAIT)
+    text = wait_for(lambda: any_harness.backend.samples(spec.name, 0).text, 60)
     sample = json.loads(text.splitlines()[0])
     assert 1 << 20 < sample["memory"] < spec.resources.memory_mib << 20
     assert [rank["rank"] for rank in sample["ranks"]] == [0]
@@ -245,8 +242,8 @@ def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_harness):
         open(path, "w").write("four")
         open(os.path.join(os.environ["CHECKPOINT_DIR"], "last"), "w").write("4")
     """
-    any_harness.backend.submit(any_harness.spec(code, checkpoint_key="job-5"))
-    assert any_harness.wait_for_end().outcome is Outcome.COMPLETED, any_harness.all_logs("job-1-1")
+    any_harness.submit(code, checkpoint_key="job-5")
+    any_harness.wait_for_outcome(Outcome.COMPLETED)
     assert any_harness.log(0) == "three\n"
     folder = any_harness.backend.checkpoint_folder("job-5")
     assert ((folder / "epoch-3" / "weights.pt").read_text(), (folder / "last").read_text()) == ("four", "4")
@@ -302,11 +299,11 @@ def test_the_earlier_of_two_stops_counts(any_harness):
     status = any_harness.wait("job-1-1", lambda status: status.phase is not RunPhase.RUNNING)
     assert status.phase is RunPhase.STOPPING
     any_harness.backend.stop("job-1-1", 0)
-    assert any_harness.wait_for_end().outcome is Outcome.STOPPED
+    any_harness.wait_for_outcome(Outcome.STOPPED)
 
 
 def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_harness):
-    any_harness.backend.submit(any_harness.spec(WAIT, nodes=2))
+    any_harness.submit(WAIT, nodes=2)
     any_harness.backend.stop("job-1-1", 5)
     try:
         ended = any_harness.wait_for_end()
@@ -379,8 +376,7 @@ def test_an_elastic_run_goes_on_without_a_lost_node(any_harness):
     any_harness.start(script, text="both", nodes=2, min_nodes=1)
     any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
     any_harness.lose_node(1)
-    ended = any_harness.wait_for_end()
-    assert ended.outcome is Outcome.COMPLETED, any_harness.all_logs("job-1-1")
+    ended = any_harness.wait_for_outcome(Outcome.COMPLETED)
     assert [span.nodes for span in ended.spans] == [2, 1]
     assert ended.restarts == 1
     assert "alone after 1\n" in any_harness.log(0)

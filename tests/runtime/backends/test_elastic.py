@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from runtime.specs import FailureCode, Framework, Outcome, Resources
+from tests.console.processes import children
 from tests.runtime.conftest import LocalHarness
 from tests.runtime.images_of_ours import EXAMPLES, use_image
-from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -70,8 +70,7 @@ def variables_of(harness, seat):
 def test_a_run_goes_on_without_a_node(harness, lose, left_running):
     start(harness, workers_per_node=2, min_nodes=2)
     lose(harness, 1)
-    status = harness.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    status = harness.wait_for_outcome(Outcome.COMPLETED)
     assert [span.nodes for span in status.spans] == [3, 2]
     assert status.spans[0].finished_at == status.spans[1].started_at
     assert status.restarts == 1
@@ -115,8 +114,7 @@ def test_a_run_may_lose_one_node_after_another(harness):
     for rank in (0, 1):
         harness.wait("job-1-1", lambda _status, rank=rank: harness.log(rank).count("met at epoch") == 2)
     harness.lose_node(1)
-    status = harness.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED
+    status = harness.wait_for_outcome(Outcome.COMPLETED)
     assert ([span.nodes for span in status.spans], status.restarts) == ([3, 2, 1], 2)
     assert [each["WORLD_SIZE"] for each in variables_of(harness, 0)] == ["3", "2", "1"]
     assert len({each["MASTER_PORT"] for each in variables_of(harness, 0)}) == 3
@@ -136,8 +134,7 @@ def test_ranks_that_fail_because_a_node_is_lost_are_no_first_cause(harness):
     )
     start(harness, script, min_nodes=2)
     harness.lose_node(1)
-    status = harness.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    status = harness.wait_for_outcome(Outcome.COMPLETED)
     assert status.restarts == 1
 
 
@@ -163,11 +160,10 @@ def horovod_harness(harness, digits):
 def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harness):
     harness = horovod_harness
     settings = {**SETTINGS, "framework": Framework.HOROVOD, "checkpoint_key": "elastic"}
-    harness.backend.submit(harness.spec("", script="horovod_elastic.py", nodes=3, min_nodes=2, epochs=6, **settings))
+    harness.submit("", script="horovod_elastic.py", nodes=3, min_nodes=2, epochs=6, **settings)
     harness.wait_for_text("epoch 2 ")
     harness.lose_node(1)
-    status = harness.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    status = harness.wait_for_outcome(Outcome.COMPLETED)
     assert [span.nodes for span in status.spans] == [3, 2]
     assert status.restarts == 0, "nothing was started again"
     log = harness.log(0)
@@ -198,11 +194,10 @@ def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harn
 def test_ddp_resumes_on_the_nodes_that_are_left(horovod_harness):
     # The horovod image has all that the pytorch image has.
     harness = horovod_harness
-    harness.backend.submit(harness.spec("", script="mnist_ddp.py", nodes=3, min_nodes=2, epochs=4, **SETTINGS))
+    harness.submit("", script="mnist_ddp.py", nodes=3, min_nodes=2, epochs=4, **SETTINGS)
     harness.wait_for_text("epoch 1/4")
     harness.lose_node(1)
-    status = harness.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    status = harness.wait_for_outcome(Outcome.COMPLETED)
     assert ([span.nodes for span in status.spans], status.restarts) == ([3, 2], 1)
     log = harness.log(0)
     assert "This process starts again as rank 0 of 2." in log

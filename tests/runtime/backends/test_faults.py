@@ -16,9 +16,9 @@ import pytest
 from runtime import pids
 from runtime.backends import host
 from runtime.specs import FailureCode, Outcome, RunPhase
+from tests.console.processes import children
 from tests.runtime.backends.contract import WAIT
 from tests.runtime.backends.test_first_cause import MEET
-from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -151,7 +151,7 @@ def test_an_abort_after_the_last_line_completes_with_a_note(harness):
 
 
 def test_the_deadline_needs_no_console(harness):
-    harness.backend.submit(harness.spec(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1))
+    harness.submit(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1)
     harness.wait("job-1-1", lambda _status: len(harness.records()) == 2)
     for record in harness.records():
         assert pids.wait_for_end(record["pid"], record["start_time"], 20)
@@ -208,20 +208,18 @@ def test_nodes_that_are_cut_off_from_each_other_fail_by_the_codes_fault(harness)
 
 
 @pytest.mark.slow
-def test_a_stopped_launcher_is_detected_by_its_silence_and_is_the_codes_fault(harness):
+@pytest.mark.parametrize(
+    ("process", "outcome", "code"),
+    [
+        ("launcher", Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
+        ("supervisor", Outcome.NODE_LOST, FailureCode.NODE_SILENT),
+    ],
+)
+def test_a_stopped_launcher_or_supervisor_of_a_lone_node_is_detected(harness, process, outcome, code):
     (node,) = start(harness)
-    os.kill(node.launcher, signal.SIGSTOP)
-    failure = harness.wait_for_failure(Outcome.CODE_FAILED)
-    assert (failure.node, failure.code) == (0, FailureCode.LAUNCHER_KILLED)
-    assert node.is_down()
-
-
-@pytest.mark.slow
-def test_a_stopped_supervisor_of_a_lone_node_is_detected_by_the_caller(harness):
-    (node,) = start(harness)
-    os.kill(node.supervisor, signal.SIGSTOP)
-    failure = harness.wait_for_failure(Outcome.NODE_LOST)
-    assert (failure.node, failure.code) == (0, FailureCode.NODE_SILENT)
+    os.kill(getattr(node, process), signal.SIGSTOP)
+    failure = harness.wait_for_failure(outcome)
+    assert (failure.node, failure.code) == (0, code)
     assert node.is_down()
 
 
@@ -232,7 +230,7 @@ def test_only_two_signals_affect_a_launcher(harness):
     for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
         os.kill(node.launcher, number)
     os.close(os.open(harness.workspace / "go", os.O_RDWR))  # does not block if the reader has ended
-    assert harness.wait_for_end().outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    harness.wait_for_outcome(Outcome.COMPLETED)
 
 
 def test_an_interpreter_that_cannot_start_is_the_platforms_fault(harness, bare_images):

@@ -4,7 +4,6 @@ import pytest
 
 from jobs.states import BILLED, PLATFORM_FAULTS, EndReason
 from runtime.specs import Resources
-from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends import hostile
 from tests.runtime.backends.attacks import ARMED, ATTACKS
 
@@ -15,18 +14,15 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["cold", "warm", "kubernetes", "slurm"])
+CLUSTERS = {"kubernetes": "cluster_harness", "slurm": "slurm_harness"}
+
+
+@pytest.fixture(params=["cold", "warm", *CLUSTERS])
 def hostile_harness(request):
     """Every backend, and every way in which its ranks are started."""
-    if request.param == "slurm":
-        yield request.getfixturevalue("slurm_harness")
-        return
-    if request.param == "kubernetes":
-        harness = KubernetesHarness(request.getfixturevalue("site"))
-        yield harness
-        harness.close()
-        return
-    yield hostile.choose_start(request.getfixturevalue("harness"), request.param)
+    if request.param in CLUSTERS:
+        return request.getfixturevalue(CLUSTERS[request.param])
+    return hostile.choose_start(request.getfixturevalue("harness"), request.param)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -44,34 +44,34 @@ def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
     fake.controllers.pace.collect_seconds = 60
     own_harness.backend.delete(NAME)
     fake.controllers.paused.set()
-    own_harness.backend.submit(own_harness.spec("print('second')"))
+    own_harness.submit("print('second')")
     assert [pod.status.phase for pod in own_harness.site.pods(NAME)] == ["Succeeded"], "the first one's is still there"
     assert own_harness.backend.describe(NAME).phase is RunPhase.STARTING
     fake.controllers.pace.collect_seconds = 0
     fake.controllers.paused.clear()
-    assert own_harness.wait_for_end().outcome is Outcome.COMPLETED
+    own_harness.wait_for_outcome(Outcome.COMPLETED)
     assert own_harness.log() == "second\n"
 
 
 def test_a_second_stop_shortens_a_grace_period_that_is_running(own_harness, fake):
     """A kubelet does not shorten a wait that has begun, so the pod gets the stop in another way."""
     own_harness.start(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600)
-    containers = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+    containers = fake.containers()
     assert len(containers) == 2
     own_harness.backend.stop(NAME, 600)
     wait_for(lambda: all(pod.metadata.deletion_timestamp for pod in own_harness.site.pods(NAME)))
     assert not any(container.ended.is_set() for container in containers)
     own_harness.backend.stop(NAME, 1)
     wait_for(lambda: all(container.ended.is_set() for container in containers))
-    assert own_harness.wait_for_end().outcome is Outcome.STOPPED
+    own_harness.wait_for_outcome(Outcome.STOPPED)
 
 
 def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_harness, fake, fake_site):
     own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
     own_harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
-    (container,) = [pod.container for node in fake.nodes.values() for pod in node.pods.values() if pod.container]
+    (container,) = fake.containers()
     own_harness.backend.stop(NAME, 1)
-    assert own_harness.wait_for_end().outcome is Outcome.STOPPED
+    own_harness.wait_for_outcome(Outcome.STOPPED)
     wait_for(container.ended.is_set)
 
 
@@ -87,13 +87,13 @@ def test_a_dead_machine_ends_the_run_as_node_lost(own_harness, fake):
     assert own_harness.backend.names(live=True) == []
     # A Job waits for the dead machine's kubelet. Deleting the Job deletes its pod all the same.
     own_harness.backend.delete(NAME)
-    own_harness.site.wait_until_clean()
+    assert own_harness.left_behind() == []
 
 
 def test_an_eviction_for_the_pods_own_limit_is_billed(own_harness, fake):
     start(own_harness)
     fake.evict(fake.pods(own_harness.site.namespace)[0], 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ')
-    assert own_harness.wait_for_end().outcome is Outcome.DISK_FULL
+    own_harness.wait_for_outcome(Outcome.DISK_FULL)
 
 
 def test_the_final_status_survives_the_pods(own_harness, fake):

@@ -8,7 +8,6 @@ from runtime.backends.kubernetes import launcher_archive, manifests
 from runtime.backends.kubernetes.client import ApiClient, resource_path
 from runtime.backends.kubernetes.names import LAST_USED_ANNOTATION
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
-from runtime.specs import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +78,7 @@ def test_a_submission_refreshes_or_recreates_the_launcher(own_harness, fake, mon
     (ours,) = launcher_names(fake)
     fake.store.delete("configmaps", own_harness.site.namespace, ours, {})
     monkeypatch.setattr(launcher_archive, "USAGE_REFRESH_SECONDS", -1.0)
-    assert own_harness.run("print('done')", name="job-2-1").outcome is Outcome.COMPLETED
+    own_harness.complete("print('done')", name="job-2-1")
     annotations = fake.store.get("configmaps", own_harness.site.namespace, ours)["metadata"]["annotations"]
     assert abs(time.time() - float(annotations[LAST_USED_ANNOTATION])) < 60
 

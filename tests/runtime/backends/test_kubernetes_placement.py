@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.late("its runs are real processes, with time limits of
 
 def test_a_partly_placed_run_is_ended(own_harness):
     own_harness.backend = own_harness.another(gang_seconds=2)
-    own_harness.backend.submit(own_harness.spec(WAIT, nodes=3, resources=Resources(5, 256)))
+    own_harness.submit(WAIT, nodes=3, resources=Resources(5, 256))
     status = wait_for_code(own_harness, WaitingCode.CPUS)
     assert status.waiting_data == {"wanted": 5.0, "nodes": 1, "free": 3.0}
     ended = own_harness.wait_for_end()
@@ -24,7 +24,7 @@ def test_a_partly_placed_run_is_ended(own_harness):
 def test_a_run_too_large_for_every_machine_starts_once_one_is_added(own_harness, fake):
     large = Resources(12, 256)
     assert own_harness.backend.capacity().nodes_ever(large) == 0
-    own_harness.backend.submit(own_harness.spec(WAIT, resources=large))
+    own_harness.submit(WAIT, resources=large)
     assert "that large" in wait_for_code(own_harness, WaitingCode.TOO_LARGE).waiting_for
     fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
     own_harness.wait_for_text("ready")
@@ -50,7 +50,7 @@ def test_a_private_image_needs_its_credentials_and_ends_the_run_free_without(own
     right, wrong = (PullSecret("private.acme.example", "acme", word) for word in ("right", "wrong"))
     monkeypatch.setattr(pending, "IMAGE_REFUSED_SECONDS", 2.0)
     own_harness.backend = own_harness.another(start_seconds=2)
-    own_harness.backend.submit(own_harness.spec(WAIT, image=Image(reference=reference), pull_secret=wrong))
+    own_harness.submit(WAIT, image=Image(reference=reference), pull_secret=wrong)
     assert wait_for_code(own_harness, WaitingCode.IMAGE_CREDENTIALS).waiting_data["image"] == reference
     assert own_harness.wait_for_failure(Outcome.CODE_FAILED).code is FailureCode.IMAGE_CREDENTIALS
     assert own_harness.backend.describe(NAME).started_at is None
@@ -63,7 +63,7 @@ def test_a_private_image_needs_its_credentials_and_ends_the_run_free_without(own
 
 def test_kueue_starts_a_run_and_suspending_it_ends_it_free(own_harness, fake):
     own_harness.backend = own_harness.another(queue="training")
-    own_harness.backend.submit(own_harness.spec(WAIT))
+    own_harness.submit(WAIT)
     assert wait_for_code(own_harness, WaitingCode.ADMISSION).waiting_data["queue"] == "training"
     assert job_of(fake)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
     fake.store.edit("jobs", own_harness.site.namespace, NAME, lambda job: job["spec"].update(suspend=False))
@@ -75,7 +75,7 @@ def test_kueue_starts_a_run_and_suspending_it_ends_it_free(own_harness, fake):
 
 def test_stopping_a_run_that_kueue_has_not_admitted_ends_it_at_once(own_harness, fake):
     own_harness.backend = own_harness.another(queue="training")
-    own_harness.backend.submit(own_harness.spec(WAIT))
+    own_harness.submit(WAIT)
     own_harness.backend.stop(NAME, 10)
     status = own_harness.backend.describe(NAME)
     assert (status.phase, status.outcome, status.started_at) == (RunPhase.ENDED, Outcome.STOPPED, None)

@@ -73,7 +73,7 @@ def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch
 
     monkeypatch.setattr(Run, "record_submission", die)
     with pytest.raises(KeyboardInterrupt):
-        harness.backend.submit(harness.spec("print('must not run')", nodes=2))
+        harness.submit("print('must not run')", nodes=2)
     assert harness.backend.names() == []
     assert harness.backend.capacity().machines[0].free.cpus == 64
 
@@ -130,21 +130,20 @@ def test_a_shorter_stop_counts_though_the_supervisor_had_not_read_the_first(harn
     harness.backend.stop("job-1-1", 1)
     harness.backend.stop("job-1-1", 600)
     os.kill(supervisor, signal.SIGCONT)
-    assert harness.wait_for_end().outcome is Outcome.STOPPED
+    harness.wait_for_outcome(Outcome.STOPPED)
 
 
 def test_a_running_run_is_extended_but_not_one_that_is_being_stopped(harness):
     harness.start(STUBBORN, grace_seconds=1, deadline_seconds=4)
     for seconds in (6, 5):  # the second asks for less, and changes nothing
         harness.backend.extend("job-1-1", seconds)
-    status = harness.wait_for_end()
-    assert status.outcome is Outcome.TIME_LIMIT
+    status = harness.wait_for_outcome(Outcome.TIME_LIMIT)
     assert status.failure.data["limit_seconds"] == 6
     assert 5 < status.finished_at - status.started_at <= 6.5
     harness.start(STUBBORN, name="job-2-1", grace_seconds=600, deadline_seconds=3600)
     harness.backend.stop("job-2-1", 2)
     harness.backend.extend("job-2-1", 7200)
-    assert harness.wait_for_end("job-2-1").outcome is Outcome.STOPPED
+    harness.wait_for_outcome(Outcome.STOPPED, "job-2-1")
 
 
 def test_progress_and_checkpoints_are_in_the_status(harness):

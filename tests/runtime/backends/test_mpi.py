@@ -35,17 +35,21 @@ REDUCES = """
     mpi.MPI_Finalize()
     print("finalized", flush=True)
 """
-NODE = Resources(cpus=0.5, memory_mib=2048)
+MPI = {
+    "framework": Framework.HOROVOD,
+    "controller": Controller.MPI,
+    "resources": Resources(cpus=0.5, memory_mib=2048),
+}
 
 
 @pytest.fixture
 def mpi(harness):
-    """Runs a script under MPI in the horovod image."""
+    """Runs a script under MPI in the horovod image; returns its status, which must have this outcome."""
     use_image(harness, "horovod")
 
-    def run(source, **changes):
-        settings = {"framework": Framework.HOROVOD, "controller": Controller.MPI, "resources": NODE, **changes}
-        return harness.run(source, deadline_seconds=120, **settings)
+    def run(outcome, source, **changes):
+        harness.submit(source, deadline_seconds=120, **MPI, **changes)
+        return harness.wait_for_outcome(outcome)
 
     return run
 
@@ -62,8 +66,8 @@ def test_ranks_meet_through_mpi_and_a_node_may_finish_long_before_another(mpi, h
     time.sleep(3)  # longer than mpirun takes to end what is left when a daemon is lost
     print("saved", flush=True)
     """
-    status = mpi(REDUCES.replace("THEN", "pass") + works_on, nodes=2, workers_per_node=2, epochs=7)
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    script = REDUCES.replace("THEN", "pass") + works_on
+    mpi(Outcome.COMPLETED, script, nodes=2, workers_per_node=2, epochs=7)
     for rank in range(4):
         log = harness.log(rank)
         assert f"found {rank} 4 10" in log
@@ -82,8 +86,7 @@ def test_ranks_meet_through_mpi_and_a_node_may_finish_long_before_another(mpi, h
 )
 def test_the_rank_that_ended_first_is_the_cause(mpi, end, exit_code, name, left_running):
     script = REDUCES.replace("THEN", f"import signal; {end} if rank.value == 2 else signal.pause()")
-    status = mpi(script, nodes=2, workers_per_node=2)
-    assert status.outcome is Outcome.CODE_FAILED
+    status = mpi(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
     assert (status.failure.node, status.failure.rank) == (1, 2)
     assert (status.failure.exit_code, status.failure.signal) == (exit_code, name)
     assert status.finished_at is not None
@@ -93,15 +96,9 @@ def test_the_rank_that_ended_first_is_the_cause(mpi, end, exit_code, name, left_
 def test_mpi_goes_on_without_a_node(harness):
     use_image(harness, "horovod")
     script = REDUCES.replace("THEN", "import signal\n    if size.value == 3: signal.pause()")
-    spec = harness.spec(
-        script, framework=Framework.HOROVOD, controller=Controller.MPI, resources=NODE, nodes=3, min_nodes=2
-    )
-    harness.backend.submit(spec)
-    for rank in range(3):
-        harness.wait_for_text("found", rank=rank)
+    harness.start(script, text="found", nodes=3, min_nodes=2, **MPI)
     harness.lose_node(1)
-    status = harness.wait_for_end()
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    status = harness.wait_for_outcome(Outcome.COMPLETED)
     assert [span.nodes for span in status.spans] == [3, 2]
     assert "found 0 2 3" in harness.log(0)
     assert "found 1 2 3" in harness.log(2)
@@ -113,12 +110,11 @@ def test_an_mpirun_that_fails_is_the_platforms_fault(harness):
     program.write_text("#!/bin/sh\necho no room >&2\nexit 9\n")
     program.chmod(0o755)
     try:
-        status = harness.run("print('never')", controller=Controller.MPI)
+        failure = harness.run_to_failure(Outcome.PLATFORM_ERROR, "print('never')", controller=Controller.MPI)
     finally:
         program.unlink()
-    assert status.outcome is Outcome.PLATFORM_ERROR
-    assert status.failure.code is FailureCode.NODE_NOT_STARTED
-    assert "mpirun ended (code 9) before it had started the ranks" in status.failure.message
+    assert failure.code is FailureCode.NODE_NOT_STARTED
+    assert "mpirun ended (code 9) before it had started the ranks" in failure.message
     assert "no room" in harness.all_logs("job-1-1")
 
 
@@ -149,7 +145,6 @@ def test_lies_to_the_socket_start_no_rank_twice(mpi, harness):
         held.append(link)
     print("sent lies", flush=True)""",
     )
-    status = mpi(script, nodes=2, workers_per_node=1)
-    assert status.outcome is Outcome.COMPLETED, harness.all_logs("job-1-1")
+    mpi(Outcome.COMPLETED, script, nodes=2)
     assert "sent lies" in harness.log()
     assert harness.log().count("found 0") == 1, "no rank started twice"

@@ -24,7 +24,7 @@ SCRIPT = """
 
 
 def run(harness):
-    spec = harness.spec(
+    spec = harness.submit(
         SCRIPT,
         workers_per_node=2,
         arguments=("--lr", "$LR", "${RANK}of$WORLD_SIZE", "$$HOME", "$NCCL_DEBUG", "$HOME", "$API_TOKEN"),
@@ -32,9 +32,7 @@ def run(harness):
         environment={"NCCL_DEBUG": "INFO"},
         secrets={"API_TOKEN": VALUE},
     )
-    harness.backend.submit(spec)
-    ended = harness.wait_for_end()
-    assert ended.outcome is Outcome.CODE_FAILED, harness.all_logs(spec.name)
+    ended = harness.wait_for_outcome(Outcome.CODE_FAILED)
     for rank in range(2):
         first, second, third = harness.log(rank).splitlines()[:3]
         arguments = ["--lr", "0.01", f"{rank}of2", "$HOME", "INFO", "$HOME", "$API_TOKEN"]

@@ -40,7 +40,7 @@ def test_each_organization_uses_its_account_and_its_limits(accounting_harness):
 
 def test_an_organization_without_an_association_is_refused_and_others_are_not(accounting_harness):
     with pytest.raises(InvalidSpec, match=f"'{FOREIGN_ACCOUNT}'.*Invalid account") as refusal:
-        accounting_harness.backend.submit(accounting_harness.spec(labels={"organization": "newcomer"}))
+        accounting_harness.submit(labels={"organization": "newcomer"})
     assert refusal.value.field == "account"
     assert accounting_harness.backend.names() == []
     accounting_harness.complete("print()", labels={"organization": "acme"})

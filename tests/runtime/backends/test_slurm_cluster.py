@@ -40,15 +40,14 @@ def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_harness
             lambda: slurm_harness.cluster.call(*squeue).strip() == "RUNNING", "the other job"
         )
         slurm_harness.backend = slurm_harness.another(pending_seconds=3)
-        slurm_harness.backend.submit(slurm_harness.spec(WAIT, nodes=2))
+        slurm_harness.submit(WAIT, nodes=2)
         status = slurm_harness.wait("job-1-1", lambda status: status.waiting_code == WaitingCode.CLUSTER_QUEUE)
         assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
         assert sum(machine.free.cpus for machine in slurm_harness.backend.capacity().machines) == 0
         ended = slurm_harness.wait_for_end()
         assert (ended.outcome, ended.failure.code) == (Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED)
         assert ended.started_at is None
-        waiting = slurm_harness.spec(WAIT, name="job-2-1")
-        slurm_harness.backend.submit(waiting)
+        slurm_harness.submit(WAIT, name="job-2-1")
         job_id = slurm_harness.job_id("job-2-1")
         slurm_harness.backend.delete("job-2-1")
         assert slurm_harness.cluster.call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T") == ""
@@ -75,7 +74,7 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_harness, monkey
     with pytest.raises(RunNotFound):
         slurm_harness.backend.describe("job-1-1")
     slurm_harness.backend.submit(spec)
-    assert slurm_harness.wait_for_end().outcome is Outcome.COMPLETED, slurm_harness.all_logs("job-1-1")
+    slurm_harness.wait_for_outcome(Outcome.COMPLETED)
     assert slurm_harness.log() == "once\n"
     states = slurm_harness.cluster.call("squeue", "--noheader", "--states=all", "--format=%j %T").split("\n")
     mine = sorted(

@@ -87,10 +87,9 @@ def test_a_shell_opens_in_an_own_image(container_harness, own_image):
 
 def failure_of(harness, changes, **more):
     """Run a script in an own image that cannot be imported; return its failure. The run must be free."""
-    harness.backend.submit(harness.spec("print('never')", **{**changes, **more}))
-    status = harness.wait_for_end()
+    harness.submit("print('never')", **{**changes, **more})
+    status = harness.wait_for_outcome(Outcome.CODE_FAILED)
     assert status.started_at is None, "no time is metered"
-    assert status.outcome is Outcome.CODE_FAILED, f"{status}\n{harness.all_logs('job-1-1')}"
     assert harness.backend.run_folder("job-1-1").joinpath("order.json").exists() is False
     assert list((harness.folder / "runs" / ".images" / image_import.WORK_FOLDER).iterdir()) == []
     assert stored(harness) == []
@@ -120,28 +119,23 @@ def test_an_image_that_cannot_be_pulled_is_free(container_harness, own_image, ki
     assert "x9-guess-x9" not in container_harness.all_logs("job-1-1")
 
 
-def test_an_image_without_python_is_free(container_harness, own_image):
-    assert failure_of(container_harness, own_image([file("etc/motd")], base=layer([]))).code is (
-        FailureCode.IMAGE_UNUSABLE
-    )
-
-
-def test_an_image_that_is_too_large_is_free(container_harness, own_image):
-    """A layer of 200 MiB that compresses to a few KiB."""
+@pytest.mark.parametrize(
+    ("entries", "code", "limit_mib"),
+    [
+        pytest.param(lambda: [file("etc/motd")], FailureCode.IMAGE_UNUSABLE, None, id="no Python"),
+        pytest.param(lambda: [file("zeros", bytes(200 << 20))], FailureCode.IMAGE_TOO_LARGE, 50, id="compresses well"),
+        pytest.param(lambda: many_files("files/{0}/{1}", 20_000), FailureCode.IMAGE_TOO_LARGE, 50, id="many files"),
+        pytest.param(lambda: many_files("etc/{1}", 1001), FailureCode.IMAGE_NOT_UNPACKED, None, id="many in a folder"),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_free(container_harness, own_image, entries, code, limit_mib):
     container_harness.backend = container_harness.another(image_mib=50)
-    failure = failure_of(container_harness, own_image([file("zeros", bytes(200 << 20))], base=layer([])))
-    assert (failure.code, failure.data["limit_mib"]) == (FailureCode.IMAGE_TOO_LARGE, 50)
+    failure = failure_of(container_harness, own_image(entries(), base=layer([])))
+    assert (failure.code, failure.data.get("limit_mib")) == (code, limit_mib)
 
 
-def test_an_image_with_too_many_files_is_free(container_harness, own_image):
-    container_harness.backend = container_harness.another(image_mib=50)
-    files = [file(f"files/{number // 1000}/{number}") for number in range(20_000)]
-    assert failure_of(container_harness, own_image(files, base=layer([]))).code is FailureCode.IMAGE_TOO_LARGE
-
-
-def test_an_image_with_too_many_entries_at_its_top_is_free(container_harness, own_image):
-    files = [file(f"etc/{number}") for number in range(1001)]
-    assert failure_of(container_harness, own_image(files, base=layer([]))).code is FailureCode.IMAGE_NOT_UNPACKED
+def many_files(path, count):
+    return [file(path.format(number // 1000, number)) for number in range(count)]
 
 
 def test_an_image_that_is_no_archive_is_free(container_harness, own_image):
@@ -159,7 +153,7 @@ def silent_image():
 
 
 def test_an_import_says_that_it_goes_on_and_ends_at_a_request(container_harness, silent_image):
-    container_harness.backend.submit(container_harness.spec("print('never')", nodes=2, **silent_image))
+    container_harness.submit("print('never')", nodes=2, **silent_image)
     status = container_harness.wait("job-1-1", lambda status: status.waiting_data.get("step") == "image")
     assert (status.phase, status.waiting_code) == (RunPhase.STARTING, WaitingCode.STARTING)
     container_harness.backend.stop("job-1-1", 5)
@@ -175,7 +169,7 @@ def test_an_import_that_takes_too_long_is_free(container_harness, silent_image):
 
 def test_a_machine_without_the_programs_is_the_platforms_fault(container_harness, silent_image, tmp_path):
     container_harness.backend = container_harness.another(containers_bin=str(tmp_path))
-    container_harness.backend.submit(container_harness.spec("print('never')", **silent_image))
+    container_harness.submit("print('never')", **silent_image)
     failure = container_harness.wait_for_failure(Outcome.PLATFORM_ERROR)
     assert "it has no skopeo and no umoci" in failure.message
 
@@ -222,9 +216,8 @@ def test_a_python_that_is_none_is_metered_and_ends_at_the_deadline(container_har
     name = f"python3.{sys.version_info.minor}"
     program = f"#!/usr/local/bin/{name}\nimport time\nprint('ready', flush=True)\ntime.sleep(600)\n".encode()
     changes = own_image([file("usr/bin/python3", program, 0o755)], env=["PATH=/usr/bin"])
-    container_harness.backend.submit(container_harness.spec("", deadline_seconds=4, grace_seconds=1, **changes))
-    status = container_harness.wait_for_end()
-    assert status.outcome is Outcome.TIME_LIMIT, container_harness.all_logs("job-1-1")
+    container_harness.submit("", deadline_seconds=4, grace_seconds=1, **changes)
+    status = container_harness.wait_for_outcome(Outcome.TIME_LIMIT)
     assert container_harness.log() == "ready\n"
     assert status.started_at is not None
 
@@ -240,7 +233,7 @@ def test_organizations_share_no_image(container_harness, own_image):
     changes = own_image()
     container_harness.complete("print('ours')", **changes)
     changes |= {"labels": {"organization": "rival", "job": "2"}, "pull_secret": None}
-    container_harness.backend.submit(container_harness.spec("print('theirs')", name="job-2-1", **changes))
+    container_harness.submit("print('theirs')", name="job-2-1", **changes)
     failure = container_harness.wait_for_failure(Outcome.CODE_FAILED, "job-2-1")
     assert failure.code is FailureCode.IMAGE_CREDENTIALS
     assert len(stored(container_harness)) == 1

@@ -158,10 +158,8 @@ def test_the_programs_see_their_working_folder_and_no_other_of_the_console(tmp_p
 
 def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
     commands = []
-    monkeypatch.setattr(image_import, "find_tools", lambda _folder: {"skopeo": "/usr/bin/s", "umoci": "/usr/bin/u"})
     plan = {**PLAN, "username": "robot$team", "password": 'a "b" $(c)'}
-    importer = image_import._Importer(plan, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
-    (tmp_path / "files").mkdir()
+    importer = importer_with(tmp_path, monkeypatch, plan=plan)
     monkeypatch.setattr(importer, "_run", lambda command, credentials: commands.append((command, credentials)))
     importer._pull()
     ((command, credentials),) = commands
@@ -172,11 +170,11 @@ def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
     assert importer._without_password(f"error: {plan['password']}") == "error: ***"
 
 
-def importer_with(tmp_path, monkeypatch, bubblewrap):
+def importer_with(tmp_path, monkeypatch, bubblewrap="bwrap", plan=PLAN):
     """Return an importer that needs no skopeo and no umoci."""
     monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/env"))
     (tmp_path / "files").mkdir()
-    return image_import._Importer(PLAN, tmp_path, bubblewrap, time.monotonic() + 60, lambda: False)
+    return image_import._Importer(plan, tmp_path, bubblewrap, time.monotonic() + 60, lambda: False)
 
 
 def test_credentials_are_on_no_disk(tmp_path, monkeypatch):
@@ -303,10 +301,9 @@ def close_etc(_root, monkeypatch):
     ids=["long links", "closed folder", "long PATH"],
 )
 def test_an_image_that_cannot_be_read_is_the_customers_fault(tmp_path, monkeypatch, prepare, variables, reason):
-    monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/x"))
     monkeypatch.setattr(image_import, "_image_environment", lambda _layout: variables)
-    importer = image_import._Importer(PLAN, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
-    importer.root.mkdir(parents=True)
+    importer = importer_with(tmp_path, monkeypatch)
+    importer.root.mkdir()
     prepare(importer.root, monkeypatch)
     monkeypatch.setattr(importer, "_run", lambda *_arguments: None)
     with pytest.raises(image_import.ImportFailed, match=reason) as failed:
@@ -315,9 +312,8 @@ def test_an_image_that_cannot_be_read_is_the_customers_fault(tmp_path, monkeypat
 
 
 def test_a_full_disk_is_the_platforms_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/x"))
     monkeypatch.setattr(image_import.disk, "free_bytes", lambda _folder: 1 << 20)
-    importer = image_import._Importer(PLAN, tmp_path, "bwrap", time.monotonic() + 60, lambda: False)
+    importer = importer_with(tmp_path, monkeypatch)
     with pytest.raises(image_import.ImportFailed) as failed:
         importer._check_limits()
     assert (failed.value.outcome.value, failed.value.code) == ("platform_error", FailureCode.DISK_FULL)

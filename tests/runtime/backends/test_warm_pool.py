@@ -9,11 +9,9 @@ import textwrap
 import pytest
 
 from runtime import pids
-from runtime.specs import Outcome
-from tests.console.processes import wait_for
+from tests.console.processes import children, wait_for
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING
-from tests.runtime.launcher.pods import children
 
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
@@ -83,14 +81,14 @@ def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(harness, 
 
 
 def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
-    warm.backend.submit(warm.spec(WAIT, name="job-2-1"))
+    warm.submit(WAIT, name="job-2-1")
     warm.wait_for_text("forkserver.py", "job-2-1")
     kept = fork_servers(warm)
     assert kept
     end(daemon_pid(warm))
     for pid in kept:
         wait_for(lambda pid=pid: pids.start_time(pid) is None, 10)
-    assert warm.run(HOW).outcome is Outcome.COMPLETED
+    warm.complete(HOW)
     assert warm.log() == "rank.py\n"
     assert warm.backend.describe("job-2-1").outcome is None
     wait_for(lambda: warm.backend.is_prepared(warm.spec().image), 30)
@@ -112,7 +110,7 @@ def test_a_stopped_process_is_not_waited_for(warm):
 def test_a_module_of_the_scripts_own_comes_before_the_images(warm):
     (warm.workspace / "json").mkdir()
     (warm.workspace / "json" / "__init__.py").write_text("WHOSE = 'mine'\n")
-    assert warm.run(HOW + "import json\nprint(json.WHOSE)").outcome is Outcome.COMPLETED, warm.all_logs("job-1-1")
+    warm.complete(HOW + "import json\nprint(json.WHOSE)")
     assert warm.log() == "rank.py\nmine\n"
 
 

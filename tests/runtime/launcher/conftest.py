@@ -1,7 +1,5 @@
 import pytest
 
-from tests.runtime.launcher.pods import Cluster
-
 
 class Clock:
     """A fake of a monotonic clock."""
@@ -16,11 +14,3 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    """The pods of one run."""
-    created = Cluster(tmp_path)
-    yield created
-    created.close()

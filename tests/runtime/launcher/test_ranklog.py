@@ -1,4 +1,5 @@
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,22 +47,11 @@ def test_output_that_the_code_reads_itself_is_not_awaited(open_log, monkeypatch)
     assert not log.is_open
 
 
-class Clock:
-    """Time as `log_times` sees it."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
-
-    def time(self):
-        return 1.8e9 + self.now
-
-
 @pytest.fixture
-def clock(monkeypatch):
-    monkeypatch.setattr(log_times, "time", clock := Clock())
+def clock(clock, monkeypatch):
+    """The clocks that `log_times` sees. Unix time is later by 1.8e9 s."""
+    clocks = SimpleNamespace(monotonic=clock, time=lambda: 1.8e9 + clock.now)
+    monkeypatch.setattr(log_times, "time", clocks)
     return clock
 
 
@@ -82,7 +72,7 @@ def test_times_are_kept_beside_the_unchanged_output(open_log, tmp_path, clock):
         log.pump()
     os.close(writing)
     assert (tmp_path / "rank-0.log").read_bytes()[:31] == b"one\nat once\nhalf a line\nlast\nb\n"
-    start = clock.time() - 61.125
+    start = log_times.time.time() - 61.125
     pairs = [(0, start), (12, start + 0.125), (19, start + 60.125), (29, start + 61.125)]
     times = tmp_path / "rank-0.times"
     assert read_times(times, 0, 99) == pairs

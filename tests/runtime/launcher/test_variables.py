@@ -1,5 +1,8 @@
+import os
+
 import pytest
 
+from runtime.launcher.pod.identity import inherited_environment
 from runtime.launcher.variables import escape, expand, need_cold_start, references
 
 VALUES = {"LR": "0.05", "OUT": "/out", "EMPTY": "", "LRX": "long"}
@@ -35,3 +38,9 @@ def test_variables_that_are_read_at_an_import_need_a_cold_start():
     for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONHASHSEED", "TF_XLA_FLAGS", "TZ", "KERAS_BACKEND"):
         assert need_cold_start([name]), name
     assert not need_cold_start(["NCCL_DEBUG", "HOROVOD_LOG_LEVEL", "WANDB_API_KEY", "TZNAME", "LDAP"])
+
+
+def test_ranks_in_a_pod_inherit_the_images_variables_and_nothing_of_the_cluster():
+    given = {"OF_THE_IMAGE": "kept", "LANG": "C", "TRAINYARD_TOKEN": "secret", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    own = {"HOME": "/tmp", "USER": "trainyard", "LOGNAME": "trainyard", "PATH": os.defpath}
+    assert inherited_environment(given) == {"OF_THE_IMAGE": "kept", "LANG": "C", **own}

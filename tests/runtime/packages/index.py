@@ -29,6 +29,19 @@ def build_wheel(folder, settings=None, metadata=None):
 """
 
 
+USES_ALPHA = """
+    import subprocess, sys
+    import alpha, beta
+    print(alpha.VERSION, beta.VERSION, alpha.__file__, sys.from_pth)
+    print(subprocess.run(["alpha-run"], capture_output=True, text=True, check=True).stdout)
+    subprocess.run([sys.executable, "-c", "import alpha"], check=True)
+    try:
+        open(alpha.__file__, "a")
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
 class _Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_arguments):
         """Say nothing; clients of a Unix socket have no address."""
@@ -77,6 +90,11 @@ class Index:
             wheel.writestr(f"{info}/RECORD", "")
         self._add_file(name, f"{name}-{version}-py3-none-any.whl", buffer.getvalue())
 
+    def add_alpha(self):
+        """Publish `alpha`, which needs `beta`, has a console script, and runs code when an interpreter starts."""
+        self.add_wheel("alpha", requires=["beta>1"], script=True, pth="import sys; sys.from_pth = True\n")
+        self.add_wheel("beta", "2.0")
+
     def add_source(self, attack):
         """Publish `hostile`, a source package whose build calls the function `attack` of this source."""
         files = {
@@ -99,3 +117,12 @@ class Index:
         page.mkdir(exist_ok=True)
         with (page / "index.html").open("a") as file:
             file.write(f'<a href="../../files/{file_name}">{file_name}</a>\n')
+
+
+def check_alpha(harness, packages):
+    """Check that a run uses `alpha`, which is installed in the folder `packages`, and cannot change it."""
+    harness.complete(USES_ALPHA, packages=str(packages))
+    log = harness.log()
+    assert "1.0 2.0 /opt/trainyard/site-packages/alpha.py True" in log
+    assert "script of 1.0" in log
+    assert "Read-only file system" in log

@@ -9,7 +9,7 @@ from runtime.packages.builder import InstallRequest
 from runtime.packages.layers import Layer
 from tests.console.processes import wait_for
 from tests.runtime.conftest import processes_below
-from tests.runtime.packages.index import Index
+from tests.runtime.packages.index import Index, check_alpha
 
 pytestmark = pytest.mark.late("its installations are real runs, with time limits of seconds")
 
@@ -44,31 +44,13 @@ def install(layer, request_of):
 
 
 def test_packages_are_installed_once_and_imported_by_runs(layer, index, install, harness, monkeypatch):
-    index.add_wheel("alpha", requires=["beta>1"], script=True, pth="import sys; sys.from_pth = True\n")
-    index.add_wheel("beta", "2.0")
+    index.add_alpha()
     result = install("alpha")
     assert (result.reason, result.is_fault) == ("", False)
     assert result.size_bytes > 0
     assert "+ alpha==1.0" in builder.log_of(layer)
     assert not (layer.folder / "runs" / "packages").exists()
-
-    script = """
-        import subprocess, sys
-        import alpha, beta
-        print(alpha.VERSION, beta.VERSION, alpha.__file__, sys.from_pth)
-        print(subprocess.run(["alpha-run"], capture_output=True, text=True, check=True).stdout)
-        subprocess.run([sys.executable, "-c", "import alpha"], check=True)
-        try:
-            open(alpha.__file__, "a")
-        except OSError as error:
-            print(error.strerror)
-    """
-    harness.complete(script, packages=str(layer.packages))
-    log = harness.log()
-    assert "1.0 2.0 /opt/trainyard/site-packages/alpha.py True" in log
-    assert "script of 1.0" in log
-    assert "Read-only file system" in log
-
+    check_alpha(harness, layer.packages)
     # A complete layer is not installed again.
     monkeypatch.setattr(builder.LocalBackend, "submit", lambda *_arguments: pytest.fail("installed again"))
     assert install("alpha").size_bytes == result.size_bytes

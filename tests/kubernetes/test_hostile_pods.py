@@ -1,5 +1,6 @@
 """Code that attacks its own Pod. It shares its user and its files with the process that bills it."""
 
+import base64
 import json
 import os
 import signal
@@ -7,25 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends.supervision.outcome import merge
-from runtime.launcher.signed_record import read_record
-from runtime.specs import Outcome
-from tests.runtime.launcher.pods import KEY, RUN, TOKEN
+from runtime.specs import FailureCode, Outcome, RunPhase
+from tests.console.processes import children
+from tests.runtime.backends.cluster_runs import NAME
+from tests.runtime.backends.contract import WAIT
 
-pytestmark = pytest.mark.late("its pods are real processes, with time limits of seconds")
-
-WAIT = """
-import os, signal
-assert os.getppid() != 1
-print("ready", flush=True)
-while True: signal.pause()
-"""
+pytestmark = [
+    pytest.mark.late("its pods are real processes, with time limits of seconds"),
+    pytest.mark.usefixtures("shared_fake"),
+]
 
 
-def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launchers_modules(cluster):
+def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launchers_modules(
+    cluster_harness, shared_fake
+):
     """Code can write to the wrapper's folder, but not to the launcher's modules, of which some are imported late."""
     source = """
-    import ctypes, fcntl, glob, json, os, signal, struct, time
+    import ctypes, fcntl, glob, json, os, re, signal, struct, time
     def look(path):
         try:
             if os.path.isdir(path):
@@ -46,7 +45,7 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
             seen += open(path, "rb").read()
         except OSError:
             pass
-    found["seen"] = [b"of_the_image" in seen.lower(), b"the-" + b"runs-token" in seen, b"the-" + b"records-key" in seen]
+    found["digests"] = re.findall("[0-9a-f]{64}", seen.decode("latin-1"))
     found["refused"] = 0
     for target in (1, os.getppid(), -os.getppid(), -1):
         for number in list(range(1, 32)) + [34, 50, 64]:
@@ -79,42 +78,37 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
     time.sleep(2.5)
     print(json.dumps(found))
     """
-    (pod,) = cluster.start(source)
-    assert pod.wait() == 0
-    assert pod.record["causes"] == []
-    found = json.loads(cluster.log())
+    cluster_harness.complete(source)
+    found = json.loads(cluster_harness.log())
     looked = found.pop("looked")
     assert len(looked) == 10
     assert set(looked) <= {"Permission denied", "empty"}
+    secret = shared_fake.store.get("secrets", cluster_harness.site.namespace, NAME)["data"]
+    assert found["digests"], "the record's signature, which is as long as a key"
+    assert not {base64.b64decode(key).decode() for key in secret.values()} & set(found.pop("digests"))
+    assert found.pop("archive") in {"Permission denied", "Read-only file system"}
     assert found == {
-        "seen": [True, False, False],
         "refused": 136,
         "queued": [-1, -1],
         "owner": "Operation not permitted",
         "beside": ["rank.py", "step_timer.py"],
-        "archive": "Read-only file system",
     }
-    assert (TOKEN, KEY) == ("the-runs-token", "the-records-key")
-    samples = (cluster.root / "nodes" / "0.samples.jsonl").read_text().splitlines()
-    assert json.loads(samples[0])["at"] > 0, "what is imported late came from the archive"
+    sample = cluster_harness.backend.samples(NAME, 0).text.splitlines()[0]
+    assert json.loads(sample)["at"] > 0, "what is imported late came from the archive"
 
 
-def test_a_killed_launcher_is_a_code_failure(cluster):
+def test_a_killed_launcher_is_a_code_failure(cluster_harness, shared_fake):
     """The signal comes from outside, because the system call filter stops code from sending it."""
-    (other, pod) = cluster.start(WAIT, 2)
-    for rank in range(2):
-        cluster.wait_for_text("ready", rank=rank)
-    os.kill(pod.launcher, signal.SIGKILL)
-    assert cluster.wait() == [1, 1]
-    assert pod.causes == [("code_failed", "launcher_killed")]
-    assert other.causes == [("node_lost", "node_lost")]
-    status = merge(RUN, 0.0, [{**one.record, "alive": False} for one in (other, pod)])
-    assert (status.outcome, status.failure and status.failure.node) == (Outcome.CODE_FAILED, 1), "the loss is an echo"
+    cluster_harness.start(WAIT, nodes=2)
+    (launcher,) = children(shared_fake.containers()[1].pid)
+    os.kill(launcher, signal.SIGKILL)
+    failure = cluster_harness.wait_for_failure(Outcome.CODE_FAILED)
+    assert (failure.code, failure.node) == (FailureCode.LAUNCHER_KILLED, 1), "that node 0 lost it is an echo"
 
 
-def test_forged_records_are_ignored(cluster):
+def test_forged_records_are_ignored(cluster_harness):
     source = """
-    import glob, json, os, time
+    import json, os, time
     causes = [{"kind": "node_lost", "code": "node_lost", "at": 1.5, "node": 0}]
     forged = {"run": os.environ["TORCHELASTIC_RUN_ID"], "node": 0, "phase": "ended", "started_at": 1.0,
         "finished_at": 2.0, "exit_code": None, "causes": causes}
@@ -124,17 +118,14 @@ def test_forged_records_are_ignored(cluster):
     print("forged", flush=True)
     time.sleep(600)
     """
-    (pod,) = cluster.start(source)
-    cluster.wait_for_text("forged")
-    assert read_record(pod.termination.read_bytes(), KEY, run_name=RUN, node=0) is None
-    pod.signal(signal.SIGTERM)
-    assert pod.wait(30) == 1
-    assert pod.causes == [("stopped", "stopped")]
-    assert read_record((cluster.root / "nodes" / "0.json").read_bytes(), KEY, run_name=RUN, node=0) == pod.record
+    cluster_harness.start(source, text="forged")
+    assert cluster_harness.another().describe(NAME).phase is RunPhase.RUNNING
+    cluster_harness.backend.stop(NAME, 1)
+    cluster_harness.wait_for_failure(Outcome.STOPPED)
 
 
 @pytest.mark.slow
-def test_special_files_in_place_of_records_block_nothing(cluster):
+def test_special_files_in_place_of_records_block_nothing(cluster_harness, shared_fake):
     source = """
     import os, shutil, time
     root = "/trainyard/run-root"
@@ -150,22 +141,20 @@ def test_special_files_in_place_of_records_block_nothing(cluster):
     print("done", flush=True)
     time.sleep(600)
     """
-    (pod,) = cluster.start(source, plan={"hang_seconds": 4}, deadline_seconds=40)
-    assert pod.wait(60) == 1
-    assert pod.causes == [("hung", "hung")]
-    assert "0\tdone" in pod.printed()
-    assert (cluster.root / "logs" / "stacks-0.txt").is_fifo()
+    cluster_harness.run_to_failure(Outcome.HUNG, source, hang_seconds=4, deadline_seconds=40)
+    (container,) = shared_fake.containers()
+    assert b"0\tdone\n" in container.output()
+    assert (cluster_harness.site.root / "runs" / NAME / "logs" / "stacks-0.txt").is_fifo()
 
 
-def test_orphaned_processes_are_reaped_and_end_with_the_pod(cluster):
+def test_orphaned_processes_are_reaped_and_end_with_the_pod(cluster_harness):
     source = """
     import os, sys, time
-    mark = "left-behind-by-" + os.environ["TORCHELASTIC_RUN_ID"]
     for number in range(20):
         if not os.fork():
             os.setsid()
             if not os.fork() and number == 0:
-                os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", mark])
+                os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", "left behind"])
             os._exit(0)
         os.wait()
     def dead():
@@ -181,8 +170,7 @@ def test_orphaned_processes_are_reaped_and_end_with_the_pod(cluster):
     while dead(): time.sleep(0.02)
     print("reaped")
     """
-    (pod,) = cluster.start(source)
-    assert pod.wait(30) == 0
-    assert cluster.log() == "reaped\n"
+    cluster_harness.complete(source)
+    assert cluster_harness.log() == "reaped\n"
     lines = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
-    assert not [line for line in lines if f"left-behind-by-{RUN}".encode() in line]
+    assert not [line for line in lines if b"left behind" in line]

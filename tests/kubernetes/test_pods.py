@@ -1,0 +1,290 @@
+"""The first process of a Pod: how nodes connect, how a run ends, where output goes, and which images it needs."""
+
+import json
+import math
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from runtime import launcher
+from runtime.backends.kubernetes import launcher_archive
+from runtime.backends.kubernetes.logs import extract_rank
+from runtime.backends.kubernetes.names import RUN_ROOT_PATH
+from runtime.specs import Controller, FailureCode, Framework, Outcome, Resources
+from tests.console.processes import children, wait_for
+from tests.kubernetes import kubelet
+from tests.kubernetes.container import Bind
+from tests.kubernetes.images import python_image
+from tests.runtime.backends.cluster_runs import NAME
+from tests.runtime.backends.contract import MEET, STUBBORN
+from tests.runtime.images_of_ours import image_folder
+
+pytestmark = [
+    pytest.mark.late("its pods are real processes, with time limits of seconds"),
+    pytest.mark.usefixtures("shared_fake"),
+]
+
+
+def last_record(harness, node=0):
+    """Return a node's last record, as its kubelet reports it."""
+    (status,) = harness.site.pods(NAME)[node].status.container_statuses
+    return json.loads(status.state.terminated.message)
+
+
+def run_folder(harness):
+    return harness.site.root / "runs" / NAME
+
+
+# How nodes connect
+
+
+@pytest.fixture
+def late_names(cluster_harness, shared_fake, monkeypatch):
+    """Start a run of two nodes whose names do not resolve; return once node 1 waits for node 0's."""
+    monkeypatch.setattr(shared_fake, "dns_delay_seconds", math.inf)
+
+    def start(source, **changes):
+        cluster_harness.submit(source, nodes=2, **changes)
+        wait_for((run_folder(cluster_harness) / "nodes" / "1.json").exists)
+
+    return start
+
+
+def test_nodes_connect_though_their_names_resolve_late(cluster_harness, shared_fake, late_names):
+    late_names(MEET + "    open('made', 'w').close()")
+    assert [cluster_harness.log(rank) for rank in range(2)] == ["", ""]
+    shared_fake.dns_delay_seconds = 0
+    cluster_harness.wait_for_outcome(Outcome.COMPLETED)
+    assert [cluster_harness.log(rank) for rank in range(2)] == ["total 3\n"] * 2
+    of_the_run = (run_folder(cluster_harness) / name for name in ("logs/rank-0.log", "nodes/0.json"))
+    for path in (*of_the_run, cluster_harness.site.root / "workspace" / "made"):
+        assert path.stat().st_mode & 0o060 == 0o060, f"{path} can be read and written by the group"
+
+
+def test_names_that_never_resolve_end_the_start(cluster_harness, late_names):
+    cluster_harness.backend = cluster_harness.another(gang_seconds=1, start_seconds=1)
+    late_names(MEET)
+    assert cluster_harness.wait_for_failure(Outcome.PLATFORM_ERROR).code is FailureCode.NODES_NOT_MET
+
+
+def test_a_stop_while_nodes_connect(cluster_harness, late_names):
+    late_names(STUBBORN)
+    cluster_harness.backend.stop(NAME, 5)
+    cluster_harness.wait_for_failure(Outcome.STOPPED)
+    assert cluster_harness.log() == ""
+
+
+def test_horovod_reaches_the_store_of_the_first_pod(cluster_harness, shared_fake):
+    source = """
+    import os, urllib.request
+    place = "http://{HOROVOD_GLOO_RENDEZVOUS_ADDR}:{HOROVOD_GLOO_RENDEZVOUS_PORT}/scope/key".format(**os.environ)
+    urllib.request.urlopen(urllib.request.Request(place, data=b"value", method="PUT"))
+    print(os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], urllib.request.urlopen(place).read())
+    """
+    cluster_harness.complete(source, nodes=2, framework=Framework.HOROVOD)
+    assert cluster_harness.log(1) == f"{cluster_harness.site.pods(NAME)[0].status.pod_ip} b'value'\n"
+
+
+# How a run ends
+
+
+def test_a_hang_in_a_pod_is_reported_with_stacks(cluster_harness):
+    source = """
+    import threading
+    print("before the lock", flush=True)
+    threading.Lock().acquire() and threading.Event().wait()
+    """
+    failure = cluster_harness.run_to_failure(Outcome.HUNG, source, nodes=2, hang_seconds=3)
+    assert failure.data["seconds"] >= 3
+    stacks = cluster_harness.backend.stacks(NAME)
+    assert ["train.py" in stacks[rank] for rank in range(2)] == [True, True]
+
+
+def test_an_elastic_run_continues_without_a_lost_pod(cluster_harness, shared_fake):
+    source = """
+    import os, signal, subprocess, sys
+    mine = [os.getpid(), os.getppid(), 1]
+    print(os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["RESTART_COUNT"], os.environ["MASTER_ADDR"])
+    if os.environ["RESTART_COUNT"] == "0":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        print("ready", flush=True)
+        while True: signal.pause()
+    print("others", [name for name in os.listdir("/proc") if name.isdigit() and int(name) not in mine])
+    """
+    cluster_harness.start(source, nodes=3, min_nodes=2)
+    shared_fake.containers()[1].kill()
+    status = cluster_harness.wait_for_end()
+    assert (status.outcome, status.restarts) == (Outcome.COMPLETED, 1), cluster_harness.all_logs(NAME)
+    assert f"1 2 1 {cluster_harness.site.pods(NAME)[0].status.pod_ip}" in cluster_harness.log(2)
+    assert "others []" in cluster_harness.log(2), "nothing of the round before is left"
+
+
+def test_a_pod_that_exceeds_its_disk_limit_is_ended(cluster_harness):
+    """The others of an elastic run do not take it for lost, which would let them continue without it."""
+    source = """
+    import os, time
+    if os.environ["RANK"] == "0":
+        open(os.environ["RUN_DIR"] + "/large", "wb").write(os.urandom(3 << 20))
+    time.sleep(600)
+    """
+    resources = Resources(cpus=0.25, memory_mib=256, disk_mib=1)
+    failure = cluster_harness.run_to_failure(Outcome.DISK_FULL, source, nodes=3, min_nodes=1, resources=resources)
+    assert failure.code is FailureCode.DISK_FULL
+    assert cluster_harness.backend.describe(NAME).restarts == 0
+
+
+def test_two_ranks_that_die_at_once_are_both_reported(own_harness, fake):
+    """The launcher of one learns of the other's death first; it still reports its own rank."""
+    source = """
+    import os, pathlib, signal, time
+    print("ready", flush=True)
+    while os.environ["RANK"] == "1": signal.pause()
+    while not pathlib.Path("go").exists(): time.sleep(0.01)
+    raise SystemExit(1)
+    """
+    own_harness.start(source, nodes=2)
+    fake.controllers.paused.set()  # the Job's controller would stop the other Pod
+    first, second = fake.containers()
+    (launcher,) = children(second.pid)
+    (rank,) = children(launcher)
+    os.kill(launcher, signal.SIGSTOP)
+    os.kill(rank, signal.SIGKILL)
+    (own_harness.site.root / "workspace" / "go").touch()
+    assert first.ended.wait(60)
+    os.kill(launcher, signal.SIGCONT)
+    wait_for(lambda: {pod.status.phase for pod in own_harness.site.pods(NAME)} == {"Failed"})
+    causes = [last_record(own_harness, node)["causes"] for node in range(2)]
+    assert [(cause["rank"], cause["exit_code"]) for cause in causes[0]] == [(0, 1)]
+    assert [(cause["rank"], cause["signal"]) for cause in causes[1]] == [(1, "SIGKILL")]
+    fake.controllers.paused.clear()
+
+
+# Where output goes
+
+
+def test_output_is_the_same_in_both_places_byte_for_byte_up_to_the_limit(cluster_harness, shared_fake):
+    source = """
+    import os, random, sys
+    if os.environ["RANK"] == "1":
+        for number in range(200_000): print("a line that is one of very many", number)
+        sys.exit()
+    made = random.Random(0)
+    for _ in range(300):
+        data = made.randbytes(made.choice([1, 30, 4000, 20000]))
+        sys.stdout.buffer.write(data.replace(b"\\n", b"\\r") + made.choice([b"", b"\\n", b"\\n\\n"]))
+        sys.stdout.buffer.flush()
+    sys.stdout.buffer.write(b"no end")
+    """
+    limit = 4 << 20
+    cluster_harness.complete(source, workers_per_node=2, log_limit_bytes=limit)
+    created = random.Random(0)
+    written = b""
+    for _ in range(300):
+        data = created.randbytes(created.choice([1, 30, 4000, 20000]))
+        written += data.replace(b"\n", b"\r") + created.choice([b"", b"\n", b"\n\n"])
+    stored, cut = ((run_folder(cluster_harness) / "logs" / f"rank-{rank}.log").read_bytes() for rank in range(2))
+    assert stored == written + b"no end"
+    assert len(cut) < limit + 1000
+    assert b"[trainyard] This rank's log has reached its limit" in cut
+    (container,) = shared_fake.containers()
+    for rank, content in enumerate((stored, cut)):
+        assert extract_rank([container.output()], rank, 0, 2 * limit)[0] == content
+
+
+@pytest.mark.slow
+def test_unwritable_storage_is_reported_and_not_fatal(cluster_harness, shared_fake, monkeypatch):
+    def binds(*arguments):
+        return tuple(
+            Bind(bind.target, tmpfs_bytes=1 << 16) if bind.target == RUN_ROOT_PATH else bind
+            for bind in kubelet_binds(*arguments)
+        )
+
+    kubelet_binds = kubelet.binds
+    monkeypatch.setattr(kubelet, "binds", binds)
+    cluster_harness.complete("for number in range(10_000): print('a line', number)")
+    assert "No space left on device" in last_record(cluster_harness)["detail"]
+    (container,) = shared_fake.containers()
+    assert extract_rank([container.output()], 0, 0, 1 << 20)[0].endswith(b"a line 9999\n")
+
+
+HELD_OUTPUT = "from launcher.ranklog import RankLog; RankLog._append = lambda self, data: time.sleep(1000)"
+HELD_RECORD = """
+from launcher.record import Record
+write = Record._write
+Record._write = lambda self: time.sleep(1000) if self.phase == "ended" else write(self)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("held", "source", "outcome"),
+    [
+        (HELD_OUTPUT, "print('held', flush=True); import time; time.sleep(600)", Outcome.TIME_LIMIT),
+        (HELD_RECORD, "print('fine')", Outcome.COMPLETED),
+    ],
+    ids=["while it runs", "at its last record"],
+)
+def test_blocked_storage_does_not_delay_the_end_of_a_run(cluster_harness, monkeypatch, held, source, outcome):
+    monkeypatch.setattr(launcher_archive, "_MAIN", f"import time\n{held}\n{launcher_archive._MAIN}")
+    archive = launcher_archive.pack(Path(launcher.__file__).parent)
+    monkeypatch.setattr(launcher_archive, "build", lambda: archive)
+    assert cluster_harness.run(source, deadline_seconds=3).outcome is outcome, cluster_harness.all_logs(NAME)
+    assert ("did not respond" in last_record(cluster_harness)["detail"]) is (outcome is Outcome.TIME_LIMIT)
+
+
+# Images with other interpreters and real frameworks
+
+INTERPRETERS = {
+    minor: path
+    for pattern in (".pyenv/versions/3.*", ".local/share/uv/python/*")
+    for path in Path.home().glob(pattern)
+    if (minor := int(path.name.removeprefix("cpython-").split(".")[1])) >= 8
+}
+"""The folders of this user's interpreters, by their minor version."""
+
+
+@pytest.fixture
+def use_folder(cluster_harness, shared_fake):
+    """Let runs use an image with this folder."""
+
+    def use(folder):
+        shared_fake.registry.images["r.example.com/folder:1"] = python_image(folder)
+        cluster_harness.backend = cluster_harness.another(images={"bare": "r.example.com/folder:1"})
+
+    return use
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETERS, reason="there are no other interpreters")
+def test_the_oldest_python_runs_the_archive(cluster_harness, use_folder):
+    minor = min(INTERPRETERS)
+    use_folder(INTERPRETERS[minor])
+    source = """
+    import os, sys, time
+    print(sys.version_info[:2])
+    while not os.path.exists("/trainyard/run-root/nodes/0.samples.jsonl"): time.sleep(0.05)
+    """
+    cluster_harness.complete(source, nodes=2, framework=Framework.HOROVOD)
+    assert cluster_harness.log(1) == f"(3, {minor})\n"
+
+
+@pytest.mark.slow
+@pytest.mark.cores(2)
+@pytest.mark.torch
+def test_mpi_starts_ranks_in_other_pods_without_ssh(cluster_harness, use_folder):
+    use_folder(image_folder("horovod"))
+    source = """
+    import os
+    import horovod.torch as hvd, torch
+    NAMES = ("OMPI_COMM_WORLD_RANK", "NODE_RANK")
+    hvd.init()
+    total = hvd.allreduce(torch.tensor([float(hvd.rank() + 1)]), op=hvd.Sum)
+    print("total", total.item(), hvd.rank(), hvd.size(), *map(os.environ.get, NAMES))
+    """
+    mpi = {"framework": Framework.HOROVOD, "controller": Controller.MPI}
+    cluster_harness.complete(source, nodes=2, resources=Resources(cpus=0.5, memory_mib=2048), **mpi)
+    for rank in range(2):
+        assert f"total 3.0 {rank} 2 {rank} {rank}\n" in cluster_harness.log(rank)
