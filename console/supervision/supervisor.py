@@ -77,7 +77,8 @@ class Program:
 
 def programs() -> list[Program]:
     """Return the programs, in start order."""
-    celery = ("-m", "celery", "-A", "console.celery")
+    # Without Django's checks, which load every page: `up` and `prepare` make them once for all programs.
+    celery = ("-m", "celery", "-A", "console.celery", "--skip-checks")
     # One process more for each kind of work that can occupy a process for long: every further cluster, copying direct
     # uploads, importing datasets.
     additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
