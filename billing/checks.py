@@ -1,4 +1,4 @@
-"""Django system checks of the payment settings. Django does not start if an amount or currency cannot be charged."""
+"""Django's checks of the payment settings. The console starts only if its currency and an amount can be charged."""
 
 from __future__ import annotations
 

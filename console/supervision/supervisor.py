@@ -77,7 +77,8 @@ class Program:
 
 def programs() -> list[Program]:
     """Return the programs, in start order."""
-    celery = ("-m", "celery", "-A", "console.celery")
+    # Without Django's checks, which load every page: `up` and `prepare` make them once for all programs.
+    celery = ("-m", "celery", "-A", "console.celery", "--skip-checks")
     # One process more for each kind of work that can occupy a process for long: every further cluster, copying direct
     # uploads, importing datasets.
     additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
@@ -107,7 +108,7 @@ def programs() -> list[Program]:
         selected_programs.append(Program("tools", ("manage.py", "run_tools"), "TensorBoard", priority=35))
     if settings.EMBEDDED_DATABASE or settings.EMBEDDED_REDIS:
         # Starts a server again after it has died. `manage.py up` stops the servers, after all programs.
-        services = Program("services", ("manage.py", "hold_services"), "embedded PostgreSQL and Redis", priority=10)
+        services = Program("services", ("-m", "console.supervision.services"), "embedded PostgreSQL and Redis", 10)
         selected_programs.append(services)
     if settings.PAYMENTS_SANDBOX:
         sandbox = Program("sandbox", ("manage.py", "payments_sandbox"), "payments without Stripe", priority=35)

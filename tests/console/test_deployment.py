@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
+from django.core.management.base import SystemCheckError
 
 from console import deployment
 from console.clusters import parse
@@ -136,6 +137,13 @@ def test_prepare_may_be_repeated_and_a_trial_needs_neither_payments_nor_email(de
     call_command("prepare", "--trial", verbosity=0)
     with pytest.raises(CommandError, match="3 settings"):
         call_command("prepare", verbosity=0)
+
+
+@pytest.mark.parametrize("command", ["prepare", "up"])
+def test_nothing_is_prepared_with_a_currency_that_cannot_be_charged(deployed, command):
+    deployed.CURRENCY = "Money"
+    with pytest.raises(SystemCheckError, match="CURRENCY is 'Money'"):
+        call_command(command, skip_checks=False)
 
 
 def test_serve_executes_the_program_that_up_runs(monkeypatch, settings, tmp_path):

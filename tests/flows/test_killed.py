@@ -18,7 +18,7 @@ PROGRAMS = {
     "dispatcher": ["worker", "dispatcher@%h"],
     "beat": ["celery", "beat"],
     "watcher": ["manage.py", "watch_runs"],
-    "services": ["manage.py", "hold_services"],
+    "services": ["console.supervision.services"],
     "sandbox": ["manage.py", "payments_sandbox"],
 }
 SERVERS = {"postgres": "postgres", "redis": "redis-server"}

@@ -8,6 +8,7 @@ import pytest
 
 from jobs.telemetry import parse_line
 from runtime.specs import Outcome, Resources
+from tests.runtime.backends import hostile
 from tests.runtime.images_of_ours import EXAMPLES, load_example, use_image
 
 pytestmark = [
@@ -46,9 +47,13 @@ charlm.train(model, step, lambda inputs, _targets: model(inputs), (0, 1), device
 
 @pytest.fixture
 def torch_harness(harness, digits):
-    """A harness with the PyTorch image, the examples in the workspace and the digits as dataset."""
+    """A harness with the PyTorch image, the examples in the workspace and the digits as dataset.
+
+    As in a console, ranks are forked from an interpreter that has imported torch: a test starts up to fifteen.
+    """
     use_image(harness, "pytorch")
     harness.patience = RUN_SECONDS
+    hostile.warm(harness)
     for script in EXAMPLES.glob("*.py"):
         shutil.copy(script, harness.workspace)
     shutil.unpack_archive(digits, harness.dataset)

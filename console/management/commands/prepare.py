@@ -16,7 +16,6 @@ class Command(BaseCommand):
     """Prepares a deployment. Safe to repeat, and to run on several replicas at once."""
 
     help = "Check the deployment's settings, bring the schema up to date, fill an empty catalogue. Safe to repeat."
-    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add --trial."""

@@ -30,7 +30,6 @@ class Command(BaseCommand):
     """Runs the console in the foreground, by `console.supervision.supervisor`."""
 
     help = "Serve the whole console on this machine until Ctrl-C."
-    requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until Ctrl-C. If this console is running already, only report where it is."""

@@ -58,4 +58,4 @@ def warm(harness):
     harness.preface = MAY_IMPORT_ANYTHING
     image = harness.spec().image
     harness.backend.prepare(image)
-    wait_for(lambda: harness.backend.is_prepared(image), 30)
+    wait_for(lambda: harness.backend.is_prepared(image), harness.patience)
