@@ -128,7 +128,9 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
             number=trial.number,
         )
         trial.sampler_state, trial.is_pruned = decision.state, decision.is_pruned and not trial.job.is_ended
-        trial.save(update_fields=["sampler_state", "is_pruned"])
+        # Another process may have marked the trial or stored its outcome since it was read here. Both are final.
+        open_trial = Trial.objects.filter(pk=trial.pk, outcome="", is_pruned=False)
+        open_trial.update(sampler_state=trial.sampler_state, is_pruned=trial.is_pruned)
 
 
 def _cancel_open(sweep: Sweep) -> None:
