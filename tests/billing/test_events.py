@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from billing import events, payments, tasks
 from billing.models import StripeEvent, TopUp, Transaction
+from console.notifications.models import Notification
 from tests.billing.paying import balance
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import TopUpFactory, session_event, wallet
@@ -108,6 +109,7 @@ def test_deliveries_at_once_of_one_event_and_several_events_of_one_payment_credi
     chosen = [session_event(top_up)] * 20 + [session_event(top_up) for _ in range(5)]
     assert raised(together(*[lambda event=event: apply(event) for event in chosen])) == []
     assert balance(top_up) == 5000
+    assert Notification.objects.filter(kind="wallet.topped_up").count() == 1
 
 
 class TestOutOfOrder:
