@@ -1,3 +1,5 @@
+"""Images that are built from small recipes, with real virtual environments and sandboxes."""
+
 import re
 import subprocess
 import sys

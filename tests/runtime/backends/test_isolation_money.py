@@ -23,7 +23,7 @@ def test_large_stacks_do_not_silence_the_node(harness):
              and os.readlink(f"/proc/self/fd/{n}").startswith("pipe")]
     def answer(*_):
         for _ in range(6): os.write(pipes[0], b"  " + b"\xff" * 60000 + b"\n")
-    signal.signal(50, answer)
+    signal.signal(50, answer)  # with this signal, the launcher asks a rank for its stacks
     print("all results are written", flush=True)
     while True: signal.pause()
     """

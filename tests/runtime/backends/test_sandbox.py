@@ -1,3 +1,5 @@
+"""The arguments of bubblewrap, and the names of a node's address in its sandbox."""
+
 from pathlib import Path
 
 import pytest
