@@ -185,7 +185,7 @@ class Payers:
         chance = random.Random(seed)
         chance.shuffle(self.post)
         arrived, self.post = self.post[::share], [each for number, each in enumerate(self.post) if number % share]
-        self.post = self.post[: len(self.post) - len(self.post) // 4]  # the rest never comes: the sweep fetches it
+        self.post = self.post[: len(self.post) - len(self.post) // 4]  # the rest never arrives, and must be fetched
         if arrived:
             calls = [lambda event=event: self.take(event) for event in arrived] * copies
             for number in range(0, len(calls), 6):

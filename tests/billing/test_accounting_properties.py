@@ -182,7 +182,7 @@ class Office(RuleBasedStateMachine):
             CreditGrant.objects.filter(pk=lots[which % len(lots)].pk).update(expires_at=timezone.now())
 
     @rule(threads=threads)
-    def the_sweep_comes(self, threads: int) -> None:
+    def remove_expired_credit(self, threads: int) -> None:
         self.all_well(*[credit.remove_all_expired] * threads)
         for lot in CreditGrant.objects.filter(expires_at__lte=timezone.now()):
             assert lot.free_minor == 0

@@ -165,7 +165,9 @@ class TestOutOfOrder:
 
 class TestBrokenEvents:
     @pytest.mark.parametrize("odd", ["a\0b", "\ud800", "\\u0000", "𝔘"])
-    def test_text_that_the_database_cannot_store_stops_neither_webhook_nor_sweep(self, provider, odd):
+    def test_text_that_the_database_cannot_store_stops_neither_the_webhook_nor_the_fetch_of_missed_events(
+        self, provider, odd
+    ):
         """A payer typed it at the provider's page: the payment is credited all the same."""
         top_up = paid_page(provider)
         session = provider.sandbox.account.store.get("checkout.session", top_up.session_id)
