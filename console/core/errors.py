@@ -42,9 +42,9 @@ class ServiceInactive(AccountsError):
 
 
 class OrganizationClosing(AccountsError):
-    """The action conflicts with the closure of the organization: with one that was requested, or with its conditions.
+    """The organization is being closed, cannot be closed yet, or can no longer be kept.
 
-    The organization is being closed, cannot be closed yet, or can no longer be kept (`jobs.closure`).
+    Raised for actions that conflict with its closure (`jobs.closure`).
     """
 
     code = "organization_closing"
@@ -52,9 +52,9 @@ class OrganizationClosing(AccountsError):
 
 
 class SoleOwner(AccountsError):
-    """A person's account cannot be deleted: it is the only owner of an organization, or belongs to an administrator.
+    """The account cannot be deleted: it is the only owner of an organization, or belongs to an administrator.
 
-    Each case has a message of its own. LastOwner is the error of changes of members.
+    Each case has a message of its own. LastOwner is about changes of members.
     """
 
     code = "sole_owner"
