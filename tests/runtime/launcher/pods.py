@@ -43,13 +43,13 @@ def children(pid):
 class Pod:
     """A running Pod. `process` is bubblewrap, which ends with the Pod's first process."""
 
-    def __init__(self, cluster, node, order, python, image):
+    def __init__(self, cluster, node, pod_plan, python, image):
         self.node = node
         self.address = cluster.addresses[node]
         self.folder = cluster.folder / f"pod-{node}"
         self.folder.mkdir()
         files = {
-            "order.json": json.dumps(order),
+            "order.json": json.dumps(pod_plan),
             "nsswitch.conf": "hosts: files\n",
             "passwd": "root:x:0:0::/root:/bin/sh\n",
         }
@@ -167,14 +167,14 @@ class Cluster:
         self.archive.write_bytes(launcher_archive.build())
 
     def start(self, source, nodes=1, *, python=PYTHON, image=None, late_names=False, only=None, plan=None, **changes):
-        """Start the script. `changes` are the order's. With `late_names`, names resolve only after `publish`."""
+        """Start the script. `changes` are for the Pods' plan. With `late_names`, names resolve only after `publish`."""
         (self.workspace / "train.py").write_text(textwrap.dedent(source))
         place = f"127.{random.randrange(1, 250)}.{random.randrange(250)}"
         self.addresses = [f"{place}.{node + 1}" for node in range(nodes)]
         if not late_names:
             self.publish()
-        order = {**self.order(nodes, plan or {}), **changes}
-        self.pods = [Pod(self, node, order, python, image) for node in only or range(nodes)]
+        pod_plan = {**self.pod_plan(nodes, plan or {}), **changes}
+        self.pods = [Pod(self, node, pod_plan, python, image) for node in only or range(nodes)]
         return self.pods
 
     def publish(self):
@@ -184,8 +184,8 @@ class Cluster:
                 file.write(f"{address} {RUN}-{node}.{RUN} {RUN}-{node}\n")
 
     @staticmethod
-    def order(nodes, plan):
-        """Return the order that a backend writes."""
+    def pod_plan(nodes, plan):
+        """Return the plan that a backend writes for the Pods. `plan` changes fields of the run's plan in it."""
         workers = plan.get("workers", 1)
         listening = nodes * workers if plan.get("framework") == "tensorflow" else 0
         full_plan = {
