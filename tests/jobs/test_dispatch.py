@@ -42,7 +42,7 @@ def test_the_spec_has_what_was_bought(customer, backend):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, hints, monkeypatch, at_once):
+def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, sent_tasks, monkeypatch, at_once):
     monkeypatch.setattr(backend, "parallel_submissions", at_once)
     job = customer.job()
     backend.refuses[f"job-{job.pk}-1"] = NoCapacity("taken")
