@@ -66,7 +66,7 @@ BROKEN_ACCOUNTS = {
 TAXES = [(Decimal(0), True), (Decimal(19), True), (Decimal("8.875"), False)]
 
 
-class Office(RuleBasedStateMachine):
+class Simulation(RuleBasedStateMachine):
     """Two wallets, and everything that may happen to credit and invoices."""
 
     which = st.integers(0, 7)
@@ -253,7 +253,7 @@ class Office(RuleBasedStateMachine):
 @pytest.mark.django_db(transaction=True)
 def test_no_order_of_events_loses_or_doubles_credit_or_tax(pytestconfig: pytest.Config) -> None:
     run_state_machine_as_test(
-        Office,
+        Simulation,
         settings=settings(
             max_examples=2 if pytestconfig.getoption("--fast") else 4,
             phases=[Phase.generate],
