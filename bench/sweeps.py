@@ -56,7 +56,7 @@ def measure() -> dict[str, list[float]]:
     for method in (suggestions.Method.TPE, suggestions.Method.CMAES):
         past = past_trials(parameters, method)
         study = suggestions.study_of(
-            space=parameters, goal="maximize", method=method, seed=1, trials=past, is_against_cost=False
+            space=parameters, goal="maximize", method=method, seed=1, trials=past, minimizes_cost=False
         )
         for _round in range(ROUNDS):
             started_at = time.perf_counter()
@@ -74,7 +74,7 @@ def past_trials(parameters: Any, method: Any) -> list[Any]:
 
     values = random.Random(1)  # noqa: S311 - values of a metric, not secrets
     study = suggestions.study_of(
-        space=parameters, goal="maximize", method=method, seed=1, trials=[], is_against_cost=False
+        space=parameters, goal="maximize", method=method, seed=1, trials=[], minimizes_cost=False
     )
     past = []
     for _number in range(PAST_TRIALS):

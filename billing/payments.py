@@ -159,16 +159,21 @@ def require_match(pairs: Mapping[str, tuple[object, object]]) -> None:
 
 
 def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
-    """Credit a payment to the wallet, once. The top-up may be in any state: an expired page can still be paid."""
-    receivables.pay_in(
+    """Credit a payment to the wallet and publish it. Does nothing if this top-up has already been credited.
+
+    The top-up may be in any other state: an expired page can still be paid.
+    """
+    is_new = receivables.pay_in(
         account=top_up.account,
         amount_minor=top_up.amount_minor,
         reference=f"top-up:{top_up.pk}",
         kind="top-up",
         description=gettext_noop("Top-up"),
     )
+    if not is_new:
+        return
     top_up.state = TopUp.States.PAID
-    top_up.paid_at = top_up.paid_at or parse_timestamp(at)
+    top_up.paid_at = parse_timestamp(at)
     top_up.payment_intent = top_up.payment_intent or str(intent or "")
     top_up.failure = ""
     top_up.save(update_fields=["state", "paid_at", "payment_intent", "failure"])
@@ -205,7 +210,9 @@ def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool =
     The page may be paid before this returns.
     """
     organization = top_up.account.owner
-    customers.ensure_customer(organization=organization, email=user.email)  # may raise; nothing is written yet
+    # If the provider is unavailable, this raises before the row is written. Usually `with_customer` then makes no
+    # further request for the customer. It creates a new one only if this one was deleted at the provider.
+    customers.ensure_customer(organization=organization, email=user.email)
     top_up.currency = top_up.account.currency
     top_up.save(force_insert=True)
     checkout = customers.with_customer(

@@ -63,8 +63,8 @@ class PriceKey(NamedTuple):
     nodes_from: int = 1
 
 
-def problems(book: PriceBook) -> list[str]:
-    """Return the reasons why a draft cannot be published, each naming its price. Empty if it can."""
+def problems(book: PriceBook, *, starts_at: datetime) -> list[str]:
+    """Return the reasons why a draft cannot take effect at `starts_at`, each naming its price. Empty if it can."""
     if book.currency not in SUPPORTED:
         return [_("Payments in %(currency)s are not available. Choose another currency.") % {"currency": book.currency}]
     prices = list(book.prices.select_related("node_spec"))
@@ -89,18 +89,21 @@ def problems(book: PriceBook) -> list[str]:
         for spec in specs.values()
         if not _is_priced(PriceKey(PriceKind.FIXED_EPOCH, product, spec.pk), priced)
     ]
-    missing += _no_longer_priced(book, priced, set(specs))
+    missing += _no_longer_priced(book, priced, set(specs), starts_at)
     names = dict.fromkeys(price_name(price) for price in missing)
     return [_("A price is missing: %(price)s. Add it.") % {"price": name} for name in names]
 
 
-def _no_longer_priced(book: PriceBook, priced: set[PriceKey], spec_ids: set[int]) -> list[Price]:
-    """Return the fixed prices of the current book that the draft lacks: their products could no longer be sold."""
+def _no_longer_priced(book: PriceBook, priced: set[PriceKey], spec_ids: set[int], starts_at: datetime) -> list[Price]:
+    """Return the fixed prices that the draft lacks, of the book that it replaces at `starts_at`.
+
+    Without them, the products of these prices could no longer be sold.
+    """
     try:
-        current = current_book(currency=book.currency)
+        replaced = current_book(currency=book.currency, at=starts_at)
     except NotPriced:
         return []
-    fixed = current.prices.filter(kind=PriceKind.FIXED_EPOCH, nodes_from=1, node_spec__in=spec_ids)
+    fixed = replaced.prices.filter(kind=PriceKind.FIXED_EPOCH, nodes_from=1, node_spec__in=spec_ids)
     return [price for price in fixed.select_related("node_spec") if not _is_priced(_key(price), priced)]
 
 
@@ -127,7 +130,7 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
     if effective_from and effective_from < now:
         raise BookRefused(_("Choose a date in the future. Past prices can't change."))
     starts_at = max(starts_at, now)
-    if sentences := problems(book):
+    if sentences := problems(book, starts_at=starts_at):
         raise BookRefused(" ".join(sentences))
     simultaneous = PriceBook.objects.filter(
         currency=book.currency, effective_from=starts_at, published_at__isnull=False

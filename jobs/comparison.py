@@ -142,7 +142,7 @@ def _parse_purchase(quote: Quote, changes: Mapping[str, Any], original: Job | No
     """Return a quote's purchase with changes, validated as for an order. Raises ChoiceUnavailable."""
     data = {**purchase_data(quote.purchase), **changes}
     try:
-        return parse(organization=quote.organization, data=data, is_pinned=True, original=original)
+        return parse(organization=quote.organization, data=data, keeps_versions=True, original=original)
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
 

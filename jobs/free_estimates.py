@@ -38,8 +38,8 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     organization = membership.organization
     require_active(organization=organization)
     limits = {"nodes": 1, "min_nodes": 0, "max_seconds": MAX_SECONDS, "ceiling_minor": None, "retries": 0}
-    # `is_pinned`, because pages send the purchase of a quote: the run must read the same dataset versions.
-    purchase = parse(organization=organization, data={**data, **limits}, is_pinned=True)
+    # `keeps_versions`, because pages send the purchase of a quote: the run must read the same dataset versions.
+    purchase = parse(organization=organization, data={**data, **limits}, keeps_versions=True)
     script = orders.read_script(purchase)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)

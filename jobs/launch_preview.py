@@ -38,7 +38,7 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
     original = reruns.exact_original(quote)
     try:
         purchase = parse(
-            organization=quote.organization, data=purchase_data(quote.purchase), is_pinned=True, original=original
+            organization=quote.organization, data=purchase_data(quote.purchase), keeps_versions=True, original=original
         )
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error

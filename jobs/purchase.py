@@ -228,14 +228,14 @@ def resolved_names(versions: Iterable[DatasetVersion]) -> list[str]:
 
 
 def parse(
-    *, organization: Organization, data: Mapping[str, Any], is_pinned: bool = False, original: Job | None = None
+    *, organization: Organization, data: Mapping[str, Any], keeps_versions: bool = False, original: Job | None = None
 ) -> Purchase:
     """Validate a purchase. Raises InvalidInput with a message for each invalid field.
 
-    `is_pinned`: use the versions with the ids in `dataset_versions` and `model_versions` instead of the latest ones.
+    `keeps_versions`: use the versions with the ids in `dataset_versions` and `model_versions`, not the latest ones.
     `original`: the job that is repeated exactly; its stored script and requirements replace those in the workspace.
     """
-    context = {"organization": organization, "is_pinned": is_pinned, "original": original}
+    context = {"organization": organization, "keeps_versions": keeps_versions, "original": original}
     values = QuoteRequestSerializer(data=data, context=context).values()
     values.pop("exact")  # `orders.quote_order` has replaced the data of an exact rerun
     fault_tolerance = FaultTolerance(**{each.name: values.pop(each.name) for each in fields(FaultTolerance)})
@@ -266,12 +266,14 @@ def parse_placement(*, organization: Organization, data: Mapping[str, Any]) -> P
     return Placement(**CheckRequestSerializer(data=data, context={"organization": organization}).values())
 
 
-def parse_notebook(*, organization: Organization, data: Mapping[str, Any], is_pinned: bool = False) -> NotebookPurchase:
+def parse_notebook(
+    *, organization: Organization, data: Mapping[str, Any], keeps_versions: bool = False
+) -> NotebookPurchase:
     """Validate the purchase of a notebook. Raises InvalidInput with a message for each invalid field.
 
-    `is_pinned`: use the versions in `dataset_versions` instead of the latest ones.
+    `keeps_versions`: use the versions with the ids in `dataset_versions`, not the latest ones.
     """
-    context = {"organization": organization, "is_pinned": is_pinned}
+    context = {"organization": organization, "keeps_versions": keeps_versions}
     values = NotebookQuoteRequestSerializer(data={**data, "nodes": 1, "workers_per_node": 1}, context=context).values()
     return NotebookPurchase(**values)
 
@@ -351,13 +353,13 @@ class ModelsField(DatasetsField):
 
 
 class PinnedVersionsField(FormField, serializers.ListField):
-    """Primary keys of versions, one per dataset or model. Read only if the context has `is_pinned`."""
+    """Primary keys of versions, one per dataset or model. Read only if the context has `keeps_versions`."""
 
     child = serializers.IntegerField()
 
     def run_validation(self, data: Any = empty) -> Any:
         """Return the keys. Raises ValidationError."""
-        if not self.context.get("is_pinned") or data is empty or not data:
+        if not self.context.get("keeps_versions") or data is empty or not data:
             return []
         # `type` instead of isinstance, because true and false are instances of int.
         if not isinstance(data, list) or not all(type(key) is int and 0 < key < storage.KEY_END for key in data):

@@ -15,10 +15,10 @@ from django.db import transaction
 from console.observability import tracing
 from console.observability.tracing import FinishedSpan
 from jobs.models import Attempt
-from jobs.states import BILLED, EndReason
+from jobs.states import PLATFORM_FAULTS, EndReason
 
 MAX_RANKS = 1024
-"""Ranks that get a span. The span exporter queues 2,048 spans for all runs, so one run takes at most half of them."""
+"""Ranks that get a span. The span exporter queues 2,048 spans of all runs, so one run fills only about half of it."""
 
 
 def traceparent_of(attempt: Attempt) -> str:
@@ -44,28 +44,39 @@ def export_on_commit(attempt: Attempt) -> None:
 
 def spans(attempt: Attempt) -> list[FinishedSpan]:
     """Return the run's span and its children: the wait, the start and each rank."""
-    job, parent = attempt.job, traceparent_of(attempt)
+    run_traceparent = traceparent_of(attempt)
     # Times are in Unix seconds. An attempt that never started has no run, so its start lasted until its end.
     finished = _seconds(attempt.finished_at or attempt.claimed_at)
     queued, claimed = _queued_at(attempt), _seconds(attempt.claimed_at)
     started = _seconds(attempt.started_at) if attempt.started_at else finished
     common = attributes_of(attempt)
-    has_failed = attempt.reason != EndReason.COMPLETED
-    is_platform_fault = has_failed and EndReason(attempt.reason) not in BILLED
-    attributes = {
-        **common, "trainyard.reason": attempt.reason, "trainyard.nodes": attempt.granted_nodes,
-        "trainyard.restarts": attempt.restarts, "trainyard.platform_fault": is_platform_fault,
-    }  # fmt: skip
-    error = attempt.reason if has_failed and attempt.reason != EndReason.CANCELLED else ""
 
     def child(name: str, start: float, end: float, extra: dict[str, Any], error: str = "") -> FinishedSpan:
         return FinishedSpan(
-            name, tracing.child_traceparent(parent, name), parent, start, max(start, end), common | extra, error
+            name=name,
+            traceparent=tracing.child_traceparent(run_traceparent, name),
+            parent=run_traceparent,
+            started_at=start,
+            finished_at=max(start, end),
+            attributes=common | extra,
+            error=error,
         )
 
     return [
         FinishedSpan(
-            f"run {attempt.run_name}", parent, job.traceparent, queued, max(queued, finished), attributes, error
+            name=f"run {attempt.run_name}",
+            traceparent=run_traceparent,
+            parent=attempt.job.traceparent,
+            started_at=queued,
+            finished_at=max(queued, finished),
+            attributes={
+                **common,
+                "trainyard.reason": attempt.reason,
+                "trainyard.nodes": attempt.granted_nodes,
+                "trainyard.restarts": attempt.restarts,
+                "trainyard.platform_fault": attempt.reason in PLATFORM_FAULTS,
+            },
+            error="" if attempt.reason in {EndReason.COMPLETED, EndReason.CANCELLED} else attempt.reason,
         ),
         child("queue", queued, claimed, {}),
         child("start", claimed, started, {}),

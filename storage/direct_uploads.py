@@ -175,6 +175,7 @@ def terminate(upload: Upload) -> None:
     uploads.terminate(upload)
     if upload.multipart_id:
         try:
+            # Only the parts exist, or only the object if they were joined. Neither call fails if there is nothing.
             s3.abort_multipart(_bucket(), _object_key(upload), upload.multipart_id)
             s3.delete_object(_bucket(), _object_key(upload))
         except BUCKET_ERRORS:
@@ -247,7 +248,10 @@ def fetch_uploads() -> None:
 
 
 def fetch(upload: Upload) -> None:
-    """Fetch an upload's bytes from the bucket, and finish it. Safe to repeat: continue where an earlier call ended."""
+    """Fetch an upload's bytes from the bucket, and finish it. Safe to repeat: continue where an earlier call ended.
+
+    Call it under `_fetch_lock`.
+    """
     bucket, key = _bucket(), _object_key(upload)
     offset = uploads.offset_of(upload)
     if offset < upload.size_bytes:
@@ -256,12 +260,14 @@ def fetch(upload: Upload) -> None:
             uploads.fail(upload, UploadEnded())
             return
         with s3.open_object(bucket, item, offset=offset) as response:
-            offset = uploads.append_unchecked(upload, offset, response)
+            offset = uploads.append_locked(upload, offset, response)
         if offset < upload.size_bytes:
             raise http.client.IncompleteRead(b"", upload.size_bytes - offset)
     try:
         uploads.finish(upload)
     finally:
+        # An upload that `finish` left open, for example because storage is full, keeps its object: if the local file is
+        # lost before the next try, it is fetched again.
         if not uploads_to_fetch().filter(pk=upload.pk).exists():
             s3.delete_object(bucket, key)
 

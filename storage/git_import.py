@@ -124,6 +124,10 @@ def fetch(
         _git(scratch, options, "init", "--quiet", "--bare", "--template=", str(repository))
         limits = ("--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance", "--quiet")
         fetch_arguments = ("fetch", *limits, "--", url, branch or "HEAD")
+        # The .gitattributes of the commit may leave files out of archives, or change them. This file takes precedence.
+        attributes = repository / "info" / "attributes"
+        attributes.parent.mkdir(exist_ok=True)
+        attributes.write_text("* -export-ignore -export-subst\n")
         _git(scratch, options, f"--git-dir={repository}", *fetch_arguments, on_wait=report_received)
         report_received()
         archive_arguments = ("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
@@ -154,7 +158,14 @@ def _check_host(url: str) -> tuple[str, str]:
         host, port, parts = "", None, urlsplit("")
     # 500 characters are the length of the database column.
     is_plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= 500
-    if not is_plain or parts.scheme != "https" or port or parts.username is not None or parts.query or parts.fragment:
+    if (
+        not is_plain
+        or parts.scheme != "https"
+        or port is not None
+        or parts.username is not None
+        or parts.query
+        or parts.fragment
+    ):
         sentence = _("Enter an address such as https://github.com/name/repository.git, without a user name.")
         raise InvalidInput(fields={"git_url": sentence})
     if host not in settings.TRAINYARD_GIT_HOSTS:

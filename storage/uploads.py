@@ -249,9 +249,9 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
         stream = _InterruptibleBody(upload, stream)
         try:
             if checksum is None:
-                return append_unchecked(upload, offset, stream)
+                return append_locked(upload, offset, stream)
             with _verified_copy(upload, stream, checksum, upload.size_bytes - offset) as verified_copy:
-                return append_unchecked(upload, offset, verified_copy)
+                return append_locked(upload, offset, verified_copy)
         except UploadBroken:
             raise UploadBroken(_("The upload was interrupted. Continue it at its offset.")) from None
         finally:
@@ -320,8 +320,11 @@ def _has_lock_waiter(upload: Upload) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def append_unchecked(upload: Upload, offset: int, stream: Readable) -> int:
-    """Append the bytes in `stream` at `offset`, without checking the upload's state or lock. Raises as `append`."""
+def append_locked(upload: Upload, offset: int, stream: Readable) -> int:
+    """Append the bytes in `stream` at `offset`. Raises as `append`.
+
+    The caller holds a lock under which no other process appends to this upload, and has checked the upload's state.
+    """
     with (
         translate_os_errors(),
         _open_for_writing(upload) as file_fd,

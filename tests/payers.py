@@ -32,24 +32,25 @@ from tests.crashes import crash_at
 from tests.provider import ASKS_FOR_CONFIRMATION, DECLINED, DISPUTED, FAILS_LATER, GOOD, REFUND_FAILS, Stripe
 from tests.racing import raised, together
 
-SIDES: list[Stripe] = []
+PROVIDERS: list[Stripe] = []
 """The provider of the running example."""
 WRONG: list[dict[str, Any]] = [{"amount_total": 1}, {"currency": "eur"}, {"livemode": True}, {"id": "cs_another"}]
-ACTS: dict[str, Callable[[], Any]] = {
+PERIODIC_TASKS: dict[str, Callable[[], Any]] = {
     "apply": events.apply_waiting,
     "fetch": events.fetch_undelivered,
     "charge": auto_topup.run_due,
     "refund": refunds.submit_waiting,
 }
-"""The periodic work on payments."""
+"""The periodic work on payments, by names for Hypothesis."""
 
 
 class Payers:
     """Rules about payments in and back. What the provider was paid is never read from our rows."""
 
     members: list[Membership]
-    side: Stripe
-    post: list[dict[str, Any]]
+    provider: Stripe
+    undelivered: list[dict[str, Any]]
+    """Events that the provider has not delivered yet."""
 
     threads = st.integers(1, 3)
     which = st.integers(0, 5)
@@ -58,11 +59,11 @@ class Payers:
     def open_payments(self) -> None:
         """Begin an example."""
         self.skew = 0.0
-        self.side = Stripe(clock=lambda: time.time() + self.skew)
-        SIDES[:] = [self.side]
-        self.post = []
+        self.provider = Stripe(clock=lambda: time.time() + self.skew)
+        PROVIDERS[:] = [self.provider]
+        self.undelivered = []
         self.cleared_before = cleared()  # by earlier examples: each has a provider of its own
-        self.clerk = User.objects.create_user(f"clerk-{uuid.uuid4().hex}@example.com")
+        self.administrator = User.objects.create_user(f"administrator-{uuid.uuid4().hex}@example.com")
 
     def top_ups(self) -> list[TopUp]:
         """Return the top-ups of this example, newest first."""
@@ -90,16 +91,16 @@ class Payers:
         """Pay at the provider's page. Nothing of ours knows of it before an event comes."""
         if (top_up := self.chosen(which, [row for row in self.top_ups() if row.session_id])) is None:
             return
-        address = self.side.pay(top_up.session_id, card)
+        address = self.provider.pay(top_up.session_id, card)
         if "/challenge/" in address:
-            self.side.sandbox.answer_challenge(address.rsplit("/", 1)[1], is_agreed=which % 2 == 0)
-        self.post += self.side.fresh()
+            self.provider.sandbox.answer_challenge(address.rsplit("/", 1)[1], is_agreed=which % 2 == 0)
+        self.undelivered += self.provider.fresh()
 
     @rule(which=which)
     def leave_the_page(self, which: int) -> None:
         if (top_up := self.chosen(which, [row for row in self.top_ups() if row.session_id])) is not None:
             gateway.expire_checkout(top_up.session_id)
-            self.post += self.side.fresh()
+            self.undelivered += self.provider.fresh()
 
     @rule(customer=customers, threshold=st.integers(1, 3000), amount=st.integers(500, 900))
     def switch_automatic_on(self, customer: int, threshold: int, amount: int) -> None:
@@ -119,8 +120,8 @@ class Payers:
         """At the Dashboard: cards and automatic top-ups end, and paying goes on."""
         row = PaymentCustomer.objects.filter(organization=self.members[customer].organization).first()
         if row and row.customer_id:
-            self.side.sandbox.handle("DELETE", f"/v1/customers/{row.customer_id}")
-            self.post += self.side.fresh()
+            self.provider.sandbox.handle("DELETE", f"/v1/customers/{row.customer_id}")
+            self.undelivered += self.provider.fresh()
 
     # What comes back
 
@@ -132,24 +133,25 @@ class Payers:
             return
         left = refunds.refundable_minor(top_up)
         outcomes = together(
-            *[lambda: refunds.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.clerk)] * threads
+            *[lambda: refunds.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.administrator)]
+            * threads
         )
         assert {type(error) for error in raised(outcomes)} <= {RefundRefused}
         done = [each for each in outcomes if not isinstance(each, Exception)]
         assert len(done) == min(threads, left // amount) or any(each.state == "failed" for each in done)
-        self.post += self.side.fresh()
+        self.undelivered += self.provider.fresh()
 
     @rule(which=which, amount=st.integers(1, 900))
     def refund_at_the_dashboard(self, which: int, amount: int) -> None:
-        charges = list(self.side.sandbox.account.store.all("charge", newest_first=True))
+        charges = list(self.provider.sandbox.account.store.all("charge", newest_first=True))
         if (charge := self.chosen(which, charges)) is not None:
-            self.side.sandbox.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
-            self.post += self.side.fresh()
+            self.provider.sandbox.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
+            self.undelivered += self.provider.fresh()
 
     @rule(which=which)
     def dispute(self, which: int) -> None:
         """The cardholder's bank takes a payment back."""
-        stripe_account = self.side.sandbox.account
+        stripe_account = self.provider.sandbox.account
         open_charges = [
             charge
             for charge in stripe_account.store.all("charge", newest_first=True)
@@ -158,41 +160,43 @@ class Payers:
         ]  # fmt: skip
         if (charge := self.chosen(which, open_charges)) is not None:
             intents.open_dispute(stripe_account, charge)
-            self.post += self.side.fresh()
+            self.undelivered += self.provider.fresh()
 
     @rule(which=which, won=st.booleans())
     def end_dispute(self, which: int, won: bool) -> None:
-        stripe_account = self.side.sandbox.account
+        stripe_account = self.provider.sandbox.account
         undecided = [each for each in stripe_account.store.all("dispute") if each["status"] not in {"won", "lost"}]
         if (row := self.chosen(which, undecided)) is not None:
             intents.end_dispute(stripe_account, row, "won" if won else "lost")
-            self.post += self.side.fresh()
+            self.undelivered += self.provider.fresh()
 
     @rule(which=which)
-    def bank_takes_it_again(self, which: int) -> None:
-        """A dispute that was won is taken up again."""
-        stripe_account = self.side.sandbox.account
+    def bank_reopens_a_dispute(self, which: int) -> None:
+        """The bank reopens a dispute that was won."""
+        stripe_account = self.provider.sandbox.account
         won = [each for each in stripe_account.store.all("dispute") if each["status"] == "won"]
         if (row := self.chosen(which, won)) is not None:
             intents.reopen_dispute(stripe_account, row)
-            self.post += self.side.fresh()
+            self.undelivered += self.provider.fresh()
 
     # What the provider sends
 
     @rule(seed=st.integers(0, 2**16), share=st.integers(1, 3), copies=st.integers(1, 3))
-    def post_comes(self, seed: int, share: int, copies: int) -> None:
+    def events_arrive(self, seed: int, share: int, copies: int) -> None:
         """Deliver some events in any order, each several times and at once; some never come."""
         chance = random.Random(seed)
-        chance.shuffle(self.post)
-        arrived, self.post = self.post[::share], [each for number, each in enumerate(self.post) if number % share]
-        self.post = self.post[: len(self.post) - len(self.post) // 4]  # the rest never comes: the sweep fetches it
+        waiting = self.undelivered
+        chance.shuffle(waiting)
+        arrived, rest = waiting[::share], [event for number, event in enumerate(waiting) if number % share]
+        # A quarter of the rest never arrives, and must be fetched.
+        self.undelivered = rest[: len(rest) - len(rest) // 4]
         if arrived:
-            calls = [lambda event=event: self.take(event) for event in arrived] * copies
+            calls = [lambda event=event: self.receive_event(event) for event in arrived] * copies
             for number in range(0, len(calls), 6):
                 assert raised(together(*calls[number : number + 6])) == []
 
     @rule(seconds=st.sampled_from([0.0, 0.0, -7200.0, 7200.0, 86_400.0]))
-    def clocks_part(self, seconds: float) -> None:
+    def clocks_differ(self, seconds: float) -> None:
         """The provider's clock is not ours."""
         self.skew = seconds
 
@@ -202,7 +206,7 @@ class Payers:
         rows = [row for row in self.top_ups() if row.session_id]
         if (top_up := self.chosen(which, rows)) is None:
             return
-        session = self.side.sandbox.session(top_up.session_id) | {"payment_status": "paid", "status": "complete"}
+        session = self.provider.sandbox.session(top_up.session_id) | {"payment_status": "paid", "status": "complete"}
         changes = dict(wrong)
         event = {
             "id": f"evt_{uuid.uuid4().hex}",
@@ -214,14 +218,14 @@ class Payers:
         }
         before = wallet(top_up.account.organization).posted_minor
         if abs(off) > 300:
-            self.refused(event, off)
+            self.refuse_event(event, off)
         else:
-            self.take(event, off)
+            self.receive_event(event, off)
             assert StripeEvent.objects.get(event_id=event["id"]).state == StripeEvent.States.QUARANTINED
         assert wallet(top_up.account.organization).posted_minor == before
 
-    def take(self, event: dict[str, Any], off: int = 0) -> None:
-        """Receive a webhook: verify, store and apply it."""
+    def receive_event(self, event: dict[str, Any], off: int = 0) -> None:
+        """Receive a webhook: verify, store and apply it. `off` is how much later its signature is dated, in seconds."""
         body = json.dumps(event)
         header = stripe.WebhookSignature.generate_signature_header(
             body, gateway.sandbox_secret(), int(time.time()) + off
@@ -229,40 +233,43 @@ class Payers:
         events.store(gateway.verify(body.encode(), header))
         events.apply(event_pk=StripeEvent.objects.get(event_id=event["id"]).pk)
 
-    def refused(self, event: dict[str, Any], off: int) -> None:
+    def refuse_event(self, event: dict[str, Any], off: int) -> None:
         with pytest.raises(BadSignature):
-            self.take(event, off)
+            self.receive_event(event, off)
         assert not StripeEvent.objects.filter(event_id=event["id"]).exists()
 
     # What the workers do, and how they crash
 
-    @rule(act=st.sampled_from(sorted(ACTS)), threads=threads)
-    def work_on_payments(self, act: str, threads: int) -> None:
-        assert raised(together(*[ACTS[act]] * threads)) == []
-        self.post += self.side.fresh()
+    @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), threads=threads)
+    def work_on_payments(self, task: str, threads: int) -> None:
+        assert raised(together(*[PERIODIC_TASKS[task]] * threads)) == []
+        self.undelivered += self.provider.fresh()
 
-    @rule(act=st.sampled_from(sorted(ACTS)), step=st.integers(1, 40))
-    def a_worker_dies(self, act: str, step: int) -> None:
-        crash_at(step, ACTS[act])
-        self.post += self.side.fresh()
+    @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), step=st.integers(1, 40))
+    def a_worker_dies(self, task: str, step: int) -> None:
+        crash_at(step, PERIODIC_TASKS[task])
+        self.undelivered += self.provider.fresh()
 
     @rule(which=which, amount=st.integers(1, 900), step=st.integers(1, 30))
     def the_administrator_loses_the_connection(self, which: int, amount: int, step: int) -> None:
         paid = [row for row in self.top_ups() if row.state == TopUp.States.PAID]
         if (top_up := self.chosen(which, paid)) is not None and amount <= refunds.refundable_minor(top_up):
-            crash_at(step, lambda: refunds.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.clerk))
-            self.post += self.side.fresh()
+            crash_at(
+                step,
+                lambda: refunds.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.administrator),
+            )
+            self.undelivered += self.provider.fresh()
 
-    @rule(act=st.sampled_from(sorted(ACTS)), arrives=st.booleans(), customer=customers)
-    def the_network_fails(self, act: str, arrives: bool, customer: int) -> None:
+    @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), arrives=st.booleans(), customer=customers)
+    def the_network_fails(self, task: str, arrives: bool, customer: int) -> None:
         """Before each call arrives, or after: then it was done, and we do not know."""
         member = self.members[customer]
-        with self.side.network_failing("after" if arrives else "before"):
+        with self.provider.network_failing("after" if arrives else "before"):
             with contextlib.suppress(PaymentUnavailable):
                 payments.start_top_up(account=wallet(member.organization), amount_minor=600, user=member.user)
             with contextlib.suppress(PaymentUnavailable):
-                ACTS[act]()
-        self.post += self.side.fresh()
+                PERIODIC_TASKS[task]()
+        self.undelivered += self.provider.fresh()
 
     # What must hold
 
@@ -273,7 +280,7 @@ class Payers:
     @invariant()
     def nothing_is_credited_that_was_not_paid(self) -> None:
         """Every top-up that is paid here is a payment of that amount at the provider, made for it."""
-        store = self.side.sandbox.account.store
+        store = self.provider.sandbox.account.store
         for row in self.top_ups():
             if row.state == TopUp.States.PAID:
                 intent = store.get("payment_intent", row.payment_intent)
@@ -284,7 +291,7 @@ class Payers:
     @invariant()
     def nobody_is_charged_twice(self) -> None:
         """One top-up is at most one charge at the provider."""
-        charged = [each["metadata"].get("top_up") for each in self.side.sandbox.account.store.all("charge")]
+        charged = [each["metadata"].get("top_up") for each in self.provider.sandbox.account.store.all("charge")]
         assert len(charged) == len(set(charged))
 
     def close_payments(self) -> None:
@@ -292,8 +299,8 @@ class Payers:
         self.skew = 0.0
         AutoTopUp.objects.update(is_on=False)
         for _ in range(3):
-            for act in ("charge", "refund", "fetch"):
-                ACTS[act]()
+            for task in ("charge", "refund", "fetch"):
+                PERIODIC_TASKS[task]()
             StripeEvent.objects.filter(state=StripeEvent.States.PARKED).update(retry_at=timezone.now())
             while events.apply_waiting():
                 pass
@@ -302,4 +309,4 @@ class Payers:
         self.nobody_is_charged_twice()
         waiting = StripeEvent.objects.filter(state__in=events.OPEN_STATES)
         assert not waiting.exists(), list(waiting.values_list("type", "reason"))
-        assert cleared() - self.cleared_before == self.side.held()
+        assert cleared() - self.cleared_before == self.provider.held()

@@ -43,13 +43,15 @@ from tests.buyers import Buyers
 from tests.crashes import crash_at
 from tests.factories.accounts import MembershipFactory
 from tests.fakes import FakeBackend
-from tests.payers import SIDES, WRONG, Payers
+from tests.payers import PROVIDERS, WRONG, Payers
 from tests.provider import GOOD
 from tests.racing import raised, together
 from tests.sweepers import Sweepers
 
-HINTS: list[tuple[Any, tuple[Any, ...]]] = []
+MESSAGES: list[tuple[Any, tuple[Any, ...]]] = []
+"""Messages to workers that were not delivered yet: a task and its arguments."""
 CLUSTER: list[FakeBackend] = []
+"""The cluster of the running example."""
 FAULTS = {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
 
 
@@ -72,7 +74,7 @@ def node_seconds(attempt: Attempt) -> Fraction:
     return total
 
 
-class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
+class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
     Draws never depend on results, which threads decide: jobs and payments are numbers, counted from the newest.
@@ -81,13 +83,13 @@ class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
     customers, threads, which = Payers.customers, Payers.threads, Payers.which
 
     @initialize(balances=st.tuples(st.integers(0, 1500), st.integers(500, 3000)))
-    def open_shop(self, balances: tuple[int, int]) -> None:
+    def begin(self, balances: tuple[int, int]) -> None:
         self.now = time.time()
         self.cluster = CLUSTER[0]
         self.cluster.runs.clear()
         self.cluster.available = self.cluster.keeps_deadlines = True
         self.cluster.clock = lambda: self.now
-        HINTS.clear()
+        MESSAGES.clear()
         catalogue.seed()
         self.prices_change(Decimal(90))
         self.members: list[Membership] = []
@@ -107,14 +109,14 @@ class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         for customer in (0, 1):
             self.begin_top_up(customer, 500, save=True)
             self.pay(0, GOOD)
-        self.post_comes(seed=0, share=1, copies=1)
+        self.events_arrive(seed=0, share=1, copies=1)
 
-    def an_ordinary_day(self) -> None:
-        """What must never go wrong, in a fixed order: Hypothesis may leave out any rule."""
+    def play_script(self) -> None:
+        """Apply rules in a fixed order, since Hypothesis may leave out any of them."""
         for customer in (0, 1, 1):
             self.begin_top_up(customer, 500, save=True)
             self.pay(0, GOOD)
-            self.post_comes(seed=customer, share=1, copies=3)
+            self.events_arrive(seed=customer, share=1, copies=3)
             events.fetch_undelivered()
             events.apply_waiting()
             self.buy(customer=customer, product="metered", nodes=2, seconds=1800, resilience={"retries": 2}, threads=2)
@@ -130,24 +132,24 @@ class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         self.customer_is_deleted(0)
         self.begin_top_up(0, 500, save=True)
         self.dispute(1)
-        self.post_comes(seed=7, share=1, copies=2)
+        self.events_arrive(seed=7, share=1, copies=2)
         self.end_dispute(0, won=True)
-        self.post_comes(seed=9, share=1, copies=2)
-        self.bank_takes_it_again(0)
-        self.post_comes(seed=8, share=1, copies=2)
-        self.ordinary(2, Outcome.COMPLETED, 700, observers=2)
+        self.events_arrive(seed=9, share=1, copies=2)
+        self.bank_reopens_a_dispute(0)
+        self.events_arrive(seed=8, share=1, copies=2)
+        self.end_run(2, Outcome.COMPLETED, 700, observers=2)
         self.settle_again(2, 100, True, 2)
-        self.ordinary(1, Outcome.NODE_LOST, 500, observers=2)
+        self.end_run(1, Outcome.NODE_LOST, 500, observers=2)
         self.cluster.keeps_deadlines = False
-        self.ordinary(1, Outcome.CODE_FAILED, 9000, observers=1)
+        self.end_run(1, Outcome.CODE_FAILED, 9000, observers=1)
         self.cluster.keeps_deadlines = True
         self.cancel(0, 2, True)
         self.buy_sweep(customer=1, trials=6, concurrency=2, share=None, threads=2)
-        self.ordinary(0, Outcome.COMPLETED, 300, observers=2)
+        self.end_run(0, Outcome.COMPLETED, 300, observers=2)
         self.advance(0, 2)
-        self.ordinary(0, Outcome.NODE_LOST, 100, observers=1)
+        self.end_run(0, Outcome.NODE_LOST, 100, observers=1)
         self.a_worker_of_sweeps_dies(0, 30)
-        self.ordinary(0, Outcome.COMPLETED, 100, observers=1)
+        self.end_run(0, Outcome.COMPLETED, 100, observers=1)
         self.a_sweep_is_stopped_just_before_its_next_trial_is_ordered()
         self.stop(0, 2)
 
@@ -210,7 +212,7 @@ class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         if observers:
             self.work(*[lambda: reconciliation.reconcile_job(job_pk=job)] * observers)
 
-    def ordinary(self, which: int, outcome: Outcome, seconds: int, *, observers: int) -> None:
+    def end_run(self, which: int, outcome: Outcome, seconds: int, *, observers: int) -> None:
         self.run_goes_on(
             which=which, ends=True, outcome=outcome, seconds=seconds, quiet=0, loses=False, observers=observers
         )
@@ -223,14 +225,14 @@ class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
             self.cluster.lose(name)
 
     @rule(available=st.sampled_from([True, True, False]), punctual=st.booleans())
-    def cluster_has_its_days(self, available: bool, punctual: bool) -> None:
+    def cluster_is_unreliable(self, available: bool, punctual: bool) -> None:
         """The cluster does not answer, or lets runs pass their deadline, which the customer must not pay."""
         self.cluster.available, self.cluster.keeps_deadlines = available, punctual
 
     # What the workers do
 
     @rule(work=st.sampled_from([dispatch.dispatch_queue, reconciliation.reconcile]), threads=threads)
-    def sweep(self, work: Callable[[], None], threads: int) -> None:
+    def periodic_work(self, work: Callable[[], None], threads: int) -> None:
         self.work(*[work] * threads)
 
     @rule(which=which, threads=threads)
@@ -242,8 +244,8 @@ class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
     @rule(number=st.integers(0, 30), threads=threads)
     def messages_arrive(self, number: int, threads: int) -> None:
         """Deliver a message in any order, late, more than once or never."""
-        if HINTS:
-            task, arguments = HINTS.pop(number % len(HINTS))
+        if MESSAGES:
+            task, arguments = MESSAGES.pop(number % len(MESSAGES))
             self.work(*[lambda: task(*arguments)] * threads)
 
     def work(self, *calls: Callable[[], Any]) -> None:
@@ -368,38 +370,38 @@ class Market(Buyers, Sweepers, Payers, RuleBasedStateMachine):
 
 
 @pytest.fixture
-def _a_market(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
-    """A fake cluster and payment page; messages to workers wait in `HINTS` until a rule delivers them."""
+def _a_simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    """A fake cluster and payment page; messages to workers wait in `MESSAGES` until a rule delivers them."""
     fake = FakeBackend(root=tmp_path / "runs", cpus=4.0)
     CLUSTER[:] = [fake]
     monkeypatch.setattr(clusters, "create", lambda *_args, **_options: fake)
     # The console dates a cancellation; its clock follows the cluster's.
     clock = SimpleNamespace(now=lambda: datetime.fromtimestamp(CLUSTER[0].clock(), UTC))
     monkeypatch.setattr(lifecycle, "timezone", clock)
-    monkeypatch.setattr(enqueue, "_send", lambda task, arguments: HINTS.append((task, arguments)))
-    monkeypatch.setattr(gateway, "_client", lambda: SIDES[0].client)
+    monkeypatch.setattr(enqueue, "_send", lambda task, arguments: MESSAGES.append((task, arguments)))
+    monkeypatch.setattr(gateway, "_client", lambda: PROVIDERS[0].client)
     clusters.cluster.cache_clear()
     yield
     clusters.cluster.cache_clear()
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("_a_market")
-def test_an_ordinary_day_loses_or_doubles_no_cent() -> None:
-    market = Market()
-    market.open_shop((1000, 3000))
-    market.an_ordinary_day()
-    market.the_orders_are_whole()
-    market.the_books_are_whole()
-    market.every_cent_that_came_in_is_known()
-    market.teardown()
+@pytest.mark.usefixtures("_a_simulation")
+def test_a_fixed_script_of_events_loses_or_doubles_no_cent() -> None:
+    simulation = Simulation()
+    simulation.begin((1000, 3000))
+    simulation.play_script()
+    simulation.the_orders_are_whole()
+    simulation.the_books_are_whole()
+    simulation.every_cent_that_came_in_is_known()
+    simulation.teardown()
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("_a_market")
+@pytest.mark.usefixtures("_a_simulation")
 def test_no_order_of_events_loses_or_doubles_a_cent(pytestconfig: pytest.Config) -> None:
     run_state_machine_as_test(
-        Market,
+        Simulation,
         settings=settings(
             max_examples=1 if pytestconfig.getoption("--fast") else 4,
             phases=[Phase.generate],

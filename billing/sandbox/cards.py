@@ -93,5 +93,5 @@ FAILED_CHALLENGE = Decline(
 
 def find_card(text: str) -> TestCard | None:
     """Return the test card with this number, which may contain spaces, or with this Stripe name. None if unknown."""
-    digits = "".join(character for character in TOKENS.get(text, text) if character.isdigit())
-    return CARDS.get(digits)
+    number = "".join(TOKENS.get(text, text).split())
+    return CARDS.get(number)

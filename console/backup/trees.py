@@ -2,7 +2,7 @@
 
 Customers' code may write into the folders while they are packed. It can neither stop a backup nor lead it out of the
 folder, because folders are opened by descriptor, and links are stored but never followed. A file that changes while it
-is read is read again. Entries that cannot be packed are left out and listed.
+is read is read again. Entries that cannot be packed are left out and listed, and so are files that changed each time.
 
 The `tar` program is not used, because it does not read changed files again, and packs trees that are too deep to be
 restored. But it can unpack these files: they are POSIX tar (pax) with GNU's sparse format.
@@ -45,7 +45,7 @@ class BrokenTree(Exception):
 
 @dataclass
 class PackResult:
-    """The contents of a tar file. `bytes` is the size of the tar file; `missing` counts the entries left out."""
+    """The contents of a tar file. `bytes` is the size of the tar file; `missing` counts the entries of `left_out`."""
 
     files: int = 0
     folders: int = 0
@@ -53,10 +53,11 @@ class PackResult:
     bytes: int = 0
     missing: int = 0
     left_out: list[str] = field(default_factory=list)
-    """The first MAX_LISTED entries left out, each as `path: reason`."""
+    """The first MAX_LISTED entries that the tar file lacks or has in a mixed state, each as `path: reason`. Manifests
+have this name."""
 
-    def leave_out(self, path: str, reason: str) -> None:
-        """Count an entry that is left out, and list it with the reason."""
+    def report(self, path: str, reason: str) -> None:
+        """Count an entry that was left out, or whose copy may mix old and new data, and list it with the reason."""
         self.missing += 1
         if len(self.left_out) < MAX_LISTED:
             self.left_out.append(f"{path}: {reason}")
@@ -165,14 +166,14 @@ class _Packer:
             except FileNotFoundError:
                 return  # deleted since the folder was listed
             except PermissionError:
-                self._result.leave_out(path, "may not be read")
+                self._result.report(path, "may not be read")
                 return
             except OSError as error:
                 if error.errno not in SWAPPED_ERRNOS:  # else it was replaced between two system calls
                     raise
             else:
                 return
-        self._result.leave_out(path, "was replaced during each attempt to read it")
+        self._result.report(path, "was replaced during each attempt to read it")
 
     def _try_to_add(self, parent_fd: int, name: str, path: str, depth: int) -> None:
         """Add an entry, and what is below it. Raises OSError if it is deleted or replaced meanwhile."""
@@ -185,12 +186,12 @@ class _Packer:
             if not self._add_file(parent_fd, name, path):
                 self._changed.append(path)
         elif not stat.S_ISSOCK(status.st_mode):  # sockets have no content, and a new run makes its own: not reported
-            self._result.leave_out(path, "no file, folder or link")  # such as a pipe
+            self._result.report(path, "no file, folder or link")  # such as a pipe
 
     def _add_folder(self, parent_fd: int, name: str, path: str, depth: int, status: os.stat_result) -> None:
         """Add a folder and what is below it, or leave it out if it is nested too deep."""
         if depth > MAX_DEPTH or len(os.fsencode(path)) > MAX_PATH_BYTES:
-            self._result.leave_out(path, "nested too deep")
+            self._result.report(path, "nested too deep")
             return
         folder_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
         try:
@@ -217,7 +218,7 @@ class _Packer:
         finally:
             os.close(folder_fd)
         if is_last:
-            self._result.leave_out(path, "changed during each read; the copy may mix old and new data")
+            self._result.report(path, "changed during each read; the copy may mix old and new data")
         else:
             self._changed.append(path)
 
@@ -247,7 +248,7 @@ class _Packer:
     def _add_member(self, info: tarfile.TarInfo, content: Any = None, *, is_counted: bool = True) -> None:
         """Write a member, unless its path is too long. `content` is a reader; None for a link."""
         if len(os.fsencode(info.name)) > MAX_PATH_BYTES:
-            self._result.leave_out(info.name, "nested too deep")
+            self._result.report(info.name, "nested too deep")
             return
         self._tar.addfile(info, content)
         self._result.files += is_counted

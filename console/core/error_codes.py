@@ -13,7 +13,6 @@ from console.core.errors import CustomerError, Text
 STATUS_OF_CODE = {
     "not_found": 404,
     "file_not_found": 404,
-    "run_not_found": 404,
     "name_taken": 409,
     "in_use": 409,
     "idempotency_conflict": 409,
@@ -43,7 +42,6 @@ STATUS_OF_CODE = {
     "service_inactive": 403,
     "not_allowed": 403,
     "second_factor_required": 403,
-    "backend_unavailable": 503,
     "cluster_away": 503,
     "tools_away": 503,
     "bucket_unavailable": 503,

@@ -42,14 +42,20 @@ class ServiceInactive(AccountsError):
 
 
 class OrganizationClosing(AccountsError):
-    """The organization is being closed, or cannot be closed yet."""
+    """The organization is being closed, cannot be closed yet, or can no longer be kept.
+
+    Raised for actions that conflict with its closure (`jobs.closure`).
+    """
 
     code = "organization_closing"
     message = _("This organization is being closed. An owner can withdraw the closure.")
 
 
 class SoleOwner(AccountsError):
-    """The account is the only owner of an open organization, or belongs to an administrator."""
+    """The account cannot be deleted: it is the only owner of an organization, or belongs to an administrator.
+
+    Each case has a message of its own. LastOwner is about changes of members.
+    """
 
     code = "sole_owner"
 
@@ -62,7 +68,7 @@ class TermsNotAccepted(AccountsError):
 
 
 class LastOwner(AccountsError):
-    """The change would leave an organization without an owner."""
+    """The change of a member's role, or the member's removal, would leave an organization without an owner."""
 
     code = "last_owner"
     message = _("An organization needs at least one owner. Make another member an owner first.")

@@ -292,7 +292,7 @@ def _values_of_sweep(sweep: Sweep) -> dict[str, Any]:
         "parameters": [_control_values(parameter) for parameter in plan.space],
         "metric": plan.metric,
         "goal": plan.goal,
-        "against_cost": plan.is_against_cost,
+        "against_cost": plan.minimizes_cost,
         "method": plan.method,
         "pruner": plan.pruner,
         "trials": plan.trials,
@@ -415,7 +415,7 @@ def _chart_data(sweep: Sweep) -> dict[str, Any]:
         "axes": axes,
         "metric": plan.metric,
         "goal": plan.goal,
-        "against_cost": plan.is_against_cost,
+        "against_cost": plan.minimizes_cost,
         "currency": sweep.quote.currency,
     }
 

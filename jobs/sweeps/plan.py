@@ -48,8 +48,9 @@ class Plan:
     space: tuple[Parameter, ...]
     metric: str
     goal: Literal["maximize", "minimize"]
-    is_against_cost: bool
-    """Whether the sweep searches for the best value at each cost, not only for the best value."""
+    minimizes_cost: bool
+    """Whether the sweep searches for the best value at each cost, not only for the best value. The API and the pages
+    call this a search against cost."""
     method: Method
     trials: int
     concurrency: int
@@ -68,7 +69,7 @@ class Plan:
             space=spaces.parse(dict(data["space"])),
             metric=data["objective"]["metric"],
             goal=data["objective"]["goal"],
-            is_against_cost=data["objective"].get("against_cost", False),
+            minimizes_cost=data["objective"].get("against_cost", False),
             method=Method(data["method"]),
             trials=data["trials"],
             concurrency=data["concurrency"],
@@ -217,17 +218,17 @@ class PlanSerializer(_TrialsSerializer):
                 spaces.grid(spaces.parse(self.valid_values["space"]))
             except InvalidSpace as error:
                 raise ValidationError(space_sentence(error)) from error
-        if self._is_against_cost() and method not in {Method.RANDOM, Method.TPE}:
+        if self._minimizes_cost() and method not in {Method.RANDOM, Method.TPE}:
             raise ValidationError(_("A search against cost needs the method random or tpe."))
         return method
 
     def validate_pruner(self, pruner: Pruner) -> Pruner:
         """Refuse a pruner in a search against cost, because it compares only one value."""
-        if pruner is not Pruner.NONE and self._is_against_cost():
+        if pruner is not Pruner.NONE and self._minimizes_cost():
             raise ValidationError(_("A search against cost stops no trial early. Choose none."))
         return pruner
 
-    def _is_against_cost(self) -> bool:
+    def _minimizes_cost(self) -> bool:
         return bool(self.valid_values.get("objective", {}).get("against_cost"))
 
 

@@ -105,7 +105,7 @@ def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = No
 
 
 def _prune(sweep: Sweep, plan: Plan) -> None:
-    """Mark the trials that the pruner stops.
+    """Mark the trials that the pruner stops. `_cancel_open` cancels their jobs.
 
     Trials whose jobs have ended since the last call are judged too. Successive halving stores with each trial how far
     it came, and compares other trials with that.
@@ -128,7 +128,9 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
             number=trial.number,
         )
         trial.sampler_state, trial.is_pruned = decision.state, decision.is_pruned and not trial.job.is_ended
-        trial.save(update_fields=["sampler_state", "is_pruned"])
+        # Another process may have marked the trial or stored its outcome since it was read here. Both are final.
+        open_trial = Trial.objects.filter(pk=trial.pk, outcome="", is_pruned=False)
+        open_trial.update(sampler_state=trial.sampler_state, is_pruned=trial.is_pruned)
 
 
 def _cancel_open(sweep: Sweep) -> None:
@@ -144,7 +146,8 @@ def _cancel_open(sweep: Sweep) -> None:
 def _order_next(sweep: Sweep, plan: Plan) -> bool:
     """Order the next trial if the plan's number of trials and concurrency allow it. Return whether one was ordered.
 
-    Otherwise store why none was ordered, and stop the sweep if no further trial can succeed or be ordered.
+    If the order is refused, store the reason for the customer. Order no more trials if all have failed, if the ceiling
+    is reached, or if the purchase is no longer possible.
     """
     trials = list(sweep.trials.select_related("job__order__hold").order_by("number"))
     if len(trials) >= plan.trials or sum(not trial.outcome for trial in trials) >= plan.concurrency:
@@ -173,7 +176,7 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
 
 
 def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
-    """Return the parameters of the next trial, from those of this sweep and of the earlier sweeps of its search."""
+    """Return the parameters of the next trial. They depend on all trials of this sweep and of those that it extends."""
     if plan.method is Method.GRID:
         return Suggestion(plan.grid()[len(trials)], {})
     return suggest(
@@ -182,7 +185,7 @@ def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
         method=plan.method,
         seed=sweep.quote_id.int % 2**32,  # the same in every call, so that a repeated call gives the same suggestion
         trials=_past_trials([*selectors.earlier_trials(sweep), *trials]),
-        is_against_cost=plan.is_against_cost,
+        minimizes_cost=plan.minimizes_cost,
     )
 
 
@@ -197,7 +200,8 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
         raise ChoiceUnavailable(_("The account of the person who bought this sweep was deleted."))
     data = {name: value for name, value in sweep.quote.purchase.items() if name != "sweep"}
     data["name"] = f"{sweep.name[:80]} #{number + 1}"  # cut, because a job's name has at most 100 characters
-    purchase = parse(organization=organization, data=apply_parameters(data, suggestion.parameters), is_pinned=True)
+    # All trials read the versions of datasets and models that the sweep's quote names.
+    purchase = parse(organization=organization, data=apply_parameters(data, suggestion.parameters), keeps_versions=True)
     first = sweep.trials.filter(number=0).select_related("job__script").first()
     script = None if first else orders.read_script(purchase)
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))
@@ -214,6 +218,7 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             **pricing,
         )
         order = orders.write_order(
+            # No stored membership: the buyer may have left the organization since, and the sweep goes on.
             membership=Membership(organization=organization, user=sweep.placed_by),
             quote=quote,
             product=sweep.product,

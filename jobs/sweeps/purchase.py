@@ -82,7 +82,9 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     if extension["trials"] < 1:
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
     base = {name: value for name, value in first_purchase.items() if name not in {"sweep", "pinned_image"}}
-    parse(organization=organization, data=base, is_pinned=True)  # a dataset, for example, may have been deleted since
+    parse(
+        organization=organization, data=base, keeps_versions=True
+    )  # a dataset, for example, may have been deleted since
     return _make_quote(
         membership=membership,
         base=base,
@@ -111,7 +113,7 @@ def _make_quote(
     offers = []
     for values in extreme_values(plan.space):
         try:
-            purchase = parse(organization=organization, data=apply_parameters(base, values), is_pinned=True)
+            purchase = parse(organization=organization, data=apply_parameters(base, values), keeps_versions=True)
         except InvalidInput as error:
             # `base` was validated before, so the parameters are at fault.
             raise InvalidInput(fields={"space": " ".join(map(str, error.fields.values()))}) from error

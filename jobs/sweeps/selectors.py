@@ -140,7 +140,7 @@ def summary(sweep: Sweep) -> dict[str, Any]:
         "state": sweep.state,
         "reason": sweep.reason,
         "waiting_for": sweep.waiting if was_refused or sweep.state == Sweep.States.RUNNING else "",
-        "objective": {"metric": plan.metric, "goal": plan.goal, "against_cost": plan.is_against_cost},
+        "objective": {"metric": plan.metric, "goal": plan.goal, "against_cost": plan.minimizes_cost},
         "method": plan.method.value,
         "pruner": plan.pruner.value,
         "concurrency": plan.concurrency,

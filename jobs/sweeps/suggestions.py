@@ -59,7 +59,8 @@ REDUCTION_FACTOR = 3
 class PastTrial:
     """An earlier trial. `value` is its result if it `is_ended`; None if it ended without one.
 
-    `cost` may be in any unit. Only a search against cost needs it. `state` is what sampler and pruner stored.
+    `cost` may be in any unit. Only a search that minimizes the cost needs it. `state` is what sampler and pruner
+    stored.
     """
 
     parameters: Mapping[str, Value]
@@ -86,13 +87,14 @@ def suggest(
     method: Method,
     seed: int,
     trials: Sequence[PastTrial],
-    is_against_cost: bool = False,
+    minimizes_cost: bool = False,
 ) -> Suggestion:
     """Return the suggestion for the next trial. `trials` are all earlier trials of the search, in their order.
 
-    `is_against_cost`: search for the best value at each cost, not only for the best value.
+    `minimizes_cost`: search for the best value at each cost, not only for the best value. The API and the pages call
+    this a search against cost.
     """
-    study = study_of(space=space, goal=goal, method=method, seed=seed, trials=trials, is_against_cost=is_against_cost)
+    study = study_of(space=space, goal=goal, method=method, seed=seed, trials=trials, minimizes_cost=minimizes_cost)
     trial = study.ask()
     values = values_of(trial, space)
     # Read from the study, because Optuna deprecates `trial.system_attrs`. The trial there has the same attributes.
@@ -106,12 +108,12 @@ def study_of(
     method: Method,
     seed: int,
     trials: Sequence[PastTrial],
-    is_against_cost: bool,
+    minimizes_cost: bool,
 ) -> optuna.Study:
     """Return Optuna's study with the earlier trials. The arguments are those of `suggest`."""
-    directions = [goal, "minimize"] if is_against_cost else [goal]
+    directions = [goal, "minimize"] if minimizes_cost else [goal]
     study = optuna.create_study(directions=directions, sampler=_sampler(method, seed, len(trials)))
-    study.add_trials([_frozen_trial(space, past, is_against_cost=is_against_cost) for past in trials])
+    study.add_trials([_frozen_trial(space, past, minimizes_cost=minimizes_cost) for past in trials])
     return study
 
 
@@ -202,13 +204,13 @@ def _suggest(trial: optuna.Trial, parameter: Parameter) -> Value:
 
 
 def _frozen_trial(
-    space: Sequence[Parameter], past: PastTrial, *, is_against_cost: bool = False
+    space: Sequence[Parameter], past: PastTrial, *, minimizes_cost: bool = False
 ) -> optuna.trial.FrozenTrial:
     """Return an earlier trial as Optuna's study stores it."""
     end_state = TrialState.FAIL if past.value is None else TrialState.COMPLETE
     values = None
     if past.is_ended and past.value is not None:
-        values = [past.value, past.cost] if is_against_cost else [past.value]
+        values = [past.value, past.cost] if minimizes_cost else [past.value]
     return optuna.trial.create_trial(
         state=end_state if past.is_ended else TrialState.RUNNING,
         values=values,

@@ -7,11 +7,12 @@ recipe names. A build that fails or is interrupted leaves no ready image, and ca
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import shutil
 import subprocess
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -103,7 +104,7 @@ def build(
     """Build the image unless it is current; return whether it was built. Raises InvalidSpec, ImageBuildFailed.
 
     `flavour` is the requested one; None: the machine's. `force`: build even a current image, and compile its wheels
-    again. Live runs keep the image that they started with.
+    again. Live runs keep the image that they started with, unless it is built twice while they run (`_set_aside`).
     """
     target_flavour = flavour or machine_flavour()
     recipe = read_recipe(name, recipes)
@@ -116,17 +117,13 @@ def build(
             return False
         folder = images_root / name
         _set_aside(folder)
-        try:
+        with _errors_translated(name):
             flavour_reason = "set" if flavour else _FLAVOUR_REASONS[target_flavour]
             progress.step(f"Flavour: {target_flavour} ({flavour_reason})")
             _install(folder, recipe, target_flavour, progress, rebuild=force)
             venvs.mark_candidate(folder)
             for smoke_test in recipe.smoke_tests:
                 _test_image(images_root, name, smoke_test, progress)
-        except wheels.CompilerMissing as error:
-            raise ImageBuildFailed(f"The image '{name}' cannot be built: {error}") from error
-        except OSError as error:
-            raise ImageBuildFailed(f"The image '{name}' could not be built: {error}.") from error
         venvs.mark_ready(folder, recipe.digest, target_flavour)
     return True
 
@@ -139,16 +136,32 @@ def install(folder: Path, name: str, *, flavour: Flavour, progress: Progress, re
     recipe = read_recipe(name, recipes)
     if recipe.unbuildable:
         raise ImageBuildFailed(f"The image '{name}' cannot be built here: {recipe.unbuildable}")
-    try:
+    with _errors_translated(name):
         _install(folder, recipe, flavour, progress, rebuild=False)
-    except (wheels.CompilerMissing, OSError) as error:
+
+
+@contextlib.contextmanager
+def _errors_translated(name: str) -> Iterator[None]:
+    """Raise ImageBuildFailed in place of the other errors that the steps of a build raise."""
+    try:
+        yield
+    except wheels.CompilerMissing as error:
         raise ImageBuildFailed(f"The image '{name}' cannot be built: {error}") from error
+    except OSError as error:
+        raise ImageBuildFailed(f"The image '{name}' could not be built: {error}.") from error
+    except subprocess.CalledProcessError as error:
+        streams = (error.stdout, error.stderr)
+        texts = [text.decode(errors="replace") if isinstance(text, bytes) else text for text in streams if text]
+        message = f"The image '{name}' could not be built: {error}"
+        raise ImageBuildFailed(_with_output(message, "\n".join(texts).splitlines())) from error
 
 
 def _set_aside(folder: Path) -> None:
     """Move a ready image to a folder beside it; remove an image that is not ready.
 
-    Live sandboxes still use the moved image, so it stays until the next build.
+    Live sandboxes go on with the moved image. It stays until the next build that finds a ready image. That one removes
+    it although a run that began before both builds may still use it: images take gigabytes, and two builds during one
+    run are rare.
     """
     previous = folder.with_name(f".{folder.name}.before")
     if venvs.is_ready(folder.parent, folder.name):
@@ -183,7 +196,7 @@ def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress,
 def _install_section(
     section: Section, replacements: Mapping[str, str], python: Path, progress: Progress, *, rebuild: bool
 ) -> None:
-    """Install a section's requirements, each replaced by its value in `replacements` if it has one."""
+    """Install a section's requirements. The flavour's `replacements` replace some, such as torch by its CPU build."""
 
     def run(command: list[str], environment: Mapping[str, str]) -> str:
         return _run(command, progress, environment)
@@ -265,8 +278,9 @@ def _with_output(message: str, lines: list[str]) -> str:
 def _declare_vision_operators(python: Path, progress: Progress) -> None:
     """Make torchvision's CUDA wheel importable beside a torch without CUDA.
 
-    On such a torch, torchvision's library does not register two operators that its Python code needs. The hook
-    registers them when torchvision is first imported, so it does not slow the start of scripts without torchvision.
+    The CPU flavour replaces torch by its CPU build, but not torchvision, whose wheel on PyPI is for CUDA. On such a
+    torch, torchvision's library does not register two operators that its Python code needs. The hook registers them
+    when torchvision is first imported, so it does not slow the start of scripts without torchvision.
     """
     if _evaluate(python, "import torch", "torch.version.cuda") != "None":
         return
@@ -300,7 +314,7 @@ def _test_image(images_root: Path, name: str, smoke_test: SmokeTest, progress: P
     """Run two nodes with one process each in the image, as a customer's run would. Raises ImageBuildFailed."""
     progress.step(f"Testing {smoke_test.framework} over {smoke_test.controller} in two sandboxed processes")
     test_folder = images_root / f".{name}.smoke"
-    # 1 TiB: more than any machine has, so that the backend never refuses the test run for lack of memory.
+    # 1 TiB: far more than the test run asks for, so that the backend never refuses it for lack of memory.
     backend = LocalBackend(root=test_folder / "runs", images_root=images_root, cpus=_SMOKE_NODES, memory_mib=1 << 20)
     backend.delete("smoke")  # a build that was interrupted may have left it
     workspace = test_folder / "workspace"

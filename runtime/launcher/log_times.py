@@ -20,8 +20,9 @@ PAIR = struct.Struct("<QQ")
 _MIN_INTERVAL_SECONDS = 0.1
 """Minimum interval between two pairs: fine enough to read, and 160 bytes per second at most."""
 _INTERVAL_SHARE = 2**-16
-"""Minimum interval as a share of the log's age. It exceeds `_MIN_INTERVAL_SECONDS` once a log is 1.8 hours old, and
-bounds the file: 4 MiB after a day of steady output, 7 MiB after a month, with times that are 40 s off at most."""
+"""Minimum interval as a share of the time for which this process has written the log. It exceeds
+`_MIN_INTERVAL_SECONDS` after 1.8 hours, and bounds the file: 4 MiB after a day of steady output, 7 MiB after a month,
+with times that are 40 s off at most. A restarted pod begins anew, so each restart adds as much."""
 
 
 class LogTimes:
@@ -48,7 +49,8 @@ class LogTimes:
                 self._file = open_file(self._path, os.O_CREAT)
                 # A restarted pod continues the files of the one before.
                 self._size_bytes = os.fstat(self._file).st_size // PAIR.size * PAIR.size
-            # The log's own end: customer code can change the file in a pod.
+            # The log is asked for its end. A count of the written bytes could be wrong: in a pod, customer code can
+            # truncate or extend the log.
             pair = PAIR.pack(os.lseek(log_fd, 0, os.SEEK_END), int(time.time() * 1000))
             # On a full disk a part may be written, which the next pair overwrites.
             if os.pwrite(self._file, pair, self._size_bytes) == PAIR.size:

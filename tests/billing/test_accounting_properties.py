@@ -66,7 +66,7 @@ BROKEN_ACCOUNTS = {
 TAXES = [(Decimal(0), True), (Decimal(19), True), (Decimal("8.875"), False)]
 
 
-class Office(RuleBasedStateMachine):
+class Simulation(RuleBasedStateMachine):
     """Two wallets, and everything that may happen to credit and invoices."""
 
     which = st.integers(0, 7)
@@ -182,7 +182,7 @@ class Office(RuleBasedStateMachine):
             CreditGrant.objects.filter(pk=lots[which % len(lots)].pk).update(expires_at=timezone.now())
 
     @rule(threads=threads)
-    def the_sweep_comes(self, threads: int) -> None:
+    def remove_expired_credit(self, threads: int) -> None:
         self.all_well(*[credit.remove_all_expired] * threads)
         for lot in CreditGrant.objects.filter(expires_at__lte=timezone.now()):
             assert lot.free_minor == 0
@@ -253,7 +253,7 @@ class Office(RuleBasedStateMachine):
 @pytest.mark.django_db(transaction=True)
 def test_no_order_of_events_loses_or_doubles_credit_or_tax(pytestconfig: pytest.Config) -> None:
     run_state_machine_as_test(
-        Office,
+        Simulation,
         settings=settings(
             max_examples=2 if pytestconfig.getoption("--fast") else 4,
             phases=[Phase.generate],

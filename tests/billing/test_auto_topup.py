@@ -57,7 +57,7 @@ def test_a_deactivated_service_is_not_charged(provider, top_up):
     assert balance(top_up) == 7000
 
 
-class TestSweep:
+class TestPeriodicTask:
     def test_charges_below_the_threshold_while_it_is_on_and_then_no_more(self, provider, top_up):
         switch_on(top_up, threshold=5000)
         assert auto_topup.run_due() == 0

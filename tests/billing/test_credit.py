@@ -79,7 +79,7 @@ class TestExpired:
         assert balances(account) == (1000, 0, 1000)
         assert Transaction.objects.filter(kind="credit-expired").count() == 2
 
-    def test_credit_buys_nothing_before_the_sweep_has_come(self, account):
+    def test_expired_credit_buys_nothing_before_it_is_removed(self, account):
         lot = give(account, 100, days=1)
         expire(lot)
         with pytest.raises(InsufficientFunds):

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from billing import events, payments, tasks
 from billing.models import StripeEvent, TopUp, Transaction
+from console.notifications.models import Notification
 from tests.billing.paying import balance
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import TopUpFactory, session_event, wallet
@@ -108,6 +109,7 @@ def test_deliveries_at_once_of_one_event_and_several_events_of_one_payment_credi
     chosen = [session_event(top_up)] * 20 + [session_event(top_up) for _ in range(5)]
     assert raised(together(*[lambda event=event: apply(event) for event in chosen])) == []
     assert balance(top_up) == 5000
+    assert Notification.objects.filter(kind="wallet.topped_up").count() == 1
 
 
 class TestOutOfOrder:
@@ -163,7 +165,9 @@ class TestOutOfOrder:
 
 class TestBrokenEvents:
     @pytest.mark.parametrize("odd", ["a\0b", "\ud800", "\\u0000", "𝔘"])
-    def test_text_that_the_database_cannot_store_stops_neither_webhook_nor_sweep(self, provider, odd):
+    def test_text_that_the_database_cannot_store_stops_neither_the_webhook_nor_the_fetch_of_missed_events(
+        self, provider, odd
+    ):
         """A payer typed it at the provider's page: the payment is credited all the same."""
         top_up = paid_page(provider)
         session = provider.sandbox.account.store.get("checkout.session", top_up.session_id)

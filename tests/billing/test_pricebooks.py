@@ -110,6 +110,15 @@ class TestPublish:
         other.prices.filter(kind=PriceKind.FIXED_EPOCH).delete()
         assert refusal(other) == f"A price is missing: {pricebooks.price_name(fixed)}. Add it."
 
+    def test_is_compared_with_the_book_that_it_will_replace(self, published, small):
+        draft, later = draft_of(published), draft_of(published)
+        fixed = PriceFactory(book=draft, kind=PriceKind.FIXED_EPOCH, node_spec=small, product="fixed")
+        starts = timezone.now() + timedelta(days=1)
+        pricebooks.publish(book=draft, effective_from=starts)
+        after = refusal(later, effective_from=starts + timedelta(days=1))
+        assert after == f"A price is missing: {pricebooks.price_name(fixed)}. Add it."
+        assert pricebooks.publish(book=later, effective_from=starts - timedelta(hours=1)).published_at
+
 
 class TestPublishedBook:
     @pytest.mark.parametrize(

@@ -69,14 +69,14 @@ def test_the_oldest_is_retried_first_if_more_wait_than_one_call_may_submit(provi
 
 
 def test_is_made_once_by_two_workers_that_submit_at_the_same_moment(provider, top_up):
-    """The sweep looks for the refund, finds none and submits it just before the first worker's call arrives."""
+    """The second worker looks for the refund, finds none and submits it just before the first one's call arrives."""
 
-    def sweep_first(method, path):
+    def submit_first(method, path):
         if (method, path) == ("POST", "/v1/refunds"):
             provider.wire.before = lambda *_call: None
             assert billing_refunds.submit_waiting() == 1
 
-    provider.wire.before = sweep_first
+    provider.wire.before = submit_first
     assert refund(top_up, 2000).state == Refund.States.SUCCEEDED
     assert provider.held() == 3000
     assert both_sides_agree(provider)

@@ -69,6 +69,11 @@ class TestPage:
             assert ("unable to authenticate" in httpx.get(checkout_page.url).text) == (answer == "refuse")
             assert httpx.post(challenge, data={"answer": "agree"}).status_code == 404
 
+    @pytest.mark.parametrize("card", ["", "4242", "1" * 16, f"card {GOOD}"])
+    def test_takes_test_cards_only(self, customer, served, card):
+        assert "takes test cards only" in pay(create_checkout(customer), card).text
+        assert served.balance("usd") == 0
+
     def test_expires(self, customer, served, receiver, monkeypatch):
         closed_by_us = create_checkout(customer, "top-up-1")
         gateway.expire_checkout(closed_by_us.session_id)

@@ -73,7 +73,8 @@ def test_the_quote_stays_while_its_order_is_placed(url, watched):
         held_routes.append(route)
 
     page.route("**/training/order/", hold)
-    page.locator("#buy").click()
+    with page.expect_request("**/training/order/"):  # seen here, so it is not in `requests`
+        page.locator("#buy").click()
     page.on("request", lambda request: requests.append(urlsplit(request.url).path))
     # A change of the form and a second submission while the order is pending must send nothing. Their requests would be
     # sent before the one below, so once that is seen, they would be in the list.

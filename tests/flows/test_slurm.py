@@ -1,4 +1,4 @@
-"""Training on a real Slurm through the API. That runs there go on without the console is tested in `test_killed`."""
+"""Training on a real Slurm through the API. `test_killed` tests that such runs survive the console."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_ddp_on_two_nodes_is_trained_and_charged(console, buyer, slurm_spec):
     if not slurm_spec:
         pytest.skip("There is no Slurm: apt-get install slurm-wlm munge.")
     buyer.call("PUT", "workspaces/main/files/ddp.py", content=DDP)
-    job = buyer.start("ddp", image="pytorch", code_path="ddp.py", node_spec=slurm_spec)
+    job = buyer.start("ddp", image="pytorch", code_path="ddp.py", nodes=2, node_spec=slurm_spec)
     ended = buyer.ended(job)
     assert ended["state"] == "succeeded", buyer.log(job)
     assert "epoch 3/3" in buyer.log(job)

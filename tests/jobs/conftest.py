@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from console.core import enqueue as console_hints
+from console.core import enqueue
 from tests.factories.accounts import UserFactory
 from tests.factories.jobs import Customer
 from tests.factories.notebooks import sell_notebook
 
 
 @pytest.fixture
-def hints(monkeypatch):
+def sent_tasks(monkeypatch):
     """The tasks sent to a worker: (name, arguments ...)."""
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        console_hints, "_send", lambda task, arguments: sent.append((task.name.rsplit(".", 1)[-1], *arguments))
+        enqueue, "_send", lambda task, arguments: sent.append((task.name.rsplit(".", 1)[-1], *arguments))
     )
     return sent
 

@@ -68,14 +68,14 @@ def test_the_first_attempt_starts_with_a_copy(customer, trained):
     assert customer.end(job.attempts.last(), Outcome.COMPLETED).is_ended
 
 
-def test_a_copy_keeps_its_nodes_free_and_delays_no_other_job(customer, trained, hints, monkeypatch):
+def test_a_copy_keeps_its_nodes_free_and_delays_no_other_job(customer, trained, sent_tasks, monkeypatch):
     customer.backend.total = Resources(cpus=float(NodeSpec.objects.get(name="nano").cpus) * 3, memory_mib=65536)
     copied, small, large = customer.job(from_checkpoint=trained.pk), customer.job(nodes=1), customer.job(nodes=2)
-    hints.clear()
+    sent_tasks.clear()
     for _twice in range(2):
         dispatch.dispatch_queue()
     attempt = copied.attempts.get()
-    assert hints[:2] == [("copy_checkpoints", attempt.pk)] * 2
+    assert sent_tasks[:2] == [("copy_checkpoints", attempt.pk)] * 2
     assert (small.attempts.count(), large.attempts.count()) == (1, 0)
     sentence = selectors.waiting_for(selectors.job_for(customer.organization, copied.pk))
     assert f"The checkpoints of job #{trained.pk} are copied." in sentence
@@ -83,9 +83,9 @@ def test_a_copy_keeps_its_nodes_free_and_delays_no_other_job(customer, trained, 
         patch.setattr(locks, "copies_lock", lambda: contextlib.nullcontext(False))  # another process copies some
         dispatch.copy_checkpoints(attempt.pk)
     assert not folder_of(customer, copied).exists()
-    hints.clear()
+    sent_tasks.clear()
     dispatch.copy_checkpoints(attempt.pk)
-    assert hints == [("dispatch", "default")]
+    assert sent_tasks == [("dispatch", "default")]
     dispatch.dispatch_queue()
     attempt.refresh_from_db()
     assert attempt.submitted_at

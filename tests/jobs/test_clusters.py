@@ -216,16 +216,16 @@ def test_old_runs_are_deleted_on_each_cluster(customer, harnesses):
     assert harnesses["east"].names() == []
 
 
-def test_the_sweep_of_each_cluster_is_a_task_of_its_own(customer, harnesses, monkeypatch, settings):
-    sent, swept = [], []
+def test_the_reconciliation_of_each_cluster_is_a_task_of_its_own(customer, harnesses, monkeypatch, settings):
+    sent, reconciled = [], []
     monkeypatch.setattr(tasks, "send", lambda task, name: sent.append((task.name.rsplit(".", 1)[-1], name)))
-    monkeypatch.setattr(reconciliation, "reconcile", swept.append)
+    monkeypatch.setattr(reconciliation, "reconcile", reconciled.append)
     tasks.reconcile()
     assert sent == [("reconcile", "east"), ("reconcile", "west")]
     tasks.reconcile("west")
     settings.TRAINYARD_CLUSTERS = {"east": None}
     tasks.reconcile()
-    assert swept == ["west", "east"]
+    assert reconciled == ["west", "east"]
 
 
 def test_the_status_of_a_cluster_is_stored_when_it_changes(db):

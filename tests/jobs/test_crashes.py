@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def customer(transactional_db, backend, hints):
+def customer(transactional_db, backend, sent_tasks):
     return Customer(backend)
 
 

@@ -74,7 +74,7 @@ def test_values_beyond_the_limits_are_refused_at_their_field(customer):
     assert not AuditEvent.objects.filter(action="job.changed").exists()
 
 
-def test_the_sweep_keeps_files_until_the_chosen_time(api, customer):
+def test_files_are_kept_until_the_chosen_time(api, customer):
     job = customer.ended_with_log()
     default = job.finished_at + results.DEFAULT_RETENTION
     assert results.deletion_time(job) == default
@@ -96,7 +96,7 @@ def test_the_sweep_keeps_files_until_the_chosen_time(api, customer):
     assert not customer.backend.names()
 
 
-def test_files_of_an_open_job_stay_whatever_time_was_chosen_and_get_their_retention_from_the_sweep(customer):
+def test_files_of_an_open_job_stay_whatever_time_was_chosen_and_get_their_retention_after_its_end(customer):
     attempt = customer.started()
     Job.objects.update(keep_until=timezone.now() - DAY)
     type(attempt).objects.update(finished_at=timezone.now() - 99 * DAY)

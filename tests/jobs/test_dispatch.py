@@ -42,7 +42,7 @@ def test_the_spec_has_what_was_bought(customer, backend):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, hints, monkeypatch, at_once):
+def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, sent_tasks, monkeypatch, at_once):
     monkeypatch.setattr(backend, "parallel_submissions", at_once)
     job = customer.job()
     backend.refuses[f"job-{job.pk}-1"] = NoCapacity("taken")
@@ -86,7 +86,7 @@ def test_an_unexpected_error_stops_no_other_job_and_ends_its_own_free_if_it_last
         Attempt.objects.filter(job=broken, finished_at=None).update(
             claimed_at=timezone.now() - dispatch.SUBMIT_RETRY_PERIOD * 2
         )
-        for _sweep in range(2):
+        for _reconciliation in range(2):
             reconciliation.reconcile()
     broken.refresh_from_db()
     assert (broken.state, broken.reason) == ("failed", EndReason.PLATFORM_ERROR)
@@ -94,7 +94,7 @@ def test_an_unexpected_error_stops_no_other_job_and_ends_its_own_free_if_it_last
 
 
 @pytest.mark.parametrize("moment", ["queued", "starting", "running", "stopping"])
-def test_an_unavailable_cluster_at_any_call_is_repaired_by_the_sweep(customer, backend, monkeypatch, moment):
+def test_an_unavailable_cluster_at_any_call_is_repaired_by_reconciliation(customer, backend, monkeypatch, moment):
     for call in ("submit", "describe", "stop", "names", "capacity", "delete"):
         assert_repaired(customer, backend, monkeypatch, call, moment)
 
@@ -148,7 +148,9 @@ def test_a_cancel_between_claim_and_submit_stops_the_run(customer, backend, has_
     assert Receipt.objects.get().total_minor == 0
 
 
-def test_an_error_with_one_job_stops_neither_its_settlement_nor_the_sweep(customer, backend, monkeypatch, caplog):
+def test_an_error_with_one_job_stops_neither_its_settlement_nor_the_reconciliation(
+    customer, backend, monkeypatch, caplog
+):
     unknown, unreadable = customer.started(nodes=1), customer.started(nodes=1)
     for attempt in (unknown, unreadable):
         backend.end(attempt.run_name, Outcome.COMPLETED)

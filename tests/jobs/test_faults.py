@@ -55,7 +55,7 @@ def backend(monkeypatch, tmp_path, bare_images):
 
 
 @pytest.fixture
-def customer(transactional_db, backend, hints):
+def customer(transactional_db, backend, sent_tasks):
     return Customer(backend)
 
 

@@ -48,13 +48,13 @@ def assert_extended(customer, attempt, *, hours: int):
 
 
 def test_a_notebook_runs_for_the_time_that_was_added_and_costs_no_more_than_its_new_ceiling(
-    customer, notebook, hints, django_capture_on_commit_callbacks
+    customer, notebook, sent_tasks, django_capture_on_commit_callbacks
 ):
     quote = offer(customer, notebook)
     assert (quote.deadline_seconds, customer.wallet.held_minor) == (3 * HOUR, orders.held_minor(quote))
     with django_capture_on_commit_callbacks(execute=True):
         assert buy(customer, quote).pk == buy(customer, quote).pk == notebook.job_id
-    assert ("extend_job", notebook.job_id) in hints
+    assert ("extend_job", notebook.job_id) in sent_tasks
     assert_extended(customer, notebook, hours=3)
     buy(customer, offer(customer, notebook))
     assert_extended(customer, notebook, hours=4)

@@ -24,7 +24,7 @@ def assert_nothing_bought(customer):
     assert customer.wallet.held_minor == 0
 
 
-def test_an_order_holds_the_ceiling_and_queues_the_job(customer, hints, django_capture_on_commit_callbacks):
+def test_an_order_holds_the_ceiling_and_queues_the_job(customer, sent_tasks, django_capture_on_commit_callbacks):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     version = DatasetVersionFactory(dataset=dataset)
     quote = customer.quote(datasets=["digits"], arguments=["--fast"])
@@ -37,7 +37,7 @@ def test_an_order_holds_the_ceiling_and_queues_the_job(customer, hints, django_c
     assert (job.lr, job.epochs, job.nodes, job.arguments) == ("0.01", 10, 2, ["--fast"])
     assert [row.version for row in job.job_datasets.all()] == [version]
     assert list(job.events.values_list("kind", "actor")) == [("ordered", customer.membership.user.pk)]
-    assert hints == [("dispatch", "default")]
+    assert sent_tasks == [("dispatch", "default")]
     assert AuditEvent.objects.filter(action="order.placed", target=f"job:{job.pk}").exists()
 
 
@@ -107,14 +107,14 @@ def test_a_choice_deleted_since_the_quote_buys_nothing(customer, field, change):
 
 
 def test_a_cancel_is_sent_once_and_an_ended_job_cannot_be_cancelled(
-    customer, hints, django_capture_on_commit_callbacks
+    customer, sent_tasks, django_capture_on_commit_callbacks
 ):
     attempt = customer.started()
     waits = customer.job()
     with django_capture_on_commit_callbacks(execute=True):
         for job in (attempt.job, attempt.job, waits):
             orders.cancel_job(membership=customer.membership, job=job)
-    assert hints == [("stop_job", attempt.job_id), ("dispatch", "default")]
+    assert sent_tasks == [("stop_job", attempt.job_id), ("dispatch", "default")]
     customer.end(attempt, Outcome.STOPPED)
     with pytest.raises(AlreadyEnded):
         orders.cancel_job(membership=customer.membership, job=attempt.job)

@@ -100,11 +100,11 @@ def test_a_version_can_be_chosen(customer):
     stored = purchase.to_json()
     assert (stored["datasets"], stored["resolved_datasets"]) == (["digits@2"], ["digits@2"])
     # An order uses the versions of its quote; a rerun uses the latest of what was not chosen.
-    assert parse(organization=customer.organization, data=plain.to_json(), is_pinned=True) == plain
-    for is_pinned, data, version in (
+    assert parse(organization=customer.organization, data=plain.to_json(), keeps_versions=True) == plain
+    for keeps_versions, data, version in (
         (True, plain, latest), (False, plain, newest), (True, purchase, second), (False, purchase, second),
     ):  # fmt: skip
-        again = parse(organization=customer.organization, data=data.to_json(), is_pinned=is_pinned)
+        again = parse(organization=customer.organization, data=data.to_json(), keeps_versions=keeps_versions)
         assert again.dataset_versions == (version,)
     retention.delete_version(version=second)
     for wrong in ("digits@2", "digits@9"):
@@ -126,7 +126,7 @@ def test_objects_of_another_organization_do_not_exist(customer, other):
         assert read(customer, datasets=["digits"], dataset_versions=pinned).dataset_versions == (own,)
     data = customer.form(datasets=["digits"], dataset_versions=[foreign.pk])
     with pytest.raises(InvalidInput):
-        parse(organization=customer.organization, data=data, is_pinned=True)
+        parse(organization=customer.organization, data=data, keeps_versions=True)
 
 
 def test_nodes_that_never_fit_are_refused_with_what_would(customer):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def customer(transactional_db, backend, hints):
+def customer(transactional_db, backend, sent_tasks):
     return Customer(backend)
 
 
@@ -85,7 +85,7 @@ def test_the_last_nodes_of_a_quota_are_taken_once(customer, backend):
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["a run that ends", "a cancelled run that vanished"])
-def test_the_end_of_a_run_sends_a_dispatch_for_its_cluster(customer, backend, hints, is_cancelled):
+def test_the_end_of_a_run_sends_a_dispatch_for_its_cluster(customer, backend, sent_tasks, is_cancelled):
     customer.quota(max_running_nodes=2)
     attempt = customer.started()
     waits = customer.job()
@@ -94,13 +94,13 @@ def test_the_end_of_a_run_sends_a_dispatch_for_its_cluster(customer, backend, hi
     if is_cancelled:
         orders.cancel_job(membership=customer.membership, job=attempt.job)
         backend.lose(attempt.run_name)
-        hints.clear()
+        sent_tasks.clear()
         reconciliation.stop(job_pk=attempt.job_id)
     else:
         backend.end(attempt.run_name, Outcome.COMPLETED)
-        hints.clear()
+        sent_tasks.clear()
         reconciliation.reconcile_job(job_pk=attempt.job_id)
-    assert hints == [("dispatch", "default"), *([] if is_cancelled else [("count_storage", attempt.job_id)])]
+    assert sent_tasks == [("dispatch", "default"), *([] if is_cancelled else [("count_storage", attempt.job_id)])]
     dispatch.dispatch_queue("default")
     assert states(attempt.job, waits) == ["cancelled" if is_cancelled else "succeeded", "starting"]
 

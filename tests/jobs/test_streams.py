@@ -23,7 +23,7 @@ SOON = 3.0
 
 
 @pytest.fixture
-def customer(transactional_db, backend, hints):
+def customer(transactional_db, backend, sent_tasks):
     return Customer(backend)
 
 

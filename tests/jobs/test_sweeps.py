@@ -12,7 +12,7 @@ from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, Qu
 from jobs.models import Job, Sweep, Trial
 from jobs.sweeps import progress, selectors
 from jobs.sweeps.purchase import place_sweep, quote_extension, quote_sweep, stop_sweep
-from jobs.sweeps.suggestions import suggest
+from jobs.sweeps.suggestions import PruningDecision, suggest
 from runtime.specs import Outcome
 from tests.books import BROKEN_BOOKS, BROKEN_ORDERS, broken
 from tests.factories.jobs import start
@@ -204,6 +204,21 @@ def test_pruning_stops_a_poor_trial_which_costs_what_it_used(sweeper, customer, 
     poor.refresh_from_db()
     sweep.refresh_from_db()
     assert (poor.outcome, sweep.state) == ("pruned", "ended")
+
+
+def test_a_trial_stays_pruned_although_another_process_judged_it_by_older_values(sweeper, monkeypatch):
+    sweep = sweeper.buy(concurrency=1, pruner="median")
+    trial = sweep.trials.get()
+    sweeper.run(trial, 0.1, ends=False)
+
+    def judge_late(**arguments):
+        Trial.objects.filter(pk=trial.pk).update(is_pruned=True)  # another process has more values meanwhile
+        return PruningDecision(is_pruned=False, state={})
+
+    monkeypatch.setattr(progress, "judge", judge_late)
+    progress.advance(sweep_pk=sweep.pk)
+    trial.refresh_from_db()
+    assert (trial.is_pruned, trial.job.state) == (True, "stopping")
 
 
 def test_a_repeated_purchase_returns_the_same_sweep(sweeper, customer):

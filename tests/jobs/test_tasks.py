@@ -12,7 +12,7 @@ def test_dispatch_has_a_queue_and_worker_processes_of_its_own(settings):
     assert f"--queues {settings.CELERY_TASK_DEFAULT_QUEUE} " in programs["worker"]
 
 
-def test_the_sweep_is_on_the_clock_under_its_own_name(settings):
+def test_every_periodic_task_exists_and_reconciliation_is_one(settings):
     app.loader.import_default_modules()
     for entry in settings.CELERY_BEAT_SCHEDULE.values():
         assert entry["task"] in app.tasks

@@ -63,11 +63,12 @@ def test_the_usual_spellings_are_read():
 
 def test_lines_of_output_become_curves_and_progress(attempt, backend):
     backend.write(attempt.run_name, "epoch 1/10 loss 2.0\nepoch 2/10 loss 1.0\nnothing\nloss 0.5\rloss 0.25\r")
-    assert curves(attempt) == {"loss": [[1, 2.0], [2, 1.0], [3, 0.5], [4, 0.25]]}, "also at a progress bar's returns"
+    # A carriage return ends a line too: progress bars write it instead of a newline.
+    assert curves(attempt) == {"loss": [[1, 2.0], [2, 1.0], [3, 0.5], [4, 0.25]]}
     job = job_of(attempt)
     assert (job.epoch, job.progress) == (1, 0.1)  # the second epoch has only begun
     assert list(MetricPoint.objects.values_list("epoch", flat=True)) == [1.0, 2.0, 2.0, 2.0]
-    assert telemetry.ingest(attempt=attempt) is False
+    assert telemetry.ingest(attempt=attempt) is False, "there is no new output"
 
 
 def test_a_line_counts_once_it_is_complete_and_an_endless_one_is_not_stored(attempt, backend):
@@ -219,7 +220,8 @@ def positions(points):
 POSITIONS = {
     "plain": ([(None, 1), (None, 2), (None, 3)], [1, 2, 3]),
     "restart": ([(None, 0), (None, 10), (None, 20), (None, 0), (None, 10)], [0, 10, 20, 30, 40]),
-    "the first report of an epoch comes late": ([(1, 0), (1, 50), (2, 20), (2, 70)], [0, 50, 100, 150]),
+    # The second count begins one gap (50) after the last position, whatever its first step is.
+    "the second epoch's first report is at a later step": ([(1, 0), (1, 50), (2, 20), (2, 70)], [0, 50, 100, 150]),
     "one step": ([(None, 0), (None, 0), (None, 0)], [0, 1, 2]),
     "out of order, and no restart": ([(None, 1), (None, 3), (None, 2), (None, 4)], [1, 3, 2, 4]),
     "global steps": ([(1, 5), (2, 10), (3, 15)], [5, 10, 15]),
@@ -233,7 +235,7 @@ def test_positions_continue_where_the_step_count_restarts():
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 1000), min_size=2, max_size=30, unique=True).map(sorted))
-def test_every_point_of_epochs_that_count_alike_has_a_place_of_its_own_in_order(epochs, steps):
+def test_epochs_that_report_the_same_steps_get_distinct_increasing_positions(epochs, steps):
     for shown in (True, False):
         places = positions([(epoch if shown else None, step) for epoch in range(epochs) for step in steps])
         assert places == sorted(set(places))
@@ -243,7 +245,8 @@ FINISHED = [
     ([], 0), ([1], 0), ([1, 1, 2], 1), ([0], 0), ([0, 1, 9], 9), ([3], 2), ([0.5], 0), ([0.5, 1.0], 1), ([1.5], 1),
     ([2, 1], 1), ([1, 10], 9),
 ]  # fmt: skip
-"""Epochs that were reported, and how many of them are finished."""
+"""Epochs that were reported, and how many are finished: all before the largest. A script whose first number is 1 counts
+from 1, so [1] has only begun. One that reports fractions counts from 0, so [0.5, 1.0] has finished one epoch."""
 
 
 def test_an_epoch_is_finished_once_a_later_one_is_reported():

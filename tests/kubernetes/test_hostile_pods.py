@@ -55,16 +55,16 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
                 found["refused"] += 1
     libc = ctypes.CDLL(None, use_errno=True)
     # SIGTERM that says it came from pid 0.
-    told = [struct.pack("iiiiiI", signal.SIGTERM, 0, code, 0, 0, 0) for code in (0, -1)]
-    told = [ctypes.create_string_buffer(each, 128) for each in told]
-    found["queued"] = [libc.syscall(129, 1, int(signal.SIGTERM), each) for each in told]
-    # As a file's owner for its signals.
+    infos = [struct.pack("iiiiiI", signal.SIGTERM, 0, code, 0, 0, 0) for code in (0, -1)]
+    infos = [ctypes.create_string_buffer(each, 128) for each in infos]
+    found["queued"] = [libc.syscall(129, 1, int(signal.SIGTERM), each) for each in infos]  # rt_sigqueueinfo
+    # The kernel signals a file's owner.
     reading, writing = os.pipe()
     try:
         fcntl.fcntl(reading, fcntl.F_SETOWN, 1)
     except OSError as error:
         found["owner"] = error.strerror
-    fcntl.fcntl(reading, 10, int(signal.SIGTERM))
+    fcntl.fcntl(reading, 10, int(signal.SIGTERM))  # F_SETSIG
     fcntl.fcntl(reading, fcntl.F_SETFL, fcntl.fcntl(reading, fcntl.F_GETFL) | os.O_ASYNC)
     os.write(writing, b"x")
     wrapper = "/tmp/.trainyard/rank.py"

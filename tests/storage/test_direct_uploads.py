@@ -1,4 +1,4 @@
-"""Direct uploads to a real bucket: parts, completion, the fetch, quota, tenancy, crashes, the sweep."""
+"""Direct uploads to a real bucket: parts, completion, the fetch, quota, tenancy, crashes, garbage collection."""
 
 import hashlib
 from datetime import timedelta

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def later(monkeypatch):
-    """Move the clock of the sweep eight days ahead, because file times cannot be set back."""
+    """Move the clock of the garbage collection eight days ahead, because file times cannot be set back."""
     eight_days = timezone.now() + timedelta(days=8)
     monkeypatch.setattr(garbage_collection.timezone, "now", lambda: eight_days)
 

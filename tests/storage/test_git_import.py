@@ -75,6 +75,18 @@ def test_a_workspace_gets_the_files_of_one_commit(read, owner):
     assert (read("v1", name="first") / "src" / "train.py").read_text() == "print(1)"
 
 
+def test_files_that_the_repository_leaves_out_of_archives_are_imported_unchanged(read, repository):
+    (repository / ".gitattributes").write_text("tests export-ignore\nversion.txt export-subst\n")
+    (repository / "tests").mkdir()
+    (repository / "tests" / "check.py").write_text("print(3)")
+    (repository / "version.txt").write_text("$Format:%H$")
+    git(repository, "add", ".")
+    git(repository, "commit", "-m", "third")
+    folder = read()
+    assert (folder / "tests" / "check.py").read_text() == "print(3)"
+    assert (folder / "version.txt").read_text() == "$Format:%H$"
+
+
 def test_hostile_or_missing_repositories_leave_nothing(read, repository, owner, monkeypatch):
     with pytest.raises(GitFailed, match="couldn't find remote ref none"):
         read("none")
@@ -117,7 +129,7 @@ REFUSED = {
         "http://github.com/a/b", "ssh://git@github.com/a/b", "git@github.com:a/b", "file:///etc", "ext::sh",
         "--upload-pack=x", "https://user:token@github.com/a/b", "https://github.com:8443/a/b",
         "https://[::1]/a", "https://github.com.example.com/a", "https://github.com/a b", "https://github.com/a?b=c",
-        "https://127.0.0.1/a", "https://github.com:x/a", "https://",
+        "https://127.0.0.1/a", "https://github.com:x/a", "https://github.com:0/a/b", "https://",
     ],
     "git_branch": ["-x", "a..b", "a:b", "+a", "a b", "a@{1}", "^a", "a\n"],
 }  # fmt: skip

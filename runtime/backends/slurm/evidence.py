@@ -73,7 +73,8 @@ class Observation:
 def assess(node: int, record: RecordData | None, observation: Observation) -> RecordData:
     """Return a node's record with the fields that `supervision.outcome.merge` needs.
 
-    `record` is None if the supervisor has written none. The result has the field `loss` if the node was lost.
+    `record` is None if the supervisor has written none. The result has the field `loss` if the node was lost. Its
+    `alive` is also True after a last record: the supervisor then ends by itself.
     """
     if record is None:
         return _unstarted_record(node, observation)

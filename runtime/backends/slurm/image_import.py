@@ -11,7 +11,7 @@ layer of another organization's image can be named or read.
                                           used         modified when a run was last submitted with the image
     <root>/.images/.work/<import>/                     the working folder of an import
 
-Standard library only, and the modules that `program` copies.
+Standard library only, and the modules that `runtime.backends.slurm.program` copies to compute nodes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ _MAX_JSON_BYTES = 8 << 20
 _MAX_ENVIRONMENT_BYTES = 64 * 1024
 """Maximum size of all variables that an image sets; the rest is left out. They are part of a node's launch plan."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# Parts of skopeo's errors, by their meaning. A hidden image may be reported as denied.
+# Texts in skopeo's errors. The first mean that the image does not exist, the second that the credentials are wrong.
+# Some registries deny access also to an image that does not exist.
 _NAME_ERROR = re.compile(r"manifest unknown|name unknown|repository name not known|not found", re.IGNORECASE)
 _CREDENTIALS_ERROR = re.compile(
     r"unauthorized|authentication required|access .*denied|denied:|invalid username/password|\b40[13]\b", re.IGNORECASE
@@ -259,6 +260,7 @@ class _Importer:
 
         Raises ImportFailed, and OSError if the image cannot be read.
         """
+        # The sandbox's own /, /etc and /opt get the image's entries one by one, as arguments of bubblewrap.
         if container.count_entries(self.root) > container.MAX_ENTRIES:
             raise self._not_unpacked(f"it has more than {container.MAX_ENTRIES} entries in /, /etc and /opt")
         if container.count_argument_bytes(self.root) > container.MAX_ARGUMENT_BYTES:
@@ -273,7 +275,8 @@ class _Importer:
         plan = self._plan
         command = [self._programs["skopeo"]]
         if not Path("/etc/containers/policy.json").exists():
-            command.append("--insecure-policy")  # skopeo has no default: which signatures it needs
+            # This file says which images need a signature. Without it and this option, skopeo refuses every image.
+            command.append("--insecure-policy")
         command += ["copy", "--quiet", f"--src-tls-verify={'false' if plan['is_insecure'] else 'true'}"]
         if plan["username"]:
             command.append(f"--src-authfile={_CREDENTIALS_TARGET}")
@@ -332,7 +335,7 @@ class _Importer:
         if process.returncode == 0:
             return None
         if process.returncode in {-signal.SIGTERM, 128 + signal.SIGTERM}:
-            raise ImportStopped  # Slurm signals all processes of a job, and perhaps this one a moment later
+            raise ImportStopped  # by Slurm, which signals all processes of a job, and may not have reached this one yet
         with log_path.open("rb") as log:
             log.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
             return self._without_password(log.read().decode("utf-8", "replace"))
@@ -359,8 +362,12 @@ class _Importer:
             self._next_measurement_at = time.monotonic() + pause_seconds
 
     def _check_size(self) -> None:
-        """Check the size of the working folder. Each file counts as at least one inode's share of the disk."""
+        """Check the size of the working folder. Raises ImportFailed if it is too large, or cannot be measured in time.
+
+        Each entry counts as at least one inode's share of the disk, so many small files are too large as well.
+        """
         usage = disk.measure([self._work], _MEASURE_SECONDS)
+        # Only a hostile image has folders that cannot be measured, or too many files for _MEASURE_SECONDS.
         limit_mib = self._plan["limit_mib"]
         if usage is None or usage.is_incomplete or usage.bytes > limit_mib << 20:
             message = f"The image {self._reference} takes more than {limit_mib} MiB of disk, or has too many files."
@@ -418,12 +425,12 @@ def _too_slow(plan: ImagePlan) -> ImportFailed:
 def _image_environment(layout: Path) -> dict[str, str]:
     """Return the variables that an image in the OCI layout sets, except those that an order may not set.
 
-    Empty if the files are not as skopeo writes them.
+    Empty if the files are not as skopeo writes them, for example nested so deeply that Python cannot read them.
     """
     try:
         manifest = _load_blob(layout, _load_json(layout / "index.json")["manifests"][0]["digest"])
         lines = _load_blob(layout, manifest["config"]["digest"])["config"]["Env"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
     variables: dict[str, str] = {}
     size = 0

@@ -1,7 +1,7 @@
 """The unpacked images of customers on shared storage, as the console keeps them; `image_import` fills them.
 
-An image belongs to one organization, one repository and one digest. So nobody gets an image from here for which the
-registry has not accepted that organization's order. Rarely used images are removed.
+An image belongs to one organization, one repository and one digest. So an organization gets only images that the
+registry has let it pull. Rarely used images are removed.
 """
 
 from __future__ import annotations

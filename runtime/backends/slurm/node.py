@@ -3,7 +3,8 @@
 This process reads the run's plan (`RUN_PLAN_FILE`), which contains secrets and the token of its launchers. It exchanges
 addresses and ports with the other nodes through shared storage, and becomes the node's supervisor. Node 0 deletes the
 plan before customer code begins, and imports the run's own image if it has one (`image_import`). Nothing in the sandbox
-can read or signal this process. Imports only the standard library and the modules that `program` copies.
+can read or signal this process. Imports only the standard library and the modules that
+`runtime.backends.slurm.program` copies to compute nodes.
 """
 
 from __future__ import annotations

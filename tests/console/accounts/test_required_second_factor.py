@@ -34,7 +34,7 @@ PATCH = {"path": "/api/v1/organization/", "content_type": "application/json"}
 
 
 def protect(user):
-    """Give the user a passkey, as far as the rule asks."""
+    """Store a passkey of the user. The rule checks no more than that its row exists."""
     Authenticator.objects.create(user=user, type=Authenticator.Type.WEBAUTHN, data={"name": "Key"})
 
 
@@ -88,7 +88,8 @@ def test_other_organizations_and_service_accounts_are_not_affected(required, own
     other = MembershipFactory(user=member.user)
     client = logged_in(member.user)
     assert client.get("/").url == SECURITY
-    in_the_page = client.get(SECURITY).content.decode().partition("<main")[2]  # narrow windows have no bar above it
+    # The switch must also be in the page itself, because narrow windows show no top bar.
+    in_the_page = client.get(SECURITY).content.decode().partition("<main")[2]
     assert reverse("organization_switch") in in_the_page
     client.post(reverse("organization_switch"), {"organization": other.organization_id})
     assert client.get("/").status_code == 200
@@ -98,6 +99,7 @@ def test_other_organizations_and_service_accounts_are_not_affected(required, own
 
 def test_a_stream_ends_when_the_rule_begins(owner, member, rf):
     request = rf.get("/")
+    # `is_still_allowed` takes the API framework's request, which wraps Django's. Here one object stands for both.
     request._request, request.auth = request, None
     request.session, request.user = logged_in(member.user).session, member.user
     request.membership = member

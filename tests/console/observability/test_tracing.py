@@ -188,7 +188,7 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
         assert nanoseconds / 1e9 == pytest.approx(at.timestamp(), abs=1e-3)
 
 
-def test_a_run_that_the_sweep_starts_belongs_to_its_orders_trace(
+def test_a_run_that_reconciliation_starts_belongs_to_its_orders_trace(
     customer, receiver, shared, django_capture_on_commit_callbacks
 ):
     Job.objects.filter(pk=customer.job().pk).update(traceparent=PARENT)
@@ -197,9 +197,9 @@ def test_a_run_that_the_sweep_starts_belongs_to_its_orders_trace(
         django_capture_on_commit_callbacks(execute=True),
     ):
         reconciliation.reconcile()
-    submit, sweep = receiver.spans()["dispatch.submit"], receiver.spans()["task jobs.tasks.reconcile"]
+    submit, reconcile = receiver.spans()["dispatch.submit"], receiver.spans()["task jobs.tasks.reconcile"]
     assert (submit.trace_id.hex(), submit.parent_span_id.hex()) == (PARENT[3:35], PARENT[36:52])
-    assert submit.links[0].span_id == sweep.span_id
+    assert submit.links[0].span_id == reconcile.span_id
 
 
 def test_each_attempt_has_its_own_span_and_waits_since_the_last_one_ended(customer, backend, shared):

@@ -169,7 +169,7 @@ def test_the_payment_for_an_expired_quote_stays_in_the_wallet(owner_page, custom
 def test_what_is_owed_is_shown_in_the_wallet_and_paid_first(owner_page, customer, quote):
     take_back(customer.wallet, 700)
     assert "$7.00 owed" in owner_page.get(reverse("wallet")).content.decode()
-    type(quote).objects.update(expires_at=quote.created_at)  # so that the card is shown again
+    type(quote).objects.update(expires_at=quote.created_at)  # it can't be paid now, so its amounts are shown again
     text = owner_page.post(reverse("training_pay"), {"quote": quote.pk}).content.decode()
     assert "Owed (paid first)" in text
     assert "$7.00" in text

@@ -21,6 +21,7 @@ TEMPLATES = sorted((settings.BASE_DIR / "templates").rglob("*.html"))
 ICON = re.compile(r'\{% icon "([a-z0-9-]+)"|\bicon="([a-z0-9-]+)"')
 ELSEWHERE = re.compile(r"""(?:src|href|action)=["'](?:https?:)?//""")
 ACTION = re.compile(r'(?:action=|_end\([a-z]+, [a-z]+, |action: str = )"([a-z_]+\.[a-z_]+)"')
+"""The ways in which the sources name an action of the audit log."""
 
 
 def test_a_value_is_written_with_its_unit():

@@ -200,7 +200,7 @@ def test_a_notebook_becomes_a_script_that_can_be_trained(owner_page, customer):
 
 
 class Lab:
-    """Listens where JupyterLab does. Notes what it is sent, and answers with all that it should not be able to do."""
+    """Listens where JupyterLab does. Keeps what it is sent, and sends headers that must not reach a browser."""
 
     def __init__(self, path):
         self.path = path
@@ -312,7 +312,7 @@ class TestHost:
         for other in (stranger, viewer):
             assert browsers(other).ticket() == ""
         assert browsers(customer.membership).ask().status_code == HTTPStatus.FORBIDDEN  # without the cookie
-        foreign = browsers(customer.membership, notebook.job_id + 1)
+        foreign = browsers(customer.membership, notebook.job_id + 1)  # at the host of another notebook
         assert foreign.enter(ticket).status_code == HTTPStatus.FORBIDDEN
         foreign.cookie = mine.cookie
         assert foreign.ask().status_code == HTTPStatus.FORBIDDEN
@@ -322,7 +322,7 @@ class TestHost:
             assert forged.ask(Cookie=forged.cookie.encode()).status_code == HTTPStatus.FORBIDDEN
         as_ticket = f"/trainyard-enter?ticket={mine.cookie.partition('=')[2]}"
         assert mine.ask(as_ticket).status_code == HTTPStatus.FORBIDDEN
-        # The gate is for the server alone.
+        # Only the server itself asks Django at this path who is admitted.
         assert mine.http.get(gateway.GATE_PATH).status_code == HTTPStatus.NOT_FOUND
         for name, value in {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}.items():
             assert mine.ask("/api/contents", method="POST", **{name: value}).status_code == HTTPStatus.FORBIDDEN

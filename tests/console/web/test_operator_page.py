@@ -28,9 +28,16 @@ KeyError: 7
 """
 
 
-def urls(job, *, tabs=operator_page.TAB_TITLES):
-    pages = [reverse("operator_job", args=[job.pk, tab]) for tab in tabs]
-    return [*pages, reverse("operator_job", args=[job.pk]), reverse("operator_job_curves", args=[job.pk])]
+def tab_urls(job):
+    return [reverse("operator_job", args=[job.pk, tab]) for tab in operator_page.TAB_TITLES]
+
+
+def page_urls(job):
+    return [*tab_urls(job), reverse("operator_job", args=[job.pk])]
+
+
+def urls(job):
+    return [*page_urls(job), reverse("operator_job_curves", args=[job.pk])]
 
 
 def logged_in(user):
@@ -76,7 +83,7 @@ def test_only_administrators_with_the_permission_open_it(client, customer, done,
     assert opened.count() == 2 * len(urls(done))
 
 
-def test_each_opening_is_in_the_audit_log_of_the_customer_and_nothing_else_is_there(customer, done):
+def test_an_opened_tab_is_in_the_customers_audit_log_and_there_are_no_other_tabs_or_methods(customer, done):
     user = operator("view_job")
     MembershipFactory(user=user, role=Role.OWNER)
     client = logged_in(user)
@@ -97,7 +104,7 @@ def test_each_opening_is_in_the_audit_log_of_the_customer_and_nothing_else_is_th
 
 @pytest.fixture
 def jobs(customer):
-    """Jobs in several states, with all that a page of the customer's offers for them."""
+    """Jobs in several states. On the customer's page they offer every action, such as to rerun or to compare."""
     started, failing = customer.started(), customer.started()
     customer.backend.write(failing.run_name, TRACEBACK, rank=0)
     failed = customer.end(failing, Outcome.CODE_FAILED, rank=0)
@@ -119,12 +126,12 @@ def test_it_offers_nothing_but_its_tabs_and_the_administration(customer, jobs):
             reverse("admin:jobs_job_change", args=[job.pk]),
             reverse("admin:jobs_job_log", args=[job.pk]),
         }
-        for url in urls(job)[:-1]:
+        for url in page_urls(job):
             page = main_of(client.get(url))
             shown = CHART_CONTROLS.sub("", TAB_LIST.sub("", page))
             assert not ACTION.search(shown), (url, ACTION.search(shown))
             assert set(re.findall(r'(?:href|src|action|data-from)="([^"]*)"', shown)) <= known, url
-            assert set(re.findall('value="([^"]*)"', TAB_LIST.search(page)[0])) == {*urls(job)[:-2]}, url
+            assert set(re.findall('value="([^"]*)"', TAB_LIST.search(page)[0])) == set(tab_urls(job)), url
 
 
 def test_it_shows_what_the_customer_sees(customer, jobs):
@@ -133,7 +140,7 @@ def test_it_shows_what_the_customer_sees(customer, jobs):
     overview = main_of(client.get(reverse("operator_job", args=[failed.pk])))
     assert "KeyError: 7" in overview
     assert f"{customer.workspace.name}/train.py" in overview
-    for tab in set(operator_page.TAB_TITLES) - {operator_page.METRICS}:
+    for tab in set(operator_page.TAB_TITLES) - {operator_page.METRICS}:  # a script draws the metrics in both pages
         assert tab in job_page.TABS
     assert "Receipt R-" in main_of(client.get(reverse("operator_job", args=[failed.pk, "cost"])))
     assert "Read the whole log" in main_of(client.get(reverse("operator_job", args=[with_log.pk, "logs"])))
@@ -151,15 +158,15 @@ def test_the_configuration_lacks_the_script(customer):
     assert "recipe" not in shown
 
 
-def test_the_page_mixes_no_organizations_and_opens_no_other_page_of_the_customer(done):
+def test_the_page_mixes_no_organizations_opens_no_other_page_and_runs_no_inline_scripts(done):
     membership = MembershipFactory(user=operator("view_job"), role=Role.OWNER)
     client = logged_in(membership.user)
     answer = client.get(reverse("operator_job", args=[done.pk]))
     assert "unsafe" not in answer["Content-Security-Policy"]
-    page, own = answer.content.decode(), f'href="{reverse("job_list")}"'
+    page, link_to_own_jobs = answer.content.decode(), f'href="{reverse("job_list")}"'
     assert membership.organization.name not in page
-    assert own not in page
-    assert own in client.get(reverse("overview")).content.decode()
+    assert link_to_own_jobs not in page
+    assert link_to_own_jobs in client.get(reverse("overview")).content.decode()
     for name in ("job_detail", "job_files", "job_live", "job_metrics", "job_configuration", "job_cost"):
         assert client.get(reverse(name, args=[done.pk])).status_code == 404, name
     for name in ("job_cancel", "job_edit", "job_tensorboard"):

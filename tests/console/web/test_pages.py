@@ -107,7 +107,7 @@ def test_objects_of_another_organization_are_not_found(stranger, browser, done, 
         for name, arguments in pages.items():
             if arguments:
                 assert client.get(address(name, arguments)).status_code == 404, name
-    assert client.get(reverse("training_new"), {"rerun": done.pk}).status_code == 200  # its service is not active
+    assert client.get(reverse("training_new"), {"rerun": done.pk}).status_code == 200  # it only offers activation
     for name in ("job_cancel", "sweep_stop", "dataset_delete", "workspace_delete", "storage_remove_results"):
         assert client.post(address(name, ACTIONS[name])).status_code == 404, name
 
@@ -165,9 +165,9 @@ def test_the_content_policy_allows_no_inline_script_or_style_except_in_the_admin
         assert "unsafe" not in policy, path
     customer.membership.user.is_staff = customer.membership.user.is_superuser = True
     customer.membership.user.save()
-    (own, ours) = (set(owner_page.get(path)["Content-Security-Policy"].split("; ")) for path in ("/admin/", "/"))
-    assert own - ours == {"script-src 'self' 'unsafe-eval'", "style-src 'self' 'unsafe-inline'"}
-    assert ours - own == {"script-src 'self'", "style-src 'self'"}
+    (admin, console) = (set(owner_page.get(path)["Content-Security-Policy"].split("; ")) for path in ("/admin/", "/"))
+    assert admin - console == {"script-src 'self' 'unsafe-eval'", "style-src 'self' 'unsafe-inline'"}
+    assert console - admin == {"script-src 'self'", "style-src 'self'"}
 
 
 def test_cached_fragments_are_of_the_page_the_role_and_the_language(customer, browser):

@@ -71,7 +71,7 @@ def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, cus
         async with member.websocket(job.job_id) as websocket:
             assert await websocket.recv() == b"$ "
             await websocket.send(b"ls")
-            assert await websocket.recv() == b"i\x00\x02ls"
+            assert await websocket.recv() == b"i\x00\x02ls"  # the node returns its frames: see `runtime.launcher.shell`
             await websocket.send(json.dumps({"rows": 50, "columns": 200}))
             assert await websocket.recv() == b"s\x00\x04\x00\x32\x00\xc8"
             await websocket.send(b"exit")
@@ -118,7 +118,7 @@ def test_who_gets_no_shell(browser, customer, stranger, job, node):
         refused(lambda: member.websocket(job.job_id))
         setattr(organization, name, allowed)
         organization.save()
-    # The gate is for the server alone.
+    # Only the server itself asks Django at this path who is admitted.
     assert httpx.get(f"{member.url}{gateway.GATE_PATH}", headers={"Cookie": member.cookie}).status_code == 404
     customer.end(job, Outcome.COMPLETED)
     refused(lambda: member.websocket(job.job_id))

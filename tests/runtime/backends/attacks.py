@@ -4,9 +4,12 @@ An attack knows nothing of the backend: the launcher or its parent may be proces
 what it may not do, and goes on to its end.
 """
 
-ARMED = """
+HELPERS = """
     import ctypes, errno, fcntl, os, resource, signal, socket, sys, time
     libc = ctypes.CDLL(None, use_errno=True)
+    # Numbers that Python does not name: of calls on x86-64, of a command of fcntl, and of one of ioctl.
+    TKILL, TGKILL, SIGQUEUEINFO, TGSIGQUEUEINFO, PIDFD_SEND_SIGNAL, IOPRIO_SET = 200, 234, 129, 297, 424, 251
+    F_SETSIG, FIOSETOWN = 10, 0x8901
     targets = sorted({1, os.getppid()})
     def attempt(action, *arguments):
         try: return action(*arguments)
@@ -25,6 +28,7 @@ ARMED = """
         while time.monotonic() < until: pass
         print("results are written", flush=True)
 """
+"""The beginning of each attack."""
 ATTACKS = {
     "every signal by every call, and no limit left for the launcher": """
     for pid in targets:
@@ -35,21 +39,21 @@ ATTACKS = {
     ctypes.c_int.from_buffer(info, 8).value = -1
     for pid in targets:
         attempt(os.killpg, pid, signal.SIGINT)
-        libc.syscall(200, pid, int(signal.SIGINT))
-        libc.syscall(234, pid, pid, int(signal.SIGINT))
-        libc.syscall(129, pid, int(signal.SIGINT), info)
-        libc.syscall(297, pid, pid, int(signal.SIGINT), info)
+        libc.syscall(TKILL, pid, int(signal.SIGINT))
+        libc.syscall(TGKILL, pid, pid, int(signal.SIGINT))
+        libc.syscall(SIGQUEUEINFO, pid, int(signal.SIGINT), info)
+        libc.syscall(TGSIGQUEUEINFO, pid, pid, int(signal.SIGINT), info)
         for descriptor in (attempt(os.pidfd_open, pid), attempt(os.open, "/proc/%d" % pid, os.O_RDONLY)):
-            libc.syscall(424, descriptor, int(signal.SIGINT), 0, 0)
+            libc.syscall(PIDFD_SEND_SIGNAL, descriptor, int(signal.SIGINT), 0, 0)
         for owner in (pid, -pid):
             reading, writing = os.pipe()
             attempt(fcntl.fcntl, reading, fcntl.F_SETOWN, owner)
-            attempt(fcntl.fcntl, reading, 10, int(signal.SIGINT))
+            attempt(fcntl.fcntl, reading, F_SETSIG, int(signal.SIGINT))
             attempt(fcntl.fcntl, reading, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
             os.write(writing, b"x")
             one, other = socket.socketpair()
-            attempt(fcntl.ioctl, one, 0x8901, owner.to_bytes(4, "little", signed=True))
-            attempt(fcntl.fcntl, one, 10, int(signal.SIGINT))
+            attempt(fcntl.ioctl, one, FIOSETOWN, owner.to_bytes(4, "little", signed=True))
+            attempt(fcntl.fcntl, one, F_SETSIG, int(signal.SIGINT))
             attempt(fcntl.fcntl, one, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
             other.send(b"x")
     for name in ("CPU", "NOFILE", "AS", "DATA", "STACK"): limit(name)
@@ -57,17 +61,17 @@ ATTACKS = {
     work(3)
     attempt(os.kill, -1, signal.SIGKILL)
     work(2)""",
-    "no turn for the launcher, the lowest of a crowd": """
+    "the lowest priority for the launcher, among hundreds of processes": """
     for pid in targets:
         attempt(os.sched_setaffinity, pid, {min(os.sched_getaffinity(0))})
         attempt(os.sched_setscheduler, pid, os.SCHED_IDLE, os.sched_param(0))
         attempt(os.setpriority, os.PRIO_PROCESS, pid, 19)
-        libc.syscall(251, 1, pid, 3 << 13)
+        libc.syscall(IOPRIO_SET, 1, pid, 3 << 13)
     attempt(os.setpriority, os.PRIO_USER, 0, 19)
-    libc.syscall(251, 3, 0, 3 << 13)
+    libc.syscall(IOPRIO_SET, 3, 0, 3 << 13)
     crowd(300)
     work(16)""",
-    "a launcher that is first in line when memory is short": """
+    "the launcher as the first process that the kernel kills for memory": """
     for pid in targets:
         attempt(lambda: open("/proc/%d/oom_score_adj" % pid, "w").write("1000"))
     taken = []

@@ -1,3 +1,5 @@
+"""Specs that a backend refuses before a run starts: their values, scripts, mounts and images."""
+
 import dataclasses
 from pathlib import Path
 

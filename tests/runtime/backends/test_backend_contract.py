@@ -1,6 +1,6 @@
-"""The contract of every backend (`runtime.backends.base.Backend`), with real runs on the local and Kubernetes backends.
+"""The contract of every backend (`runtime.backends.base.Backend`), with real runs on each.
 
-On Kubernetes, the tests use the fake cluster of `tests.kubernetes`, or the cluster of KUBECONFIG.
+On Kubernetes, the tests use the fake cluster of `tests.kubernetes`, or the cluster of KUBECONFIG. Slurm is a real one.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def test_the_life_of_a_run_that_is_stopped(any_harness):
     assert backend.names() == backend.names(live=True) == any_harness.another().names() == ["job-1-1"]
     chunk = backend.logs("job-1-1", 0, 0)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False), "it can be read while the run goes on"
-    for seconds in (20, 30):
+    for seconds in (20, 30):  # the second stop would end the run later, so it changes nothing
         backend.stop("job-1-1", seconds)
     ended = any_harness.wait_for_end()
     assert (ended.outcome, ended.failure.code) == (Outcome.STOPPED, FailureCode.STOPPED)

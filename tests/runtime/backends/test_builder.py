@@ -1,3 +1,5 @@
+"""Images that are built from small recipes, with real virtual environments and sandboxes."""
+
 import re
 import subprocess
 import sys
@@ -136,6 +138,27 @@ def test_a_build_that_fails_leaves_nothing_ready_and_ends_with_the_last_lines(re
     assert not venvs.is_ready(root, "small")
     (recipes / "small.txt").write_text("")
     assert builder.build(root, "small", progress=Progress(), recipes=recipes)
+
+
+def fail_to_create(folder, **_options):
+    raise subprocess.CalledProcessError(1, ["ensurepip"], output=b"it is broken\n")
+
+
+def create_broken(folder, **_options):
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho it is broken >&2\nexit 3\n")
+    python.chmod(0o755)
+
+
+@pytest.mark.parametrize("create", [fail_to_create, create_broken])
+def test_a_program_that_fails_is_reported_with_its_output(recipes, tmp_path, monkeypatch, create):
+    monkeypatch.setattr(builder.venv, "create", create)
+    (recipes / "small.txt").write_text(
+        "# variable: FAVOURITE=blue\n"
+    )  # the image's interpreter is asked for its folder
+    with pytest.raises(ImageBuildFailed, match="it is broken"):
+        builder.install(tmp_path / "image", "small", flavour=Flavour.CPU, progress=Progress(), recipes=recipes)
 
 
 def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):

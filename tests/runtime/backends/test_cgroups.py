@@ -10,6 +10,7 @@ from runtime.backends.supervision import cgroups
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 LIMITS = {"memory_bytes": 300 << 20, "processes": 64, "cpus": 1.5}
+"""The CPU quota is 2,000 above what was bought in each period of 100,000 µs: the launcher's share."""
 
 
 def make_proc(root, mounts, groups):
@@ -122,7 +123,7 @@ def test_removing_a_group_kills_its_processes(tmp_path):
         signal.pause()
     while not any((folder / "cgroup.procs").read_text().split() for folder in group.folders):
         pass
-    # Its parent has to reap it, as a supervisor does: a group with a dead process in it can be removed all the same.
+    # The child is dead and not reaped yet. A group that has only such processes can be removed.
     assert cgroups.remove(group.folders)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not any(folder.exists() for folder in group.folders)

@@ -56,13 +56,14 @@ def start(harness, script=TRAINS, **changes):
 
 def stop_launcher(harness, node):
     pid = next(record["pid"] for record in harness.records() if record["node"] == node)
-    for _generation in range(2):
+    for _generation in range(2):  # bubblewrap, then the launcher
         pid = children(pid)[0]
     os.kill(pid, signal.SIGSTOP)
 
 
-def variables_of(harness, seat):
-    lines = [line.partition(" ") for line in harness.log(seat).splitlines()]
+def variables_of(harness, first_rank):
+    """Return the variables of a process in each round. Its log has the number of its first rank."""
+    lines = [line.partition(" ") for line in harness.log(first_rank).splitlines()]
     return [json.loads(rest) for word, _space, rest in lines if word == "variables"]
 
 
@@ -75,15 +76,15 @@ def test_a_run_goes_on_without_a_node(harness, lose, left_running):
     assert status.spans[0].finished_at == status.spans[1].started_at
     assert status.restarts == 1
     # Each process keeps its log. The ranks of the third node are numbered anew.
-    for seat, rank in ((0, 0), (1, 1), (4, 2), (5, 3)):
-        first, second = variables_of(harness, seat)
-        assert (first["RANK"], first["WORLD_SIZE"], first["RESTART_COUNT"]) == (str(seat), "6", "4")
+    for first_rank, rank in ((0, 0), (1, 1), (4, 2), (5, 3)):
+        first, second = variables_of(harness, first_rank)
+        assert (first["RANK"], first["WORLD_SIZE"], first["RESTART_COUNT"]) == (str(first_rank), "6", "4")
         assert (second["RANK"], second["WORLD_SIZE"], second["RESTART_COUNT"]) == (str(rank), "4", "5")
         assert second["NODE_RANK"] == str(rank // 2)
         assert second["TORCHELASTIC_RESTART_COUNT"] == "5"
         assert first["TORCHELASTIC_MAX_RESTARTS"] == second["TORCHELASTIC_MAX_RESTARTS"] == "5"
         assert first["MASTER_PORT"] != second["MASTER_PORT"]
-        log = harness.log(seat)
+        log = harness.log(first_rank)
         assert f"[trainyard] A node was lost. This process starts again as rank {rank} of 4." in log
         assert "met at epoch 3" in log
         assert log.endswith("trained\n")
@@ -176,7 +177,7 @@ def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harn
     assert "result: 6 epochs, rank 1 of 2" in harness.log(2)
     assert float(re.findall(r"accuracy ([\d.]+)", log)[-1]) > 0.8
     # If a node is lost after all images of an epoch were seen, none is left for the others.
-    lost = """
+    script = """
     import runpy
     import horovod.torch as hvd
     class NothingLeft(hvd.elastic.ElasticSampler):
@@ -185,7 +186,7 @@ def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harn
     hvd.elastic.ElasticSampler = NothingLeft
     runpy.run_path("horovod_elastic.py", run_name="__main__")
     """
-    log = harness.log(name=harness.complete(lost, name="job-1-2", epochs=8, **settings).name)
+    log = harness.log(name=harness.complete(script, name="job-1-2", epochs=8, **settings).name)
     assert "resumed after epoch 6" in log
     assert re.findall(r"^epoch (\d) .* lr ([\d.]+) on 1$", log, re.MULTILINE) == [("7", "0.02"), ("8", "0.02")], log
 

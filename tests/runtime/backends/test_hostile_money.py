@@ -5,7 +5,7 @@ import pytest
 from jobs.states import BILLED, PLATFORM_FAULTS, EndReason
 from runtime.specs import Resources
 from tests.runtime.backends import hostile
-from tests.runtime.backends.attacks import ARMED, ATTACKS
+from tests.runtime.backends.attacks import ATTACKS, HELPERS
 
 pytestmark = [
     pytest.mark.late("its runs are real processes, with time limits of seconds"),
@@ -28,7 +28,7 @@ def hostile_harness(request):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_run_that_attacks_its_launcher_is_billed_and_not_retried_free(hostile_harness, attack):
     harness = hostile_harness
-    status = harness.run(ARMED + ATTACKS[attack], resources=Resources(cpus=1, memory_mib=256), deadline_seconds=25)
+    status = harness.run(HELPERS + ATTACKS[attack], resources=Resources(cpus=1, memory_mib=256), deadline_seconds=25)
     reason = EndReason(status.outcome.value)
     assert reason in BILLED - PLATFORM_FAULTS, (status.failure, harness.all_logs("job-1-1"))
     assert "attacked" in harness.log() or "attacked" not in ATTACKS[attack], harness.all_logs("job-1-1")

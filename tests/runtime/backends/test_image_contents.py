@@ -1,3 +1,5 @@
+"""What an image contains, as read from its virtual environment."""
+
 from runtime.images import venvs
 from runtime.images.contents import read_contents
 

@@ -1,3 +1,5 @@
+"""Changes of files in a folder, as the kernel reports them."""
+
 import contextlib
 import os
 import threading
@@ -31,26 +33,26 @@ def test_written_moved_and_deleted_files_are_reported(watch, tmp_path):
 def test_constant_changes_are_still_reported(watch, tmp_path):
     ends = threading.Event()
 
-    def ring():
+    def write():
         while not ends.is_set():
             (tmp_path / "often").write_bytes(b"!")
 
-    ringer = threading.Thread(target=ring)
-    ringer.start()
+    writer = threading.Thread(target=write)
+    writer.start()
     try:
         assert watch.wait(60) == {"often"}
     finally:
         ends.set()
-        ringer.join()
+        writer.join()
 
 
 def test_after_dropped_events_every_file_is_reported(watch, tmp_path):
     (tmp_path / "one").touch()
     (tmp_path / "two").touch()
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
-    for number in range(limit + 2):
+    for number in range(limit + 2):  # the kernel merges equal events, so they alternate
         os.close(os.open(tmp_path / ("one", "two")[number % 2], os.O_WRONLY))
-    (tmp_path / "lost").touch()
+    (tmp_path / "lost").touch()  # the queue is full, so this event is dropped
     names = set()
     while more := watch.wait(0):
         names |= more

@@ -88,7 +88,8 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(both):
                 *("attempt(os.readlink, '/proc/1/fd/0')", "attempt(os.listdir, '/proc/1/root')"),
             ],
             "calls on the launcher": [
-                "ctypes.CDLL(None).ptrace(16, 1, 0, 0)", "ctypes.CDLL(None).syscall(438, os.pidfd_open(1), 4, 0)",
+                "ctypes.CDLL(None).ptrace(16, 1, 0, 0)",  # PTRACE_ATTACH
+                "ctypes.CDLL(None).syscall(438, os.pidfd_open(1), 4, 0)",  # pidfd_getfd
             ],
             "the host and the other run": attempts(
                 "connect", abstract_name, tcp.getsockname(), ("127.0.0.1", 45671), ("192.0.2.1", 80)
@@ -178,14 +179,14 @@ ASK = """
     def lease(path, kind):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            fcntl.fcntl(descriptor, 1024, kind)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, kind)
             return "allowed"
         except OSError as error:
             return errno.errorcode[error.errno]
         finally:
             os.close(descriptor)
     def spawn(flags):
-        pid = libc.syscall(56, flags | 17, 0, 0, 0, 0)
+        pid = libc.syscall(56, flags | 17, 0, 0, 0, 0)  # clone, whose child ends with SIGCHLD
         if not pid: os._exit(0)
         if pid > 0: os.waitpid(pid, 0)
         return "allowed" if pid > 0 else errno.errorcode[ctypes.get_errno()]
@@ -206,15 +207,19 @@ def test_calls_that_reach_other_runs_or_the_host_are_refused(both):
     open("own", "w").close()
     print([lease("own", fcntl.F_WRLCK), fcntl.fcntl(0, fcntl.F_GETFD)])
     print([
+        # add_key, keyctl, request_key
         call(248, b"user", b"name", b"value", 5, -4), call(250, 0, -4, 1), call(249, b"user", b"name", 0, 0),
+        # inotify_init, inotify_init1, io_uring_setup, clone3
         call(253), call(294, 0), call(425, 1, 0), call(435, 0, 0),
+        # a new user namespace, and a plain clone
         libc.unshare(0x10000000), spawn(0x10000000), spawn(0),
+        # mount, setns, bpf, perf_event_open, userfaultfd
         call(165, 0, 0, 0, 0, 0), call(308, 0, 0), call(321, 0, 0, 0), call(298, 0, 0, 0, 0, 0), call(323, 0),
     ])
-    print([call(0x40000000 + 39), call(39)])
+    print([call(0x40000000 + 39), call(39)])  # getpid, by the numbers of x32 and of x86-64
     families = []
     for family in range(1, 50):
-        for protocol in (0, 15) if family == 16 else (0,):
+        for protocol in (0, 15) if family == 16 else (0,):  # 16 is netlink, and 15 its events of devices
             try: socket.socket(family, socket.SOCK_RAW if family == 16 else socket.SOCK_STREAM, protocol).close()
             except OSError: continue
             families.append((family, protocol))

@@ -23,7 +23,7 @@ def test_large_stacks_do_not_silence_the_node(harness):
              and os.readlink(f"/proc/self/fd/{n}").startswith("pipe")]
     def answer(*_):
         for _ in range(6): os.write(pipes[0], b"  " + b"\xff" * 60000 + b"\n")
-    signal.signal(50, answer)
+    signal.signal(50, answer)  # with this signal, the launcher asks a rank for its stacks
     print("all results are written", flush=True)
     while True: signal.pause()
     """
@@ -75,7 +75,7 @@ def test_malformed_messages_to_the_launchers_port_break_nothing(harness):
 
 
 def test_a_pipe_in_place_of_the_script_holds_no_node_unpaid(harness):
-    """The pipe comes after the check of the order. A launcher that reads it would wait for 90 unpaid seconds."""
+    """The pipe comes after the check of the script. A launcher that reads it would wait for 90 unpaid seconds."""
     spec = harness.spec("print('a file')", deadline_seconds=6, grace_seconds=1)
     check = admission._check_script
 

@@ -1,3 +1,5 @@
+"""The capacity of a Kubernetes cluster, computed from its Nodes, Pods and waiting Jobs."""
+
 import pytest
 
 from runtime.backends.kubernetes.capacity import (

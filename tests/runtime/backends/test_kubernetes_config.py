@@ -1,3 +1,5 @@
+"""The settings of a Kubernetes cluster, and the errors that name them."""
+
 import pytest
 
 from runtime.backends.kubernetes.config import ClusterConfig

@@ -109,10 +109,10 @@ def test_events_are_complete_only_if_none_can_be_missing():
     assert (events.deleted_by_controller, events.is_complete, events.wait_until) == ({0}, True, 0.0)
     assert events.deleted_externally([0, 1]) == {1}
     missing = [
-        read(LAST, nodes=11),
-        read(LAST, now=END + 3600),
+        read(LAST, nodes=11),  # the controller may have combined the events of so many Pods
+        read(LAST, now=END + 3600),  # the API server may have deleted them
         read(LAST, failed_at=None),
-        read(),
+        read(),  # the controller's last event has not arrived
         read(LAST, end_condition=""),
     ]
     assert all(one.deleted_externally([0, 1]) == set() for one in missing)

@@ -1,3 +1,5 @@
+"""The launcher as one file: how it is packed, and what a pod extracts from it."""
+
 import os
 import signal
 import subprocess

@@ -65,7 +65,7 @@ def test_unused_launchers_are_removed(own_harness, fake, monkeypatch):
     assert unused in launcher_names(fake), "our own launcher is too new"
     monkeypatch.setattr(launcher_archive, "time", Later(2))
     own_harness.backend.names(live=True)
-    assert unused in launcher_names(fake), "the frequent sweep lists runs only"
+    assert unused in launcher_names(fake), "the frequent listing of live runs removes no launcher"
     own_harness.backend.names()
     assert launcher_names(fake) == {ours, concurrent, unreadable, mounted}
     own_harness.backend.delete("job-2-1")

@@ -1,3 +1,5 @@
+"""When the console ends a run that cannot start, or that Kueue suspends."""
+
 import dataclasses
 
 import pytest

@@ -1,3 +1,5 @@
+"""The folders of runs on shared storage, which customers' code may change at any moment."""
+
 import os
 
 import pytest

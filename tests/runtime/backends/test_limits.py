@@ -1,3 +1,5 @@
+"""Verdicts about a node: on its disk, on a launcher that is silent, and on memory."""
+
 import time
 
 import pytest
@@ -33,7 +35,7 @@ def test_in_doubt_a_disk_was_filled_by_the_run_unless_it_was_full_before(limits,
 
 
 def starve(limits, tmp_path, monkeypatch, tasks):
-    """Let the launcher want a core for three checks, and get none."""
+    """Let the launcher want a core for three checks, and get none. The node has `tasks` processes and threads."""
     limits._tree.init_pid = 1
     limits._tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=False)
     (tmp_path / "pids.current").write_text(f"{tasks}\n")
@@ -80,6 +82,7 @@ def test_a_launcher_silent_before_code_began_or_with_its_supervisor_is_the_platf
 @pytest.mark.parametrize("is_unified", [False, True], ids=["v1", "v2"])
 @pytest.mark.parametrize(("reached", "kind"), [(0, "platform_error"), (3, "out_of_memory")])
 def test_a_kill_for_memory_below_the_limit_is_the_fault_of_others(limits, tmp_path, reached, kind, is_unified):
+    """Version 2 counts how often the limit was reached. Version 1 has the maximum of use: here 70 or 99.7 % of it."""
     limits._tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=is_unified)
     limits._plan["memory_bytes"] = 1 << 30
     for name, text in {

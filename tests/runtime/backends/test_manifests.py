@@ -1,3 +1,5 @@
+"""The objects of a run on Kubernetes, compared with golden files and with the published schemas."""
+
 import base64
 import dataclasses
 import itertools
@@ -56,11 +58,11 @@ def spec(**changes):
     return dataclasses.replace(given, **changes)
 
 
-def everything(run, on):
-    plan = build_pod_inputs(run, on, ROOT)
+def everything(run, cluster):
+    plan = build_pod_inputs(run, cluster, ROOT)
     launcher = manifests.launcher("trainyard-runs", b"PK-an-archive")
-    job = manifests.job(run, on, plan, launcher["metadata"]["name"])
-    return [launcher, job, *manifests.owned_objects(run, on, plan, UID, KEYS)]
+    job = manifests.job(run, cluster, plan, launcher["metadata"]["name"])
+    return [launcher, job, *manifests.owned_objects(run, cluster, plan, UID, KEYS)]
 
 
 def of_kind(kind, objects):
@@ -68,8 +70,8 @@ def of_kind(kind, objects):
     return match
 
 
-def pod_of(run, on):
-    return of_kind("Job", everything(run, on))["spec"]["template"]["spec"]
+def pod_of(run, cluster):
+    return of_kind("Job", everything(run, cluster))["spec"]["template"]["spec"]
 
 
 GPU = {
@@ -177,9 +179,9 @@ def test_pods_meet_the_restricted_standard_but_for_the_host_path_of_a_trial(name
 
 
 def test_settings_of_the_empty_kind_apply_to_unnamed_kinds():
-    on = config(node_selectors={"": {"pool": "any"}, "gpu-large": {"pool": "gpu"}})
-    assert pod_of(spec(), on)["nodeSelector"] == {"pool": "any"}
-    assert pod_of(spec(node_kind="gpu-large"), on)["nodeSelector"] == {"pool": "gpu"}
+    cluster = config(node_selectors={"": {"pool": "any"}, "gpu-large": {"pool": "gpu"}})
+    assert pod_of(spec(), cluster)["nodeSelector"] == {"pool": "any"}
+    assert pod_of(spec(node_kind="gpu-large"), cluster)["nodeSelector"] == {"pool": "gpu"}
 
 
 @pytest.mark.parametrize(
@@ -227,8 +229,8 @@ def test_only_installations_reach_the_package_index():
 
 
 def test_organization_namespaces_are_unique():
-    on = config(namespace_per_organization=True)
-    names = [organization_namespace(on, slug) for slug in ("acme", "Acme", "acme!", "a" * 60, "a" * 61, "ac-me")]
+    cluster = config(namespace_per_organization=True)
+    names = [organization_namespace(cluster, slug) for slug in ("acme", "Acme", "acme!", "a" * 60, "a" * 61, "ac-me")]
     assert len(set(names)) == len(names)
     assert names[0] == "trainyard-runs-acme"
     assert all(len(name) <= 63 for name in names)
@@ -281,8 +283,8 @@ def test_secrets_are_only_in_a_secret_of_the_run():
 )
 def test_an_image_is_pulled_by_its_digest(reference, pinned):
     run = spec(image=Image(reference=reference, digest="sha256:" + "a" * 64))
-    on = config(pythons={reference: "/opt/bin/python3"})
-    (container,) = next(each for each in everything(run, on) if each["kind"] == "Job")["spec"]["template"]["spec"][
+    cluster = config(pythons={reference: "/opt/bin/python3"})
+    (container,) = next(each for each in everything(run, cluster) if each["kind"] == "Job")["spec"]["template"]["spec"][
         "containers"
     ]
     assert container["image"] == pinned.format("a" * 64)

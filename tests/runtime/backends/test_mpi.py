@@ -1,4 +1,4 @@
-"""Runs that mpirun starts: over nodes without ssh, with the whole contract, and with their own first cause."""
+"""Runs that mpirun starts: on several nodes without ssh, with all variables, and with the first failure as cause."""
 
 import json
 import re
@@ -55,7 +55,8 @@ def mpi(harness):
 
 
 def test_ranks_meet_through_mpi_and_a_node_may_finish_long_before_another(mpi, harness, left_running):
-    # After MPI is finalized, rank 0 still works, while mpirun must not miss the other node.
+    # After MPI_Finalize all ranks but 0 exit, so node 1 has ended while rank 0 still works. mpirun must not take node 1
+    # for lost, and end rank 0.
     works_on = """
     import pathlib, time
     mark = pathlib.Path(os.environ["RUN_DIR"]) / "done"
@@ -125,6 +126,8 @@ def test_an_image_without_mpirun_is_refused(harness):
 
 
 def test_lies_to_the_socket_start_no_rank_twice(mpi, harness):
+    # The launcher listens at the path below for mpirun's stubs. `environment` asks it to start a rank, `host` and
+    # `command` to start a daemon on another node. 200 open connections are more than it accepts.
     script = REDUCES.replace(
         "THEN",
         """

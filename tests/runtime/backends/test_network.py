@@ -48,13 +48,13 @@ def as_nobody():
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    # Who has changed his user cannot reach his own /proc until he executes something; a real user has.
+    # After a change of its user, a process cannot open its own /proc until it executes a program, as real users have.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     return enter_and_look()
 
 
 def refused():
-    os.setresuid(NOBODY, NOBODY, NOBODY)  # and cannot reach his own /proc: the attempt fails half-way
+    os.setresuid(NOBODY, NOBODY, NOBODY)  # now it cannot open its own /proc, so `enter` fails half-way
     return [network.enter(), os.getuid()]
 
 
@@ -68,7 +68,7 @@ def test_a_process_gets_a_network_of_its_own_and_keeps_its_user_id(enter, user):
 def test_a_refused_namespace_changes_nothing():
     if os.geteuid():
         pytest.skip("only root can become somebody else")
-    # In a user namespace without a map he would be 65534 as well, and could write to nothing.
+    # The id proves little: in a user namespace without a map of users it would be 65534 as well.
     assert in_a_new_process(refused) == ["The kernel refuses a network namespace: Permission denied.", NOBODY]
 
 

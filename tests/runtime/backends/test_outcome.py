@@ -1,3 +1,5 @@
+"""The status and outcome of a run, merged from the records of its nodes."""
+
 import pytest
 
 from runtime.backends.supervision.outcome import merge

@@ -1,3 +1,5 @@
+"""The recipes of the built-in images, and every directive that a recipe may have."""
+
 import pytest
 
 from runtime.errors import InvalidSpec

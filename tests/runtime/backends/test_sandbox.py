@@ -1,3 +1,5 @@
+"""The arguments of bubblewrap, and the names of a node's address in its sandbox."""
+
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ SANDBOX = sandbox.Sandbox(
     etc_folder=Path("/runs/job/etc/0"),
     image=Path("/images/pytorch"),
     interpreter_prefixes=(Path("/python"),),
-    launcher=Path("/house/launcher"),
+    launcher=Path("/console/launcher"),
     mounts=(Mount("/data/deep", "/datasets/a/b"), Mount("/ws", "/workspace", False), Mount("/data/a", "/datasets/a")),
     datasets_target="/datasets",
     models_target="/models",

@@ -73,7 +73,7 @@ def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_th
 
     async def run(websocket, command):
         """Return what a command writes, up to a mark that it writes last."""
-        await websocket.send(f"{command}; echo do''ne\n".encode())
+        await websocket.send(f"{command}; echo do''ne\n".encode())  # the terminal echoes this line, without "done"
         output = ""
         while "done" not in output:
             output += (await websocket.recv()).decode()

@@ -340,6 +340,11 @@ def test_a_layout_that_names_files_outside_is_not_read(tmp_path):
     assert image_import._image_environment(tmp_path / "missing") == {}
 
 
+def test_a_layout_that_is_nested_too_deeply_sets_no_variables(tmp_path):
+    (tmp_path / "index.json").write_text("[" * 200_000)
+    assert image_import._image_environment(tmp_path) == {}
+
+
 def write_layout(folder, image_config):
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)

@@ -1,3 +1,5 @@
+"""The settings and the programs that builds of images pass on: of pip to uv, of the PATH to compilers."""
+
 from pathlib import Path
 
 from runtime.images import uv, wheels

@@ -1,3 +1,5 @@
+"""When an image is ready for runs, and when it is current."""
+
 import os
 
 import pytest

@@ -39,8 +39,8 @@ def test_mpirun_is_located_beside_the_interpreter_or_in_the_path(tmp_path):
 def mpi_of_node_0():
     """Return the MPI of a node, and the list of its messages to other launchers."""
     sent = []
-    order = {"plan": PLAN._asdict(), "python": "/image/bin/python", "environment": {}}
-    created = mpi.Mpi(DefaultSelector(), None, order, send=sent.append, on_all_started=lambda: None)
+    launch_plan = {"plan": PLAN._asdict(), "python": "/image/bin/python", "environment": {}}
+    created = mpi.Mpi(DefaultSelector(), None, launch_plan, send=sent.append, on_all_started=lambda: None)
     created._plan = PLAN._replace(controller="mpi", original_nodes=[0, 1])
     return created, sent
 

@@ -13,7 +13,7 @@ from runtime.launcher.pod.limits import START_MARGIN_SECONDS, PodLimits
 from runtime.launcher.processes import Exit
 from runtime.launcher.record import Record
 
-ORDER = {"start_seconds": 30, "deadline_seconds": 100, "grace_seconds": 10, "memory_bytes": 1 << 30}
+POD_PLAN = {"start_seconds": 30, "deadline_seconds": 100, "grace_seconds": 10, "memory_bytes": 1 << 30}
 KILLED = Exit(7, None, "SIGKILL")
 
 
@@ -49,14 +49,14 @@ def check_for(limits, clock, seconds, step=1.0):
 
 
 def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, record):
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     assert check_for(limits, clock, 30) is None
     assert check_for(limits, clock, 2) == ("platform_error", "nodes_not_met")
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     clock.now += 20
     assert limits.note_launched() == 10
     assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     limits.note_running({})
     record.data["started_at"] = 1.0
     assert check_for(limits, clock, SILENCE_SECONDS) is None
@@ -64,7 +64,7 @@ def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, r
 
 
 def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     assert limits.note_launched() == 30
     while clock.now < 1000 + 30 + START_MARGIN_SECONDS:
         limits.note_message()
@@ -74,7 +74,7 @@ def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
 
 
 def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     record.data["started_at"] = 1.0
     assert check_for(limits, clock, 5) is None
     clock.now += 600
@@ -83,7 +83,7 @@ def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):
 
 
 def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     limits.note_running({})
     assert (limits.term_at, limits.kill_at) == (1090.0, 1099.75)
     record.data["started_at"] = 1.0
@@ -97,7 +97,7 @@ def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
 
 def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, counters):
     counters.oom_kills = 3
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     failure = {"kind": "code_failed", "rank": 2}
     assert limits.explain_failure(failure, clock.now) is None, "what was killed before is of another run"
     counters.oom_kills = 4
@@ -111,7 +111,7 @@ def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, counte
 def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, record, counters):
     failure = {"kind": "code_failed", "rank": 2}
     counters.process_refusals = 2
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     assert limits.explain_failure(failure, clock.now) is None, "what was refused before is of another run"
     counters.process_refusals = 3
     verdict = limits.explain_failure(failure, clock.now)
@@ -125,7 +125,7 @@ def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, r
 
 
 def test_why_the_launcher_ended(clock, record, counters):
-    limits = PodLimits(ORDER, record)
+    limits = PodLimits(POD_PLAN, record)
     assert limits.explain_exit(KILLED).code == "node_not_started"
     record.data["started_at"] = 1.0
     assert (limits.explain_exit(KILLED).kind, limits.explain_exit(KILLED).code) == ("code_failed", "launcher_killed")
