@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import pytest
 import stripe
 from django.core.management import CommandError, call_command
@@ -16,7 +15,7 @@ from billing import gateway, sandbox
 from billing.errors import PaymentDeclined, PaymentRefused
 from billing.sandbox import checkout, delivery
 from billing.sandbox import provider as sandbox_provider
-from tests.billing.serving import PATIENCE, create_checkout, pay
+from tests.billing.serving import PATIENCE, browser, create_checkout, pay
 from tests.provider import ALWAYS_ASKS_FOR_CONFIRMATION, ASKS_FOR_CONFIRMATION, DECLINED, DISPUTED, GOOD
 
 WALLET = "http://127.0.0.1:8000/wallet/"
@@ -35,7 +34,7 @@ def setup_page(customer):
 class TestPage:
     def test_shows_the_amount_and_returns_to_the_console_when_it_is_paid(self, customer, served, receiver):
         checkout_page = create_checkout(customer)
-        shown = httpx.get(checkout_page.url)
+        shown = browser.get(checkout_page.url)
         assert shown.status_code == 200
         for text in ("$50.00", "Wallet of &lt;Acme &amp; Sons&gt;", "no real money"):
             assert text in shown.text
@@ -63,11 +62,11 @@ class TestPage:
             ("refuse", checkout_page.url, 0), ("agree", f"{WALLET}?paid=1", 5000),
         ):  # fmt: skip
             challenge = pay(checkout_page, ASKS_FOR_CONFIRMATION).headers["Location"]
-            assert "$50.00" in httpx.get(challenge).text
-            assert httpx.post(challenge, data={"answer": answer}).headers["Location"] == location
+            assert "$50.00" in browser.get(challenge).text
+            assert browser.post(challenge, data={"answer": answer}).headers["Location"] == location
             assert served.balance("usd") == balance_minor
-            assert ("unable to authenticate" in httpx.get(checkout_page.url).text) == (answer == "refuse")
-            assert httpx.post(challenge, data={"answer": "agree"}).status_code == 404
+            assert ("unable to authenticate" in browser.get(checkout_page.url).text) == (answer == "refuse")
+            assert browser.post(challenge, data={"answer": "agree"}).status_code == 404
 
     @pytest.mark.parametrize("card", ["", "4242", "1" * 16, f"card {GOOD}"])
     def test_takes_test_cards_only(self, customer, served, card):
@@ -86,10 +85,10 @@ class TestPage:
 
 def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(customer, served, receiver):
     setup = setup_page(customer)
-    assert "Save a card" in httpx.get(setup.url).text
+    assert "Save a card" in browser.get(setup.url).text
     assert "declined" in pay(setup, DECLINED).text
     challenge = pay(setup, ASKS_FOR_CONFIRMATION).headers["Location"]
-    assert httpx.post(challenge, data={"answer": "agree"}).headers["Location"].endswith("?saved=1")
+    assert browser.post(challenge, data={"answer": "agree"}).headers["Location"].endswith("?saved=1")
     assert receiver.next_event("setup_intent.succeeded")
     (card,) = gateway.cards(customer)
     assert (card.brand, card.last4, card.expires, card.label) == ("Visa", "3155", "12/34", "Visa •••• 3155")
@@ -107,7 +106,7 @@ def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(cu
 
 
 def test_a_card_that_needs_a_confirmation_each_time_is_declined_off_session(customer, served):
-    httpx.post(pay(setup_page(customer), ALWAYS_ASKS_FOR_CONFIRMATION).headers["Location"], data={"answer": "agree"})
+    browser.post(pay(setup_page(customer), ALWAYS_ASKS_FOR_CONFIRMATION).headers["Location"], data={"answer": "agree"})
     (card,) = gateway.cards(customer)
     for _ in range(2):  # the same key gives the same answer
         with pytest.raises(PaymentDeclined) as caught:
@@ -170,7 +169,7 @@ class TestRestart:
                 assert served.session(paid.session_id)["payment_status"] == "paid"
                 assert served.balance("usd") == balance_minor
                 address = f"{served.account.base_url}/pay/{still_open.session_id}"
-                assert httpx.post(address, data={"card": GOOD}).status_code == 303
+                assert browser.post(address, data={"card": GOOD}).status_code == 303
                 assert served.balance("usd") == 10_000
 
     def test_sends_what_was_not_delivered(self, start, receiver):
@@ -185,11 +184,11 @@ def test_the_api_requires_its_key_and_does_not_find_an_unknown_address(served):
     for path in ("/", "/pay/cs_unknown", "/v1/unknown", "/v1/payment_intents/pi_unknown"):
         known = {"Authorization": f"Bearer {gateway.sandbox_key()}"}
         for method in ("GET", "POST"):
-            assert httpx.request(method, served.account.base_url + path, headers=known).status_code == 404
+            assert browser.request(method, served.account.base_url + path, headers=known).status_code == 404
     for key in ("", "Bearer wrong", "Bearer \xe9", "Bearer sk_live_1"):
         headers = {"Authorization": key.encode("latin-1")} if key else {}
         for method, path in (("GET", "/v1/events"), ("POST", "/v1/checkout/sessions")):
-            answer = httpx.request(method, served.account.base_url + path, headers=headers)
+            answer = browser.request(method, served.account.base_url + path, headers=headers)
             assert answer.status_code == 401
             assert ("no live key" in answer.json()["error"]["message"]) == ("_live_" in key)
 

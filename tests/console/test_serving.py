@@ -41,7 +41,7 @@ class Listener:
     """A web server on `self.port`."""
 
     port: int
-    visitor = httpx.Client(headers={"Connection": "close"})  # `httpx.get` reads certificates for each poll
+    visitor = httpx.Client(headers={"Connection": "close"})  # `httpx.get` reads certificates each time
 
     @property
     def url(self):
@@ -77,7 +77,7 @@ class Server(Listener):
         self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | bind | environment)
 
     def census(self):
-        return httpx.get(f"{self.url}/census").json()
+        return self.visitor.get(f"{self.url}/census").json()
 
     def stop(self):
         """Stop the server; an open stream ends with it."""
@@ -204,7 +204,7 @@ def test_a_stream_has_its_format_and_comments_while_it_is_quiet_and_an_error_is_
     data = json.loads(body.split("data: ")[1].split("\n")[0])
     assert data == {"pid": server.process.pid, "path": "/stream?rank=1"}
     assert "event: tick\ndata: stream-" in body
-    answer = httpx.get(f"{server.url}/error", headers={"Accept": "text/event-stream"})
+    answer = server.visitor.get(f"{server.url}/error", headers={"Accept": "text/event-stream"})
     assert (answer.status_code, answer.json()) == (404, {"code": "nothing"})
 
 
@@ -238,7 +238,7 @@ def test_streams_of_an_organization_are_limited(server):
 
 
 def test_a_download_is_complete_and_ends_with_its_client(server):
-    assert httpx.get(f"{server.url}/download").content == b"x" * 4 * MIB
+    assert server.visitor.get(f"{server.url}/download").content == b"x" * 4 * MIB
     with server.connect("GET /download HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as client:
         client.recv(1000)
     wait_for(lambda: not any(name.startswith("download") for name in server.census()["threads"]))
@@ -279,10 +279,10 @@ def test_an_organization_has_half_of_the_downloads(monkeypatch):
 
 
 def test_an_upload_is_read_as_it_arrives(server):
-    peak = httpx.put(f"{server.url}{FILES}/a", content=b"small").json()["peak_kib"]
+    peak = server.visitor.put(f"{server.url}{FILES}/a", content=b"small").json()["peak_kib"]
     for headers in ({"Content-Length": str(60 * MIB)}, {}):
         pieces = (b"x" * MIB for _ in range(60))
-        answer = httpx.put(f"{server.url}{FILES}/a", content=pieces, headers=headers, timeout=60).json()
+        answer = server.visitor.put(f"{server.url}{FILES}/a", content=pieces, headers=headers, timeout=60).json()
         assert answer["size"] == 60 * MIB
         assert answer["peak_kib"] < peak + 20 * 1024
 
@@ -294,7 +294,9 @@ def test_a_refused_upload_is_answered_before_it_is_sent(server):
 
 def test_an_organization_has_half_of_the_uploads_from_all_its_addresses(patient_server):
     def put(organization):
-        return httpx.put(f"{patient_server.url}{FILES}/a?organization={organization}", content=b"small").status_code
+        return patient_server.visitor.put(
+            f"{patient_server.url}{FILES}/a?organization={organization}", content=b"small"
+        ).status_code
 
     with ExitStack() as clients:
         for number in range(2):
@@ -308,7 +310,7 @@ def test_an_organization_has_half_of_the_uploads_from_all_its_addresses(patient_
 def test_an_interrupted_upload_is_an_error_in_its_view_and_a_silent_connection_is_closed(server):
     with server.connect(UPLOAD) as client:
         client.sendall(b"some of it")
-    assert httpx.get(f"{server.url}/broken", timeout=30).json() == {"broken": True}
+    assert server.visitor.get(f"{server.url}/broken", timeout=30).json() == {"broken": True}
     with server.connect() as client:
         assert client.recv(1) == b""
 
@@ -327,9 +329,9 @@ def test_a_quiet_upload_can_be_read_on():
 
 
 def test_the_size_of_a_form_is_limited(server):
-    assert httpx.post(f"{server.url}/form", content=b"x" * MIB).json() == {"size": MIB}
+    assert server.visitor.post(f"{server.url}/form", content=b"x" * MIB).json() == {"size": MIB}
     for content in (b"x" * 6 * MIB, (b"x" * MIB for _ in range(6))):
-        answer = httpx.post(f"{server.url}/form", content=content)
+        answer = server.visitor.post(f"{server.url}/form", content=content)
         assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
@@ -378,9 +380,9 @@ def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request
     clients += [listener.connect(UPLOAD, address=f"127.0.0.{each + 2}") for each in range(4)]
     with trickling(clients) as count_open:
         for _ in range(10):
-            assert httpx.get(f"{listener.url}/page").status_code == 200
-            assert httpx.get(f"{listener.url}/healthz").json() == {"status": "ok"}
-        assert httpx.post(f"{listener.url}/form", content=b"form").json() == {"size": 4}
+            assert listener.visitor.get(f"{listener.url}/page").status_code == 200
+            assert listener.visitor.get(f"{listener.url}/healthz").json() == {"status": "ok"}
+        assert listener.visitor.post(f"{listener.url}/form", content=b"form").json() == {"size": 4}
         with listener.connect(STREAM.format("/stream"), address="127.0.0.8") as client:
             read_until(client, b"event: hello")
         assert count_open() == len(clients)
@@ -405,7 +407,7 @@ def test_connections_of_an_address_are_limited(patient_server):
             clients.enter_context(patient_server.connect(address="127.0.0.9"))
         with patient_server.connect(address="127.0.0.9") as one_more:
             assert refusal(one_more) == (429, "too_many_connections")
-        assert httpx.get(f"{patient_server.url}/page").status_code == 200
+        assert patient_server.visitor.get(f"{patient_server.url}/page").status_code == 200
     wait_for(lambda: is_served(patient_server, "127.0.0.9"))
 
 
@@ -417,13 +419,13 @@ def test_requests_work_again_as_soon_as_the_database_does(server):
     real = Path(connection.settings_dict["HOST"]) / ".s.PGSQL.5432"
     link = server.database_folder / real.name
     for _ in range(2):
-        api, page = (httpx.get(f"{server.url}{path}") for path in ("/api/v1/database", "/database"))
+        api, page = (server.visitor.get(f"{server.url}{path}") for path in ("/api/v1/database", "/database"))
         assert (api.status_code, api.json()["code"], page.status_code) == (503, "database_unavailable", 503)
         assert min(int(answer.headers["retry-after"]) for answer in (api, page)) > 0
         assert "temporarily unavailable" in page.text
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert server.visitor.get(f"{server.url}/healthz").status_code == 200
         link.symlink_to(real)
-        assert httpx.get(f"{server.url}/database").text == "there"
+        assert server.visitor.get(f"{server.url}/database").text == "there"
         link.unlink()
         with connection.cursor() as cursor:  # the server's connections end, as when PostgreSQL is killed
             cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres'")
