@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from html import unescape
 from itertools import chain, product
 from pathlib import Path
+from typing import Literal
 from uuid import UUID
 
 import pytest
@@ -109,6 +110,21 @@ const sheet = new CSSStyleSheet();
 sheet.replaceSync("* { transition: none !important; }");
 document.adoptedStyleSheets.push(sheet);
 """
+REPEATED_IDS = """() => {
+    const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
+    return ids.filter((id, index) => ids.indexOf(id) < index);
+}"""
+EMPTY_FRAME = """(part) => {
+    for (let inner = document.querySelector(part); inner.parentElement; inner = inner.parentElement)
+        for (const beside of inner.parentElement.children)
+            if (beside !== inner && beside !== document.head && beside.childElementCount) beside.replaceChildren();
+}"""
+"""Empties what is beside a part of the page: axe reads every element of a page, and the frame has most of them."""
+RUN_AXE = """async ([part, rules, isDark]) => {
+    document.documentElement.classList.toggle("dark", isDark);
+    return (await axe.run(part, {...rules, resultTypes: ["violations"]})).violations;
+}"""
+"""Runs axe in a theme. The console follows the system; the admin follows a class once it is loaded."""
 TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 NARROW = 360
 """Pixels of a narrow phone."""
@@ -148,6 +164,7 @@ def walker(transactional_db, console, backend, provider, chromium):
     customer = Customer(backend)
     ids = furnish(customer, provider)
     context = open_context(chromium, reduced_motion="reduce")
+    context.add_init_script(script=AXE + NO_TRANSITIONS)
     log_in(context, console, customer.membership.user)
     walker = Walker(context.new_page(), console, ids)
     walker.page.on("console", walker.read_console)
@@ -164,6 +181,7 @@ class Walker:
     url: str
     ids: dict[str, object]
     violations: list[str] = field(default_factory=list)
+    theme: Literal["light", "dark"] = "light"
 
     def read_console(self, message):
         """Collect what the browser says about the page's content policy."""
@@ -186,27 +204,28 @@ class Walker:
         expect(self.page.locator(".htmx-request, [aria-busy=true]")).to_have_count(0)
 
     def check(self, path, part=MAIN, *, in_dark=True):
-        """Run every rule of axe on a part of a page in light, and that of colors again in dark."""
+        """Run every rule of axe on a part of a page in one theme, and that of colors again in the other."""
         self.open(path)
-        self.page.evaluate(NO_TRANSITIONS)
-        self.page.evaluate(AXE)
-        for theme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]}))[: 1 + in_dark]:
-            # The console follows the system; the admin follows a class once it is loaded.
-            self.page.emulate_media(color_scheme=theme)
-            self.page.evaluate("(dark) => document.documentElement.classList.toggle('dark', dark)", theme == "dark")
-            run = (
-                "([part, rules]) => axe.run(part, {...rules, resultTypes: ['violations']})"
-                ".then((result) => result.violations)"
-            )
-            for violation in self.page.evaluate(run, [part, rules]):
-                for node in violation["nodes"]:
-                    why = " ".join(node["failureSummary"].split())
-                    place = f"{node['target']} {node['html'][:120]}"
-                    self.violations.append(f"/{path} ({theme}): {violation['id']}: {place} {why}")
-        if not self.page.evaluate("document.title && document.querySelector('h1')"):
-            self.violations.append(f"/{path}: no title, or no heading of the first level")
         if not path.startswith("admin/"):  # the theme of the admin scrolls its wide tables
             self._check_width(path)
+        if not self.page.evaluate("document.title && document.querySelector('h1')"):
+            self.violations.append(f"/{path}: no title, or no heading of the first level")
+        for name in self.page.evaluate(REPEATED_IDS):
+            self.violations.append(f"/{path}: several elements have the id {name}")
+        if part == MAIN:
+            self.page.evaluate(EMPTY_FRAME, part)
+        self._run_axe(path, part, {})
+        if in_dark:
+            self.theme = "light" if self.theme == "dark" else "dark"  # and stays so: each change draws the page again
+            self.page.emulate_media(color_scheme=self.theme)
+            self._run_axe(path, part, {"runOnly": ["color-contrast"]})
+
+    def _run_axe(self, path, part, rules):
+        for violation in self.page.evaluate(RUN_AXE, [part, rules, self.theme == "dark"]):
+            for node in violation["nodes"]:
+                why = " ".join(node["failureSummary"].split())
+                place = f"{node['target']} {node['html'][:120]}"
+                self.violations.append(f"/{path} ({self.theme}): {violation['id']}: {place} {why}")
 
     def _check_width(self, path):
         """Report a page that scrolls sideways on a narrow phone, and elements that stick out."""
