@@ -1,6 +1,6 @@
 """Connect to hosts that customers name, such as those of webhooks, but not to private addresses of the operator.
 
-A host name is resolved once, and the connection goes to the address that was checked. Therefore a DNS server that
+A host name is resolved once, and the connection goes to an address that was checked. Therefore a DNS server that
 returns another address the second time (DNS rebinding) cannot redirect the connection.
 """
 
@@ -12,7 +12,7 @@ import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from runtime.packages.proxy import is_public
@@ -20,6 +20,8 @@ from runtime.packages.proxy import is_public
 TIMEOUT_SECONDS = 60
 """How long a connection waits for the server to accept it, or to send the next bytes: servers of large files may be
 slow. Webhooks set a shorter limit."""
+MAX_ADDRESSES = 4
+"""How many of a host's addresses are tried in turn, such as one of IPv6 and one of IPv4. They share the time limit."""
 _TUNNELS = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 """IPv6 ranges (NAT64, 6to4, Teredo) whose addresses contain an IPv4 address, which may be private."""
 
@@ -29,16 +31,25 @@ class ForbiddenAddress(Exception):
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to the IP address `ip`. Over TLS, the server's certificate must be that of `host`."""
+    """A connection to the first of `addresses` that accepts it. The certificate for TLS must be that of `host`."""
 
-    def __init__(self, host: str, port: int, *, ip: str, tls: ssl.SSLContext | None) -> None:
+    timeout: float
+
+    def __init__(self, host: str, port: int, *, addresses: Sequence[str], tls: ssl.SSLContext | None) -> None:
         self.default_port = http.client.HTTPS_PORT if tls else http.client.HTTP_PORT
         super().__init__(host, port, timeout=TIMEOUT_SECONDS)
-        self._ip, self._tls = ip, tls
+        self._addresses, self._tls = addresses, tls
 
     def connect(self) -> None:
-        """Connect to the address, without resolving the name again."""
-        tcp = socket.create_connection((self._ip, self.port), self.timeout)
+        """Connect to an address, without resolving the name again. Raises the error of the last one if all fail."""
+        for number, address in enumerate(self._addresses, start=1):
+            try:
+                tcp = socket.create_connection((address, self.port), self.timeout / len(self._addresses))
+                break
+            except OSError:
+                if number == len(self._addresses):
+                    raise
+        tcp.settimeout(self.timeout)
         try:
             self.sock = self._tls.wrap_socket(tcp, server_hostname=self.host) if self._tls else tcp
         except BaseException:  # also a KeyboardInterrupt, else the socket would stay open
@@ -49,17 +60,17 @@ class _Connection(http.client.HTTPConnection):
 def connection_to(origin: str, *, allows_private: bool = False) -> http.client.HTTPConnection:
     """Return a connection, not yet open, to an origin such as `https://host:8443`. Raises ForbiddenAddress, OSError.
 
-    It leads to the host's first public address or, with `allows_private`, to its first public or private address.
+    It leads to a public address of the host or, with `allows_private`, to a public or private one.
     """
     parts = urlsplit(origin)
     is_tls = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (http.client.HTTPS_PORT if is_tls else http.client.HTTP_PORT)
     resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(socket_address[0]) for _family, _type, _protocol, _name, socket_address in resolved]
-    for address in dict.fromkeys(addresses):
-        if _is_allowed(address, allows_private):
-            return _Connection(host, port, ip=address, tls=tls_context() if is_tls else None)
-    raise ForbiddenAddress(host)
+    allowed = [address for address in dict.fromkeys(addresses) if _is_allowed(address, allows_private)]
+    if not allowed:
+        raise ForbiddenAddress(host)
+    return _Connection(host, port, addresses=allowed[:MAX_ADDRESSES], tls=tls_context() if is_tls else None)
 
 
 @contextlib.contextmanager
