@@ -133,7 +133,8 @@ def test_each_node_has_shells_of_its_own_until_it_ends(any_harness):
         async with open_connection(backend.shell_socket("job-1-1", 1)) as (reader, _writer):
             await asyncio.to_thread(backend.stop, "job-1-1", 0)
             async with asyncio.timeout(any_harness.patience):
-                await reader.read(-1)
+                with contextlib.suppress(ConnectionResetError):  # a shell that is killed may not have read everything
+                    await reader.read(-1)
 
     asyncio.run(read_until_the_run_ends())
     any_harness.wait_for_end()
