@@ -29,7 +29,7 @@ LIVE_SERVER_MARKS = [
     pytest.mark.browser, pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
     pytest.mark.xdist_group("accessibility"), pytest.mark.slow,
 ]  # fmt: skip
-"""Marks of tests whose console is served from a thread, on the test's own rows."""
+"""Marks of tests whose console is served from a thread, with the rows that the test created. One process runs them."""
 WITH_WHOLE_CONSOLE = [pytest.mark.browser, pytest.mark.torch, *WHOLE_CONSOLE]
 """Marks of tests with all processes of a console, which runs real trainings."""
 
@@ -83,7 +83,7 @@ def chromium_path():
 
 @contextmanager
 def served_console(settings, static_root, host="127.0.0.1"):
-    """Serve a console from a thread, on the test's own rows. Yields its URL."""
+    """Serve a console from a thread, with the rows that the test created. Yield its URL."""
     settings.MIDDLEWARE = ["whitenoise.middleware.WhiteNoiseMiddleware", *settings.MIDDLEWARE]
     settings.WHITENOISE_USE_FINDERS = True
     settings.WHITENOISE_MAX_AGE = 3600
@@ -118,7 +118,7 @@ def english_texts():
         translated = message.string if isinstance(message.string, tuple) else (message.string,)
         for text in texts:
             words = re.sub(r"%(\(\w+\))?[sd]", "", text)
-            # A single word may be a name that a customer gave, and few words beside a value may be anything.
+            # A single word may be a customer's name for something. A pattern of one word and a value matches too much.
             if text not in translated and len(re.findall(r"[A-Za-z]{2,}", words)) >= 2:
                 parts = (re.escape(part) for part in re.split(r"%(?:\(\w+\))?[sd]", text.replace("%%", "%")))
                 patterns.append(".+".join(parts))
@@ -211,7 +211,7 @@ def url(transactional_db, console, customer, watched):
 
 
 @pytest.fixture
-def second(chromium, language):
+def second_page(chromium, language):
     """The page of another person's window."""
     context = open_context(chromium, language=language)
     yield context.new_page()

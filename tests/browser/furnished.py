@@ -107,7 +107,7 @@ def _fill_storage(customer):
     ]}  # fmt: skip
     customer.write("notes/plot.ipynb", json.dumps({"cells": [{"cell_type": "markdown", "source": "# Plot"}, code]}))
     workspace = selectors.workspace_named(customer.organization, "main")
-    for name in ("old.py", "older"):
+    for name in ("old.py", "older"):  # the bin shows a file and a folder
         customer.write(f"{name}/x" if name == "older" else name, "print(1)")
         recycle_bin.delete(workspace=workspace, path=name, user=customer.membership.user)
     images.create_image(
@@ -145,8 +145,8 @@ def _run_jobs(customer):
     running = customer.started(at=now - 60, datasets="digits")
     _write_curves(running.job_id)
     for node in (0, 1):
-        for second in range(30):
-            backend.sample(running.run_name, _sample(node, now - 60 + 2 * second), node=node)
+        for seconds in range(0, 60, 2):
+            backend.sample(running.run_name, _sample(node, now - 60 + seconds), node=node)
     start(customer.job())
     never_fits(customer)
     queued = customer.job(nodes=4)

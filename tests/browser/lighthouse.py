@@ -31,7 +31,7 @@ class Audit:
 
     @property
     def scores(self) -> dict[str, int]:
-        """Points of 100 by category."""
+        """The score of each category, from 0 to 100."""
         return {name: round(100 * category["score"]) for name, category in self.report["categories"].items()}
 
     def faults(self, category: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""axe-core reports no violation on any page of the console and the admin, and no page violates its content policy."""
+"""axe-core reports no violation on any page of the console and the admin, nor the browser one of the content policy."""
 
 from __future__ import annotations
 
@@ -98,18 +98,19 @@ PAGES = {
     "legal_text": ["legal/terms/"],
     "invitation": ["invitations/{invitation}/"],
 }  # fmt: skip
-"""The console's pages by their URL names, each of several looks once. Fragments are tabs of a page."""
+"""Paths of the console's pages by URL name: one path for each look of a page. A fragment names a tab."""
 STATES = (
     "datasets/d/empty/", "training/new/", "training/new/?rerun={failed}&exact=1", "jobs/{succeeded}/#overview",
     "jobs/{succeeded}/#cost", "jobs/{hung}/", "jobs/{queued}/#nodes", "jobs/{notebook}/#configuration",
     "jobs/{running}/cost/",
 )  # fmt: skip
-"""Pages with other texts, and no other elements than those of PAGES."""
+"""Pages with other texts than those of PAGES but the same elements: translation is checked in them, not axe."""
 NO_TRANSITIONS = """
 const sheet = new CSSStyleSheet();
 sheet.replaceSync("* { transition: none !important; }");
 document.adoptedStyleSheets.push(sheet);
 """
+"""Turns transitions off: after a change of theme axe would read colors that are still changing."""
 REPEATED_IDS = """() => {
     const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
     return ids.filter((id, index) => ids.indexOf(id) < index);
@@ -119,16 +120,16 @@ EMPTY_FRAME = """(part) => {
         for (const beside of inner.parentElement.children)
             if (beside !== inner && beside !== document.head && beside.childElementCount) beside.replaceChildren();
 }"""
-"""Empties what is beside a part of the page: axe reads every element of a page, and the frame has most of them."""
+"""Empties everything around a part of the page: axe reads every element, and most are in the navigation around it."""
 RUN_AXE = """async ([part, rules, isDark]) => {
     document.documentElement.classList.toggle("dark", isDark);
     return (await axe.run(part, {...rules, resultTypes: ["violations"]})).violations;
 }"""
 """Runs axe in a theme. The console follows the system; the admin follows a class once it is loaded."""
-TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+TWO_ANIMATION_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 NARROW = 360
 """Pixels of a narrow phone."""
-NO_PAGES = {
+NOT_PAGES = {
     "brand_logo", "brand_style", "cost_export", "dataset_download", "dataset_image", "dataset_import",
     "image_check", "invoice_csv", "invoice_pdf", "job_export", "job_image", "job_live", "job_metrics",
     "job_points_csv", "job_stacks", "job_tab", "notebook_admit", "notebook_open", "organization_export",
@@ -136,8 +137,8 @@ NO_PAGES = {
     "training_environment", "training_paid", "training_script", "training_scripts", "pending_top_up",
     "workspace_download", "workspace_imports", "workspace_picture",
 }  # fmt: skip
-"""URLs that answer a GET with a fragment or a file."""
-ACCOUNT = [
+"""Names of URLs that answer a GET with a fragment or a file."""
+ACCOUNT_PAGES = [
     "accounts/password/change/",
     "accounts/email/",
     "accounts/3rdparty/",
@@ -149,12 +150,13 @@ ACCOUNT = [
     "identity/o/authorize?client_id=unknown",
     "no/such/page/",
 ]
-SIGNED_OUT = [
+"""Pages outside `console.web.urls` that a logged-in person sees: allauth's, those of the OpenID provider, and a 404."""
+SIGNED_OUT_PAGES = [
     "accounts/login/", "accounts/approval/", "accounts/signup/", "accounts/password/reset/",
     "accounts/3rdparty/login/cancelled/",
 ]  # fmt: skip
 MAIN = "#main"
-"""The part of a page that is its own. All pages with the same frame share the rest, so axe reads that once for each."""
+"""Selects a page's content. Many pages share the navigation around it, so axe reads WHOLE once for each navigation."""
 WHOLE = "html"
 
 
@@ -198,7 +200,7 @@ class Walker:
         if tab and url == self.page.url.partition("#")[0]:
             tabs = self.page.locator("#job-tab")  # on phones, a list in place of the tabs
             tabs.select_option(tab) if tabs.is_visible() else self.page.locator(f"#{tab}-tab").click()
-            self.page.evaluate(TWO_FRAMES)  # htmx loads a tab once an observer has seen it, in the next frame
+            self.page.evaluate(TWO_ANIMATION_FRAMES)  # htmx loads a tab once an observer has seen it, in the next frame
         else:
             self.page.goto(f"{url}#{tab}" if tab else url, wait_until="load")
         expect(self.page.locator(".htmx-request, [aria-busy=true]")).to_have_count(0)
@@ -216,7 +218,7 @@ class Walker:
             self.page.evaluate(EMPTY_FRAME, part)
         self._run_axe(path, part, {})
         if in_dark:
-            self.theme = "light" if self.theme == "dark" else "dark"  # and stays so: each change draws the page again
+            self.theme = "light" if self.theme == "dark" else "dark"  # and keep it: each change draws the page again
             self.page.emulate_media(color_scheme=self.theme)
             self._run_axe(path, part, {"runOnly": ["color-contrast"]})
 
@@ -231,7 +233,8 @@ class Walker:
         """Report a page that scrolls sideways on a narrow phone, and elements that stick out."""
         wide = self.page.viewport_size
         self.page.set_viewport_size({"width": NARROW, "height": 800})
-        # Charts follow a moment later. A function that Playwright polls needs `eval`, which the page's policy forbids.
+        # Charts shrink a moment later, so wait up to 5 s. The page waits itself: a function that Playwright polls needs
+        # `eval`, which the page's policy forbids.
         until = f"document.documentElement.scrollWidth <= {NARROW} || performance.now() - started > 5000"
         frames = f"""new Promise((done) => {{
             const started = performance.now();
@@ -258,13 +261,13 @@ class Walker:
 
 
 def test_axe_accepts_every_page_of_the_console(walker):
-    for path in chain(*PAGES.values(), ACCOUNT):
+    for path in chain(*PAGES.values(), ACCOUNT_PAGES):
         walker.check(path, MAIN if path else WHOLE)
     walker.page.context.clear_cookies()
-    walker.check(SIGNED_OUT[0], WHOLE)
-    for path in SIGNED_OUT[1:]:
+    walker.check(SIGNED_OUT_PAGES[0], WHOLE)
+    for path in SIGNED_OUT_PAGES[1:]:
         walker.check(path)
-    walker.page.goto(f"{walker.url}/api/v1/docs/")  # Swagger UI, of others: only its policy is checked
+    walker.page.goto(f"{walker.url}/api/v1/docs/")  # Swagger UI is not our code: only its policy is checked
     expect(walker.page.get_by_role("heading", name="Trainyard API")).to_be_visible()
     assert not walker.violations, "\n".join(walker.violations)
 
@@ -291,10 +294,13 @@ def texts_of(html):
 
 
 def test_axe_accepts_the_admin(walker):
-    """Check the first page, a list of each app, and the form of each list's first row or of a new one."""
+    """Check the first page, a list of each app, and the form of each list's first row or of a new one.
+
+    Both themes are checked in the first list and form alone, since all lists and forms have the same style.
+    """
     walker.check("admin/", WHOLE)
     lists = sorted(set(filter(re.compile(r"^/admin/\w+/\w+/$").match, walker.links("#nav-sidebar a"))))
-    assert len(lists) > 30
+    assert len(lists) > 30, "the selector no longer finds the sidebar's links"
     apps = set()
     for path in (each.removeprefix("/") for each in lists):
         app = path.split("/")[1]
@@ -319,7 +325,7 @@ def test_pictures_of_every_page(walker):
         to.mkdir(parents=True, exist_ok=True)
         cookie = {"name": django_settings.LANGUAGE_COOKIE_NAME, "value": language, "url": walker.url}
         walker.page.context.add_cookies([cookie])
-        for path in chain(*PAGES.values(), STATES, ACCOUNT):
+        for path in chain(*PAGES.values(), STATES, ACCOUNT_PAGES):
             name = re.sub(r"[^a-z0-9]+", "-", path.format(**walker.ids)).strip("-") or "overview"
             walker.shoot(path, to / f"{name}.png", width=width, theme=theme)
 
@@ -330,5 +336,5 @@ def test_every_url_is_checked_or_is_not_a_page(client, db):
         names = re.findall(r"<\w+:(\w+)>", route)
         arguments = {name: UUID(int=0) if name == "quote_id" else "0" for name in names}
         if client.get(reverse(str(pattern.name), kwargs=arguments)).status_code != 405:
-            pages.add(pattern.name)
-    assert pages - NO_PAGES == set(PAGES)
+            pages.add(pattern.name)  # a GET is allowed; all other URLs are targets of forms
+    assert pages - NOT_PAGES == set(PAGES)

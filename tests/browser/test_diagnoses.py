@@ -1,4 +1,4 @@
-"""A failed job of each family of causes: its page says what happened, where and who pays, and one button leads on."""
+"""For each family of causes, the page of a failed job says what happened, where and who pays, and links to the fix."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _check_fix(page, job, case):
     elif case.file:
         page.wait_for_url(re.compile(rf"/workspaces/w/main/file/{re.escape(case.file)}\b"))
         expect(page.locator(".CodeMirror"), case.family).to_be_visible()
-        if case.file == SCRIPT:  # the cursor is in the line
+        if case.file == SCRIPT:  # the editor opens at the traceback's line
             expect(page.locator(".CodeMirror-activeline"), case.family).to_contain_text("main()")
     else:
         page.wait_for_url(f"**/jobs/{job}/files/")

@@ -12,7 +12,7 @@ pytestmark = LIVE_SERVER_MARKS
 
 
 @in_chinese
-def test_an_edited_script_is_trained_and_the_earlier_one_exactly_again(url, customer, watched):
+def test_a_job_is_bought_again_with_the_edited_script_and_exactly_as_it_was(url, customer, watched):
     page, say = watched.page, watched.say
     customer.write("train.py", "print('first')\n")
     first = customer.started()
@@ -32,11 +32,11 @@ def test_an_edited_script_is_trained_and_the_earlier_one_exactly_again(url, cust
     page.locator("[name=epochs]").fill("7")
     expect(page.locator("#changed-fields output")).to_have_text(say("Epochs"))
     assert untranslated(page) == []
-    assert runs(customer, buy(page)) == "print('first')\nprint('second')"
+    assert script_of_started_job(customer, buy(page)) == "print('first')\nprint('second')"
 
     page.goto(f"{url}/jobs/{first.job_id}/")
     page.get_by_role("link", name=say("Run exactly")).click()
-    assert runs(customer, buy(page)) == "print('first')"
+    assert script_of_started_job(customer, buy(page)) == "print('first')"
     page.reload()
     page.get_by_role("tab", name=say("Configuration")).click()
     sentence = say("This job runs a copy of the ordered script, %(path)s in the workspace.", path="PATH")
@@ -51,7 +51,7 @@ def buy(page):
     return int(re.search(r"/jobs/(\d+)/", page.url)[1])
 
 
-def runs(customer, job):
+def script_of_started_job(customer, job):
     """Start a job, and return the text of the script that the cluster gets."""
     started = customer.organization.jobs.get(pk=job)
     assert start(started)

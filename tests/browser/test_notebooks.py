@@ -1,4 +1,4 @@
-"""A notebook in a real browser: bought from a workspace, a cell with torch runs, its file and its receipt are there."""
+"""A notebook in a real browser: it is bought from a workspace, runs a cell with torch, leaves a file and a receipt."""
 
 import re
 
@@ -14,7 +14,7 @@ pytestmark = [*WITH_WHOLE_CONSOLE, pytest.mark.slow]
 CELL = "import torch; print('sum', int(torch.ones(3).sum()))"
 
 
-def test_a_cell_with_torch_runs_and_its_file_and_receipt_are_there(whole_console, buyer, watched):
+def test_a_notebook_runs_a_cell_with_torch_and_leaves_a_file_and_a_receipt(whole_console, buyer, watched):
     page = watched.page
     _log_in(page, whole_console.url, buyer.email)
     job = _buy(page, whole_console.url)

@@ -16,7 +16,7 @@ from tests.factories.notebooks import sell_notebook
 pytestmark = LIVE_SERVER_MARKS
 
 
-def end(customer, outcome):
+def ended_job(customer, outcome):
     return customer.end(customer.started(max_seconds=14_400), outcome).pk
 
 
@@ -26,7 +26,7 @@ def violations(page, part):
 
 
 def test_the_palette_is_opened_searched_and_followed_by_keyboard(url, customer, watched):
-    page, job = watched.page, end(customer, Outcome.CODE_FAILED)
+    page, job = watched.page, ended_job(customer, Outcome.CODE_FAILED)
     page.goto(f"{url}/jobs/")
     page.keyboard.press("Control+k")
     expect(page.locator(".palette-input")).to_be_focused()
@@ -49,7 +49,7 @@ def test_the_palette_is_opened_searched_and_followed_by_keyboard(url, customer, 
 
 
 def test_on_a_phone_the_price_stays_in_sight_and_nothing_is_cut_off(url, customer, watched):
-    page, job = watched.page, end(customer, Outcome.COMPLETED)
+    page, job = watched.page, ended_job(customer, Outcome.COMPLETED)
     page.set_viewport_size({"width": NARROW, "height": 800})
     page.goto(f"{url}/training/new/?rerun={job}")
     expect(page.locator(".quote-bar")).to_contain_text("$")
@@ -64,10 +64,10 @@ def test_on_a_phone_the_price_stays_in_sight_and_nothing_is_cut_off(url, custome
     parts.select_option("configuration")
     page.wait_for_url("**/#configuration")
     path = page.locator(".table-names td", has_text="/run/trainyard/metrics.jsonl")
-    assert path.evaluate("cell => cell.clientHeight") < 50
+    assert path.evaluate("cell => cell.clientHeight") < 50, "the long name is broken into many lines"
     expect(page.locator("#job-header")).to_contain_text("Ended")
     expect(page.locator("#job-header")).not_to_contain_text("Time left")
-    page.goto("about:blank")  # or the fragment alone would change
+    page.goto("about:blank")  # else only the fragment would change, and nothing would load
     page.goto(f"{url}/jobs/{job}/#cost")
     expect(page.locator("#cost")).to_be_visible()
     expect(page.locator("#cost")).not_to_be_focused()
@@ -76,7 +76,7 @@ def test_on_a_phone_the_price_stays_in_sight_and_nothing_is_cut_off(url, custome
 
 
 def test_on_a_phone_a_list_opens_the_tabs_of_the_page_for_operators(url, customer, watched):
-    page, job = watched.page, end(customer, Outcome.COMPLETED)
+    page, job = watched.page, ended_job(customer, Outcome.COMPLETED)
     User.objects.filter(pk=customer.membership.user_id).update(is_staff=True, is_superuser=True)
     page.set_viewport_size({"width": NARROW, "height": 800})
     page.goto(f"{url}/admin/jobs/job/{job}/page/")
@@ -99,7 +99,7 @@ def test_the_page_of_a_notebook_counts_down_and_warns_before_its_time_limit(url,
     left, warning = page.locator("[data-seconds-left]"), page.locator("#notebook-ending")
     expect(left).to_have_text(re.compile(r"^[12]:\d\d:\d\d$"))
     expect(warning).to_be_hidden()
-    page.clock.fast_forward("01:51:00")
+    page.clock.fast_forward("01:51:00")  # of two hours; the warning is for the last ten minutes
     expect(left).to_have_text(re.compile(r"^0:0\d:\d\d$"))
     expect(warning).to_be_visible()
     assert violations(page, "#job-header") == []
@@ -142,6 +142,7 @@ def test_a_job_is_cancelled_while_its_page_refreshes(url, customer, watched):
     page = watched.page
     page.goto(f"{url}/jobs/{customer.started().job_id}/")
     page.get_by_role("button", name="Cancel", exact=True).click()
+    # The refresh replaces the header, and with it the mark `stale`. The open dialog must survive that.
     with page.expect_response(re.compile(r"/live/\?tab=overview")):
         page.locator("#job-header").evaluate("header => (header.dataset.stale = '', htmx.trigger(header, 'refresh'))")
     expect(page.locator("#job-header")).not_to_have_attribute("data-stale", "")
@@ -150,7 +151,7 @@ def test_a_job_is_cancelled_while_its_page_refreshes(url, customer, watched):
 
 
 def test_curves_are_zoomed_by_keyboard_smoothed_and_drawn_along_another_axis(url, customer, watched):
-    page, job, now = watched.page, end(customer, Outcome.COMPLETED), timezone.now()
+    page, job, now = watched.page, ended_job(customer, Outcome.COMPLETED), timezone.now()
     MetricPoint.objects.bulk_create(
         MetricPoint(job_id=job, attempt=1, name="loss", position=step, step=step, value=1 / (step + 1), at=now)
         for step in range(50)
@@ -169,7 +170,7 @@ def test_curves_are_zoomed_by_keyboard_smoothed_and_drawn_along_another_axis(url
 
 
 def test_a_requirements_file_beside_the_script_is_offered_and_shown(url, customer, watched):
-    page, job = watched.page, end(customer, Outcome.CODE_FAILED)
+    page, job = watched.page, ended_job(customer, Outcome.CODE_FAILED)
     customer.write("requirements.txt", "einops\n")
     page.goto(f"{url}/training/new/?rerun={job}")
     page.get_by_role("button", name="Install its packages").click()

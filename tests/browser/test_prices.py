@@ -1,4 +1,4 @@
-"""A customer and an administrator, who publishes prices, in two windows."""
+"""An administrator publishes prices in one window, and the customer's next quote in the other has them."""
 
 from decimal import Decimal
 
@@ -14,7 +14,7 @@ pytestmark = LIVE_SERVER_MARKS
 
 
 @in_chinese
-def test_prices_that_an_administrator_publishes_are_in_the_next_quote(url, watched, second):
+def test_prices_that_an_administrator_publishes_are_in_the_next_quote(url, watched, second_page):
     page, say = watched.page, watched.say
     page.goto(f"{url}/training/new/")
     ask_for_quote(page)
@@ -22,23 +22,24 @@ def test_prices_that_an_administrator_publishes_are_in_the_next_quote(url, watch
 
     with translation.override(watched.language):  # its name is in the language of the administrator
         draft = pricebooks.copy(book=PriceBook.objects.get())
-    log_in(second.context, url, UserFactory(is_staff=True, is_superuser=True))
-    second.goto(f"{url}/admin/billing/pricebook/{draft.pk}/change/")
-    for amount in second.locator("input[name$=-amount]:visible").all():
+    log_in(second_page.context, url, UserFactory(is_staff=True, is_superuser=True))
+    second_page.goto(f"{url}/admin/billing/pricebook/{draft.pk}/change/")
+    for amount in second_page.locator("input[name$=-amount]:visible").all():
         if value := amount.input_value():  # the last row is for another price
             amount.fill(str(3 * Decimal(value)))
-    second.get_by_role("button", name=say("Save"), exact=True).click()
+    second_page.get_by_role("button", name=say("Save"), exact=True).click()
     warning = say("Large change from the current price: %(change)s. Check it before you publish.").partition("%")[0]
-    expect(second.get_by_text(warning).first).to_be_visible()
-    second.get_by_role("row").filter(has_text=str(draft)).get_by_role("checkbox").check()
-    second.locator("select[name=action]").select_option("publish")
-    assert untranslated(second) == []
-    second.get_by_role("button", name=say("Run")).click()
-    assert untranslated(second) == []
-    second.get_by_role("button", name=say("Publish")).click()
-    expect(second.get_by_text(say("%(book)s is published.", book=draft))).to_be_visible()
-    assert untranslated(second) == untranslated(page) == []
+    expect(second_page.get_by_text(warning).first).to_be_visible()
+    second_page.get_by_role("row").filter(has_text=str(draft)).get_by_role("checkbox").check()
+    second_page.locator("select[name=action]").select_option("publish")
+    assert untranslated(second_page) == []
+    second_page.get_by_role("button", name=say("Run")).click()
+    assert untranslated(second_page) == []
+    second_page.get_by_role("button", name=say("Publish")).click()
+    expect(second_page.get_by_text(say("%(book)s is published.", book=draft))).to_be_visible()
+    assert untranslated(second_page) == untranslated(page) == []
 
     ask_for_quote(page)
     expect(page.locator("[data-ceiling]")).not_to_have_attribute("data-ceiling", str(before))
-    assert int(page.locator("[data-ceiling]").get_attribute("data-ceiling")) > 2 * before
+    tripled = int(page.locator("[data-ceiling]").get_attribute("data-ceiling"))
+    assert tripled > 2 * before  # about three times; not exactly, since amounts are rounded

@@ -1,4 +1,4 @@
-"""SAML in a real browser: its provider is another site, which cookies and the content policy treat as one."""
+"""SAML in a real browser, for which the provider is another site: cookies and the content policy must let it log in."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from tests.tools import asgi_console
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 LINK_AND_CLIPBOARD = b"\x1b]8;;https://evil.example/\x1b\\click here\x1b]8;;\x1b\\ \x1b]52;c;ZXZpbA==\x07<b id=evil>"
+"""Hostile output of customers' code: a link, a command that writes the clipboard, and HTML."""
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_a_shell_is_typed_into_and_shows_customers_data_as_text(customer, url, w
     with page.expect_popup() as popup:
         page.get_by_role("link", name="Open a shell in node 0").click()
     shell = popup.value
-    page.goto("about:blank")  # the page of the job would go on renewing itself
+    page.goto("about:blank")  # the page of the job would go on refreshing
     problems = []
     shell.on("console", lambda message: problems.append(message.text))
     shell.on("pageerror", lambda error: problems.append(str(error)))
@@ -58,7 +59,8 @@ def test_a_shell_is_typed_into_and_shows_customers_data_as_text(customer, url, w
     expect(screen).to_contain_text("<b id=evil>")
     assert shell.locator("#evil, #shell a").count() == 0
     shell.keyboard.type("hello")
-    expect(screen).to_contain_text("ihieililio")  # a frame for each key, whose length is not printable
+    # The node echoes a frame for each key: `i`, the length, which is not printable, and the key.
+    expect(screen).to_contain_text("ihieililio")
     shell.evaluate(AXE)
     violations = shell.evaluate("axe.run().then((result) => result.violations.map((each) => each.id))")
     shell.keyboard.press("Control+c")

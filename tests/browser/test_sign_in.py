@@ -131,7 +131,7 @@ def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, watch
         policy["DIRECTIVES"]["form-action"] += sign_in.origins(apps)
         settings.CONTENT_SECURITY_POLICY = policy
         settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": apps}}
-        # The provider's page asks for a style sheet of the internet, and the browser for an icon.
+        # The provider's page requests a style sheet from the internet, and the browser an icon: the test answers both.
         page.route(re.compile(r"cdn\.jsdelivr\.net|favicon\.ico"), lambda route: route.fulfill(body=""))
         page.goto(f"{console}/accounts/login/?next=/tokens/")
         page.get_by_role("button", name=say("Continue with %(name)s", name="Acme")).click()

@@ -14,7 +14,9 @@ from tests.flows.console import PASSWORD, ROOT
 pytestmark = WITH_WHOLE_CONSOLE
 
 RUN_SECONDS = 180
+"""How long the page may take to show a line of the run or its end."""
 DECLINED_CARD = "4000 0000 0000 0002"
+"""Stripe's test number of a card that is declined."""
 NO_FILE = "This file does not exist in the workspace. Check the path and spelling."
 BAD_NAME = "Use 1 to 63 lowercase letters, digits, hyphens and underscores. Start and end with a letter or digit."
 
@@ -62,7 +64,7 @@ def _activate(page, say):
 
 def _top_up(page, say):
     page.get_by_role("link", name=say("Wallet"), exact=True).first.click()
-    page.wait_for_url("**/wallet/")  # until it has loaded: its script fills the field
+    page.wait_for_url("**/wallet/")  # the script of the loaded page fills the field
     page.get_by_role("button", name="20", exact=True).click()
     expect(page.get_by_label(say("Amount"))).to_have_value("20")
     page.get_by_role("button", name=say("Go to payment")).click()
@@ -85,7 +87,7 @@ def _upload_dataset(page, say, folder):
     expect(page.get_by_role("alert").first).to_contain_text(say(BAD_NAME))
     page.locator("#id_name").fill("digits")
     page.get_by_role("button", name=say("Create, then upload files")).click()
-    page.wait_for_url("**/datasets/d/digits/")  # until it has loaded: its script takes the files
+    page.wait_for_url("**/datasets/d/digits/")  # the script of the loaded page takes the files
     page.locator("[data-pick=files]").set_input_files(archive)
     expect(page.get_by_text("v1", exact=True)).to_be_visible()
     page.wait_for_load_state()
@@ -93,7 +95,7 @@ def _upload_dataset(page, say, folder):
     page.locator("[data-pick=files]").set_input_files(several)
     expect(page.get_by_text("v2", exact=True)).to_be_visible()
     page.wait_for_load_state()
-    expect(page.get_by_role("row").nth(1)).to_contain_text("603")
+    expect(page.get_by_role("row").nth(1)).to_contain_text("603")  # bytes of the three files
     page.locator("[data-pick=files]").set_input_files(archive)
     expect(page.get_by_text("v3", exact=True)).to_be_visible()
 
@@ -127,8 +129,8 @@ def _write_a_note(page, say):
 def _buy(page, say):
     """Buy a run. Return its job's number."""
     page.get_by_role("link", name=say("New training")).first.click()
-    page.wait_for_url("**/training/new/")  # until it has loaded: its script notes which fields were typed in
-    expect(page.locator("#code_path")).to_have_value("mnist_ddp.py")  # the only one there is
+    page.wait_for_url("**/training/new/")  # the script of the loaded page notes which fields were typed in
+    expect(page.locator("#code_path")).to_have_value("mnist_ddp.py")  # the workspace's only script
     page.locator("#code_path").fill("nowhere.py")
     expect(page.locator("#error-code_path")).to_contain_text(say(NO_FILE))
     page.locator("#code_path").fill("mnist_ddp.py")
@@ -143,7 +145,7 @@ def _buy(page, say):
     before = ceiling.inner_text()
     page.locator("#max_time").fill("20")
     expect(ceiling).not_to_have_text(before)
-    ask_for_quote(page)  # or leaving the field would ask for one, and replace the button between the two clicks
+    ask_for_quote(page)  # else leaving the field would request one, and replace the button between the two clicks
     page.locator("#buy").dblclick()
     page.wait_for_url(re.compile(r"/jobs/\d+/"))
     job = page.url.split("/jobs/")[1].split("/")[0]
@@ -177,7 +179,7 @@ def _read_receipt(page, say):
 
 
 def _publish_and_use(url, job, page, say):
-    """Publish the result as a model, and train on from it and from the checkpoints."""
+    """Publish the result as a model; buy a training that uses the model and continues from the job's checkpoint."""
     page.goto(f"{url}/jobs/{job}/")
     page.locator("#job-header").get_by_role("link", name=say("Publish as a model")).click()
     page.locator("[name=name]").fill("net")

@@ -1,4 +1,4 @@
-"""A sweep in a real browser: from a job to the form and its quote, and the trials as they end."""
+"""A sweep in a real browser: it is bought from a job, its page shows the trials as they end, and it is extended."""
 
 import re
 
@@ -58,7 +58,7 @@ def test_a_sweep_is_bought_and_shown_live(console, sweeper, watched):
 
     page.set_viewport_size({"width": NARROW, "height": 800})
     axis = page.locator(".parallel line").first
-    expect(axis).to_have_attribute("x1", "12")  # the axes lie below each other, from edge to edge
+    expect(axis).to_have_attribute("x1", "12")  # on a phone each axis is horizontal, from edge to edge
     assert axis.get_attribute("y1") == axis.get_attribute("y2")
 
     page.locator("#extend").get_by_label("Trials").fill("4")

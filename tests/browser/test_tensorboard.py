@@ -26,8 +26,7 @@ REACH_OUT = """async (address) => {
         await outcome(() => { if (Function("return 1")()) return; }),
     ];
 }"""
-
-
+"""Tries what a hostile event file could: fetch the console, load it as a script, add a service worker, and `eval`."""
 IS_DRAWN = """() => {
     const chart = document.querySelector("scalar-card line-chart canvas");
     const copy = Object.assign(document.createElement("canvas"), {width: chart.width, height: chart.height});
@@ -35,6 +34,7 @@ IS_DRAWN = """() => {
     context.drawImage(chart, 0, 0);
     return context.getImageData(0, 0, copy.width, copy.height).data.some((value) => value > 0);
 }"""
+"""Says whether the chart has a pixel that is not empty. It copies a canvas of WebGL, which has no `getImageData`."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def url(settings, tmp_path, root, customer):
         yield served
 
 
-def test_curves_of_a_job_and_of_several(url, customer, watched):
+def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_nothing_else(url, customer, watched):
     runs = []
     for _run in range(2):
         attempt = customer.started()
@@ -65,13 +65,13 @@ def test_curves_of_a_job_and_of_several(url, customer, watched):
     with page.expect_popup() as popup:
         page.get_by_role("button", name="TensorBoard").click()
     board = popup.value
-    page.goto("about:blank")  # the job's page would go on renewing itself
+    page.goto("about:blank")  # the job's page would go on refreshing
     errors = []
     board.on("console", lambda message: message.type == "error" and errors.append(message.text))
     expect(board.locator("scalar-card").first).to_be_visible()
     expect(board.locator("scalar-card").first).to_contain_text("loss")
     wait_for(lambda: board.evaluate(IS_DRAWN), seconds=60)
-    # TensorBoard asks for its fonts at the top of the host, whatever path it is under; browsers use others instead.
+    # TensorBoard requests its fonts from the root of the host, which has none; browsers use others instead.
     assert [error for error in errors if "/font-roboto/" not in error] == []
     assert board.evaluate(REACH_OUT, f"{url}/api/v1/jobs/") == ["refused"] * 4
 

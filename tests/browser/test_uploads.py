@@ -1,4 +1,4 @@
-"""Uploads in a real browser: paused, and continued after a reload where they were; also directly to a bucket."""
+"""Uploads in a real browser, to the console or to a bucket: paused, and continued at their offset after a reload."""
 
 import random
 
@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.late("it awaits a server and a browser, with limits of seconds"),
     pytest.mark.xdist_group("uploads"),
 ]
+# SLOW lets an upload of 20 MiB last seven seconds, so that there is time to pause it. -1 is no limit.
 SLOW = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 3 * 1024**2}
 FAST = {**SLOW, "uploadThroughput": -1}
 
@@ -64,7 +65,7 @@ def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path
     expect(page.get_by_role("cell", name=f"v1 {say('latest')}")).to_be_visible()
     assert untranslated(page) == []
     assert DatasetVersion.objects.get().sha256 == Upload.objects.get().sha256
-    assert len(offsets) >= 3
+    assert len(offsets) >= 3  # a request at the beginning, one after the pause, and one after the reload
     assert offsets == sorted(offsets)
     assert offsets[-1] > offsets[0] == 0
     expect(text).to_be_hidden()
@@ -126,6 +127,6 @@ def test_a_large_upload_goes_to_the_bucket_and_continues_after_a_reload(page, me
         expect(page.get_by_role("cell", name="v1 latest")).to_be_visible()
         assert seaweedfs.keys(bucket) == (["ready"], [])
     assert Upload.objects.get().multipart_id
-    assert len(sent) == 5
+    assert len(sent) == 5  # 20 MiB and the archive's headers in parts of 5 MiB: none is sent twice
     assert all(url.startswith(bucket.endpoint) for url in sent)
     expect(text).to_be_hidden()
