@@ -1,4 +1,4 @@
-"""The command line against Django in this process."""
+"""The program `trainyard`, whose requests Django answers in this process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def django(request):
 
 
 class Shell:
-    """Runs commands of the program in a home of its own, and keeps the pauses that it would have made."""
+    """Runs commands of the program with a home folder for the test. `pauses` records the pauses; none is made."""
 
     def __init__(self, home, **environment):
         self.environment = {"XDG_CONFIG_HOME": str(home / "config"), "XDG_STATE_HOME": str(home / "state")}
@@ -69,7 +69,7 @@ class Shell:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project's folder, as the current one."""
+    """A project's folder, which is the working directory. Its names have characters that URLs must escape."""
     folder = tmp_path / "Mein Projekt"
     folder.mkdir()
     (folder / "train.py").write_text("print('hello')\n")

@@ -1,4 +1,4 @@
-"""The client against the console's OpenAPI schema: each call, its parameters and body, and what it makes of answers."""
+"""The client against the console's OpenAPI schema: it sends what the schema allows and reads what it promises."""
 
 import inspect
 import re
@@ -14,8 +14,8 @@ from cli.schemas import COMPONENTS
 from tests.cli.conftest import client_of
 
 PREFIX = "/api/v1/"
-UNLISTED = {"cursor"}
-"""The cursor of the next page, which the answer itself names."""
+PAGING_PARAMETERS = {"cursor"}
+"""Parameters that no operation lists: the client takes them from the answer's link to the next page."""
 
 
 @cache
@@ -33,7 +33,7 @@ def resolved(node):
 
 
 def example(node, *, is_full):
-    """A value that the schema allows: with all fields, or without the optional ones and null where it may be."""
+    """Return a value that the schema allows: full, or without optional fields and with null where that is allowed."""
     node = resolved(node)
     if node.get("nullable") and not is_full:
         return None
@@ -52,15 +52,15 @@ def example(node, *, is_full):
     return plain[kind]
 
 
-FREE = {
+UNTYPED_ANSWERS = {
     "get /api/v1/jobs/{id}/metrics/": {"metrics": {"loss": [[1, 0.5]]}},
 }
-"""Answers that the schema leaves open."""
+"""Answers of operations whose schema does not say what they contain."""
 ESTIMATE = {"p50_minor": 1, "p90_minor": 2, "basis": {"sentence": "measured"}}
 
 
 def operation_of(method, path):
-    """The operation of the schema that serves a path."""
+    """Return the operation of the schema that serves a path, with the template of its path."""
     for template, operations in schema()["paths"].items():
         pattern = re.sub(r"\{path\}", ".+", re.sub(r"\{(?!path)\w+\}", "[^/]+", template))
         if method in operations and re.fullmatch(pattern, path):
@@ -77,7 +77,7 @@ class Server:
 
     def __call__(self, request):
         method, path = request.method.lower(), request.url.raw_path.decode().partition("?")[0]
-        if method == "head":  # of tus; the schema has no HEAD
+        if method == "head":  # how tus asks for an upload's offset; the schema has no HEAD
             return httpx.Response(200, headers={"Upload-Offset": "7"})
         template, operation = operation_of(method, path)
         self.seen.append(f"{method} {template}")
@@ -90,22 +90,23 @@ class Server:
         if "text/event-stream" in content and "event-stream" in request.headers["Accept"]:
             return httpx.Response(200, text='event: state\ndata: {"a":\ndata: 1}\n\n')
         if "application/json" in content:
-            body = FREE.get(self.seen[-1]) or example(content["application/json"]["schema"], is_full=self.is_full)
+            answered = content["application/json"]["schema"]
+            body = UNTYPED_ANSWERS.get(self.seen[-1]) or example(answered, is_full=self.is_full)
             if "estimate" in body:
                 body["estimate"] = ESTIMATE
             if body.get("next"):
-                is_first = not UNLISTED | {"after"} & set(request.url.params) or not request.url.params
-                body["next"] = "https://elsewhere.example.com/?cursor=c&after=a" if is_first else None
+                has_next = not request.url.params
+                body["next"] = "https://elsewhere.example.com/?cursor=c&after=a" if has_next else None
             return httpx.Response(int(status), json=body, headers=headers)
         return httpx.Response(int(status), content=b"bytes" if content else b"", headers=headers)
 
     def check_parameters(self, operation, request):
         known = {each["name"] for each in operation.get("parameters", []) if each["in"] == "query"}
         if "next" in str(operation["responses"]) or "Page" in str(operation["responses"]):
-            known |= UNLISTED
+            known |= PAGING_PARAMETERS
         assert set(request.url.params) <= known, request.url
-        own = {name for name in request.headers if name.startswith(("upload-", "tus-", "idempotency-"))}
-        assert own <= {each["name"].lower() for each in operation.get("parameters", [])}, own
+        special = {name for name in request.headers if name.startswith(("upload-", "tus-", "idempotency-"))}
+        assert special <= {each["name"].lower() for each in operation.get("parameters", [])}, special
 
     def check_body(self, operation, body):
         allowed = resolved(operation["requestBody"]["content"]["application/json"]["schema"])
@@ -150,7 +151,7 @@ def test_each_call_is_an_operation_of_the_schema(name):
                 assert response.read() == b"bytes"
         elif inspect.isgenerator(answer):
             assert list(answer)
-        assert server.seen or name == "upload_offset"
+        assert server.seen or name == "upload_offset"  # this one sends only a HEAD
 
 
 def test_every_method_of_the_client_is_called():
@@ -162,7 +163,7 @@ def test_every_method_of_the_client_is_called():
 def test_dataclasses_are_parts_of_the_schema(kind, component):
     properties = schema()["components"]["schemas"][component]
     assert {each.name for each in fields(kind)} <= set(properties["properties"])
-    # What may be missing or null in an answer is optional here; the examples of the calls above hold the types.
+    # What an answer may lack has a default in the dataclass. The calls above check the types with examples.
     optional = set(properties["properties"]) - set(properties["required"])
     assert optional & {each.name for each in fields(kind)} == {
         each.name for each in fields(kind) if each.name in optional and each.default is not inspect.Parameter.empty

@@ -18,13 +18,14 @@ from tests.factories.storage import ModelVersionFactory
 
 pytestmark = pytest.mark.django_db
 RUN = ("run", "train.py", "--node-spec", "nano", "--nodes", 2, "--max-minutes", 60, "--detach")
+"""A command that buys a run. It lacks `--yes`, so it asks first. `--detach` is last: one test leaves it out."""
 
 
 def folder_of(name):
     return workspace_folder(Workspace.objects.get(name=name))
 
 
-def test_from_a_folder_to_an_order(shell, project, customer):
+def test_run_syncs_the_folder_and_orders_a_job(shell, project, customer):
     done = shell.json(*RUN, "--yes", "--env", "A=1=2", "--tag", "x", "--", "--depth", "3")
     job = Job.objects.get()
     assert (job.pk, job.arguments, job.nodes, job.tags) == (done["job"]["id"], ["--depth", "3"], 2, ["x"])
@@ -38,6 +39,7 @@ def test_from_a_folder_to_an_order(shell, project, customer):
 @pytest.mark.usefixtures("project")
 def test_nothing_is_bought_without_consent_or_with_errors(shell):
     for options, status, code, message in (
+        # Options, exit status, and the error's code and part of its message.
         ((), 2, "invalid", "There is no terminal to ask on: add --yes or --max-price"),
         (("--max-price", "0.01"), 5, "too_expensive", "above your limit of 0.01 USD"),
         (("--max-price", "nan"), 2, "invalid", "--max-price must be an amount"),
@@ -55,7 +57,7 @@ def test_nothing_is_bought_without_consent_or_with_errors(shell):
     assert not Job.objects.exists()
 
 
-def test_a_script_of_the_workspace_alone_is_run(shell, project):
+def test_a_script_that_only_the_workspace_has_is_run_without_sync(shell, project):
     (project / "train.py").unlink()
     shell(*RUN, "--yes", status=2)
     assert shell.json(*RUN, "--yes", "--no-sync", "--workspace", "main")["job"]["workspace"] == "main"
@@ -74,7 +76,7 @@ def test_sync_sends_differences_and_deletes_only_when_asked(shell, project):
     (folder / "parts" / "old.py").touch()
     (project / "parts").mkdir()
     (project / "parts" / "new.py").touch()
-    (folder / "train.py").write_text("print('HELLO')\n")  # of the same size
+    (folder / "train.py").write_text("print('HELLO')\n")  # of the same size: only the digest differs
     (project / ".trainyardignore").write_text("*.log\n")
     (project / "link").symlink_to("/etc/passwd")
     assert shell.json("workspace", "sync", "--workspace", "code") == {
@@ -104,10 +106,10 @@ def test_a_dataset_is_published_from_a_folder_or_an_archive_and_a_model_download
     assert "net" in shell("models", "list")
     saved = shell.json("models", "get", "net", "--to", project)
     assert (project / "net-v1.tar.gz").stat().st_size == saved["size_bytes"]
-    shell("models", "get", "net@1", status=2)  # it exists
+    shell("models", "get", "net@1", status=2)  # the file exists already
 
 
-def test_commands_of_one_job(shell, project, customer):
+def test_a_job_is_listed_followed_and_stopped_and_its_receipt_shown(shell, project, customer):
     job = customer.job(nodes=1)
     start(job)
     attempt = job.attempts.get()
@@ -151,7 +153,7 @@ def test_files_of_a_job_are_listed_and_downloaded_once(shell, project, customer)
     assert (project / saved[0]).read_bytes() == b"model"
     assert "0 bytes received" in shell("files", "get", job.pk)
     (outputs / "model.bin").write_bytes(b"other")
-    os.utime(outputs / "model.bin", (10**9, 10**9))
+    os.utime(outputs / "model.bin", (10**9, 10**9))  # of the same size, but with another time
     shell("files", "get", job.pk, "outputs/model.bin", status=2)
     shell("files", "get", job.pk, "outputs/model.bin", "--overwrite")
     assert (project / saved[0]).read_bytes() == b"other"
@@ -173,6 +175,7 @@ def test_a_run_is_bought_after_a_question_or_below_a_limit_without_one(shell, pr
 @pytest.mark.parametrize(
     ("answer", "status", "state"),
     [("detach\n", 130, "queued"), ("", 130, "queued"), ("stop\n", 4, "cancelled"), (None, 130, "queued")],
+    ids=["detach", "end of input", "stop", "no terminal"],
 )
 @pytest.mark.usefixtures("project")
 def test_at_ctrl_c_the_job_is_stopped_or_left_alone(shell, monkeypatch, answer, status, state):
@@ -191,7 +194,7 @@ def test_at_ctrl_c_the_job_is_stopped_or_left_alone(shell, monkeypatch, answer, 
     assert ("Charged" in shell.stdout) == (state == "cancelled")
 
 
-def test_log_in_and_out(shell, home, customer):
+def test_login_stores_the_token_for_its_console_alone_and_logout_deletes_it(shell, home, customer):
     token = shell.environment.pop("TRAINYARD_TOKEN")
     shell.environment.pop("TRAINYARD_URL")
     shell("whoami", status=1)

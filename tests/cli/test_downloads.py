@@ -83,8 +83,8 @@ def test_a_file_without_a_usable_time_is_downloaded_again(tmp_path, modified):
     assert not is_same(target, entry)
 
 
-class Files:
-    """Serves one file with the given ETags in turn; the last is repeated.
+class FileServer:
+    """Serves one file with the given ETags in turn; the last is repeated. `ranges` are the offsets that were requested.
 
     Breaks the connection of each answer after as many bytes as `cuts` says. Answers after the last cut are complete.
     """
@@ -119,7 +119,7 @@ class Files:
 
 def test_a_download_continues_after_a_cut_and_begins_anew_if_the_file_has_changed(tmp_path):
     for cuts, etags, ranges in (((3, 0, 4), ["v1"], [0, 3, 3, 7]), ((3,), ["v1", "v2"], [0, 0])):
-        files = Files(b"0123456789", *cuts, etags=etags)
+        files = FileServer(b"0123456789", *cuts, etags=etags)
         assert files.fetch(tmp_path / "x", size=10) == b"0123456789"
         assert files.ranges == ranges
 
@@ -129,10 +129,10 @@ def test_a_download_continues_after_a_cut_and_begins_anew_if_the_file_has_change
     [(b"12345", 4, ()), (b"123", 4, ()), (b"1234", 4, [0] * TRIES)],
     ids=["longer than announced", "shorter than announced", "cut at every try"],
 )
-def test_what_is_not_complete_is_not_kept(tmp_path, content, size, cuts):
+def test_an_incomplete_download_leaves_the_earlier_file(tmp_path, content, size, cuts):
     target = tmp_path / "x"
     target.write_bytes(b"before")
     with pytest.raises(CliError):
-        Files(content, *cuts).fetch(target, size=size)
+        FileServer(content, *cuts).fetch(target, size=size)
     assert [each.name for each in tmp_path.iterdir()] == ["x"]
     assert target.read_bytes() == b"before"

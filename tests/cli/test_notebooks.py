@@ -10,8 +10,8 @@ from tests.factories.jobs import start
 pytestmark = pytest.mark.django_db
 
 
-class Starts:
-    """What happens while a customer waits: the notebook starts, and at the next pause JupyterLab listens."""
+class StartsNotebook:
+    """Replaces `shell.pauses`: at the program's first pause the notebook starts, at the next JupyterLab listens."""
 
     def __init__(self, customer, monkeypatch):
         self.customer, self.monkeypatch = customer, monkeypatch
@@ -26,13 +26,13 @@ class Starts:
             self.monkeypatch.setattr(notebooks, "socket_of", lambda job: job.state == "running" or None)
 
 
-def test_from_a_price_to_an_address_and_the_stop(shell, customer, monkeypatch):
+def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monkeypatch):
     shell("notebook", "start", "--hours", "2", "--max-ceiling", "0.01", status=5)
     shell("notebook", "start", status=2)
     shell("notebook", "start", "--job", "12", "--yes", status=1)
     assert "inspected_job: This job does not exist." in shell.stderr
     assert not Job.objects.exists()
-    shell.pauses = Starts(customer, monkeypatch)
+    shell.pauses = StartsNotebook(customer, monkeypatch)
     started = shell("notebook", "start", "--hours", "2", "--idle-minutes", "20", "--ceiling", "1.00", "--yes")
     job = Job.objects.get()
     assert f"/notebooks/{job.pk}/open/" in started
@@ -46,7 +46,7 @@ def test_from_a_price_to_an_address_and_the_stop(shell, customer, monkeypatch):
 
 
 def test_a_notebook_that_ends_before_it_runs_is_a_failure(shell, customer):
-    class Fails:
+    class FailsNotebook:
         def append(self, _seconds):
             job = Job.objects.get()
             start(job)
@@ -54,5 +54,5 @@ def test_a_notebook_that_ends_before_it_runs_is_a_failure(shell, customer):
             customer.backend.start(attempt.run_name)
             customer.end(attempt, Outcome.CODE_FAILED, message="This image has no JupyterLab.")
 
-    shell.pauses = Fails()
+    shell.pauses = FailsNotebook()
     assert shell.json("notebook", "start", "--yes", status=3)["state"] == "failed"

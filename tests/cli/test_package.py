@@ -1,4 +1,4 @@
-"""The distribution that a laptop installs."""
+"""The wheel of the command line, which people install on a laptop without the console."""
 
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ import sys
 from tests.flows.console import ROOT
 
 BUILD = "import sys, setuptools.build_meta as backend; print(backend.build_wheel(sys.argv[1]))"
-ALONE = """
+IMPORT_ALONE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from trainyard_cli.main import main
@@ -24,7 +24,7 @@ def test_the_wheel_has_the_program_and_needs_nothing_of_the_console(tmp_path):
     subprocess.run([sys.executable, "-c", BUILD, tmp_path], cwd=source, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, wheel], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", IMPORT_ALONE, wheel], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "trainyard, version" in done.stdout

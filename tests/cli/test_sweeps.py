@@ -13,14 +13,14 @@ OBJECTIVE = {"metric": "accuracy", "goal": "maximize"}
 
 
 @pytest.fixture
-def file(project, customer):
+def sweep_file(project, customer):
     path = project / "sweep.json"
     path.write_text(json.dumps(customer.form(nodes=1) | PLAN | {"objective": OBJECTIVE}))
     return path
 
 
-class Trials:
-    """What happens while a watching customer waits: the sweep goes on, and a trial ends at each pause."""
+class EndsTrials:
+    """Replaces `shell.pauses`: at each pause of the watching program the open trials end, and the next start."""
 
     def __init__(self, sweeper):
         self.sweeper = sweeper
@@ -33,12 +33,12 @@ class Trials:
         progress.advance(sweep_pk=sweep.pk)
 
 
-def test_from_a_file_to_the_best_trial(shell, file, sweeper):
-    priced = shell.json("sweep", "quote", file)
+def test_a_sweep_is_quoted_bought_from_a_file_and_watched_until_its_best_trial(shell, sweep_file, sweeper):
+    priced = shell.json("sweep", "quote", sweep_file)
     assert (priced["trials"], Sweep.objects.exists()) == (2, False)
-    assert "high estimate" in shell("sweep", "quote", file)
-    shell.pauses = Trials(sweeper)
-    shell("sweep", "buy", file, "--yes", "--wait")
+    assert "high estimate" in shell("sweep", "quote", sweep_file)
+    shell.pauses = EndsTrials(sweeper)
+    shell("sweep", "buy", sweep_file, "--yes", "--wait")
     assert "1 of at most 2 trials · best accuracy 0.5" in shell.stdout
     sweep = Sweep.objects.get()
     assert (sweep.reason, sweep.quote.ceiling_minor) == ("completed", priced["ceiling_minor"])
@@ -63,14 +63,14 @@ def test_an_ended_sweep_is_extended(shell, sweeper):
     assert Sweep.objects.get(pk=bought["id"]).extends == sweep
 
 
-def test_a_stopped_sweep_is_watched_to_its_end(shell, file):
-    number = shell.json("sweep", "buy", file, "--max-ceiling", "1000")["id"]
+def test_a_stopped_sweep_is_watched_to_its_end(shell, sweep_file):
+    number = shell.json("sweep", "buy", sweep_file, "--max-ceiling", "1000")["id"]
     assert shell.json("sweep", "stop", number)["state"] == "stopping"
     progress.advance(sweep_pk=number)
     assert shell.json("sweep", "watch", number, status=4)["reason"] == "stopped"
 
 
-def test_files_that_are_no_sweep_are_refused(shell, project):
+def test_a_file_that_does_not_describe_a_sweep_is_refused(shell, project):
     for name, text in (
         ("a.toml", "trials ="), ("a.toml", "at = 2026-01-01"), ("a.toml", "low = nan"), ("a.json", "["),
         ("a.json", "[]"),
@@ -81,7 +81,7 @@ def test_files_that_are_no_sweep_are_refused(shell, project):
     shell("sweep", "quote", "missing.toml", status=2)
 
 
-def test_a_file_of_toml_is_read(shell, project, customer):
+def test_a_sweep_is_read_from_toml(shell, project, customer):
     form = customer.form(nodes=1)
     lines = [f"{name} = {json.dumps(value)}" for name, value in form.items() if not isinstance(value, dict)]
     lines += ['method = "random"', "trials = 3", 'objective = {metric = "loss", goal = "minimize"}']

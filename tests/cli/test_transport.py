@@ -1,4 +1,4 @@
-"""HTTP: where the token goes, what is sent again, and what becomes of errors."""
+"""HTTP of the command line: where the token is sent, which requests are repeated, and what errors are raised."""
 
 import httpx
 import pytest
@@ -15,8 +15,8 @@ WHO = {
 }  # fmt: skip
 
 
-class Line:
-    """Answers with the given answers in turn; an exception is a line that is cut."""
+class Connection:
+    """Gives the client these answers in turn; the last is repeated. An exception among them is raised."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -34,7 +34,7 @@ class Line:
 
 def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
     order = httpx.Response(201, json={"id": "1", "job": 7})
-    line = Line(httpx.ReadTimeout("lost"), httpx.Response(503, headers={"Retry-After": "5"}), order)
+    line = Connection(httpx.ReadTimeout("lost"), httpx.Response(503, headers={"Retry-After": "5"}), order)
     assert line.client.order("quote").job == 7
     assert [request.headers["Idempotency-Key"] for request in line.requests] == ["trainyard-cli-quote"] * 3
     assert line.pauses == [0.5, 5.0]
@@ -43,8 +43,8 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
 @pytest.mark.parametrize(
     ("problem", "call", "tries"),
     [
-        (httpx.ReadError("cut"), lambda client: client.cancel(1), 1),  # it may have arrived
-        (httpx.ConnectError("refused"), lambda client: client.cancel(1), TRIES),  # it has not
+        (httpx.ReadError("cut"), lambda client: client.cancel(1), 1),  # the console may have got the request
+        (httpx.ConnectError("refused"), lambda client: client.cancel(1), TRIES),  # the console cannot have got it
         (httpx.ReadError("cut"), lambda client: client.whoami(), TRIES),
         (httpx.Response(502), lambda client: client.cancel(1), 1),
         (httpx.Response(502), lambda client: client.whoami(), TRIES),
@@ -52,7 +52,7 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
     ],
 )
 def test_only_what_may_be_repeated_is_sent_again(problem, call, tries):
-    line = Line(problem)
+    line = Connection(problem)
     with pytest.raises((Unreachable, ApiError)):
         call(line.client)
     assert len(line.requests) == tries
@@ -61,7 +61,7 @@ def test_only_what_may_be_repeated_is_sent_again(problem, call, tries):
 
 @pytest.mark.parametrize("target", ["https://evil.example.com/", "http://console.example.com/", "/elsewhere"])
 def test_the_token_follows_no_redirect(target):
-    line = Line(httpx.Response(302, headers={"Location": target}))
+    line = Connection(httpx.Response(302, headers={"Location": target}))
     for call in (line.client.whoami, lambda: list(line.client.job_events(1))):
         with pytest.raises(UnexpectedAnswer, match="redirects"):
             call()
@@ -70,7 +70,7 @@ def test_the_token_follows_no_redirect(target):
 
 def test_addresses_in_answers_are_not_followed():
     page = {"results": [], "next": "https://evil.example.com/api/v1/datasets/?cursor=abc"}
-    line = Line(httpx.Response(200, json=page), httpx.Response(200, json={"results": [], "next": None}))
+    line = Connection(httpx.Response(200, json=page), httpx.Response(200, json={"results": [], "next": None}))
     assert list(line.client.datasets()) == []
     assert str(line.requests[1].url) == f"{URL}/api/v1/datasets/?cursor=abc"
 
@@ -86,15 +86,15 @@ def test_addresses_in_answers_are_not_followed():
 )
 def test_errors_have_the_consoles_code_and_fields(answer, code, fields):
     with pytest.raises(ApiError) as caught:
-        Line(httpx.Response(400, json=answer)).client.whoami()
+        Connection(httpx.Response(400, json=answer)).client.whoami()
     assert (caught.value.code, caught.value.fields) == (code, fields)
 
 
-def test_an_answer_of_another_program_is_named_as_such():
+def test_an_answer_that_no_console_gives_is_an_error():
     mixed = b'{"email": "a", "organization": [], "role": "", "capabilities": []}'
     for answer in (b"<html>", b"[]", b"{}", b'{"email": 1}', mixed):
         with pytest.raises(UnexpectedAnswer):
-            Line(httpx.Response(200, content=answer)).client.whoami()
+            Connection(httpx.Response(200, content=answer)).client.whoami()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_answer_of_another_program_is_named_as_such():
         ("", None),
     ],
 )
-def test_a_token_leaves_over_https_or_stays_on_this_machine(text, url):
+def test_a_consoles_url_has_https_unless_it_is_on_this_machine(text, url):
     if url:
         assert normalize_url(text) == url
     else:

@@ -1,4 +1,4 @@
-"""Uploads that are cut, ended and continued; and what is sent of a folder."""
+"""Uploads of the command line that are interrupted and continued, and which files of a folder they contain."""
 
 import io
 import tarfile
@@ -25,8 +25,8 @@ def folder(tmp_path):
     return folder
 
 
-class Tus:
-    """A server of tus that cuts the line at given offsets."""
+class TusServer:
+    """A server of the upload protocol tus that breaks the connection at the given offsets."""
 
     def __init__(self, *cuts):
         self.cuts = sorted(cuts)
@@ -56,33 +56,33 @@ class Tus:
         return httpx.Response(204, headers={"Upload-Offset": str(len(self.received))})
 
 
-def sender(tus, tmp_path):
+def uploads_to(tus, tmp_path):
     return Uploads(client_of(tus), tmp_path / "state" / "uploads.json", pause=lambda _seconds: None)
 
 
 def test_a_cut_upload_continues_where_the_server_is(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(uploads, "REQUEST_BYTES", 1000)
     content = TarContent(scan(folder))
-    tus, sent = Tus(1, 700, 1500, 1501, 4000), []
-    assert sender(tus, tmp_path).send(content, {"purpose": "dataset"}, on_sent=sent.append).version == 3
+    tus, sent = TusServer(1, 700, 1500, 1501, 4000), []
+    assert uploads_to(tus, tmp_path).send(content, {"purpose": "dataset"}, on_sent=sent.append).version == 3
     assert (tus.created, tus.received) == (1, b"".join(content.read(0)))
     assert sum(sent) == content.size
 
 
-def test_another_process_continues_it_and_begins_anew_where_it_is_gone(tmp_path, folder, monkeypatch):
+def test_another_process_continues_an_upload_or_begins_again_if_it_is_gone(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(uploads, "TRIES", 1)
     file = folder / "block"
-    tus = Tus(100)
+    tus = TusServer(100)
     with pytest.raises(CliError):
-        sender(tus, tmp_path).send(FileContent(file), {})
-    sender(tus, tmp_path).send(FileContent(file), {})
+        uploads_to(tus, tmp_path).send(FileContent(file), {})
+    uploads_to(tus, tmp_path).send(FileContent(file), {})
     assert (tus.created, tus.received) == (1, file.read_bytes())
     tus.cuts = [600]
     file.write_bytes(b"c" * 700)
     with pytest.raises(CliError):
-        sender(tus, tmp_path).send(FileContent(file), {})
+        uploads_to(tus, tmp_path).send(FileContent(file), {})
     tus.is_gone = True
-    sender(tus, tmp_path).send(FileContent(file), {})
+    uploads_to(tus, tmp_path).send(FileContent(file), {})
     assert (tus.created, tus.received) == (3, b"c" * 700)
 
 
@@ -90,7 +90,7 @@ def test_a_folder_is_the_same_archive_from_every_offset(folder):
     content = TarContent(scan(folder))
     whole = b"".join(content.read(0))
     assert len(whole) == content.size
-    for offset in range(0, content.size + 1, 171):
+    for offset in range(0, content.size + 1, 171):  # not aligned with the blocks of 512 bytes
         assert b"".join(content.read(offset)) == whole[offset:]
     with tarfile.open(fileobj=io.BytesIO(whole)) as packed:
         members = {member.name: packed.extractfile(member).read() for member in packed}
@@ -130,7 +130,7 @@ def test_ignore_rules_are_those_of_git(patterns, ignored, kept):
     assert not any(rules.matches(path, is_folder=False) for path in kept.split("|"))
 
 
-def test_folders_only_rules_and_the_defaults():
+def test_a_rule_with_a_slash_ignores_folders_only_and_defaults_can_be_undone():
     rules = Ignore([*DEFAULTS, "data/"])
     assert rules.matches("a/data", is_folder=True)
     assert not rules.matches("a/data", is_folder=False)

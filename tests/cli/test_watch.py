@@ -1,4 +1,4 @@
-"""Following a job over streams that end early, and what of its output reaches the terminal."""
+"""Following a job over streams that end early, and keeping terminal commands in its output from the terminal."""
 
 import json
 
@@ -16,7 +16,7 @@ ESCAPE = "\x1b"
 
 
 def job(state, *, attempts=(1,), **changes):
-    """A job as the API shows it."""
+    """Return a job as the API shows it."""
     made = example(schema()["components"]["schemas"]["Job"], is_full=True)
     started = [{**made["attempts"][0], "number": number} for number in attempts]
     ended = {"finished_at": None} if state == "running" else {}
@@ -28,7 +28,10 @@ def stream(*events):
 
 
 class FakeConsole:
-    """A console with one job: each request for a stream gets the next of its answers."""
+    """A console with one job: each request for its state or an attempt's log gets the next answer.
+
+    `asked` are the (attempt, offset) pairs of the requests for logs.
+    """
 
     def __init__(self, states, logs):
         self.states, self.logs, self.asked, self.pauses = list(states), logs, [], []
@@ -71,13 +74,13 @@ def test_a_job_is_followed_over_broken_streams_and_attempts(capsys):
     assert console.asked == [(1, 0), (1, 6), (1, 6), (2, 0)]
 
 
-def test_a_job_of_someone_else_is_an_error_at_once():
+def test_a_job_that_the_console_does_not_find_is_an_error_at_once():
     missing = httpx.Response(404, json={"code": "not_found", "message": "m"})
     with pytest.raises(ApiError):
         Watch(FakeConsole([missing], {}).client, 1, Screen(), with_logs=False).follow()
 
 
-def test_a_console_that_stays_away_is_given_up(monkeypatch):
+def test_a_console_that_stays_unreachable_is_given_up(monkeypatch):
     monkeypatch.setattr(watch, "TRIES", 3)
     console = FakeConsole([httpx.Response(503)] * 3, {1: [httpx.Response(503)] * 3})
     with pytest.raises(ApiError):
@@ -102,7 +105,7 @@ def test_a_line_has_the_time_of_its_beginning():
 
 
 @pytest.mark.parametrize(
-    ("text", "plain", "output"),
+    ("text", "plain", "output"),  # `clean` removes colors too; `clean_output` keeps and ends them
     [
         ("plain\ttext", "plain\ttext", "plain\ttext"),
         (f"{ESCAPE}[31mred{ESCAPE}[0m", "red", f"{ESCAPE}[31mred{ESCAPE}[0m{ESCAPE}[0m"),
@@ -117,7 +120,7 @@ def test_a_line_has_the_time_of_its_beginning():
         ("windows\r", "windows", "windows"),
     ],
 )
-def test_terminals_get_no_commands(text, plain, output):
+def test_text_reaches_the_terminal_without_commands(text, plain, output):
     assert (clean(text), clean_output(text)) == (plain, output)
 
 
