@@ -1,4 +1,4 @@
-"""People's browsers behind a proxy, and a SAML identity provider that others wrote."""
+"""Browsers behind a trusted proxy, and log-ins at a SAML identity provider, which is another project's code."""
 
 import shutil
 from uuid import uuid4
@@ -31,7 +31,7 @@ def behind(address):
 
 @pytest.fixture(scope="session")
 def saml_providers(tmp_path_factory):
-    """Two providers of one name: ours, and one with another key."""
+    """Two identity providers with the same name: the one that the console trusts, and one with another key."""
     return [saml_idp.IdentityProvider(tmp_path_factory.mktemp("saml")) for _ in range(2)]
 
 
@@ -53,7 +53,7 @@ def browser():
     return Client(headers={"host": "testserver"})  # allauth asks for this header, which Client leaves out
 
 
-def fresh_address(domain="example.com"):
+def fresh_email(domain="example.com"):
     return f"{uuid4().hex}@{domain}"
 
 
@@ -66,7 +66,7 @@ def start(idp, client, *, process="login", next_page=""):
 
 
 def deliver(client, xml, **fields):
-    """Bring a response of the provider to the console, and follow it to the page that checks it."""
+    """Post a response of the provider to the console, and return the answer of the page that checks it."""
     form = {"SAMLResponse": saml_idp.encode(xml), "RelayState": ""} | fields
     received = client.post(reverse("saml_acs", args=["acme"]), form)
     assert received.status_code == 302, received.content.decode()[-2000:]
@@ -80,5 +80,5 @@ def sign_on(idp, email, *, client=None, subject=None, process="login", next_page
     return client, deliver(client, idp.answer(request, email=email, subject=subject or email, **changes))
 
 
-def person(client):
+def logged_in_user(client):
     return User.objects.filter(pk=client.session.get("_auth_user_id")).first()

@@ -1,3 +1,5 @@
+"""The admin's pages of users, organizations, memberships and tokens, and their actions."""
+
 import pytest
 from allauth.account.models import EmailAddress
 from django.urls import reverse
@@ -9,7 +11,7 @@ from console.accounts.roles import Role
 pytestmark = pytest.mark.django_db
 
 
-def run(admin_client, model, action, *objects):
+def run_action(admin_client, model, action, *objects):
     data = {"action": action, "_selected_action": [obj.pk for obj in objects]}
     return admin_client.post(reverse(f"admin:accounts_{model}_changelist"), data, follow=True)
 
@@ -32,19 +34,19 @@ def test_a_user_added_by_an_administrator_gets_an_organization(admin_client):
 
 
 def test_role_actions_keep_the_last_owner(admin_client, owner, member):
-    page = run(admin_client, "membership", "make_viewer", owner, member)
+    page = run_action(admin_client, "membership", "make_viewer", owner, member)
     assert "needs at least one owner" in page.content.decode()
     roles = dict(Membership.objects.values_list("pk", "role"))
     assert (roles[owner.pk], roles[member.pk]) == (Role.OWNER, Role.VIEWER)
-    run(admin_client, "membership", "remove", member)
+    run_action(admin_client, "membership", "remove", member)
     assert not Membership.objects.filter(pk=member.pk).exists()
 
 
 def test_the_service_is_suspended_and_a_token_revoked(admin_client, owner):
     services.activate_service(membership=owner, accept_terms=True)
     token, _ = services.create_token(membership=owner, name="laptop")
-    run(admin_client, "organization", "suspend_service", owner.organization)
-    run(admin_client, "apitoken", "revoke", token)
+    run_action(admin_client, "organization", "suspend_service", owner.organization)
+    run_action(admin_client, "apitoken", "revoke", token)
     token.refresh_from_db()
     assert token.revoked_at
     assert not services.is_active(owner.organization)

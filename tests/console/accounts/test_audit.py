@@ -32,12 +32,13 @@ def test_each_organization_of_a_person_learns_of_a_log_in_and_its_address(owner,
     for organization in (owner.organization, second.organization):
         assert actions(organization) == ["account.logged_in", "account.password_changed"]
     assert actions(stranger.organization) == []
-    assert AuditEvent.objects.filter(address="192.0.2.7").count() == 4
+    assert AuditEvent.objects.filter(address="192.0.2.7").count() == 4  # two events in two organizations
     services.rename_organization(organization=owner.organization, name="Newer name", actor=owner.user)
     assert AuditEvent.objects.latest("id").address is None  # outside a request
 
 
 def test_a_failed_log_in_is_looked_up_outside_the_request(owner, monkeypatch):
+    # Else the time of the answer would reveal whether the account exists.
     sent = []
     monkeypatch.setattr(audit, "send", lambda task, *arguments: sent.append((task, arguments)))
     for email in (owner.user.email, "nobody@example.com"):
@@ -52,7 +53,7 @@ def test_a_failed_log_in_is_looked_up_outside_the_request(owner, monkeypatch):
     assert (event.action, event.actor, event.address) == ("account.log_in_failed", owner.user, "192.0.2.8")
 
 
-def test_owners_alone_read_the_log_of_their_organization(owner, stranger, client):
+def test_only_owners_read_the_log_and_only_that_of_their_organization(owner, stranger, client):
     services.record_audit_event(
         organization=stranger.organization, actor=stranger.user, action="token.created", target="theirs"
     )
@@ -90,7 +91,7 @@ def test_the_page_filters_and_continues_without_counting(owner, client, django_a
     assert "t000." not in first.content.decode()
     assert "t000." in get(before=first.context["older"]).content.decode()
     today = timezone.localdate()
-    for query, is_old, count in (
+    for query, has_old, count in (
         ({"area": "member"}, False, 1),
         ({"member": other.user.pk}, False, 1),
         ({"address": "2001:db8::1"}, True, 1),
@@ -98,6 +99,6 @@ def test_the_page_filters_and_continues_without_counting(owner, client, django_a
         ({"since": today, "area": "token"}, False, PAGE_SIZE),
     ):
         events = get(**query).context["events"]
-        assert (old in events, len(events)) == (is_old, count), query
+        assert (old in events, len(events)) == (has_old, count), query
     for query in ({"address": "x"}, {"since": "y"}, {"until": "9999-12-31"}, {"before": "-1"}, {"member": "0 or 1"}):
         assert get(**query).status_code == 200

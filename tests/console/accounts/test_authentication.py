@@ -1,4 +1,4 @@
-"""A request's user and organization: API tokens, sessions and the organization chosen in one; and when access ends."""
+"""A request's user and organization, from an API token or a session, and the changes that end a running request."""
 
 from datetime import timedelta
 
@@ -65,7 +65,7 @@ def test_the_time_of_last_use_is_stored_once_a_minute(api, owner, django_assert_
     assert ApiToken.objects.get().last_used_at >= first
 
 
-def token_of(api, answer):
+def client_with_created_token(api, answer):
     client = api(None)
     client.credentials(HTTP_AUTHORIZATION=f"Token {answer.data['secret']}")
     return client
@@ -74,7 +74,7 @@ def token_of(api, answer):
 def test_a_token_does_what_its_scopes_and_its_role_allow(api, owner):
     made = api(owner).post("/api/v1/tokens/", {"name": "ci", "scopes": ["store"]})
     assert made.data["scopes"] == ["store", "view"]
-    client = token_of(api, made)
+    client = client_with_created_token(api, made)
     assert client.get(WHOAMI).data["capabilities"] == ["store", "view"]
     assert client.post("/api/v1/datasets/", {"name": "ours"}).status_code == 201
     for path, body in (("organization/invitations/", {"email": "a@example.com"}), ("wallet/top-ups/", {})):
@@ -85,16 +85,16 @@ def test_a_token_does_what_its_scopes_and_its_role_allow(api, owner):
     assert client.post("/api/v1/datasets/", {"name": "more"}).status_code == 403
 
 
-def test_a_token_creates_none_that_may_more_or_lives_longer(api, owner):
+def test_a_token_creates_no_token_that_may_do_more_or_lives_longer(api, owner):
     made = api(owner).post("/api/v1/tokens/", {"name": "ci", "scopes": ["run"], "days": 7})
-    client = token_of(api, made)
+    client = client_with_created_token(api, made)
     refused = client.post("/api/v1/tokens/", {"name": "x", "scopes": ["run", "manage"]})
     assert (refused.status_code, set(refused.data["fields"])) == (400, {"scopes"})
     for wanted in ({}, {"scopes": None}, {"scopes": ["run"]}, {"scopes": []}):
         child = client.post("/api/v1/tokens/", {"name": "x", "days": 900} | wanted)
         assert set(child.data["scopes"]) <= {"run", "view"}
         assert child.data["expires_at"] == made.data["expires_at"]
-        assert set(token_of(api, child).get(WHOAMI).data["capabilities"]) <= {"run", "view"}
+        assert set(client_with_created_token(api, child).get(WHOAMI).data["capabilities"]) <= {"run", "view"}
 
 
 def test_a_viewer_cannot_ask_for_a_scope_that_the_role_lacks(api, owner):
@@ -104,9 +104,9 @@ def test_a_viewer_cannot_ask_for_a_scope_that_the_role_lacks(api, owner):
         assert api(owner).post("/api/v1/tokens/", {"name": "x"} | body).status_code == 400
 
 
-def test_the_token_of_an_inactive_user_or_after_its_end_is_refused(api, owner, client):
+def test_a_token_is_refused_while_its_user_is_inactive_and_once_it_has_expired(api, owner, client):
     made = api(owner).post("/api/v1/tokens/", {"name": "ci", "days": 1})
-    token = token_of(api, made)
+    token = client_with_created_token(api, made)
     statuses = [token.get(WHOAMI).status_code]
     for is_active in (False, True):
         type(owner.user).objects.update(is_active=is_active)
@@ -148,7 +148,7 @@ def request_of(user, **session):
 def test_a_request_without_an_organization_has_no_membership(owner, django_assert_num_queries):
     with django_assert_num_queries(0):
         assert request_of(AnonymousUser()).membership is None
-        request_of(owner.user)  # read on first use
+        request_of(owner.user)  # the memberships are read on first use, not here
     assert request_of(UserFactory()).membership is None
 
 
@@ -164,7 +164,7 @@ def test_the_first_membership_is_used_unless_another_is_chosen(django_assert_num
         assert request_of(first.user, **{ORGANIZATION_SESSION_KEY: invalid}).membership == first
 
 
-def of_session(membership):
+def request_by_session(membership):
     client = Client()
     client.force_login(membership.user)
     request = RequestFactory().get("/")
@@ -173,7 +173,7 @@ def of_session(membership):
     return Request(request, authenticators=[SessionAuthentication()]), client
 
 
-def of_token(membership):
+def request_by_token(membership):
     _, secret = services.create_token(membership=membership, name="test")
     request = RequestFactory().get("/", headers={"authorization": f"Token {secret}"})
     return Request(request, authenticators=[TokenAuthentication()]), None
@@ -213,16 +213,19 @@ def remove(member, _client):
 
 
 @pytest.mark.parametrize(
-    ("source", "act"),
+    ("make_request", "end_access"),
     [
-        *((of_session, act) for act in (log_out, log_in_as_another, change_password, deactivate, demote, remove)),
-        *((of_token, act) for act in (revoke, expire, deactivate, demote, remove)),
+        *(
+            (request_by_session, end)
+            for end in (log_out, log_in_as_another, change_password, deactivate, demote, remove)
+        ),
+        *((request_by_token, end) for end in (revoke, expire, deactivate, demote, remove)),
     ],
 )
-def test_a_permission_ends_with_its_source(source, act, member):
-    request, client = source(member)
+def test_a_running_request_loses_its_permission_when_access_ends(make_request, end_access, member):
+    request, client = make_request(member)
     assert request.user == member.user
     assert is_still_allowed(request, Capability.RUN)
-    act(Membership.objects.get(pk=member.pk), client)
+    end_access(Membership.objects.get(pk=member.pk), client)
     assert not is_still_allowed(request, Capability.RUN)
-    assert is_still_allowed(request, Capability.VIEW) is (act is demote)
+    assert is_still_allowed(request, Capability.VIEW) is (end_access is demote)  # a viewer may still view

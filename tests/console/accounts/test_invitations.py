@@ -1,4 +1,4 @@
-"""Invitations: the owner learns nothing about the address, and nobody becomes a member without accepting."""
+"""Invitations: the owner does not learn whether the address has an account; only who accepts becomes a member."""
 
 import re
 from datetime import timedelta
@@ -21,7 +21,7 @@ API = "/api/v1/organization/invitations/"
 
 
 @pytest.fixture(autouse=True)
-def _mail_is_sent(settings):
+def _addresses_are_verified(settings):
     settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
 
 
@@ -31,14 +31,14 @@ def invite(owner, email=INVITED, role=Role.VIEWER):
     return invitation
 
 
-def link():
+def mailed_link():
     return re.search(r"http://\S+(/invitations/\S+)", mail.outbox[-1].body)[1]
 
 
 def test_a_person_with_an_account_accepts(client, owner):
     person = UserFactory()
     invite(owner, person.email.upper())
-    page = link()
+    page = mailed_link()
     assert "Log in to accept" in client.get(page).content.decode()
     assert client.post(f"{page}accept/").url.startswith(reverse("account_login"))
     assert not person.memberships.exists()
@@ -50,7 +50,7 @@ def test_a_person_with_an_account_accepts(client, owner):
 
 def test_a_person_without_an_account_joins_by_signing_up_through_the_link(client, owner):
     invite(owner, role=Role.MEMBER)
-    sign_up = re.search(r'href="(/accounts/signup/[^"]+)"', client.get(link()).content.decode())[1]
+    sign_up = re.search(r'href="(/accounts/signup/[^"]+)"', client.get(mailed_link()).content.decode())[1]
     form = client.get(sign_up).content.decode()
     assert INVITED in form
     assert 'name="organization"' not in form
@@ -67,7 +67,7 @@ def test_the_owner_cannot_see_whether_the_address_has_an_account(api, owner):
         answers.append({**answer.data, "id": 0, "email": "", "created_at": "", "expires_at": ""})
         Invitation.objects.filter(mailed_at=None).update(expires_at=tomorrow)
         invitations.send_due()
-        messages.append((mail.outbox[-1].subject, mail.outbox[-1].body.replace(link(), "")))
+        messages.append((mail.outbox[-1].subject, mail.outbox[-1].body.replace(mailed_link(), "")))
         assert mail.outbox[-1].to == [address]
     assert answers[0] == answers[1]
     assert messages[0] == messages[1]
@@ -83,7 +83,7 @@ def revoke(invitation, owner):
 
 
 def decline(_invitation, _owner):
-    Client().post(f"{link()}decline/")
+    Client().post(f"{mailed_link()}decline/")
 
 
 def invite_again(invitation, owner):
@@ -99,7 +99,7 @@ def accept_and_remove(invitation, _owner):
 def test_an_invitation_that_has_ended_cannot_be_accepted(client, owner, end):
     ada = UserFactory(email=INVITED)
     client.force_login(ada)
-    invitation, page = invite(owner), link()
+    invitation, page = invite(owner), mailed_link()
     assert client.get(page).status_code == 200
     end(invitation, owner)
     assert client.get(page).status_code == client.post(f"{page}accept/").status_code == 404
@@ -117,14 +117,14 @@ def test_a_sign_up_with_a_forged_token_joins_nothing(client, owner):
 
 def test_another_persons_invitation_cannot_be_accepted(client, owner):
     invite(owner)
-    page, other = link(), UserFactory()
+    page, other = mailed_link(), UserFactory()
     client.force_login(other)
     assert "To accept, log out" in client.get(page).content.decode()
     assert client.post(f"{page}accept/").url == page
     assert not other.memberships.exists()
 
 
-def test_owners_alone_see_and_revoke_open_invitations(client, owner, member):
+def test_only_owners_see_and_revoke_open_invitations(client, owner, member):
     invitation = invite(owner)
     client.force_login(member.user)
     assert "Open invitations" not in client.get(reverse("organization")).content.decode()
@@ -140,7 +140,7 @@ def test_a_user_sends_a_limited_number_of_invitations_a_day(api, owner, stranger
     monkeypatch.setattr(invitations, "MAX_PER_DAY", 2)
     second = Membership.objects.create(user=owner.user, organization=stranger.organization, role=Role.OWNER)
     statuses = [
-        api(who).post(API, {"email": f"{number}@example.com"}).status_code
-        for number, who in enumerate((owner, second, owner))
+        api(sender).post(API, {"email": f"{number}@example.com"}).status_code
+        for number, sender in enumerate((owner, second, owner))
     ]
     assert statuses == [201, 201, 429]

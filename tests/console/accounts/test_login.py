@@ -1,4 +1,4 @@
-"""Sign-up, log-in and its limits. Each test has IP addresses of its own: limits outlive a test's transaction."""
+"""Sign-up, log-in and its limits. Each test uses other IP addresses, since a rollback does not reset the limits."""
 
 import re
 import threading
@@ -54,7 +54,7 @@ def test_email_is_in_the_language_of_the_sign_up_until_another_is_chosen(client)
 def test_email_links_to_the_configured_address_whatever_host_the_request_names(client, settings, mailoutbox, path):
     settings.TRAINYARD_URL = "https://train.example.com"
     settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
-    # allauth sends one address only so many messages, and other tests sign up with theirs.
+    # allauth limits the messages to an address; the tests around this one use up the limit of SIGN_UP's.
     email = UserFactory().email if path == "account_reset_password" else "grace@example.com"
     client.post(reverse(path), SIGN_UP | {"email": email}, headers={"host": "127.0.0.1:8000"})
     (message,) = mailoutbox
@@ -73,8 +73,9 @@ def test_sign_up_does_not_reveal_who_has_an_account(client, settings, mailoutbox
     assert "already exists" in " ".join(mailoutbox[0].body.split())
 
 
-def test_wrong_passwords_block_one_address_and_not_the_owner_elsewhere(client):
+def test_wrong_passwords_block_the_account_from_that_ip_address_alone(client):
     user = UserFactory()
+    # Else an attacker could lock the owner out.
     assert not any(log_in(client, user, "guess", "203.0.113.9") for _ in range(5))
     assert not log_in(client, user, PASSWORD, "203.0.113.9")
     assert log_in(client, user, PASSWORD, "203.0.113.10")
@@ -93,7 +94,7 @@ def test_a_log_in_and_a_new_password_reset_the_count_of_failures(client, mailout
     assert log_in(client, user, "plain horse 9", address)
 
 
-def test_one_address_may_not_try_account_after_account(client):
+def test_an_ip_address_is_blocked_after_wrong_passwords_for_ten_accounts(client):
     assert not any(log_in(client, UserFactory(), "guess", "203.0.113.20") for _ in range(10))
     assert not log_in(client, UserFactory(), PASSWORD, "203.0.113.20")
 
@@ -118,7 +119,7 @@ def test_a_process_hashes_few_passwords_at_once(monkeypatch):
         with counting:
             running += 1
             peak = max(peak, running)
-        full.wait(timeout=30)  # as many as are allowed run together
+        full.wait(timeout=30)  # until as many calls as are allowed run at once
         with counting:
             running -= 1
         return password

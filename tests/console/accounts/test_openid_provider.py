@@ -1,4 +1,4 @@
-"""The console as an OpenID provider: who gets in, what a client learns, and what its tokens cannot do."""
+"""The console as an OpenID provider: consent, what a client learns about a person, and what its tokens cannot do."""
 
 import base64
 import hashlib
@@ -34,7 +34,7 @@ TOKEN_URL, USERINFO_URL = "/identity/o/api/token", "/identity/o/api/userinfo"
 
 @pytest.fixture
 def hub():
-    """A client as an administrator registers it."""
+    """A client of the console, a JupyterHub, as an administrator registers it."""
     service = Service(name="Hub", redirect_uris=HUB, scopes="\n".join(SCOPES))
     service.set_grant_types(["authorization_code", "refresh_token"])
     service.set_secret(SECRET)
@@ -49,7 +49,7 @@ def browser(owner):
     return client
 
 
-def request_of(service, **changes):
+def authorization_url(service, **changes):
     asked = {
         "client_id": service.pk, "redirect_uri": HUB, "response_type": "code", "scope": " ".join(SCOPES),
         "state": "a state", "code_challenge": CHALLENGE, "code_challenge_method": "S256",
@@ -59,7 +59,7 @@ def request_of(service, **changes):
 
 def consent(browser, service, action="grant", **changes):
     """Answer the consent page. Return the parameters with which the browser goes back to the client."""
-    page = browser.get(request_of(service, **changes))
+    page = browser.get(authorization_url(service, **changes))
     assert page.status_code == 200, page.content.decode()
     fields = re.findall(r'<input type="hidden" name="(request|scopes)" value="([^"]*)"', page.content.decode())
     posted = {
@@ -71,16 +71,16 @@ def consent(browser, service, action="grant", **changes):
     return dict(parse_qsl(urlsplit(answer["Location"]).query))
 
 
-def exchange(service, **form):
+def request_tokens(service, **form):
     form = {"client_id": service.pk, "client_secret": SECRET} | form
     return Client().post(TOKEN_URL, {name: value for name, value in form.items() if value is not None})
 
 
-def access(browser, service, **changes):
-    """Log in to the client; return what it got for the code."""
+def log_in_to(browser, service, **changes):
+    """Log in to the client. Return the tokens that it got for the code."""
     code = consent(browser, service, **changes)["code"]
     form = {"grant_type": "authorization_code", "code": code, "redirect_uri": HUB, "code_verifier": VERIFIER}
-    return exchange(service, **form).json()
+    return request_tokens(service, **form).json()
 
 
 def bearer(token, organization=None):
@@ -90,29 +90,29 @@ def bearer(token, organization=None):
 
 def test_a_person_consents_and_the_client_learns_who_they_are(hub, browser, owner):
     EmailAddress.objects.create(user=owner.user, email=owner.user.email, verified=True, primary=True)
-    assert Client().get(request_of(hub)).url.startswith(f"{reverse('account_login')}?next=")
-    page = browser.get(request_of(hub))
+    assert Client().get(authorization_url(hub)).url.startswith(f"{reverse('account_login')}?next=")
+    page = browser.get(authorization_url(hub))
     policy = dict(part.strip().partition(" ")[::2] for part in page["Content-Security-Policy"].split(";"))
     assert "https://hub.example.com" in policy["form-action"].split()
     assert "hub.example.com" not in browser.get("/")["Content-Security-Policy"]
     assert "Start, see and stop notebooks" in page.content.decode()
     assert consent(browser, hub, "cancel") == {"error": "access_denied", "state": "a state"}
-    got = access(browser, hub, nonce="n")
-    told = Client().get(USERINFO_URL, headers=bearer(got["access_token"])).json()
+    got = log_in_to(browser, hub, nonce="n")
+    userinfo = Client().get(USERINFO_URL, headers=bearer(got["access_token"])).json()
     organization = owner.organization
-    assert told == {
+    assert userinfo == {
         "sub": str(owner.user.pk), "email": owner.user.email, "email_verified": True,
         "organizations": [{"slug": organization.slug, "name": organization.name, "role": "owner"}],
     }  # fmt: skip
-    known = Client().get("/.well-known/openid-configuration").json()
-    keys = Client().get(urlsplit(known["jwks_uri"]).path).json()
-    stated = jwt.decode(
+    configuration = Client().get("/.well-known/openid-configuration").json()
+    keys = Client().get(urlsplit(configuration["jwks_uri"]).path).json()
+    claims = jwt.decode(
         got["id_token"], jwt.PyJWKSet.from_dict(keys).keys[0], algorithms=["RS256"], audience=hub.pk,
-        issuer=known["issuer"],
+        issuer=configuration["issuer"],
     )  # fmt: skip
-    assert (stated["sub"], stated["nonce"]) == (told["sub"], "n")
+    assert (claims["sub"], claims["nonce"]) == (userinfo["sub"], "n")
     assert AuditEvent.objects.get(action="account.client_authorized").target == "Hub"
-    renewed = exchange(hub, grant_type="refresh_token", refresh_token=got["refresh_token"]).json()
+    renewed = request_tokens(hub, grant_type="refresh_token", refresh_token=got["refresh_token"]).json()
     assert Client().get(USERINFO_URL, headers=bearer(renewed["access_token"])).status_code == 200
 
 
@@ -131,7 +131,7 @@ def test_a_request_that_the_client_would_not_send_gets_no_consent_page(hub, brow
         {"response_type": "id_token", "nonce": "n"},
         {"scope": "openid manage"},
     ):
-        answer = browser.get(request_of(hub, **changes))
+        answer = browser.get(authorization_url(hub, **changes))
         assert 'name="action"' not in answer.content.decode(), changes
         if answer.status_code == 302:  # back to the client's own address, with an error
             assert answer["Location"].startswith(f"{HUB}?error="), changes
@@ -140,9 +140,9 @@ def test_a_request_that_the_client_would_not_send_gets_no_consent_page(hub, brow
 def test_consent_cannot_be_given_by_another_page(hub, owner):
     checked = Client(enforce_csrf_checks=True)
     checked.force_login(owner.user)
-    page = checked.get(request_of(hub)).content.decode()
+    page = checked.get(authorization_url(hub)).content.decode()
     signed = html.unescape(re.search(r'name="request" value="([^"]*)"', page)[1])
-    forged = {"request": signed, "scopes": "openid", "action": "grant"}
+    forged = {"request": signed, "scopes": "openid", "action": "grant"}  # all but the CSRF token
     assert checked.post("/identity/o/authorize", forged).status_code == 403
     assert Client().post("/identity/o/authorize", forged).url.startswith(reverse("account_login"))
 
@@ -151,7 +151,7 @@ def test_a_code_is_used_once_with_the_secret_and_the_verifier_and_a_device_gets_
     def statuses(times=1, **changes):
         code = consent(browser, hub)["code"]
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": HUB, "code_verifier": VERIFIER}
-        return [exchange(hub, **form | changes).status_code for _ in range(times)]
+        return [request_tokens(hub, **form | changes).status_code for _ in range(times)]
 
     for changes in (
         {"code_verifier": None},
@@ -170,7 +170,7 @@ def test_a_code_is_used_once_with_the_secret_and_the_verifier_and_a_device_gets_
 
 def test_a_token_reaches_notebooks_and_nothing_else(hub, browser, customer):
     browser.force_login(customer.membership.user)
-    got = access(browser, hub)
+    got = log_in_to(browser, hub)
     headers = bearer(got["access_token"])
     client = Client()
     asked = notebook_form(customer)
@@ -185,7 +185,7 @@ def test_a_token_reaches_notebooks_and_nothing_else(hub, browser, customer):
     assert client.get("/tokens/", headers=headers).status_code == 302
     for wrong in (got["id_token"], got["refresh_token"], "ey.ey.ey", ""):
         assert client.get("/api/v1/notebooks/", headers=bearer(wrong)).status_code == 401
-    narrow = access(browser, hub, scope="openid organizations")["access_token"]
+    narrow = log_in_to(browser, hub, scope="openid organizations")["access_token"]
     assert client.get("/api/v1/notebooks/", headers=bearer(narrow)).status_code == 403
     hub.scopes = "openid"
     hub.save()
@@ -193,7 +193,7 @@ def test_a_token_reaches_notebooks_and_nothing_else(hub, browser, customer):
 
 
 def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browser, owner, stranger, api):
-    token = access(browser, hub)["access_token"]
+    token = log_in_to(browser, hub)["access_token"]
 
     def status(organization=None):
         return Client().get("/api/v1/notebooks/", headers=bearer(token, organization)).status_code
@@ -204,13 +204,13 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
     run = Client().post(
         "/api/v1/notebooks/quotes/", "{}", content_type="application/json", headers=bearer(token, other)
     )
-    assert run.status_code == 403  # the role's, as everywhere
+    assert run.status_code == 403  # the role *billing* may not run notebooks
     services.set_second_factor_required(organization=owner.organization, is_required=False, actor=owner.user)
     owner.organization.requires_second_factor = True
     owner.organization.save()
     assert status(mine) == 403
-    told = Client().get(USERINFO_URL, headers=bearer(token)).json()
-    assert [each["slug"] for each in told["organizations"]] == [other]
+    userinfo = Client().get(USERINFO_URL, headers=bearer(token)).json()
+    assert [each["slug"] for each in userinfo["organizations"]] == [other]
     second.delete()
     assert status() == 403
     owner.user.is_active = False
@@ -220,23 +220,23 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
 
 
 def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, owner, stranger):
-    got, other = access(browser, hub), Client()
+    got, other = log_in_to(browser, hub), Client()
     other.force_login(stranger.user)
     end = reverse("security_end_access", args=[hub.pk])
     assert end not in other.get(reverse("security")).content.decode()
-    other.post(end)  # ends nothing of another person
+    other.post(end)  # must not end another person's access
     assert end in browser.get(reverse("security")).content.decode()
     assert Client().get(USERINFO_URL, headers=bearer(got["access_token"])).status_code == 200
     browser.post(end)
     assert Client().get(USERINFO_URL, headers=bearer(got["access_token"])).status_code == 401
     assert end not in browser.get(reverse("security")).content.decode()
-    got = access(browser, hub)
+    got = log_in_to(browser, hub)
     browser.post(
         reverse("account_change_password"),
         {"oldpassword": PASSWORD, "password1": "another horse 9", "password2": "another horse 9"},
     )
     assert Client().get(USERINFO_URL, headers=bearer(got["access_token"])).status_code == 401
-    assert exchange(hub, grant_type="refresh_token", refresh_token=got["refresh_token"]).status_code == 400
+    assert request_tokens(hub, grant_type="refresh_token", refresh_token=got["refresh_token"]).status_code == 400
 
 
 def test_administrators_register_clients_with_exact_addresses(admin_client):
@@ -275,8 +275,8 @@ def test_a_redirect_uri_is_complete_and_encrypted():
         assert is_redirect_uri(address) is is_good, address
 
 
-def test_without_a_key_nothing_is_accepted_and_a_wrong_key_stops_the_start(hub, browser, settings):
-    token = access(browser, hub)["access_token"]
+def test_without_a_private_key_no_token_is_accepted_and_an_unreadable_key_stops_the_start(hub, browser, settings):
+    token = log_in_to(browser, hub)["access_token"]
     settings.OPENID_PRIVATE_KEY = sign_in.parse_private_key("")
     assert Client().get("/api/v1/notebooks/", headers=bearer(token)).status_code == 401
     with pytest.raises(ImproperlyConfigured, match="no private key"):

@@ -1,4 +1,4 @@
-"""An organization, or the installation for its administrators, requires a second factor."""
+"""A second factor is required, by an organization of its members or by the installation of its administrators."""
 
 import json
 import re
@@ -22,13 +22,14 @@ PERSONAL = {
     "organization_new", "organization_switch", "time_zone", "security", "security_end_sessions", "security_end_session",
     "security_end_access", "security_export", "security_delete",
 }  # fmt: skip
-"""Pages of a person's own, which belong to no organization."""
+"""URL names of pages about the person, not about an organization."""
 OPEN = PERSONAL | {
     "docs", "docs_page", "brand_style", "brand_logo", "legal_text", "invitation", "invitation_accept",
     "invitation_decline",
-    "notebook_admit",  # for the server alone, which it tells whether a member's session may use a notebook
+    "notebook_admit",  # for the web server alone: tells it whether a member's session may use a notebook
     "shell_admit",  # likewise for a shell
 }  # fmt: skip
+"""URL names that stay open to members without a second factor."""
 ARGUMENTS = {"uuid": "00000000-0000-4000-8000-000000000000", "int": "1", "file": "a.py"}
 PATCH = {"path": "/api/v1/organization/", "content_type": "application/json"}
 
@@ -38,8 +39,8 @@ def protect(user):
     Authenticator.objects.create(user=user, type=Authenticator.Type.WEBAUTHN, data={"name": "Key"})
 
 
-def filled(route):
-    """Return a path of a route."""
+def path_of(route):
+    """Return a path that matches a route."""
     return re.sub(r"<(?:(\w+):)?\w+>", lambda match: ARGUMENTS.get(match[1], "x"), route)
 
 
@@ -56,12 +57,12 @@ def required(owner):
     return services.set_second_factor_required(organization=owner.organization, is_required=True, actor=owner.user)
 
 
-def test_a_member_without_one_reaches_no_page_and_is_led_to_set_it_up(required, member):
+def test_a_member_without_a_second_factor_is_redirected_from_every_page_to_set_it_up(required, member):
     client = logged_in(member.user)
     for route, pattern in routes_of("console.web.urls"):
         if pattern.name in OPEN:
             continue
-        path = f"/{filled(route)}"
+        path = f"/{path_of(route)}"
         answers = [client.get(path), client.post(path)]
         assert {answer.status_code for answer in answers} <= {302, 405}, pattern.name
         assert {answer.url for answer in answers if answer.status_code == 302} == {SECURITY}, pattern.name
@@ -74,11 +75,11 @@ def test_a_member_without_one_reaches_no_page_and_is_led_to_set_it_up(required, 
     assert "requires a second factor" not in client.get(SECURITY).content.decode()
 
 
-def test_a_member_without_one_reaches_no_route_by_token_or_session(required, member, api):
+def test_a_member_without_a_second_factor_reaches_no_api_route_by_token_or_session(required, member, api):
     by_token, by_session = api(member), logged_in(member.user)
     asked = [(by_token, method, route) for route, methods in ROUTES.items() for method in methods]
     for client, method, route in (*asked, (by_session, "GET", "whoami/"), (by_session, "GET", "jobs/")):
-        answer = client.generic(method, f"/api/v1/{filled(route)}")
+        answer = client.generic(method, f"/api/v1/{path_of(route)}")
         assert (answer.status_code, answer.json()["code"]) == (403, "second_factor_required"), (method, route)
     protect(member.user)
     assert {client.get("/api/v1/whoami/").status_code for client in (by_token, by_session)} == {200}
@@ -120,23 +121,26 @@ def test_an_owner_with_a_second_factor_sets_the_rule_on_the_page_and_in_the_api(
     assert not Organization.objects.get().requires_second_factor
     page = client.post(reverse("organization_second_factor"), {"required": "1"}, follow=True).content.decode()
     assert "All members now need a second factor." in page
-    assert page.count("no second factor") == 1  # of the member
+    assert page.count("no second factor") == 1  # beside the member; the owner has one
     assert client.patch(data=json.dumps({"requires_second_factor": True}), **PATCH).json()["requires_second_factor"]
     client.post(reverse("organization_second_factor"), {"required": "0"})
     assert refused.get("/").status_code == 200
     actions = AuditEvent.objects.filter(action__startswith="organization.second").order_by("id")
-    assert [each.action.rpartition("_")[2] for each in actions] == ["required", "optional"]  # repeated ones write none
+    assert [each.action.rpartition("_")[2] for each in actions] == [
+        "required",
+        "optional",
+    ]  # no event for a change to the same value
 
 
-def test_administrators_need_one_if_the_installation_says_so(settings):
+def test_administrators_need_a_second_factor_if_the_installation_requires_it(settings):
     admin = UserFactory(is_staff=True, is_superuser=True)
     client = logged_in(admin)
     paths = [reverse("admin:index"), reverse("admin:accounts_user_changelist"), reverse("admin:accounts_user_add")]
     for is_required in (False, True):
         settings.STAFF_SECOND_FACTOR = is_required
         answers = [client.get(path) for path in paths]
-        due = (302, SECURITY) if is_required else (200, None)
-        assert {(answer.status_code, answer.get("Location")) for answer in answers} == {due}
+        expected = (302, SECURITY) if is_required else (200, None)
+        assert {(answer.status_code, answer.get("Location")) for answer in answers} == {expected}
         assert ("Administrators of this console need" in client.get(SECURITY).content.decode()) == is_required
         assert second_factors.may_administer(admin) != is_required
     protect(admin)

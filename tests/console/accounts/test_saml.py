@@ -1,4 +1,4 @@
-"""Single sign-on against a SAML identity provider that others wrote, and what a hostile one or a thief may send."""
+"""Single sign-on at a SAML identity provider, which is another project's code, and responses that an attacker sends."""
 
 import json
 import sys
@@ -22,8 +22,8 @@ from tests.console.accounts.conftest import (
     NEEDS_XMLSEC,
     browser,
     deliver,
-    fresh_address,
-    person,
+    fresh_email,
+    logged_in_user,
     sign_on,
     start,
 )
@@ -32,25 +32,25 @@ from tests.factories.accounts import MembershipFactory
 pytestmark = [pytest.mark.django_db, NEEDS_XMLSEC]
 SHA1 = "http://www.w3.org/2000/09/xmldsig#rsa-sha1"
 TRANSIENT = "urn:oasis:names:tc:SAML:2.0:nameid-format:transient"
-BOMB = '<?xml version="1.0"?><!DOCTYPE r [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><r>&b;</r>'
+ENTITY_BOMB = '<?xml version="1.0"?><!DOCTYPE r [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><r>&b;</r>'
 
 
 def test_an_account_is_found_by_the_subject_alone_and_an_address_of_a_named_domain_is_verified(idp):
-    user = MembershipFactory(user__email=fresh_address()).user
+    user = MembershipFactory(user__email=fresh_email()).user
     EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
     client, answer = sign_on(idp, user.email)
     assert "connect Acme under Security" in client.get(answer.url).content.decode()
-    assert person(client) is None
+    assert logged_in_user(client) is None
     assert not SocialAccount.objects.exists()
     for domain in ("example.com", "trusted.example.com"):
-        email = fresh_address(domain)
+        email = fresh_email(domain)
         sign_on(idp, email)
         assert EmailAddress.objects.get(email=email).verified is (domain == "trusted.example.com")
     assert set(SocialAccount.objects.values_list("provider", flat=True)) == {saml_idp.ENTITY_ID}
 
 
 def without(path, name=None):
-    """A change of an assertion: it loses an element, or an attribute of one."""
+    """Return a function that removes an element, or an attribute of one, from an assertion."""
 
     def change(assertion):
         element = assertion.find(path, saml_idp.NAMESPACES)
@@ -63,7 +63,7 @@ def without(path, name=None):
 
 
 DATA = ".//saml:SubjectConfirmationData"
-PROFILE = {  # what python3-saml lets pass
+PROFILE = {  # rules of the SAML profile that python3-saml does not check; the console does
     "without an audience": (without(".//saml:AudienceRestriction"), "names no audience"),
     "without a recipient": (without(DATA, "Recipient"), "lacks a recipient or an end"),
     "without an end": (without(DATA, "NotOnOrAfter"), "lacks a recipient or an end"),
@@ -71,6 +71,7 @@ PROFILE = {  # what python3-saml lets pass
     "no subject": (without(".//saml:NameID"), "names no subject"),
 }
 PLACES = ("before", "after", "inside", "extensions", "signature")
+"""Where signature wrapping hides the signed assertion, beside a forged one that the console might read."""
 HOSTILE = {
     "unsigned": ("not signed", lambda idp, answer: answer(sign_assertion=False)),
     "only the message signed": ("not signed", lambda idp, answer: answer(sign_assertion=False, sign_response=True)),
@@ -93,7 +94,7 @@ HOSTILE = {
     "a subject that changes": ("NameID is transient", lambda idp, answer: answer(name_format=TRANSIENT)),
     "encrypted": ("No private key", lambda idp, answer: answer().replace("Assertion", "EncryptedAssertion")),
     "no XML": ("Start tag expected", lambda idp, answer: "hello"),
-    "entities": ("DTDForbidden", lambda idp, answer: BOMB),
+    "entities": ("DTDForbidden", lambda idp, answer: ENTITY_BOMB),
     **{
         name: (reason, lambda idp, answer, change=change: idp.sign_changed(answer(), change))
         for name, (change, reason) in PROFILE.items()
@@ -106,6 +107,9 @@ HOSTILE = {
         for place in PLACES
     },
 }
+
+
+"""Each case: the reason in the log, and a function that makes the response. `answer(...)` makes a valid one."""
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -121,32 +125,32 @@ def test_a_hostile_response_logs_nobody_in(idp, case, caplog):
     assert refused.status_code == 401, refused.content.decode()[-500:]
     assert "failed" in refused.content.decode()
     assert reason in caplog.text
-    assert person(client) is None
+    assert logged_in_user(client) is None
     assert not User.objects.filter(email__in=["victim@example.com", "thief@example.com"]).exists()
     assert not SocialAccount.objects.exists()
 
 
 def test_a_re_signed_response_is_accepted_and_one_signed_with_another_key_refused(idp, saml_providers):
-    """What the table changes is why it is refused, not how its assertions are signed."""
-    client, email = browser(), fresh_address()
+    """The cases of PROFILE are refused for their change, not because they were signed again."""
+    client, email = browser(), fresh_email()
     xml = idp.answer(start(idp, client), email=email, subject=email)
     deliver(client, idp.sign_changed(xml, lambda assertion: None))
-    assert person(client).email == email
-    client, answer = sign_on(saml_providers[1], fresh_address())
-    assert (answer.status_code, person(client)) == (401, None)
+    assert logged_in_user(client).email == email
+    client, answer = sign_on(saml_providers[1], fresh_email())
+    assert (answer.status_code, logged_in_user(client)) == (401, None)
 
 
 def test_a_response_is_used_once_and_by_the_browser_that_asked(idp):
     client, thief = browser(), browser()
     request = start(idp, client)
     start(idp, thief)
-    xml = idp.answer(request, email=fresh_address(), subject="u-3")
+    xml = idp.answer(request, email=fresh_email(), subject="u-3")
     deliver(client, xml)
-    assert person(client)
+    assert logged_in_user(client)
     client.logout()
     for each in (client, thief):
         assert deliver(each, xml).status_code == 401
-        assert person(each) is None
+        assert logged_in_user(each) is None
     assert not Session.objects.filter(pk__in=[c.cookies["saml-acs-session"].value for c in (client, thief)]).exists()
 
 
@@ -157,19 +161,20 @@ def test_a_log_in_that_the_provider_starts_works_once_if_it_is_allowed(idp, sett
         assertion_consumer_service_url=f"{CONSOLE}{reverse('saml_acs', args=['acme'])}",
         issuer=SimpleNamespace(text=f"{CONSOLE}{reverse('saml_metadata', args=['acme'])}"),
     )
-    email = fresh_address()
+    email = fresh_email()
     xml = idp.answer(request, email=email, subject=email)
     client, thief = browser(), browser()
     assert deliver(client, xml, RelayState="https://evil.example.com/").url == "/"
-    assert person(client).email == email
+    assert logged_in_user(client).email == email
     assert deliver(thief, xml).status_code == 401
-    assert person(thief) is None
+    assert logged_in_user(thief) is None
+    # A stolen answer to a request must not pass as one that the provider started.
     stolen = idp.answer(start(idp, browser()), email=email, subject=email)
     answered = f' InResponseTo="{idp.read_id(stolen)}"'
     assert deliver(thief, stolen.replace(answered, "", 1)).status_code == 401
 
 
-def test_the_address_of_responses_limits_what_it_stores_and_there_is_no_single_log_out(idp, settings):
+def test_the_url_for_responses_limits_what_it_stores_and_there_is_no_single_log_out(idp, settings):
     client, address = browser(), reverse("saml_acs", args=["acme"])
     assert client.get(address).status_code == 405
     assert client.post(reverse("saml_acs", args=["unknown"])).status_code == 404
@@ -185,7 +190,7 @@ def test_the_address_of_responses_limits_what_it_stores_and_there_is_no_single_l
     assert not Session.objects.exists()
 
 
-GOOD = {"id": "a", "name": "A", "entity_id": "https://a", "sso_url": "https://a/sso", "certificate": "x"}
+VALID_SETTING = {"id": "a", "name": "A", "entity_id": "https://a", "sso_url": "https://a/sso", "certificate": "x"}
 
 
 @pytest.mark.parametrize(
@@ -200,12 +205,12 @@ GOOD = {"id": "a", "name": "A", "entity_id": "https://a", "sso_url": "https://a/
         ({"metadata_url": "https://a"}, "`metadata_url` is not known"),
     ],
 )
-def test_a_wrong_setting_stops_the_start(fields, message):
+def test_an_invalid_provider_in_the_settings_stops_the_start(fields, message):
     with pytest.raises(ImproperlyConfigured, match=message):
-        sign_in.parse_saml_providers(json.dumps([GOOD | fields]), console_url=CONSOLE)
+        sign_in.parse_saml_providers(json.dumps([VALID_SETTING | fields]), console_url=CONSOLE)
 
 
-def test_the_start_says_what_to_install_and_the_form_may_lead_to_the_provider(idp, settings, monkeypatch):
+def test_the_start_says_what_to_install_and_the_content_policy_gets_the_providers_origin(idp, settings, monkeypatch):
     assert sign_in.origins(settings.SAML_PROVIDERS) == ["https://idp.example.com"]
     monkeypatch.setitem(sys.modules, sign_in.SAML_MODULE, None)
     with pytest.raises(ImproperlyConfigured, match="Install them"):

@@ -29,16 +29,17 @@ def user():
 def enter_password(user, address="198.51.100.1", next_page=""):
     """Return a browser that has sent the password, and the answer."""
     client = Client()
+    # The limits of log-ins count by address, so tests that log in often pass several.
     query = f"?next={next_page}" if next_page else ""
     form = {"login": user.email, "password": PASSWORD, "next": next_page}
     return client, client.post(reverse("account_login") + query, form, **behind(address))
 
 
-def protect(user):
+def set_up_authenticator_app(user):
     """Set up an authenticator app as the person does. Return the key and the recovery codes."""
     client, _answer = enter_password(user)
     page = client.get(reverse("mfa_activate_totp"), follow=True)
-    assert page.redirect_chain  # a log-in is not enough: the password is asked for again
+    assert page.redirect_chain  # the log-in alone is not enough: the page asks for the password again
     page = client.post(page.redirect_chain[-1][0], {"password": PASSWORD}, follow=True)
     secret = page.context["form"].secret
     assert client.post(reverse("mfa_activate_totp"), {"code": "000000"}).status_code == 200
@@ -52,7 +53,7 @@ def protect(user):
 
 
 def test_a_log_in_needs_the_code_and_a_code_works_once(user):
-    secret, codes = protect(user)
+    secret, codes = set_up_authenticator_app(user)
     client, answer = enter_password(user)
     assert answer.url == reverse("mfa_authenticate")
     assert "_auth_user_id" not in client.session
@@ -66,11 +67,11 @@ def test_a_log_in_needs_the_code_and_a_code_works_once(user):
     assert second.post(reverse("mfa_authenticate"), {"code": codes[0]}).status_code == 302
     third, _answer = enter_password(user)
     assert third.post(reverse("mfa_authenticate"), {"code": codes[0]}).status_code == 200
-    assert "9 codes are left" in client.get(reverse("security")).content.decode()
+    assert "9 codes are left" in client.get(reverse("security")).content.decode()  # of ten
 
 
-def test_codes_are_limited_by_account_whatever_the_address(user):
-    _secret, codes = protect(user)
+def test_wrong_codes_are_limited_by_account_across_ip_addresses(user):
+    _secret, codes = set_up_authenticator_app(user)
     for number in range(5):
         client, _answer = enter_password(user, f"198.51.100.{number + 10}")
         answer = client.post(reverse("mfa_authenticate"), {"code": "000000"}, **behind(f"198.51.100.{number + 10}"))
@@ -82,7 +83,7 @@ def test_codes_are_limited_by_account_whatever_the_address(user):
 
 def test_the_admin_needs_the_second_factor_too():
     admin = UserFactory(is_staff=True, is_superuser=True)
-    _secret, codes = protect(admin)
+    _secret, codes = set_up_authenticator_app(admin)
     client, answer = enter_password(admin, next_page="/admin/")
     assert answer.url.startswith(reverse("mfa_authenticate"))
     assert client.get("/admin/").status_code == 302
@@ -97,7 +98,7 @@ def test_a_change_of_factors_needs_the_password_again_and_an_administrator_may_r
     client.force_login(user)
     for name in ("mfa_activate_totp", "mfa_add_webauthn"):
         assert client.get(reverse(name)).url.startswith(reverse("account_reauthenticate"))
-    protect(user)
+    set_up_authenticator_app(user)
     assert "reauthenticate" in client.post(reverse("mfa_deactivate_totp")).url
     form = {"action": "reset_second_factors", "_selected_action": [user.pk]}
     admin_client.post(reverse("admin:accounts_user_changelist"), form)
@@ -107,27 +108,27 @@ def test_a_change_of_factors_needs_the_password_again_and_an_administrator_may_r
 
 
 def test_no_code_is_accepted_once_the_key_of_the_installation_is_lost(user, settings):
-    _secret, codes = protect(user)
+    _secret, codes = set_up_authenticator_app(user)
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another", []
     client, _answer = enter_password(user)
     for code in (codes[0], code_of("")):
         assert client.post(reverse("mfa_authenticate"), {"code": code}).status_code == 200
 
 
-def test_a_person_ends_own_sessions_alone(user):
-    here, _answer = enter_password(user)
-    there, _answer = enter_password(user)
+def test_a_person_ends_only_their_own_other_sessions(user):
+    current, _answer = enter_password(user)
+    other, _answer = enter_password(user)
     stranger, _answer = enter_password(MembershipFactory().user)
-    page = here.get(reverse("security"))
+    page = current.get(reverse("security"))
     assert [each["is_current"] for each in page.context["sessions"]] == [False, True]
     foreign = UserSession.objects.exclude(user=user).get()
-    assert here.post(reverse("security_end_session", args=[foreign.pk])).status_code == 404
-    here.post(reverse("security_end_session", args=[page.context["sessions"][0]["row"].pk]))
-    assert there.get(reverse("security")).status_code == 302
-    there, _answer = enter_password(user)
-    here.post(reverse("security_end_sessions"))
-    assert there.get(reverse("security")).status_code == 302
-    assert here.get(reverse("security")).status_code == 200
+    assert current.post(reverse("security_end_session", args=[foreign.pk])).status_code == 404
+    current.post(reverse("security_end_session", args=[page.context["sessions"][0]["row"].pk]))
+    assert other.get(reverse("security")).status_code == 302
+    other, _answer = enter_password(user)
+    current.post(reverse("security_end_sessions"))
+    assert other.get(reverse("security")).status_code == 302
+    assert current.get(reverse("security")).status_code == 200
     assert stranger.get(reverse("security")).status_code == 200
 
 

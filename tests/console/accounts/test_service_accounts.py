@@ -1,4 +1,4 @@
-"""Service accounts: programs that act within role and scopes, and never log in."""
+"""Service accounts: accounts of programs, which act within their role and scopes and cannot log in."""
 
 import pytest
 from django.contrib.auth import authenticate
@@ -21,7 +21,7 @@ def robot(owner):
     return service_accounts.create(actor=owner, name="robot", role="member")
 
 
-def client(account, owner, **token):
+def client_of(account, owner, **token):
     """Return a client with a new token of the account."""
     _row, secret = service_accounts.create_token(account=account, actor=owner, name="ci", **token)
     api = APIClient()
@@ -29,14 +29,14 @@ def client(account, owner, **token):
     return api
 
 
-def test_acts_within_its_role_and_scopes_and_under_its_name(owner, robot):
-    api = client(robot, owner)
+def test_a_service_account_acts_within_its_role_and_scopes_and_under_its_name(owner, robot):
+    api = client_of(robot, owner)
     answer = api.get("/api/v1/whoami/").data
     assert (answer["role"], answer["capabilities"]) == ("member", ["run", "store", "view"])
     assert api.put("/api/v1/secrets/KEY", {"value": "x"}, format="json").status_code == 201
     event = AuditEvent.objects.get(action="secret.created")
     assert event.actor_name == f"robot@{owner.organization.slug}.service.invalid"
-    reader = client(robot, owner, scopes=["view"], days=1)
+    reader = client_of(robot, owner, scopes=["view"], days=1)
     assert reader.put("/api/v1/secrets/KEY", {"value": "x"}, format="json").status_code == 403
     for path in ("organization/members/1/", "service-accounts/", "organization/invitations/"):
         assert api.delete(f"/api/v1/{path}").status_code in {403, 405}
@@ -45,13 +45,13 @@ def test_acts_within_its_role_and_scopes_and_under_its_name(owner, robot):
     assert api.get("/api/v1/whoami/").status_code == 401
 
 
-def test_is_refused_while_disabled_and_after_deletion_and_stays_in_the_audit_log(owner, robot):
-    api = client(robot, owner)
+def test_a_disabled_or_deleted_service_account_is_refused_and_stays_in_the_audit_log(owner, robot):
+    api = client_of(robot, owner)
     api.put("/api/v1/secrets/KEY", {"value": "x"}, format="json")
-    for is_disabled, status in ((True, 401), (True, 401), (False, 200)):
+    for is_disabled, status in ((True, 401), (True, 401), (False, 200)):  # the repeated call changes nothing
         service_accounts.set_disabled(account=robot, actor=owner, is_disabled=is_disabled)
         assert api.get("/api/v1/whoami/").status_code == status
-    for _ in range(2):
+    for _twice in range(2):
         service_accounts.delete(account=robot, actor=owner)
     assert api.get("/api/v1/whoami/").status_code == 401
     assert AuditEvent.objects.get(action="secret.created").actor_name.startswith("robot.deleted-")
@@ -63,7 +63,7 @@ def test_is_refused_while_disabled_and_after_deletion_and_stays_in_the_audit_log
     ]  # fmt: skip
 
 
-def test_cannot_log_in_by_any_way(owner, robot):
+def test_a_service_account_cannot_log_in_even_with_a_password_or_a_session(owner, robot):
     user = robot.membership.user
     assert not user.has_usable_password()
     user.set_password("a password that somebody set")
@@ -76,7 +76,7 @@ def test_cannot_log_in_by_any_way(owner, robot):
     assert not any(user.email in message.to and "reset/key" in message.body for message in mail.outbox)
 
 
-def test_is_no_member_and_no_owner(owner, robot):
+def test_a_service_account_is_not_listed_as_a_member_and_never_counts_as_an_owner(owner, robot):
     assert [each.pk for each in selectors.members(organization=owner.organization)] == [owner.pk]
     with pytest.raises(InvalidInput):
         service_accounts.create(actor=owner, name="boss", role="owner")
@@ -86,15 +86,15 @@ def test_is_no_member_and_no_owner(owner, robot):
     assert selectors.owners_count(organization=owner.organization) == 1
 
 
-def test_names_are_checked(owner, robot):
+def test_an_invalid_or_taken_name_creates_no_service_account(owner, robot):
     for name in ("", "-a", "a-", "A", "a b", "a.b", "x" * 41, "robot", "a@b", "a\n"):
         with pytest.raises(InvalidInput):
             service_accounts.create(actor=owner, name=name, role="member")
     assert ServiceAccount.objects.count() == 1
-    assert User.objects.filter(is_active=False).count() == 1
+    assert User.objects.filter(is_active=False).count() == 1  # the robot's; a refusal leaves no user behind
 
 
-def test_a_limited_token_makes_no_account_or_token_that_may_do_more(owner, robot):
+def test_a_limited_token_creates_no_account_or_token_that_may_do_more(owner, robot):
     payer = service_accounts.create(actor=owner, name="payer", role="billing")
     owner.scopes = frozenset({Capability.MANAGE, Capability.VIEW})
     with pytest.raises(InvalidInput):
@@ -116,7 +116,7 @@ def test_two_organizations_do_not_see_each_others_accounts(owner, robot):
     assert page.get(base).status_code == 404
     for path in ("state/", "delete/"):
         assert page.post(base + path).status_code == 404
-    service_accounts.create(actor=stranger, name="robot", role="member")
+    service_accounts.create(actor=stranger, name="robot", role="member")  # a name is taken in one organization only
 
 
 def test_the_pages_create_an_account_and_show_a_token_once(owner):

@@ -1,4 +1,4 @@
-"""Who may sign up: rules, mail domains, approval and captcha; and the limits of log-in and API."""
+"""Who may sign up: closed sign-up, mail domains, approval and captcha; and the rate limits of log-in and API."""
 
 import itertools
 
@@ -20,7 +20,7 @@ HOSTS = itertools.count(1)
 
 
 def sign_up(email, query="", **more):
-    client = Client(REMOTE_ADDR=f"10.9.8.{next(HOSTS)}")  # limits by address outlive a test
+    client = Client(REMOTE_ADDR=f"10.9.8.{next(HOSTS)}")  # rate limits by IP address outlive a test
     form = {"email": email, "organization": "", "password1": PASSWORD, "password2": PASSWORD} | more
     return client, client.post(reverse("account_signup") + query, form)
 
@@ -30,7 +30,7 @@ def invitation_query(owner, email):
     return f"?invitation={invitations.token_of(invitation)}"
 
 
-def test_closed_sign_up_takes_invited_people_alone(settings, owner):
+def test_closed_sign_up_accepts_only_invited_people(settings, owner):
     settings.SIGNUP = "closed"
     assert "Sign-up is closed" in sign_up("eve@example.com")[1].content.decode()
     assert "Sign-up is closed" in sign_up("eve@example.com", "?invitation=forged")[1].content.decode()
@@ -73,7 +73,9 @@ def test_approval_does_not_reveal_who_has_an_account(settings):
     assert sign_up(taken)[1].url == sign_up("free-for-now@example.com")[1].url
 
 
-class Riddle(forms.CharField):
+class Captcha(forms.CharField):
+    """An operator's captcha field, which accepts 4."""
+
     def clean(self, value):
         if value != "4":
             raise forms.ValidationError("Wrong.")
@@ -81,7 +83,7 @@ class Riddle(forms.CharField):
 
 
 def test_the_captcha_field_of_the_operator_decides(settings):
-    settings.SIGNUP_CAPTCHA_FIELD = f"{__name__}.Riddle"
+    settings.SIGNUP_CAPTCHA_FIELD = f"{__name__}.Captcha"
     for guess in ({}, {"captcha": "5"}):
         assert sign_up("ada@example.com", **guess)[1].status_code == 200
     assert sign_up("ada@example.com", captcha="4")[1].status_code == 302
@@ -91,7 +93,8 @@ def test_the_captcha_field_of_the_operator_decides(settings):
 def test_log_in_above_the_limit_says_when_to_retry():
     client, wrong = Client(), {"login": "nobody@example.com", "password": "x"}
     answers = [client.post(reverse("account_login"), wrong, **behind("203.0.113.77")) for _ in range(31)]
-    assert (answers[0].status_code, answers[-1].status_code, answers[-1]["Retry-After"]) == (200, 429, "60")
+    assert [answer.status_code for answer in (answers[0], answers[-1])] == [200, 429]
+    assert answers[-1]["Retry-After"] == "60"
 
 
 def test_the_api_limits_each_token_and_says_when_to_retry(api, owner, settings):

@@ -1,4 +1,4 @@
-"""Single sign-on against a real OpenID Connect provider on this machine, and what holds for SAML too."""
+"""Single sign-on at an OpenID Connect provider on this machine, and the rules that also hold for SAML."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from django.urls import reverse
 from console import sign_in
 from console.accounts.roles import Role
 from tests.console.accounts import conftest
-from tests.console.accounts.conftest import NEEDS_XMLSEC, fresh_address, person
+from tests.console.accounts.conftest import NEEDS_XMLSEC, fresh_email, logged_in_user
 from tests.factories.accounts import PASSWORD, MembershipFactory
 
 pytestmark = [
@@ -33,8 +33,8 @@ def provider():
 
 
 @pytest.fixture
-def openid(settings, provider):
-    """A function that goes to the OpenID Connect provider; the console trusts it."""
+def sign_on_openid(settings, provider):
+    """A function that logs in at the OpenID Connect provider, which the console trusts: see `sign_on`."""
     text = (
         f'[{{"id": "acme", "name": "Acme", "server_url": "{provider}", "client_id": "trainyard", '
         '"client_secret": "secret", "verified_domains": ["trusted.example.com"]}]'
@@ -46,14 +46,14 @@ def openid(settings, provider):
 
 
 @pytest.fixture
-def saml(idp):
-    """The same for SAML."""
+def sign_on_saml(idp):
+    """A function that logs in at the SAML provider: see `conftest.sign_on`."""
     return partial(conftest.sign_on, idp)
 
 
-@pytest.fixture(params=["openid", pytest.param("saml", marks=NEEDS_XMLSEC)])
-def go(request):
-    """A function that goes to a provider of either kind: see `sign_on`."""
+@pytest.fixture(params=["sign_on_openid", pytest.param("sign_on_saml", marks=NEEDS_XMLSEC)])
+def sign_on_either(request):
+    """A function that logs in at a provider. A test with it runs once for each protocol."""
     return request.getfixturevalue(request.param)
 
 
@@ -70,30 +70,30 @@ def sign_on(provider, email, *, client=None, subject=None, verified=True, proces
     return client, client.get(back.headers["location"])
 
 
-def test_a_stranger_gets_an_account_and_returns_to_it(go):
-    email = fresh_address()
-    client, answer = go(email, next_page="/tokens/")
+def test_a_new_person_gets_an_account_and_finds_it_again_by_the_subject(sign_on_either):
+    email = fresh_email()
+    client, answer = sign_on_either(email, next_page="/tokens/")
     assert answer.url == "/tokens/"
-    user = person(client)
+    user = logged_in_user(client)
     assert (user.email, user.memberships.get().role) == (email, Role.OWNER)
     assert not user.has_usable_password()
-    renamed, _answer = go(fresh_address(), subject=email)
-    assert person(renamed) == user
+    renamed, _answer = sign_on_either(fresh_email(), subject=email)
+    assert logged_in_user(renamed) == user
     assert "Continue with Acme" in Client().get(reverse("account_login")).content.decode()
 
 
-def test_an_account_is_never_found_by_the_address_that_a_provider_states(openid):
-    user = MembershipFactory(user__email=fresh_address()).user
+def test_an_account_is_never_found_by_the_address_that_a_provider_states(sign_on_openid):
+    user = MembershipFactory(user__email=fresh_email()).user
     EmailAddress.objects.create(user=user, email=user.email, verified=True, primary=True)
     for verified in (True, False):
-        client, _answer = openid(user.email, verified=verified)
-        assert person(client) is None
+        client, _answer = sign_on_openid(user.email, verified=verified)
+        assert logged_in_user(client) is None
         client.post(reverse("socialaccount_signup"), {"email": user.email, "organization": ""})
-        assert person(client) is None
+        assert logged_in_user(client) is None
         assert not SocialAccount.objects.exists()
 
 
-def test_an_address_counts_as_verified_only_if_the_provider_says_so_or_is_trusted(openid, settings):
+def test_an_address_counts_as_verified_only_if_the_provider_says_so_or_is_trusted(sign_on_openid, settings):
     settings.SOCIALACCOUNT_EMAIL_VERIFICATION = settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
     for domain, stated, is_verified in (
         ("example.com", True, True),
@@ -101,50 +101,50 @@ def test_an_address_counts_as_verified_only_if_the_provider_says_so_or_is_truste
         ("example.com", "false", False),
         ("trusted.example.com", False, True),
     ):
-        email = fresh_address(domain)
-        client, answer = openid(email, verified=stated)
+        email = fresh_email(domain)
+        client, answer = sign_on_openid(email, verified=stated)
         assert EmailAddress.objects.get(email=email).verified is is_verified
-        assert (person(client) is not None) is is_verified
+        assert (logged_in_user(client) is not None) is is_verified
         assert (answer.url == reverse("account_email_verification_sent")) is not is_verified
 
 
-def test_a_member_connects_an_account_after_a_confirmation_and_disconnects_it(go):
+def test_a_member_connects_an_account_after_a_confirmation_and_disconnects_it(sign_on_either):
     user, client = MembershipFactory().user, conftest.browser()
     client.force_login(user)
-    subject = fresh_address()
-    _client, answer = go("someone@else.example.com", client=client, subject=subject, process="connect")
+    subject = fresh_email()
+    _client, answer = sign_on_either("someone@else.example.com", client=client, subject=subject, process="connect")
     assert answer.url.startswith(reverse("account_reauthenticate"))
     assert not SocialAccount.objects.exists()
     client.post(answer.url, {"password": PASSWORD})
     account = SocialAccount.objects.get(user=user)
     assert "Disconnect" in client.get(reverse("socialaccount_connections")).content.decode()
     assert "Single sign-on" in client.get(reverse("security")).content.decode()
-    other, _answer = go("someone@else.example.com", subject=subject)
-    assert person(other) == user
+    other, _answer = sign_on_either("someone@else.example.com", subject=subject)
+    assert logged_in_user(other) == user
     client.post(reverse("socialaccount_connections"), {"account": account.pk})
     assert not SocialAccount.objects.exists()
 
 
-def test_single_sign_on_does_not_bypass_a_second_factor(go):
-    email = fresh_address()
-    client, _answer = go(email)
-    user = person(client)
+def test_single_sign_on_does_not_bypass_a_second_factor(sign_on_either):
+    email = fresh_email()
+    client, _answer = sign_on_either(email)
+    user = logged_in_user(client)
     TOTP.activate(user, "JBSWY3DPEHPK3PXP")
     code = RecoveryCodes.activate(user).get_unused_codes()[0]
     assert Authenticator.objects.filter(user=user).count() == 2
-    client, answer = go(email)
+    client, answer = sign_on_either(email)
     assert answer.url == reverse("mfa_authenticate")
-    assert person(client) is None
+    assert logged_in_user(client) is None
     client.post(answer.url, {"code": code})
-    assert person(client) == user
+    assert logged_in_user(client) == user
 
 
-def test_an_answer_without_our_state_and_a_foreign_next_page_are_refused(openid):
+def test_an_answer_without_our_state_and_a_foreign_next_page_are_refused(sign_on_openid):
     callback = reverse("openid_connect_callback", args=["acme"])
     client = Client()
     assert "failed" in client.get(f"{callback}?code=x&state=y").content.decode()
-    assert person(client) is None
-    _client, answer = openid(fresh_address(), next_page="https://evil.example.com/")
+    assert logged_in_user(client) is None
+    _client, answer = sign_on_openid(fresh_email(), next_page="https://evil.example.com/")
     assert answer.url == "/"
     assert Client().get(reverse("openid_connect_login", args=["unknown"])).status_code == 404
 
@@ -163,6 +163,6 @@ def test_an_answer_without_our_state_and_a_foreign_next_page_are_refused(openid)
         ),
     ],
 )
-def test_a_wrong_setting_stops_the_start(text, message):
+def test_an_invalid_provider_in_the_settings_stops_the_start(text, message):
     with pytest.raises(ImproperlyConfigured, match=message):
         sign_in.parse_oidc_providers(text)

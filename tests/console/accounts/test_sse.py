@@ -1,3 +1,5 @@
+"""Server-sent events: their frames, comments while nothing happens, and the end when the reader loses access."""
+
 import asyncio
 
 import pytest
@@ -35,7 +37,7 @@ def test_a_quiet_stream_sends_comments_between_its_events():
     assert parts[-1] == "event: late\ndata: \n\n"
 
 
-@pytest.mark.parametrize("pause", [0, 60])
+@pytest.mark.parametrize("pause", [0, 60], ids=["at the next event", "while there is no event"])
 def test_a_reader_who_loses_access_receives_nothing_more_and_the_source_is_closed(monkeypatch, pause):
     monkeypatch.setattr(sse, "RECHECK_SECONDS", 0)
     answers, closed = iter([True, False]), []
