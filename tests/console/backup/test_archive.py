@@ -1,4 +1,4 @@
-"""`manage.py backup` and `restore` on installations of their own: what is refused, and what a crash leaves."""
+"""`manage.py backup` and `restore` on whole installations: what is refused, and what a crash leaves behind."""
 
 import json
 import shutil
@@ -33,6 +33,7 @@ user = User.objects.create_user("first@example.com")
 wallet(create_organization(user=user, name="A").organization, balance_minor=12_34)
 call_command("backup", "%s")
 """
+"""Starts the database, creates a customer with a wallet, and makes a backup."""
 RESTORES = """
 import os, signal, sys
 from pathlib import Path
@@ -64,6 +65,7 @@ CRASHES = {
     ),
     "before the schema": "archive.call_command = die",
 }
+"""Code that kills a restore, by the moment of its death, in the order of a restore."""
 BEFORE_THE_DATABASE = {"while files are unpacked", "before the database", "in the middle of the database"}
 REFUSE = """
 CREATE SCHEMA apart;
@@ -71,14 +73,14 @@ CREATE FUNCTION apart.refuse() RETURNS event_trigger LANGUAGE plpgsql AS
 $$ BEGIN IF tg_tag = 'CREATE TRIGGER' THEN RAISE 'not today'; END IF; END $$;
 CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION apart.refuse();
 """
-"""The database refuses the end of a restore."""
-OTHERS = """
+"""Lets the database refuse the last statements of a restore, which create triggers."""
+OTHER_SESSIONS = """
 SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
 
 
-class Place(Console):
-    """An installation of which commands alone run, and its database."""
+class Installation(Console):
+    """An installation that runs its database and commands, but none of the console's processes."""
 
     def __init__(self, var):
         super().__init__(var, Path("/no/images"))
@@ -92,7 +94,7 @@ class Place(Console):
         return super().query(sql)
 
     def owner(self):
-        """Whose accounts and files these are."""
+        """Return whose accounts and files the installation has, `first` or `second`. Both must be of the same."""
         ((email,),) = self.query("SELECT email FROM accounts_user")
         assert self.file.read_bytes() == email.encode() * 1000
         return email.partition("@")[0]
@@ -105,7 +107,7 @@ class Place(Console):
 @pytest.fixture(scope="module")
 def origin(short_folders, tmp_path_factory):
     """An installation, and its backup."""
-    created = Place(short_folders())
+    created = Installation(short_folders())
     created.backup = tmp_path_factory.mktemp("backups") / "one"
     copy_migrated_database(created.var)
     created.file.parent.mkdir(parents=True)
@@ -124,9 +126,9 @@ def backup(origin):
 
 
 @pytest.fixture
-def filled(origin, short_folders):
-    """An installation of somebody else, with a key of its own."""
-    place = Place(short_folders())
+def target(origin, short_folders):
+    """An installation over which the backup is restored: with another account, another file and another key."""
+    place = Installation(short_folders())
     origin.embedded.stop()
     shutil.copytree(
         origin.var, place.var, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns("run", "log")
@@ -139,7 +141,7 @@ def filled(origin, short_folders):
 
 
 @pytest.fixture
-def here(transactional_db, settings, tmp_path, origin):
+def console_settings(transactional_db, settings, tmp_path, origin):
     """This process's settings: a console with the key of `origin`, on an external database."""
     settings.EMBEDDED_DATABASE = False
     settings.VAR_DIR = tmp_path
@@ -158,7 +160,7 @@ def change(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
 
-def test_a_backup_replaces_no_other_and_leaves_nothing_if_it_fails(here, backup, tmp_path, monkeypatch):
+def test_a_backup_replaces_no_other_and_leaves_nothing_if_it_fails(console_settings, backup, tmp_path, monkeypatch):
     with pytest.raises(CommandError, match="already exists"):
         call_command("backup", backup)
 
@@ -196,9 +198,9 @@ def test_only_a_complete_backup_of_a_known_format_is_verified(backup, copied, tm
             archive.verify(folder)
 
 
-def test_a_refused_restore_changes_nothing(copied, here):
+def test_a_refused_restore_changes_nothing(copied, console_settings):
     known = json.loads((copied / "manifest.json").read_text())["migrations"]
-    storage, tar, key = here.TRAINYARD_STORAGE_ROOT, copied / "storage.tar", here.SECRET_KEY
+    storage, tar, key = console_settings.TRAINYARD_STORAGE_ROOT, copied / "storage.tar", console_settings.SECRET_KEY
 
     def refused(sentence, *options):
         before = set(storage.rglob("*")), User.objects.count()
@@ -214,9 +216,9 @@ def test_a_refused_restore_changes_nothing(copied, here):
     change(copied, migrations=[*known, "jobs.9999_of_next_year"], version="9.0")
     refused("jobs.9999_of_next_year is not known here", "--force")
     change(copied, migrations=known)
-    here.SECRET_KEY = "another" * 20
+    console_settings.SECRET_KEY = "another" * 20
     refused("SECRET_KEY differs from")
-    here.SECRET_KEY = key
+    console_settings.SECRET_KEY = key
     address = connection.settings_dict
     with psycopg.connect(host=address["HOST"], user="postgres", dbname=address["NAME"]) as other:
         other.execute("SET application_name = 'a worker'")
@@ -228,50 +230,53 @@ def test_a_refused_restore_changes_nothing(copied, here):
     refused("This database has accounts. --force")
 
 
-def test_an_unfinished_restore_is_neither_backed_up_nor_served(here, tmp_path, monkeypatch):
-    here.TRAINYARD_RUNS_ROOT.mkdir()
-    (here.TRAINYARD_RUNS_ROOT / archive.UNFINISHED_MARKER).touch()
+def test_an_unfinished_restore_is_neither_backed_up_nor_served(console_settings, tmp_path, monkeypatch):
+    console_settings.TRAINYARD_RUNS_ROOT.mkdir()
+    (console_settings.TRAINYARD_RUNS_ROOT / archive.UNFINISHED_MARKER).touch()
     monkeypatch.setattr(deployment, "findings", list)
-    here.EMBEDDED = Embedded(tmp_path)  # which `up` stops at its end
-    monkeypatch.setattr(signal, "signal", lambda *_arguments: None)  # `up` would keep its handlers
+    console_settings.EMBEDDED = Embedded(tmp_path)  # `up` stops these servers at its end
+    monkeypatch.setattr(
+        signal, "signal", lambda *_arguments: None
+    )  # else `up` would leave its handlers in this process
     for command in (["backup", tmp_path / "never"], ["prepare"], ["up"]):
         with pytest.raises(CommandError, match="A restore was interrupted"):
             call_command(*command)
 
 
-def test_a_restore_that_fails_or_is_killed_changes_nothing_or_can_be_repeated(origin, backup, filled):
+def test_a_restore_that_fails_or_is_killed_changes_nothing_or_can_be_repeated(origin, backup, target):
     """One installation is restored again and again: each attempt is killed later than the one before."""
-    roots = [filled.var / name for name in ("storage", "runs", "sandbox")]
+    roots = [target.var / name for name in ("storage", "runs", "sandbox")]
     command = [sys.executable, "manage.py", "shell", "-v", "0", "-c", RESTORES % backup]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, env=filled.environment, text=True, stdin=pipe, stdout=pipe) as restores:
+    with subprocess.Popen(command, cwd=ROOT, env=target.environment, text=True, stdin=pipe, stdout=pipe) as restores:
 
         def restore(crash=""):
-            wait_for(lambda: filled.query(OTHERS) == [])  # the sessions of an attempt that was killed
+            # A restore refuses a database in use, and PostgreSQL ends a killed attempt's session a moment later.
+            wait_for(lambda: target.query(OTHER_SESSIONS) == [])
             print(repr(crash), file=restores.stdin, flush=True)
             return restores.stdout.readline()
 
-        filled.query(REFUSE)
+        target.query(REFUSE)
         refused = restore()
         for sentence in ("not today", "Nothing was changed"):
             assert sentence in refused
         assert restores.stdout.readline() == "0\n"
-        assert filled.owner() == "second"
+        assert target.owner() == "second"
         assert not any((root / archive.UNFINISHED_MARKER).exists() for root in roots)
-        filled.query("DROP EVENT TRIGGER refuse")
+        target.query("DROP EVENT TRIGGER refuse")
 
         for moment, crash in CRASHES.items():
             assert restore(crash) == f"{-signal.SIGKILL}\n", moment
             if moment in BEFORE_THE_DATABASE:
-                assert filled.owner() == "second", moment
+                assert target.owner() == "second", moment
             marks = [(root / archive.UNFINISHED_MARKER).exists() for root in roots]
-            assert marks == [moment != "while files are unpacked"] * 3, moment
+            assert marks == [moment != "while files are unpacked"] * 3, moment  # written once all files are unpacked
 
-    restored = filled.manage("restore", backup, "--force")
+    restored = target.manage("restore", backup, "--force")
     assert restored.returncode == 0, restored.stderr
     assert "the books balance" in restored.stdout
-    assert filled.owner() == "first"
-    assert filled.file.parent.stat().st_mode & 0o777 == 0o555
-    assert (filled.var / "secret_key").read_text() == (origin.var / "secret_key").read_text()
-    assert (12_34,) in filled.query("SELECT posted_minor FROM billing_account")
+    assert target.owner() == "first"
+    assert target.file.parent.stat().st_mode & 0o777 == 0o555
+    assert (target.var / "secret_key").read_text() == (origin.var / "secret_key").read_text()
+    assert (12_34,) in target.query("SELECT posted_minor FROM billing_account")
     assert [path for root in roots for path in root.glob(".*")] == []

@@ -14,7 +14,7 @@ from console.backup import trees
 
 
 def described(root):
-    """Everything that must be restored: kinds, bytes, modes, times, targets of links."""
+    """Return everything that must be restored: kinds, bytes, modes, times, targets of links."""
     entries = {}
     for path in sorted(root.rglob("*")):
         status = path.lstat()
@@ -98,7 +98,7 @@ def test_pipes_and_too_deep_folders_are_named_and_left_out(root, tmp_path):
     os.close(deep)
     packed, back = pack_and_unpack(root, tmp_path)
     assert (back / "kept").read_text() == "kept"
-    assert packed.missing == 2
+    assert packed.missing == 2  # the pipe, and the folder at which the depth is exceeded
     assert {line.partition(": ")[2] for line in packed.left_out} == {"no file, folder or link", "nested too deep"}
 
 
@@ -185,7 +185,8 @@ def to_nothing(path):
     """Leave the name free."""
 
 
-KEPT = {to_file, to_folder, to_link}
+PACKED_KINDS = {to_file, to_folder, to_link}
+"""What an archive can contain. Pipes and sockets are left out."""
 KINDS = [to_file, to_folder, to_link, to_pipe, to_socket]
 
 
@@ -216,7 +217,7 @@ def test_an_entry_that_is_replaced_while_it_is_read_stops_nothing(root, tmp_path
         swap_after_stat(patched, root / "swapped", [after])
         packed, back = pack_and_unpack(root, tmp_path)
     assert (back / "z").read_text() == "what comes after it"
-    if {before, after} <= KEPT:
+    if {before, after} <= PACKED_KINDS:
         assert described(back).keys() == described(root).keys()
         assert packed.left_out == []
 

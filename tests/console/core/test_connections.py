@@ -13,16 +13,16 @@ def test_an_address_that_refuses_is_followed_by_the_hosts_next_one(monkeypatch):
     resolve = socket.getaddrinfo
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        of_the_name = [entry for address in ("127.0.0.2", "127.0.0.1") for entry in resolve(address, port)]
+        addresses = [entry for address in ("127.0.0.2", "127.0.0.1") for entry in resolve(address, port)]
         monkeypatch.setattr(
             connections.socket,
             "getaddrinfo",
-            lambda host, *rest, **options: of_the_name if host == "two.example" else resolve(host, *rest, **options),
+            lambda host, *rest, **options: addresses if host == "two.example" else resolve(host, *rest, **options),
         )
         connection = connections.connection_to(f"http://two.example:{port}", allows_private=True)
         connection.connect()
         assert connection.sock.getpeername() == ("127.0.0.1", port)
-        assert connection.sock.gettimeout() == connections.TIMEOUT_SECONDS, "the limit of a read is not shared"
+        assert connection.sock.gettimeout() == connections.TIMEOUT_SECONDS, "a read must have the whole limit"
         connection.close()
-    with pytest.raises(ConnectionRefusedError):
+    with pytest.raises(ConnectionRefusedError):  # the server has ended, so both addresses refuse
         connection.connect()

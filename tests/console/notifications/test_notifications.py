@@ -1,3 +1,5 @@
+"""Notices to members: their list, and which of them are mailed to whom."""
+
 import pytest
 from django.core import mail
 from django.urls import reverse
@@ -16,14 +18,14 @@ from tests.factories.accounts import MembershipFactory
 pytestmark = pytest.mark.django_db
 
 
-def test_ends_of_jobs_are_listed_and_a_failure_is_mailed_to_who_ordered_it(client, customer):
+def test_ends_of_jobs_are_listed_and_a_failure_is_mailed_to_the_buyer(client, customer):
     other = MembershipFactory(organization=customer.organization, role=Role.OWNER)
     customer.end(customer.started(nodes=1), Outcome.COMPLETED)
     failed = customer.end(customer.started(nodes=1), Outcome.CODE_FAILED, message="Rank 0 exited.")
     kinds = Notification.objects.order_by("pk").values_list("kind", flat=True)
     assert list(kinds)[-2:] == ["job.succeeded", "job.failed"]
 
-    assert run_mails.send_due() == 2
+    assert run_mails.send_due() == 2  # both are settled, though only the failure is mailed
     assert run_mails.send_due() == 0
     [sent] = mail.outbox
     assert sent.to == [customer.membership.user.email]
@@ -37,7 +39,7 @@ def test_ends_of_jobs_are_listed_and_a_failure_is_mailed_to_who_ordered_it(clien
     assert f"#{failed.pk} " not in client.get(reverse("notification_list")).content.decode()
 
 
-def test_the_end_of_a_sweep_stands_for_those_of_its_trials(client, sweeper, customer):
+def test_the_end_of_a_sweep_is_mailed_in_place_of_its_trials(client, sweeper, customer):
     sweep = sweeper.buy(trials=2, concurrency=2, space={"LR": {"type": "categorical", "choices": [0.1]}})
     good, bad = sweep.trials.order_by("number")
     sweeper.run(good, 0.75)

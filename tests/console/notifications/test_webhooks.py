@@ -1,3 +1,5 @@
+"""Webhooks: signed deliveries, retries, refused addresses, and the pages on which owners manage them."""
+
 import hashlib
 import hmac
 import json
@@ -25,7 +27,7 @@ class Receiver(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.statuses, self.requests, self.drips = [], [], False
+        self.statuses, self.requests = [], []
         self.url = f"http://127.0.0.1:{self.server_port}/hooks?team=1"
 
 
@@ -57,7 +59,7 @@ def publish(organization, kind="wallet.topped_up"):
     delivery.create_deliveries()
 
 
-def wait_is_over():
+def make_retries_due():
     Delivery.objects.update(due_at=timezone.now())
 
 
@@ -85,7 +87,7 @@ def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last
     for _try in range(3):
         delivery.deliver_due()
         assert delivery.deliver_due() == 0  # not before its time
-        wait_is_over()
+        make_retries_due()
     assert len({headers["Trainyard-Delivery"] for _path, headers, _body in receiver.requests}) == 1
     assert [path for path, _headers, _body in receiver.requests] == ["/hooks?team=1"] * 3  # follows no redirect
     assert Delivery.objects.get().state == "delivered"
@@ -94,7 +96,7 @@ def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last
     publish(owner.organization)
     for _try in range(10):
         delivery.deliver_due()
-        wait_is_over()
+        make_retries_due()
     failed = Delivery.objects.latest("pk")
     assert (failed.state, failed.tries, failed.status) == ("failed", len(delivery.RETRY_SECONDS) + 1, 503)
 
@@ -107,12 +109,13 @@ def test_a_webhook_with_a_backlog_delays_no_other(owner, receiver, monkeypatch):
     services.create_webhook(membership=owner, url=receiver.url)
     publish(owner.organization)
     assert delivery.deliver_due() == 2
+    # One of each webhook: the nine of the first must not delay the second's.
     assert {sent.webhook_id for sent in Delivery.objects.filter(state="delivered")} == {
         webhook.pk for webhook in services.webhooks_of(owner.organization)
     }
 
 
-def test_what_is_no_public_address_is_refused(owner):
+def test_a_url_that_is_invalid_or_not_https_is_refused(owner):
     for url in (
         "http://hooks.example.com/", "https://user:pass@example.com/", "https://", "ftp://example.com", "javascript:x",
         "https://example.com/#part", "https://exämple.com/ x", "https://example.com:0/",
@@ -152,7 +155,7 @@ def test_an_owner_creates_reads_and_deletes_webhooks_on_the_pages(client, owner,
     publish(owner.organization)
     for _try in delivery.RETRY_SECONDS:
         delivery.deliver_due()
-        wait_is_over()
+        make_retries_due()
     delivery.deliver_due()
     [sent] = Delivery.objects.all()
     log = client.get(reverse("webhook_detail", args=[sent.webhook_id])).content.decode()

@@ -1,4 +1,4 @@
-"""Redis as a test needs it: with keys of its own, or away."""
+"""Redis for a test: with keys that no other test uses, or unreachable."""
 
 import uuid
 
@@ -9,7 +9,7 @@ from console.observability.counters import buffer
 
 
 @pytest.fixture
-def shared(embedded, settings):
+def redis_keys(embedded, settings):
     """Heartbeats and counters under a prefix that no other test has."""
     buffer.flush()  # what other tests counted goes under their prefix
     settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": uuid.uuid4().hex}}
@@ -22,8 +22,8 @@ def shared(embedded, settings):
 
 
 @pytest.fixture
-def away(settings):
-    """No Redis."""
+def no_redis(settings):
+    """A Redis that cannot be reached."""
     settings.REDIS_URL = "unix:///nowhere/redis.sock?db=0"
     redis_client.client.cache_clear()
     yield

@@ -21,14 +21,14 @@ PROCESSES = [("beat", ""), ("worker", ""), ("worker", "dispatch"), ("watcher", "
 
 
 @pytest.fixture
-def all_alive(shared):
+def all_alive(redis_keys):
     """Every process has just sent a heartbeat."""
     for kind, part in PROCESSES:
         heartbeats.send(kind, part)
 
 
 def ready(client, **headers):
-    """The status code, the status and the checks that are not ok."""
+    """Return the status code, the status and the checks that are not ok."""
     answer = client.get("/readyz", headers=headers)
     body = answer.json()
     wrong = {line["check"]: line["status"] for line in body["checks"] if line["status"] != "ok"}
@@ -45,7 +45,7 @@ def silence(kind, part, seconds):
 
 
 @pytest.mark.usefixtures("all_alive")
-def test_all_is_well_and_probes_come_by_ip_address(client, django_assert_num_queries):
+def test_probes_of_a_healthy_console_succeed_and_may_use_its_ip_address(client, django_assert_num_queries):
     client.cookies["sessionid"] = "something"
     with django_assert_num_queries(0):  # it reads no session
         assert client.get("/healthz").json() == {"status": "ok"}
@@ -94,7 +94,7 @@ def test_a_process_that_cannot_work_is_not_ready(client, monkeypatch, settings, 
     assert "secret host" not in client.get("/readyz").content.decode()
 
 
-def test_without_redis_the_state_of_other_processes_is_unknown(client, away):
+def test_without_redis_the_state_of_other_processes_is_unknown(client, no_redis):
     unknown = dict.fromkeys(("beat", "worker", "watcher"), "degraded")
     assert ready(client) == (503, "not_ready", {"redis": "failed"} | unknown)
 
@@ -109,7 +109,7 @@ def test_a_process_without_heartbeats_degrades_the_console(client):
 
 
 @pytest.mark.usefixtures("all_alive")
-def test_operators_alone_read_why_a_cluster_is_away(client, settings):
+def test_only_operators_read_why_a_cluster_does_not_answer(client, settings):
     settings.METRICS_TOKEN = "of-the-operator"
     now = timezone.now()
     ClusterStatus.objects.create(
@@ -122,7 +122,7 @@ def test_operators_alone_read_why_a_cluster_is_away(client, settings):
 
 
 @pytest.mark.usefixtures("all_alive")
-def test_staff_alone_read_isolation_gaps(client):
+def test_only_staff_read_isolation_gaps(client):
     gap = "Runs share this machine's network."
     heartbeats.send(heartbeats.CLUSTER, "default", gaps=[gap])
     client.force_login(UserFactory())

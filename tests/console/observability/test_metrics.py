@@ -27,15 +27,15 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
-def customer(db, backend, shared):
+def customer(db, backend, redis_keys):
     return Customer(backend)
 
 
 @pytest.fixture
 def scrape(client, settings, monkeypatch):
-    """`scrape()` gives the present value of each sample by its name and labels."""
+    """`scrape()` returns the present value of each sample by its name and the values of its labels, sorted."""
     settings.METRICS_TOKEN = TOKEN
-    monkeypatch.setattr(metrics, "CACHE_SECONDS", -1.0)
+    monkeypatch.setattr(metrics, "CACHE_SECONDS", -1.0)  # each scrape computes anew
     monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 0)
 
     def get():
@@ -62,7 +62,7 @@ def test_without_the_operators_token_there_is_no_such_page(client, settings, own
         assert (answer.status_code, answer.content) == (404, b""), (token, sent)
 
 
-def test_the_queue_by_cluster_and_node_spec(customer, scrape):
+def test_the_queue_is_measured_by_cluster_and_node_spec(customer, scrape):
     old = customer.job()
     customer.job()
     Job.objects.filter(pk=old.pk).update(queued_at=earlier(90))
@@ -82,7 +82,7 @@ def test_times_between_states_and_ends_are_added_up_from_events(customer, scrape
     assert samples["nodes_granted",] == 2
     JobEvent.objects.filter(job=attempt.job, kind="running").update(created_at=earlier(100))
     customer.end(attempt, Outcome.CODE_FAILED)
-    for samples in (scrape(), scrape()):
+    for samples in (scrape(), scrape()):  # the second must not add the same events again
         assert samples["transition_seconds_count", "queued", "starting"] == 1
         assert samples["transition_seconds_count", "running", "starting"] == 1
         assert samples["transition_seconds_bucket", "60.0", "failed", "running"] == 0
@@ -110,7 +110,7 @@ def test_metrics_are_computed_from_rows_after_redis_lost_its_data(customer, scra
     assert of_events(samples) == of_events(before)
 
 
-def test_an_event_is_counted_once_its_transaction_must_be_visible_and_a_retried_end_as_such(
+def test_an_event_is_counted_once_older_transactions_have_ended_and_says_if_a_retry_follows(
     customer, scrape, monkeypatch
 ):
     monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 3600)
@@ -141,7 +141,7 @@ def test_no_scrape_reads_rows_that_have_ended(customer, scrape):
         for query in queries
         if query["sql"].lstrip().startswith("SELECT") and any(table in query["sql"] for table in large)
     ]
-    assert len(statements) == 6
+    assert len(statements) == 6, "the statements that read large tables; check the plan of a new one too"
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")  # the plan for a large table
         for statement in statements:
@@ -150,7 +150,7 @@ def test_no_scrape_reads_rows_that_have_ended(customer, scrape):
             assert not [line for line in plan if "Seq Scan on" in line and "nodespec" not in line], statement
 
 
-def test_payment_events_by_state_and_their_lag(scrape, shared):
+def test_payment_events_are_counted_by_state_and_the_lag_is_of_recent_ones(scrape, redis_keys):
     for number, (state, received, applied) in enumerate(
         [
             ("received", earlier(40), None),
@@ -166,10 +166,10 @@ def test_payment_events_by_state_and_their_lag(scrape, shared):
     assert [samples["payment_events", state] for state in ("received", "parked", "quarantined")] == [1, 1, 1]
     assert samples["payment_events_oldest_seconds", "received"] >= 40
     assert samples["payment_events_oldest_seconds", "quarantined"] >= 4000
-    assert 70 <= samples["webhook_lag_seconds",] < 80
+    assert 70 <= samples["webhook_lag_seconds",] < 80  # of the fourth event; the last was received too long ago
 
 
-def test_capacity_is_the_watchers_and_a_scrape_asks_no_cluster(customer, scrape, backend):
+def test_capacity_comes_from_the_watchers_heartbeat_and_a_scrape_queries_no_cluster(customer, scrape, backend):
     customer.started()
     reconciliation.reconcile()
     free = backend.capacity().machines[0].free.cpus
@@ -183,7 +183,7 @@ def test_capacity_is_the_watchers_and_a_scrape_asks_no_cluster(customer, scrape,
     assert scrape()["cluster_up", "default"] == 0
 
 
-def test_processes_streams_the_task_queue_and_errors_of_the_ledger(scrape, shared):
+def test_a_scrape_counts_processes_streams_queued_tasks_and_errors_of_the_ledger(scrape, redis_keys):
     assert not [key for key in scrape() if key[0] == "ledger_wrong"]
     heartbeats.send(heartbeats.LEDGER, wrong={"transactions": 0, "balances": 2, "holds": 0})
     heartbeats.send(heartbeats.WATCHER, "default")
@@ -201,7 +201,7 @@ def test_processes_streams_the_task_queue_and_errors_of_the_ledger(scrape, share
     assert samples["task_queue_length",] >= 1
 
 
-def test_requests_are_counted_by_the_pattern_of_their_path(client, owner, shared, scrape):
+def test_requests_are_counted_by_the_pattern_of_their_path(client, owner, redis_keys, scrape):
     client.force_login(owner.user)
     for path in ("/jobs/4711/", "/static/css/none-1.css", "/no/such/address-1", "/no/such/address-2"):
         client.get(path)
@@ -216,18 +216,18 @@ def test_requests_are_counted_by_the_pattern_of_their_path(client, owner, shared
     assert not [key for key in samples if "address-1" in " ".join(key) or "4711" in " ".join(key)]
 
 
-def test_without_redis_a_scrape_has_the_rest(scrape, away):
+def test_without_redis_a_scrape_has_what_the_database_tells(scrape, no_redis):
     samples = scrape()
     assert (samples["up", "redis"], samples["up", "database"], samples["jobs_active", "running"]) == (0, 1, 0)
 
 
 def test_sums_of_all_events_are_not_behind_if_redis_cannot_cache_them(customer, scrape, monkeypatch):
-    def no_redis(*_arguments, **_options):
+    def refuse(*_arguments, **_options):
         raise redis.ConnectionError
 
     customer.end(customer.started(), Outcome.COMPLETED)
-    monkeypatch.setattr(redis_client.client(), "get", no_redis)
-    monkeypatch.setattr(redis_client.client(), "set", no_redis)
+    monkeypatch.setattr(redis_client.client(), "get", refuse)
+    monkeypatch.setattr(redis_client.client(), "set", refuse)
     for _ in range(2):
         samples = scrape()
         assert samples["runs_ended_total", "completed", "no"] == 1
@@ -235,7 +235,7 @@ def test_sums_of_all_events_are_not_behind_if_redis_cannot_cache_them(customer, 
 
 
 def test_a_scrape_is_answered_from_memory_for_a_moment(
-    client, settings, shared, monkeypatch, django_assert_num_queries
+    client, settings, redis_keys, monkeypatch, django_assert_num_queries
 ):
     settings.METRICS_TOKEN = TOKEN
     monkeypatch.setattr(metrics, "REGISTRY", SimpleNamespace(collect=metrics.Collector().collect))
@@ -255,7 +255,7 @@ def totals():
     return {each.labels[0]: each.counts for each in counters.read_series(TASK_TOTAL)}
 
 
-def test_counts_of_several_processes_are_added(shared):
+def test_counts_of_several_processes_are_added(redis_keys):
     one, other = Buffer(), Buffer()
     for each, seconds in ((one, 0.01), (one, 0.2), (other, 700.0)):
         each.observe(TASK_SECONDS, seconds, task="x")
@@ -263,12 +263,15 @@ def test_counts_of_several_processes_are_added(shared):
     assert one.flush()
     assert other.flush()
     [series] = counters.read_series(TASK_SECONDS)
-    assert (series.labels, series.counts) == (("x",), (0, 1, 1, 2, 2, 2, 2, 2, 2, 3))
+    assert (series.labels, series.counts) == (
+        ("x",),
+        (0, 1, 1, 2, 2, 2, 2, 2, 2, 3),
+    )  # each bucket has the smaller ones' counts too
     assert series.total_seconds == pytest.approx(700.21)
     assert totals() == {"x": (3,)}
 
 
-def test_counts_wait_for_a_redis_that_is_away(shared, settings):
+def test_counts_are_kept_until_redis_can_be_reached_again(redis_keys, settings):
     mine, url = Buffer(), settings.REDIS_URL
     settings.REDIS_URL = "unix:///nowhere/redis.sock?db=0"
     redis_client.client.cache_clear()
@@ -281,7 +284,7 @@ def test_counts_wait_for_a_redis_that_is_away(shared, settings):
     assert totals() == {"x": (2,)}
 
 
-def test_a_forked_process_sends_its_own_counts_alone(shared, monkeypatch):
+def test_a_forked_process_sends_its_own_counts_alone(redis_keys, monkeypatch):
     monkeypatch.setattr(counters, "FLUSH_SECONDS", 3600.0)  # this process's thread must not send before it is asked to
     mine = Buffer()
     count(mine, "x")
@@ -296,7 +299,7 @@ def test_a_forked_process_sends_its_own_counts_alone(shared, monkeypatch):
     assert totals() == {"x": (1,), "y": (1,)}
 
 
-def test_counts_are_sent_without_a_call_and_their_series_are_limited(shared, monkeypatch):
+def test_counts_are_sent_without_a_call_and_their_series_are_limited(redis_keys, monkeypatch):
     mine, sent = Buffer(), threading.Event()
     monkeypatch.setattr(mine, "flush", lambda: sent.set() or True)
     monkeypatch.setattr(counters, "MAX_BUFFER_KEYS", 10)

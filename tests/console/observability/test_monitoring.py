@@ -25,6 +25,7 @@ QUERIES = [
     *((panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]),
 ]
 GUIDE = ROOT / "docs" / "operator-guide"
+# What Prometheus' text format appends to the name of a metric, by its type.
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
 VALUES = {
     "state": {*JobState, "received", "parked", "quarantined"},
@@ -38,10 +39,11 @@ VALUES = {
     "resource": {"cpus", "memory_mib", "gpus"},
     "outcome": {"success", "failure"},
 }  # fmt: skip
+"""All values of the labels whose values are fixed."""
 
 
 def selectors(query):
-    """Every series that a query asks for. Raises ValueError where Prometheus would not take the query."""
+    """Return every series that a query selects. Raise ValueError if Prometheus would not accept the query."""
     nodes, series = [promql_parser.parse(query.replace("$__rate_interval", "5m"))], []
     while nodes:
         node = nodes.pop()
@@ -58,8 +60,8 @@ def family(name):
 
 
 @pytest.fixture
-def exported(db, shared):
-    """Each name that Prometheus sees, with its labels; also of families without samples."""
+def exported(db, redis_keys):
+    """The labels of each name that Prometheus sees, also of families that have no samples now."""
     names = {"up": {"job"}}
     for each in metrics.collect_metrics():
         for suffix in SUFFIXES[each.type]:
@@ -79,7 +81,7 @@ def test_each_query_asks_for_what_is_exported_and_all_that_is_exported_is_querie
                 assert matcher.name in exported[selector.name], f"{title}: {selector.name} has no {matcher.name}."
                 values = set(matcher.value.split("|"))
                 assert values <= VALUES.get(matcher.name, values), f"{title}: {matcher.name} is never {values}."
-    assert set(map(family, exported)) - queried == {"trainyard_figures_behind"}
+    assert set(map(family, exported)) - queried == {"trainyard_figures_behind"}  # for people: see the guide
 
 
 def test_queries_and_legends_name_labels_that_their_series_have(exported):

@@ -1,3 +1,5 @@
+"""The figures on the first page of `/admin/`."""
+
 from datetime import timedelta
 
 import pytest
@@ -18,7 +20,7 @@ def no_cached_sums():
     cache.delete_many(["operations:revenue", "operations:ends"])
 
 
-def test_the_first_page_shows_money_work_ends_and_problems(client, customer):
+def test_the_first_page_shows_revenue_open_work_ends_of_runs_and_problems(client, customer):
     customer.end(customer.started(nodes=1), Outcome.COMPLETED)
     customer.end(customer.started(nodes=1), Outcome.CODE_FAILED)
     customer.started(nodes=2)

@@ -1,4 +1,4 @@
-"""Traces as a receiver gets them: a real OTLP server over HTTP, real protobufs."""
+"""Traces as a collector gets them: in protobufs by OTLP over HTTP."""
 
 import os
 import subprocess
@@ -23,7 +23,8 @@ from tests.factories.jobs import Customer, start
 
 ROOT = Path(__file__).resolve().parents[3]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-OFF = """
+"""A `traceparent` header: a version, the trace's id (PARENT[3:35]), a span's id (PARENT[36:52]) and flags."""
+USE_TRACING_WITHOUT_SETTING = """
 import sys
 from console.observability import tracing
 with tracing.span("x") as span:
@@ -73,7 +74,7 @@ class Receiver:
         return [span for resource in self.resources() for scope in resource.scope_spans for span in scope.spans]
 
     def spans(self):
-        """The received spans by name."""
+        """Return the received spans by name."""
         return {span.name: span for span in self.all()}
 
 
@@ -95,7 +96,7 @@ def attributes(holder):
 
 def test_a_setting_switches_traces_on_and_without_it_nothing_is_imported(tmp_path, settings):
     done = subprocess.run(
-        [sys.executable, "manage.py", "shell", "-v0", "-c", OFF],
+        [sys.executable, "manage.py", "shell", "-v0", "-c", USE_TRACING_WITHOUT_SETTING],
         cwd=ROOT, capture_output=True, text=True, env=os.environ | {"TRAINYARD_VAR": str(tmp_path)}, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == "[]"
@@ -119,7 +120,7 @@ def test_the_id_of_a_span_is_known_before_it_is_exported():
     child = tracing.child_traceparent(PARENT, "job-7-1")
     assert child == tracing.child_traceparent(PARENT, "job-7-1") != tracing.child_traceparent(PARENT, "job-7-2")
     assert tracing.TRACEPARENT.fullmatch(child)
-    assert child[:36] == PARENT[:36]
+    assert child[:36] == PARENT[:36]  # the version and the trace
     assert tracing.child_traceparent("", "job-7-1") == ""
     malformed = ("x", "00-0-0-01", None, f"00-{'0' * 32}-{'1' * 16}-01")
     assert [tracing.valid_traceparent(each) for each in (PARENT, *malformed)] == [PARENT, *[""] * 4]
@@ -139,7 +140,7 @@ def test_a_request_is_a_trace_of_its_own_linked_to_the_clients(client, owner, re
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeypatch, shared):
+def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeypatch, redis_keys):
     customer = Customer(backend)
     messages = []
 
@@ -152,7 +153,7 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
     client = api(customer.membership)
     quote = client.post("/api/v1/quotes/", customer.form()).json()["id"]
     client.post("/api/v1/orders/", {"quote": quote})
-    task, headers = messages[-1]
+    task, headers = messages[-1]  # run it with its headers, as a worker does
     build_tracer(task.name, task, app=app)("id-1", ("default",), {}, {"id": "id-1", "task": task.name, **headers})
     job = Job.objects.get()
     attempt = job.attempts.get()
@@ -189,7 +190,7 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
 
 
 def test_a_run_that_reconciliation_starts_belongs_to_its_orders_trace(
-    customer, receiver, shared, django_capture_on_commit_callbacks
+    customer, receiver, redis_keys, django_capture_on_commit_callbacks
 ):
     Job.objects.filter(pk=customer.job().pk).update(traceparent=PARENT)
     with (
@@ -202,7 +203,7 @@ def test_a_run_that_reconciliation_starts_belongs_to_its_orders_trace(
     assert submit.links[0].span_id == reconcile.span_id
 
 
-def test_each_attempt_has_its_own_span_and_waits_since_the_last_one_ended(customer, backend, shared):
+def test_each_attempt_has_its_own_span_and_waits_since_the_last_one_ended(customer, backend, redis_keys):
     first = customer.started()
     assert "TRACEPARENT" not in backend.environment(backend.runs[first.run_name].spec, 0)  # the job is not traced yet
     Job.objects.filter(pk=first.job_id).update(traceparent=PARENT)
