@@ -1,4 +1,4 @@
-"""The URLs of `test_serving`."""
+"""Views that `test_serving` requests, and their URLs."""
 
 import asyncio
 import os
@@ -19,7 +19,9 @@ from storage.errors import TooManyUploads, UploadBroken
 from storage.upload_stream import body_of
 
 OPEN = set()
+"""The open streams of this process."""
 BROKEN = threading.Semaphore(0)
+"""Counts the uploads that broke off."""
 
 
 def page(request):
@@ -46,6 +48,7 @@ def stream(request):
 
 
 def census(request):
+    """Answer with the number of open streams, and the names of all threads."""
     return JsonResponse({"open": len(OPEN), "threads": sorted(thread.name for thread in threading.enumerate())})
 
 

@@ -10,19 +10,23 @@ from django.urls import path
 from rest_framework import exceptions, serializers
 from rest_framework.test import APIRequestFactory
 
-from console import api as roof
+from console import api as console_api
 from console.accounts.permissions import TenantView
 from console.core.errors import CustomerError, InvalidInput
 from console.core.sse import EventStreamRenderer
 
 
 class Coded(CustomerError):
+    """A customer's error with a given code."""
+
     def __init__(self, code):
         self.code = code
         super().__init__("Say what to do.")
 
 
 def answer(error, **headers):
+    """Return the response of a view of the API that raises the error."""
+
     class View(TenantView):
         permission_classes = ()
         renderer_classes = (*TenantView.renderer_classes, EventStreamRenderer)
@@ -105,7 +109,7 @@ def _serializers(base=serializers.ModelSerializer):
 
 
 def _is_nullable(model, source):
-    """Whether a column on the way to a read-only field's value is nullable."""
+    """Return whether a column on the way to a read-only field's value is nullable."""
     for name in source.split("."):
         try:
             column = model._meta.get_field(name)
@@ -139,7 +143,7 @@ def forbidden(request):
 
 urlpatterns = [path("api/v1/broken/", broken), path("api/v1/forbidden/", forbidden)]
 handler400, handler403, handler404, handler500 = (
-    roof.bad_request, roof.permission_denied, roof.page_not_found, roof.server_error,
+    console_api.bad_request, console_api.permission_denied, console_api.page_not_found, console_api.server_error,
 )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class Owner(Customer):
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an operation: the paths of objects that exist, and a request that works."""
+    """What the request matrix knows of an operation: the paths of objects that exist, and a request that works."""
 
     paths: list[dict[str, str]]
     ask: Ask
@@ -109,7 +109,7 @@ def requests_of(draw: st.DrawFn, operation: APIOperation, known: Known, modes: l
 
 
 def send(world: World, case: Any, raw: Raw | None) -> Response:
-    """Send a request as the owner of the organization, and take back what it changed."""
+    """Send a request as the owner of the organization, and roll back what it changed."""
     if isinstance(case.body, dict):
         case.body = world.filled(case.body)
     request = requests.Request(**case.as_transport_kwargs(base_url="http://testserver")).prepare()
@@ -130,7 +130,7 @@ def send(world: World, case: Any, raw: Raw | None) -> Response:
 
 
 def modes_of(operation: APIOperation) -> list[GenerationMode]:
-    """Return the modes that have requests: one without parameters and body cannot be wrong."""
+    """Return the modes of an operation: without parameters and a body, no request of it can be wrong."""
     is_empty = not any(
         [operation.path_parameters, operation.query, operation.headers, operation.cookies, operation.body]
     )
@@ -141,7 +141,8 @@ def fuzz(world: World, jobs: list[str], operation: APIOperation) -> None:
     """Send requests of an operation, and check the answers."""
     known = known_of(world, jobs, operation)
     raw = known.ask.body if isinstance(known.ask.body, Raw) else None
-    checks = CHECKS if known.ask.status < 500 else CHECKS[1:]  # such as a PDF where its library is not installed
+    # A documented 503, such as of a PDF without its library, is no server error, so leave out `not_a_server_error`.
+    checks = CHECKS if known.ask.status < 500 else CHECKS[1:]
 
     has_input = bool(operation.body or operation.query)
 

@@ -19,7 +19,7 @@ WEST = {"backend": "kubernetes", "volume": {"claim": "runs", "root": "/srv/train
 UNFINISHED = WEST | {"images": {"pytorch": "CHANGE-ME.example.com/pytorch:1"}}
 
 
-def test_clusters_keep_their_order_and_names_and_without_a_setting_there_is_this_machine():
+def test_clusters_keep_their_order_and_names_and_the_default_is_this_machine():
     assert parse("") == parse("  \n") == {"default": None}
     with pytest.raises(ImproperlyConfigured, match="RUNTIME_BACKEND is 'kubernetes', but without TRAINYARD_CLUSTERS"):
         parse("", backend="kubernetes")
@@ -80,7 +80,7 @@ def deployed(settings, tmp_path):
     return settings
 
 
-def not_ready():
+def unready_settings():
     return {finding.setting for finding in deployment.findings()}
 
 
@@ -112,7 +112,7 @@ def test_ready_settings_are_confirmed(deployed, capsys):
 )
 def test_a_setting_that_is_not_ready_is_named_with_its_remedy(deployed, capsys, setting, value, named):
     setattr(deployed, setting, value)
-    assert not_ready() == {named}
+    assert unready_settings() == {named}
     with pytest.raises(CommandError, match=r"1 settings are not ready"):
         call_command("check_deployment")
     assert capsys.readouterr().out.startswith(f"{named}: ")
@@ -123,7 +123,7 @@ def test_the_examples_password_and_a_generated_key_are_not_ready_and_prepare_ref
 ):
     monkeypatch.setitem(deployed.DATABASES["default"], "PASSWORD", "CHANGE-ME")
     (deployed.VAR_DIR / "secret_key").write_text(deployed.SECRET_KEY)
-    assert not_ready() == {"DATABASE_URL", "SECRET_KEY"}
+    assert unready_settings() == {"DATABASE_URL", "SECRET_KEY"}
     with pytest.raises(CommandError, match="not ready"):
         call_command("prepare", "--trial")  # before it needs the database, which this test lacks
     assert "DATABASE_URL" in capsys.readouterr().err

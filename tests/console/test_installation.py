@@ -1,3 +1,5 @@
+"""What the operator sets in `/admin/`: the brand, legal texts, and notices to everyone."""
+
 import io
 import re
 from datetime import timedelta
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def forget():
+def _empty_cache():
     selectors.clear_cache()
     yield
     selectors.clear_cache()
@@ -82,7 +84,7 @@ def test_the_operator_sets_name_logo_colour_and_support(admin, client):
         ("logo_file", picture(1025, 1025), "1025 × 1025 pixels. Choose a square one"),
     ],
 )
-def test_what_is_no_brand_is_refused_at_its_field(admin, field, value, sentence):
+def test_an_invalid_brand_is_refused_at_its_field(admin, field, value, sentence):
     value = SimpleUploadedFile("l.png", value) if isinstance(value, bytes) else value
     answer = admin.post(reverse("admin:installation_brand_add"), {"name": "Rail", field: value})
     assert sentence in str(answer.context["adminform"].form.errors[field])
@@ -94,8 +96,8 @@ def test_text_in_the_brands_colour_can_be_read_in_the_dark_theme(client):
         Brand(color=color).save()
         style = client.get(reverse("brand_style")).content.decode()
         _light, dark = re.findall(r"--tblr-primary: (#\w{6})", style)
-        for background in (DARK_CARD, mix(DARK_CARD, dark, 0.12)):
-            assert contrast(dark, background) >= 4.5, (color, dark)
+        for background in (DARK_CARD, mix(DARK_CARD, dark, 0.12)):  # a card, and one with a tint of the colour
+            assert contrast(dark, background) >= 4.5, (color, dark)  # what WCAG AA demands of text
 
 
 def test_terms_have_versions_that_are_accepted_anew_and_never_change(admin, client):

@@ -37,8 +37,8 @@ ODD = {
 ODD_JSON = ODD | {"half a character": "\ud800", "a digit of another script": "٣"}
 
 
-def turns(texts):
-    """The texts of two turns: always a NUL, which most code forgets, and the others one after another."""
+def rounds_of(texts):
+    """Return texts for two rounds: NUL everywhere, since most code forgets it, then the others one after another."""
     return repeat(texts["nul"]), others(texts)
 
 
@@ -52,14 +52,14 @@ FIELDS = {
     "state", "page", "rerun", "organization", "touched", "login", "password", "username", "reason", "reference",
     "legal_name", "address", "tax_id", "country", "registry", "tag", "description", "version", "max_seconds", "order",
 } | set(QUOTE)  # fmt: skip
-"""Of every form and page; a page ignores what it does not know."""
+"""The fields of all forms and pages. Each page gets all of them, and ignores those that it does not have."""
 HEADERS = (
     "Accept", "Accept-Language", "Content-Type", "Cookie", "Host", "If-Match", "If-None-Match", "If-Modified-Since",
     "Last-Event-ID", "Origin", "Range", "Referer", "Traceparent", "User-Agent", "X-Request-Id", "X-Forwarded-For",
     "HX-Request", "HX-Target", "HX-Current-URL", "X-CSRFToken",
 )  # fmt: skip
 ELSEWHERE = ("api/", "admin/", "webhooks/", "receipts/<int:pk>/")
-"""Routes of other tests here, or without a form; the receipts of this world are of no jobs."""
+"""Routes that other tests of this module request, or that cannot be opened here: this world's receipts have no job."""
 
 
 @pytest.fixture
@@ -72,7 +72,8 @@ def schema():
     return SchemaGenerator().get_schema(request=None, public=True)
 
 
-def fine(answer, *request):
+def assert_no_server_error(answer, *request):
+    """Read an answer, and fail if it is a server error. 503 is none: a library may be missing on this machine."""
     assert answer.status_code < 500 or answer.status_code == 503, (answer.status_code, *request)
     if answer.streaming and not answer.is_async:
         b"".join(answer.streaming_content)
@@ -84,17 +85,17 @@ def operation(schema, route, method):
 
 
 def fields_of(schema, route, method):
-    """The names of a body's fields, also those that the matrix' example lacks."""
+    """Return the names of a body's fields, also those that the request matrix's example lacks."""
     body = operation(schema, route, method).get("requestBody", {}).get("content", {}).get("application/json", {})
     name = body.get("schema", {}).get("$ref", "").rsplit("/", 1)[-1]
     return dict.fromkeys(schema["components"]["schemas"].get(name, {}).get("properties", {}), "x")
 
 
 @pytest.mark.slow
-def test_in_every_body_of_the_api(world, schema):
+def test_no_body_of_the_api_causes_a_server_error(world, schema):
     """One field at a time is odd, and then the whole body: the text, a list of it, or an object."""
     asks = [(route, method, ask) for route, asks in ROUTES.items() for method, ask in asks.items()]
-    for texts, (route, method, ask) in product(turns(ODD_JSON), asks):
+    for texts, (route, method, ask) in product(rounds_of(ODD_JSON), asks):
         if method == "GET" or isinstance(ask.body, Raw):
             continue
         example = fields_of(schema, route, method) | world.filled(ask.body or {})
@@ -102,33 +103,35 @@ def test_in_every_body_of_the_api(world, schema):
         odd = next(texts)
         for body in [*({**example, field: next(texts)} for field in example), odd, [odd], {odd: odd}]:
             with transaction.atomic():
-                fine(send(path, data=json.dumps(body), content_type="application/json"), method, route, body)
+                assert_no_server_error(
+                    send(path, data=json.dumps(body), content_type="application/json"), method, route, body
+                )
                 transaction.set_rollback(True)
 
 
 @pytest.mark.slow
-def test_in_every_parameter_path_and_header_of_the_api(world, client, schema):
+def test_no_parameter_path_or_header_of_the_api_causes_a_server_error(world, client, schema):
     owner, texts = world.clients["owner"], others(ODD)
     for route, asks in ROUTES.items():
         if "GET" in asks and not route.endswith("stream/"):
             parameters = operation(schema, route, "GET").get("parameters", [])
             for parameter in {each["name"] for each in parameters if each["in"] == "query"} | {"cursor", "search"}:
                 query = urlencode({parameter: next(texts)})
-                fine(owner.get(f"/api/v1/{world.path_of(route)}?{query}"), route, query)
-    for texts, (route, asks) in product(turns(ODD), ROUTES.items()):
+                assert_no_server_error(owner.get(f"/api/v1/{world.path_of(route)}?{query}"), route, query)
+    for texts, (route, asks) in product(rounds_of(ODD), ROUTES.items()):
         path = re.sub(r"<\w+:\w+>", percent(next(texts), safe=""), route)
         for method, ask in asks.items() if path != route else ():
             with transaction.atomic():
-                fine(world.send("owner", method, path, ask.body), method, path)
+                assert_no_server_error(world.send("owner", method, path, ask.body), method, path)
                 transaction.set_rollback(True)
     client.force_login(world.owner.user)
-    for text in (odd.encode().decode("latin-1") for odd in ODD.values()):  # as a server passes it on
+    for text in (odd.encode().decode("latin-1") for odd in ODD.values()):  # servers read headers as Latin-1
         for header in HEADERS:
             within = f"sessionid={text}; csrftoken={text}" if header == "Cookie" else f"bytes={text}-"
-            fine(owner.get("/api/v1/jobs/", headers={header: text}), header)
-            fine(client.get("/jobs/", headers={header: within}), header)
+            assert_no_server_error(owner.get("/api/v1/jobs/", headers={header: text}), header)
+            assert_no_server_error(client.get("/jobs/", headers={header: within}), header)
         for scheme in ("Token", "Bearer", "Basic", ""):
-            fine(client.get("/api/v1/jobs/", headers={"Authorization": f"{scheme} {text}"}), scheme)
+            assert_no_server_error(client.get("/api/v1/jobs/", headers={"Authorization": f"{scheme} {text}"}), scheme)
 
 
 def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
@@ -153,9 +156,9 @@ def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
 
 
 @pytest.mark.slow
-def test_in_every_page_and_form(world, client):
+def test_no_request_of_a_page_or_form_causes_a_server_error(world, client):
     ids = {"<int:pk>": world.job, "<int:attempt>": 1, "<uuid:quote_id>": world.quote, "<file:path>": "train.py"}
-    for texts, (route, _pattern) in product(turns(ODD), routes_of()):
+    for texts, (route, _pattern) in product(rounds_of(ODD), routes_of()):
         if route.startswith(ELSEWHERE) or "^" in route:
             continue
         path = "/" + route.replace("<slug:name>", "matrix" if route.startswith("workspaces") else "digits")
@@ -165,13 +168,13 @@ def test_in_every_page_and_form(world, client):
         odd = next(texts)
         form = {field: next(texts) for field in sorted(FIELDS)}
         with transaction.atomic():
-            if odd != ODD["nul"]:  # a query with it reaches no page
-                fine(client.get(f"{path}?{urlencode(form)}"), "GET", path)
-            fine(client.post(path, form), "POST", path)
-            bent = "/" + re.sub(r"<\w+:\w+>", percent(odd, safe=""), route)
-            if bent != path:
-                fine(client.get(bent), "GET", bent)
-                fine(client.post(bent, form), "POST", bent)
+            if odd != ODD["nul"]:  # a query with a NUL is refused before it reaches a page
+                assert_no_server_error(client.get(f"{path}?{urlencode(form)}"), "GET", path)
+            assert_no_server_error(client.post(path, form), "POST", path)
+            odd_path = "/" + re.sub(r"<\w+:\w+>", percent(odd, safe=""), route)
+            if odd_path != path:
+                assert_no_server_error(client.get(odd_path), "GET", odd_path)
+                assert_no_server_error(client.post(odd_path, form), "POST", odd_path)
             transaction.set_rollback(True)
 
 
@@ -195,8 +198,8 @@ def test_files_with_odd_names_are_listed_opened_and_deleted_and_a_nul_in_a_query
 
 
 @pytest.mark.slow
-def test_in_every_list_and_form_of_the_admin(client):
-    """Each request has the next text. The admin's own code is the same for all models, so it sees all of them."""
+def test_no_list_or_form_of_the_admin_causes_a_server_error(client):
+    """Each request has the next text. The admin's code is the same for all models, so all texts reach it."""
     client.force_login(UserFactory(is_staff=True, is_superuser=True))
     texts = cycle(ODD.values())
     for model in filter(admin.site.is_registered, apps.get_models()):
@@ -204,13 +207,13 @@ def test_in_every_list_and_form_of_the_admin(client):
         label = f"admin:{model._meta.app_label}_{model._meta.model_name}"
         changes, add = reverse(f"{label}_changelist"), reverse(f"{label}_add")
         for parameter in ("q", *(str(each) for each in options.list_filter)):
-            fine(client.get(f"{changes}?{urlencode({parameter: next(texts)})}"), label, parameter)
-        fine(client.get(f"{changes}{percent(next(texts), safe='')}/change/"), label)
+            assert_no_server_error(client.get(f"{changes}?{urlencode({parameter: next(texts)})}"), label, parameter)
+        assert_no_server_error(client.get(f"{changes}{percent(next(texts), safe='')}/change/"), label)
         form = client.get(add)
         if form.status_code == 200:
-            # What is typed; a browser sends no choice that was not offered.
+            # Only fields into which people type: a browser sends no choice that was not offered.
             names = re.findall(r'<(?:input|textarea)[^>]*\bname="([^"]+)"', form.content.decode())
             for _turn in range(2):
                 with transaction.atomic():
-                    fine(client.post(add, {name: next(texts) for name in names}), label)
+                    assert_no_server_error(client.post(add, {name: next(texts) for name in names}), label)
                     transaction.set_rollback(True)

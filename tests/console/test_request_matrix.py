@@ -38,14 +38,17 @@ VIEW, STORE, RUN, PAY, MANAGE = (
 
 @dataclass(frozen=True)
 class Ask:
-    """The capability that a method needs, the status for a member who has it, and for another organization's owner."""
+    """A request: the capability that it needs, and its status for a member who has that capability.
+
+    `foreign` is the status for the owner of another organization.
+    """
 
     capability: Capability
     status: int = 200
     foreign: int = 404
     body: Any = None
-    own: bool = False
-    """The object is the owner's own: nobody else of the organization sees it either."""
+    is_personal: bool = False
+    """Whether the object is the owner's alone, so that other members of the organization get 404 too."""
     also: Capability = Capability.VIEW
     """A further capability that the method needs."""
     query: str = ""
@@ -72,7 +75,7 @@ UPLOADED = {"purpose": "workspace", "name": "matrix", "path": "uploaded.bin"}
 
 
 def tus(content=b"", *, length=None, metadata=None, offset=None, method=None):
-    """A request of a tus client."""
+    """Return the body and headers of a request of a tus client."""
     packed = [f"{name} {b64encode(value.encode()).decode()}" for name, value in (metadata or {}).items()]
     values = {
         "Tus-Resumable": "1.0.0", "Upload-Length": length, "Upload-Offset": offset, "X-HTTP-Method-Override": method,
@@ -83,11 +86,12 @@ def tus(content=b"", *, length=None, metadata=None, offset=None, method=None):
 
 
 def listing(capability=VIEW):
-    """A list is there for every organization: its own."""
+    """Return the Ask of a list: another organization gets 200 too, since the list has its own objects."""
     return Ask(capability, foreign=200)
 
 
 PUBLIC = {}
+"""Marks a route that answers a GET of everyone."""
 QUOTE = {
     "product": "metered", "framework": "pytorch", "image": "pytorch", "workspace": "matrix", "code_path": "train.py",
     "arguments": [], "datasets": ["digits"], "epochs": 1, "lr": 0.1, "batch_size": 8, "node_spec": "nano", "nodes": 1,
@@ -106,7 +110,7 @@ ROUTES = {
     "docs/": PUBLIC,
     "whoami/": {"GET": listing()},
     "tokens/": {"GET": listing(), "POST": Ask(VIEW, 201, 201, {"name": "another"})},
-    "tokens/<int:pk>/": {"DELETE": Ask(VIEW, 204, own=True)},
+    "tokens/<int:pk>/": {"DELETE": Ask(VIEW, 204, is_personal=True)},
     "service-accounts/": {"GET": listing(MANAGE), "POST": Ask(MANAGE, 201, 201, {"name": "robot"})},
     "service-accounts/<int:pk>/": {"PATCH": Ask(MANAGE, body={"is_disabled": True}), "DELETE": Ask(MANAGE, 204)},
     "service-accounts/<int:pk>/tokens/": {"GET": Ask(MANAGE), "POST": Ask(MANAGE, 201, body={"name": "ci"})},
@@ -264,7 +268,7 @@ ROUTES = {
 
 
 def methods_of(pattern):
-    """The methods that a route's view answers."""
+    """Return the methods that a route's view answers."""
     view = getattr(pattern.callback, "cls", None) or pattern.callback.view_class
     return {name.upper() for name in view.http_method_names if hasattr(view, name)} - {"HEAD", "OPTIONS"}
 
@@ -278,7 +282,7 @@ def test_every_route_and_method_is_in_the_table():
 
 
 @pytest.mark.parametrize("route", ["healthz", "readyz", "metrics"])
-def test_operators_alone_read_metrics_and_everyone_the_health(client, owner, settings, route):
+def test_only_operators_read_metrics_and_everyone_reads_the_health(client, owner, settings, route):
     settings.METRICS_TOKEN = "of-the-operator"
     get = lambda **headers: client.get(f"/{route}", headers=headers).status_code
     statuses = [get()]
@@ -362,17 +366,17 @@ class World:
         self.charge("second")
 
     def code_of(self, name):
-        """The code of a dataset that a third organization shares."""
+        """Return the code of a dataset that a third organization shares."""
         return sharing.create_share(dataset=DatasetFactory(name=name), user=None, label="Matrix")[1]
 
     def charge(self, reference):
-        """A receipt that stands on no invoice yet."""
+        """Create a receipt that is on no invoice yet."""
         account = wallet_account(organization_id=self.owner.organization_id, currency="USD")
         hold = charges.hold(quote=quote(account, member=self.owner), reference=reference)
         charges.settle(hold=hold, usage=Usage(600, completed=True), title=reference)
 
     def save_card(self):
-        """A saved card, and an automatic top-up from it."""
+        """Save a card, and switch on automatic top-ups from it."""
         self.provider.pay(self.make("POST", "wallet/cards/", None).data["url"].rsplit("/", 1)[1])
         (saved,) = self.send("owner", "GET", "wallet/cards/", None).data["results"]
         self.card = saved["id"]
@@ -381,11 +385,11 @@ class World:
         self.make("PUT", "wallet/automatic/", wanted)
 
     def restore_card(self):
-        """What the payment provider did is not rolled back with our database."""
+        """Attach the card again: what the payment provider did is not rolled back with our database."""
         self.provider.ask("POST", f"payment_methods/{self.card}/attach", customer=self.customer)
 
     def restore_files(self):
-        """What a request did to files is not rolled back with our database either."""
+        """Restore the files: what a request did to them is not rolled back with our database either."""
         (uploads.folder() / self.upload.hex).write_bytes(b"")
         recycle_bin.folder_of(self.binned).write_text("deleted")
         for folder in self.folders:
@@ -407,7 +411,7 @@ class World:
         return getattr(self.clients[actor], method.lower())(f"/api/v1/{path}", **extra)
 
     def filled(self, body):
-        """The body with our own objects' ids."""
+        """Return the body with ids of the owner's objects in place of placeholders such as `<quote>`."""
         ours = {
             "<quote>": lambda: self.quote,
             "<sweep quote>": lambda: self.sweep_quote,
@@ -453,7 +457,7 @@ class World:
         return re.sub(r"<\w+:\w+>", lambda match: str(parts[match[0]]), route)
 
     def status(self, actor, method, route, body=None, query=""):
-        """The status that `actor` gets; whatever was changed is taken back."""
+        """Return the status that `actor` gets, and undo what the request changed."""
         with transaction.atomic():
             answer = self.send(actor, method, self.path_of(route) + query, body)
             transaction.set_rollback(True)
@@ -482,19 +486,19 @@ def expected(ask, actor):
         return ask.foreign
     if not (allows(actor, ask.capability) and allows(actor, ask.also)):
         return 403
-    return 404 if ask.own and actor != "owner" else ask.status
+    return 404 if ask.is_personal and actor != "owner" else ask.status
 
 
 def test_everyone_gets_what_their_role_allows(world):
     actors = ["nobody", "stranger", *(str(role) for role in Role)]
-    actual, due = {}, {}
+    actual, wanted = {}, {}
     for route, asks in ROUTES.items():
         for method, ask in asks.items():
             for actor in actors:
                 key = (method, route, actor)
                 actual[key] = world.status(actor, method, route, ask.body, ask.query)
-                due[key] = expected(ask, actor)
-    assert actual == due
+                wanted[key] = expected(ask, actor)
+    assert actual == wanted
     assert [world.status(actor, "PUT", "whoami/") for actor in ("nobody", "owner")] == [401, 405]
 
 
