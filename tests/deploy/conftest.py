@@ -39,8 +39,8 @@ def objects(overlay):
     return tuple(each for each in yaml.safe_load_all(done.stdout) if each)
 
 
-def by_hand():
-    """Return the manifests that an operator applies."""
+def manifests_applied_by_hand():
+    """Return the manifests that an operator applies when needed, outside any overlay."""
     return list(yaml.safe_load_all((KUBERNETES / "restore.yaml").read_text()))
 
 

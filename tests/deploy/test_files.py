@@ -34,7 +34,8 @@ def instructions(path):
     return [tuple(line.strip().split(None, 1)) for line in text.splitlines() if line.strip()]
 
 
-def rests(path, word):
+def arguments_of(path, word):
+    """Return what follows each instruction `word` of a Dockerfile."""
     return [rest for name, rest in instructions(path) if name == word]
 
 
@@ -48,7 +49,7 @@ def test_every_variable_that_is_set_is_read():
     assert len(read) > 30
     names = {str(path): set(env_file(path)) for path in EXAMPLES}
     for path in DOCKERFILES:
-        names[path.name] = {word.split("=", 1)[0] for rest in rests(path, "ENV") for word in shlex.split(rest)}
+        names[path.name] = {word.split("=", 1)[0] for rest in arguments_of(path, "ENV") for word in shlex.split(rest)}
     names["make-secrets"] = set(created_secrets())
     names["compose"] = {name for service in SERVICES.values() for name in service.get("environment", {})}
     for overlay in OVERLAYS:
@@ -58,7 +59,7 @@ def test_every_variable_that_is_set_is_read():
     assert {where: unknown for where, known in names.items() if (unknown := known - read - NOT_OURS)} == {}
 
 
-def test_created_secrets_are_random_long_and_of_the_servers():
+def test_created_secrets_are_random_and_long_and_fit_the_servers_in_compose_and_the_trial():
     one, other = created_secrets(), created_secrets()
     assert all(one[name] != other[name] for name in one)
     assert len(one["SECRET_KEY"]) >= deployment.MIN_KEY_LENGTH
@@ -77,7 +78,7 @@ def test_the_examples_hold_no_secret_and_mark_what_to_fill_in():
             if re.search(r"SECRET|PASSWORD|TOKEN|(DATABASE|REDIS|EMAIL)_URL", name):
                 assert "CHANGE-ME" in value, f"{path}: {name}"
     for path in (DEPLOY / "compose/settings.env.example", KUBERNETES / "overlays/production/secrets.env.example"):
-        assert sum("CHANGE-ME" in value for value in env_file(path).values()) >= 4
+        assert sum("CHANGE-ME" in value for value in env_file(path).values()) >= 4  # else the loop above finds nothing
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
@@ -101,21 +102,21 @@ def test_a_dockerfile_copies_what_exists_and_runs_as_a_user(path):
             for source in words[:-1]:
                 assert (ROOT / source).exists(), source
                 assert any(source == each or source.startswith(f"{each}/") for each in sent), source
-    assert users == ["10001:10001"]
-    assert "PYTHON" in {rest.partition("=")[0] for rest in rests(path, "ARG")}
+    assert users == ["10001:10001"]  # of the last stage
+    assert "PYTHON" in {rest.partition("=")[0] for rest in arguments_of(path, "ARG")}
 
 
 def test_the_consoles_image_has_every_package_and_starts_a_command():
     path = DEPLOY / "docker" / "console.Dockerfile"
-    copied = {shlex.split(rest)[0] for rest in rests(path, "COPY")}
+    copied = {shlex.split(rest)[0] for rest in arguments_of(path, "COPY")}
     packages = {"console", "billing", "storage", "jobs", "runtime", "templates", "static", "locale", "manage.py"}
     assert packages | {"deploy/images"} <= copied
-    assert json.loads(rests(path, "ENTRYPOINT")[0]) == ["python", "/srv/console/manage.py"]
-    assert json.loads(rests(path, "CMD")[0]) == ["serve", "web"]
+    assert json.loads(arguments_of(path, "ENTRYPOINT")[0]) == ["python", "/srv/console/manage.py"]
+    assert json.loads(arguments_of(path, "CMD")[0]) == ["serve", "web"]
     assert "serve" in get_commands()
 
 
-def test_training_images_are_the_recipes():
+def test_there_is_a_build_target_for_each_recipe():
     bake = json.loads((DEPLOY / "docker" / "docker-bake.json").read_text())
     targets = {name: target for name, target in bake["target"].items() if name != "console"}
     assert set(targets) == set(recipes.recipe_names())
@@ -157,7 +158,7 @@ def test_the_dockerfiles_script_installs_a_recipe(tmp_path):
 
 def test_compose_runs_every_program_after_prepare():
     served = {name: each["command"][1] for name, each in SERVICES.items() if each.get("command", [])[:1] == ["serve"]}
-    not_served = {"services", "sandbox", "tools"}
+    not_served = {"services", "sandbox", "tools"}  # Compose has servers of its own, and neither of the others
     assert set(served.values()) == {program.name for program in supervisor.programs()} - not_served
     assert SERVICES["prepare"]["command"] == ["prepare"]
     for name in served:

@@ -16,10 +16,11 @@ from runtime.backends.kubernetes.manifests import organization_objects
 from runtime.backends.kubernetes.names import MANAGED_BY_LABEL, MANAGER, organization_namespace
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.specs import Framework, Image, Resources, RunSpec
-from tests.deploy.conftest import KUBERNETES, OVERLAYS, by_hand, containers, env_file, objects, pods
+from tests.deploy.conftest import KUBERNETES, OVERLAYS, containers, env_file, manifests_applied_by_hand, objects, pods
 from tests.kubernetes import schemas
 
-OURS = re.compile(r"(trainyard/console|console:)")
+CONSOLE_IMAGE = re.compile(r"(trainyard/console|console:)")
+"""Matches the console's image, not those of PostgreSQL and others."""
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 POD_FIELDS = {
     "automountServiceAccountToken", "containers", "enableServiceLinks", "initContainers", "priorityClassName",
@@ -79,12 +80,12 @@ def selects(selector, labels):
 
 @pytest.mark.parametrize("minor", ["1.34", "1.37"], ids="Kubernetes {}".format)
 def test_every_object_is_valid(overlay, minor):
-    for each in [*objects(overlay), *by_hand()]:
+    for each in [*objects(overlay), *manifests_applied_by_hand()]:
         schemas.validate(each, minor)
 
 
 def test_every_pod_meets_the_restricted_pod_security_standard(overlay):
-    manifests = [*objects(overlay), *by_hand()]
+    manifests = [*objects(overlay), *manifests_applied_by_hand()]
     for name, metadata, spec in pods(manifests):
         assert set(spec) <= POD_FIELDS, name
         assert not [key for key in metadata.get("annotations", ()) if "apparmor" in key], name
@@ -109,7 +110,7 @@ def test_every_pod_meets_the_restricted_pod_security_standard(overlay):
         assert each["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-def test_every_program_of_the_console_runs_once(overlay):
+def test_every_program_of_the_console_has_one_container(overlay):
     arguments = [container.get("args", [""]) for _name, container in containers_of(objects(overlay))]
     programs = {program.name for program in supervisor.programs()} - {"services", "tools"}
     expected = programs if overlay == "trial" else programs - {"sandbox"}
@@ -117,12 +118,12 @@ def test_every_program_of_the_console_runs_once(overlay):
 
 
 def test_every_command_exists_and_every_image_has_one_tag(overlay):
-    """An image without a tag is `latest`, which is never built; the console's containers are all of one version."""
+    """Without a tag, an image is `latest`, which is never built. All containers of the console have one version."""
     tags = set()
-    for name, container in containers_of([*objects(overlay), *by_hand()]):
+    for name, container in containers_of([*objects(overlay), *manifests_applied_by_hand()]):
         image = container["image"]
         assert re.search(r"(:[\w.-]+|@sha256:[0-9a-f]{64})$", image), name
-        if OURS.search(image):
+        if CONSOLE_IMAGE.search(image):
             tags.add(image.rpartition(":")[2])
             words = container.get("args") or container["command"]
             assert set(re.findall(r"manage\.py (\w+)", " ".join(words)) or words[:1]) <= set(get_commands()), name
@@ -249,16 +250,16 @@ def test_the_clusters_setting_fits_what_is_applied(overlay):
         for _name, _metadata, spec in pods(manifests):
             for container in containers(spec):
                 for mount in container.get("volumeMounts", ()):
-                    if mount["name"] == "data" and OURS.search(container["image"]) and "subPath" not in mount:
+                    if mount["name"] == "data" and CONSOLE_IMAGE.search(container["image"]) and "subPath" not in mount:
                         assert mount["mountPath"] == config.volume.root
                         assert config.uid == spec["securityContext"]["runAsUser"]
 
 
-@pytest.mark.parametrize(("name", "count"), [("production", 2), ("organizations", 3)])
-def test_the_volumes_of_all_namespaces_are_one_share(name, count):
+@pytest.mark.parametrize(("name", "namespaces"), [("production", 2), ("organizations", 3)])
+def test_the_volumes_of_all_namespaces_are_one_share(name, namespaces):
     manifests = objects(name)
     volumes = of_kind(manifests, "PersistentVolume")
-    assert len(volumes) == count
+    assert len(volumes) == namespaces
     claims = {(namespace(each), each["spec"].get("volumeName")) for each in of_kind(manifests, "PersistentVolumeClaim")}
     for volume in volumes:
         assert all(volume["spec"][key] == volumes[0]["spec"][key] for key in ("nfs", "accessModes", "mountOptions"))
@@ -268,7 +269,7 @@ def test_the_volumes_of_all_namespaces_are_one_share(name, count):
 
 def test_the_restoring_pod_has_the_backups_volumes_and_settings():
     backup = next(spec for name, _metadata, spec in pods(objects("production")) if name == "CronJob/trainyard-backup")
-    ((_name, _metadata, restore),) = pods(by_hand())
+    ((_name, _metadata, restore),) = pods(manifests_applied_by_hand())
     assert {volume["name"] for volume in backup["volumes"]} == {volume["name"] for volume in restore["volumes"]}
     variables = {each["name"]: each["value"] for each in restore["containers"][0]["env"]}
     assert len(variables) == 3
@@ -302,5 +303,6 @@ def test_an_organizations_namespace_is_compatible_with_the_consoles_objects():
     assert name_of(created[0]) == where
     labels = created[0]["metadata"]["labels"]
     assert {key: applied["metadata"]["labels"].get(key, value) for key, value in labels.items()} == labels
-    here = {(each["kind"], name_of(each)) for each in manifests if namespace(each) == where}
-    assert not here & {(each["kind"], name_of(each)) for each in created}
+    # The console creates the rest, so an object in both would be changed by each in turn.
+    applied_objects = {(each["kind"], name_of(each)) for each in manifests if namespace(each) == where}
+    assert not applied_objects & {(each["kind"], name_of(each)) for each in created}
