@@ -1,4 +1,4 @@
-"""A customer who has bought, and browsers logged in as each role of the same organization."""
+"""A completed job, and Django's test clients in place of browsers, logged in as members."""
 
 import pytest
 from django.test import Client
@@ -8,7 +8,7 @@ from runtime.specs import Outcome
 
 @pytest.fixture
 def done(customer):
-    """A job that has completed and has its receipt."""
+    """A completed job of the customer, with its receipt."""
     return customer.end(customer.started(), Outcome.COMPLETED)
 
 
@@ -26,5 +26,5 @@ def browser():
 
 @pytest.fixture
 def owner_page(customer, browser):
-    """The owner's browser."""
+    """The test client in which the customer, the owner of the organization, is logged in."""
     return browser(customer.membership)

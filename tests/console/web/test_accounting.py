@@ -1,4 +1,4 @@
-"""Costs, budgets, credit, invoices and quotes in the browser: what a form sends, and what it changes."""
+"""Pages of costs, budgets, credit, invoices and quotes: what they show, and what their forms change."""
 
 import time
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def text(answer):
     return answer.content.decode()
 
 
-def test_a_month_of_costs_as_a_page_and_as_csv(owner_page, done):
+def test_a_month_of_costs_is_shown_and_exported_as_csv(owner_page, done):
     shown = text(owner_page.get(reverse("cost_list"), {"by": "member"}))
     assert done.order.placed_by.email in shown
     assert f'cell">{done.node_spec.title}<' in shown
@@ -98,8 +98,8 @@ def test_a_quote_names_its_minimum_and_what_a_fixed_price_includes(owner_page, c
         "Then per node-hour", 'data-minimum="5"',
     ):  # fmt: skip
         assert part in answer
-    for within in ({"max_time": "1"}, {"max_time": "", "epochs": 20}):
-        exact = text(owner_page.post(reverse("training_quote"), form | within))
+    for included in ({"max_time": "1"}, {"max_time": "", "epochs": 20}):  # no time beyond what the price includes
+        exact = text(owner_page.post(reverse("training_quote"), form | included))
         assert (">Price<" in exact, "Then per node-hour" in exact) == (True, False)
     api = owner_page.get(reverse("api_quote", args=[quote.pk])).json()
     assert (api["minimum_minor"], api["included_seconds"]) == (5, 60)
@@ -113,13 +113,13 @@ def test_a_cancelled_run_pays_the_minimum_and_says_so(owner_page, customer):
     page = text(owner_page.get(reverse("job_detail", args=[job.pk])))
     assert "If it used any time, you pay for that time, at least the minimum charge." in page
     receipt = job.order.hold.receipt
-    assert receipt.total_minor == 5
+    assert receipt.total_minor == 5  # the minimum charge
     page = text(owner_page.get(reverse("receipt_detail", args=[receipt.pk])))
     assert "raises the total to the minimum" in page
 
 
 def test_a_voucher_is_redeemed(owner_page, customer):
-    clear_cache()
+    clear_cache()  # it counts wrong codes, also those of earlier tests
     Voucher.objects.create(code="WELCOME25", reason="Welcome", amount_minor=2500, currency="USD")
     before = customer.wallet.posted_minor
     shown = text(owner_page.post(reverse("credit_list"), {"code": "welcome25"}, follow=True))
@@ -130,7 +130,7 @@ def test_a_voucher_is_redeemed(owner_page, customer):
     assert "the maximum number of times" in text(repeated)
 
 
-def test_an_invoice_is_issued_now(owner_page, done):
+def test_an_invoice_is_issued_on_request(owner_page, done):
     shown = text(owner_page.post(reverse("invoice_new"), follow=True))
     invoice = invoices.invoices_for(done.organization).get()
     assert invoice.number in shown
@@ -138,8 +138,8 @@ def test_an_invoice_is_issued_now(owner_page, done):
     assert "There are no charges since" in text(owner_page.post(reverse("invoice_new"), follow=True))
 
 
-@pytest.mark.skipif(not invoice_pdf.is_available(), reason="There is no Pango on this machine.")
-def test_an_invoice_as_pdf_is_for_its_own_organization(owner_page, done, browser, stranger):
+@pytest.mark.skipif(not invoice_pdf.is_available(), reason="Pango, which renders PDFs, is not installed.")
+def test_an_invoice_is_sent_as_pdf_to_its_own_organization_alone(owner_page, done, browser, stranger):
     address = reverse("invoice_pdf", args=[invoices.issue(organization=done.organization).pk])
     answer = owner_page.get(address, {"language": "zh-hans"})
     assert answer["Content-Type"] == "application/pdf"
@@ -184,7 +184,7 @@ def test_another_organization_sees_no_quote_or_cost(browser, stranger, customer,
     assert Job.objects.count() == 1
 
 
-def test_billing_details_are_for_the_next_invoice(owner_page, done):
+def test_billing_details_are_saved_for_the_next_invoice_and_change_no_issued_one(owner_page, done):
     invoice = invoices.issue(organization=done.organization)
     form = {"name": "<b>Kunde</b>", "address": "Gleis 9", "tax_id": "DE1", "tax_percent": "0", "tax_note": "none"}
     owner_page.post(reverse("billing_details"), form)
@@ -217,6 +217,6 @@ def test_a_platform_fault_is_on_the_receipt_with_its_evidence(owner_page, custom
         customer.end(attempt, Outcome.NODE_LOST)
         job.refresh_from_db()
     shown = text(owner_page.get(reverse("receipt_detail", args=[job.order.hold.receipt.pk])))
-    assert shown.count('data-evidence="node_lost"') == job.attempts.count() == 3
+    assert shown.count('data-evidence="node_lost"') == job.attempts.count() == 3  # no more free retries
     assert "Attempt 1:" in shown
     assert job.order.hold.receipt.total_minor == 0

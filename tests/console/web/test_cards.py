@@ -1,4 +1,4 @@
-"""Saved cards, automatic top-ups, and paying for a quote: pages in front of the sandbox."""
+"""Pages of saved cards, automatic top-ups, and paying for a quote, with a fake of the payment provider."""
 
 import pytest
 from django.urls import reverse
@@ -14,11 +14,12 @@ from tests.provider import DECLINED, GOOD, fail_network
 pytestmark = pytest.mark.django_db
 
 
-def cards(page):
+def cards_page(page):
     return page.get(reverse("card_list")).content.decode()
 
 
 def pay_at(provider, url, card=GOOD):
+    """Pay at the provider's page, to which the console redirected."""
     provider.pay(url.rsplit("/", 1)[1], card)
 
 
@@ -27,7 +28,7 @@ def save_card(page, provider):
 
 
 @pytest.fixture
-def saved(customer, owner_page, provider):
+def saved_card(customer, owner_page, provider):
     """The owner's saved card."""
     save_card(owner_page, provider)
     provider.deliver()
@@ -40,9 +41,9 @@ def switch_on(page, card, **changes):
 
 
 def test_a_card_is_saved_at_the_provider_and_removed_with_its_automatic_top_ups(owner_page, customer, provider):
-    assert "No saved cards" in cards(owner_page)
+    assert "No saved cards" in cards_page(owner_page)
     save_card(owner_page, provider)
-    assert "Visa •••• 4242" in cards(owner_page)
+    assert "Visa •••• 4242" in cards_page(owner_page)
     card = customers.saved_cards(customer.organization)[0].card
     assert switch_on(owner_page, card, amount_minor="50,00").status_code == 302
     setup = AutoTopUp.objects.get()
@@ -51,42 +52,44 @@ def test_a_card_is_saved_at_the_provider_and_removed_with_its_automatic_top_ups(
     assert not AutoTopUp.objects.get().is_on
     switch_on(owner_page, card)
     owner_page.post(reverse("card_remove"), {"method": card.method_id})
-    assert "No saved cards" in cards(owner_page)
+    assert "No saved cards" in cards_page(owner_page)
     assert not AutoTopUp.objects.get().is_on
 
 
-def test_a_card_cannot_be_removed_by_another_organization_or_while_the_provider_is_away(
-    owner_page, saved, browser, provider
+def test_a_card_cannot_be_removed_by_another_organization_or_while_the_provider_does_not_answer(
+    owner_page, saved_card, browser, provider
 ):
     stranger = browser(MembershipFactory(role=Role.OWNER))
-    assert stranger.post(reverse("card_remove"), {"method": saved.method_id}).status_code in {302, 403}
-    assert "Visa •••• 4242" in cards(owner_page)
+    assert stranger.post(reverse("card_remove"), {"method": saved_card.method_id}).status_code in {302, 403}
+    assert "Visa •••• 4242" in cards_page(owner_page)
     provider.wire.before = fail_network
-    assert "did not answer" in cards(owner_page)
+    assert "did not answer" in cards_page(owner_page)
     assert owner_page.post(reverse("card_add")).url == reverse("card_list")
 
 
 @pytest.mark.parametrize("automatic", [True, False])
-def test_cards_that_were_deleted_at_the_provider_are_reported_once(owner_page, customer, saved, provider, automatic):
+def test_cards_that_were_deleted_at_the_provider_are_reported_once(
+    owner_page, customer, saved_card, provider, automatic
+):
     if automatic:
-        switch_on(owner_page, saved)
-    (theirs,) = provider.ask("GET", "customers")["data"]
-    provider.ask("DELETE", f"customers/{theirs['id']}")
+        switch_on(owner_page, saved_card)
+    (provider_customer,) = provider.ask("GET", "customers")["data"]
+    provider.ask("DELETE", f"customers/{provider_customer['id']}")
     provider.deliver()
-    text = cards(owner_page)
+    text = cards_page(owner_page)
     assert text.count("were deleted at the payment provider") == 1
     assert "Choose a working card" not in text
     assert ("were switched off" in text) == automatic
     save_card(owner_page, provider)
-    text = cards(owner_page)
+    text = cards_page(owner_page)
     assert "Visa •••• 4242" in text
     assert ("were deleted" in text) == automatic  # until automatic top-ups are switched on again
     if automatic:
         switch_on(owner_page, customers.saved_cards(customer.organization)[0].card)
-        assert "were deleted" not in cards(owner_page)
+        assert "were deleted" not in cards_page(owner_page)
 
 
-def test_automatic_top_ups_with_invalid_values(owner_page, saved):
+def test_automatic_top_ups_with_invalid_values_are_refused(owner_page, saved_card):
     for changes, sentence in (
         ({"amount_minor": "1"}, "A top-up must be between $5.00 and $10,000.00."),
         ({"threshold_minor": "0"}, "The threshold must be between"),
@@ -94,13 +97,13 @@ def test_automatic_top_ups_with_invalid_values(owner_page, saved):
         ({"threshold_minor": "1,000"}, "without thousands separators."),
         ({"method": "pm_another"}, "Add a card first."),
     ):
-        answer = switch_on(owner_page, saved, **changes)
+        answer = switch_on(owner_page, saved_card, **changes)
         assert (answer.status_code, sentence in answer.content.decode()) == (422, True), changes
     assert not AutoTopUp.objects.exists()
-    switch_on(owner_page, saved)
+    switch_on(owner_page, saved_card)
     AutoTopUp.objects.update(is_on=False, failures=3, last_failure="expired_card")
-    assert "were switched off" in cards(owner_page)
-    assert "The card has expired." in cards(owner_page)
+    assert "were switched off" in cards_page(owner_page)
+    assert "The card has expired." in cards_page(owner_page)
 
 
 def test_a_card_is_saved_when_the_box_is_ticked(owner_page, customer, provider):
@@ -110,6 +113,7 @@ def test_a_card_is_saved_when_the_box_is_ticked(owner_page, customer, provider):
 
 
 def take_back(account, amount_minor):
+    """Withdraw an amount, as a refund does. If it is more than the wallet has, the rest is owed."""
     receivables.withdraw(
         account=account, amount_minor=amount_minor, reference=f"take {amount_minor}", kind="refund", description="Out"
     )
@@ -127,17 +131,17 @@ def pay_quote(page, quote, provider, card=GOOD):
     return TopUp.objects.get(quote=quote)
 
 
-def paid(page, quote):
+def return_from_payment(page, quote):
     return page.get(reverse("training_paid", args=[quote.pk]) + "?paid=1")
 
 
 def test_a_quote_is_bought_once_its_payment_arrives(owner_page, quote, provider):
-    assert pay_quote(owner_page, quote, provider).amount_minor == max(quote.ceiling_minor, 500)
-    assert "is being processed" in paid(owner_page, quote).content.decode()
+    assert pay_quote(owner_page, quote, provider).amount_minor == max(quote.ceiling_minor, 500)  # the smallest top-up
+    assert "is being processed" in return_from_payment(owner_page, quote).content.decode()
     assert not Order.objects.exists()
     provider.deliver()
     for _ in range(2):
-        assert paid(owner_page, quote).url == reverse("job_detail", args=[Order.objects.get().job.pk])
+        assert return_from_payment(owner_page, quote).url == reverse("job_detail", args=[Order.objects.get().job.pk])
     assert Order.objects.get().quote == quote
 
 
@@ -161,15 +165,15 @@ def test_the_payment_for_an_expired_quote_stays_in_the_wallet(owner_page, custom
     top_up = pay_quote(owner_page, quote, provider)
     provider.deliver()
     type(quote).objects.update(expires_at=quote.created_at)
-    assert "Payment received, but nothing was ordered" in paid(owner_page, quote).content.decode()
+    assert "Payment received, but nothing was ordered" in return_from_payment(owner_page, quote).content.decode()
     assert customer.wallet.posted_minor == top_up.amount_minor
     assert checkout.buy_all() == 0
 
 
-def test_what_is_owed_is_shown_in_the_wallet_and_paid_first(owner_page, customer, quote):
+def test_a_debt_is_shown_in_the_wallet_and_paid_first(owner_page, customer, quote):
     take_back(customer.wallet, 700)
     assert "$7.00 owed" in owner_page.get(reverse("wallet")).content.decode()
-    type(quote).objects.update(expires_at=quote.created_at)  # it can't be paid now, so its amounts are shown again
+    type(quote).objects.update(expires_at=quote.created_at)  # it cannot be paid, so the answer shows its amounts
     text = owner_page.post(reverse("training_pay"), {"quote": quote.pk}).content.decode()
     assert "Owed (paid first)" in text
     assert "$7.00" in text

@@ -10,7 +10,9 @@ from tests.factories.accounts import PASSWORD, MembershipFactory
 pytestmark = pytest.mark.django_db
 
 
-def test_an_owner_closes_and_keeps_the_organization_and_every_member_reads_of_it(owner_page, customer, browser):
+def test_an_owner_starts_and_stops_the_closure_of_the_organization_and_every_member_sees_it(
+    owner_page, customer, browser
+):
     organization = customer.membership.organization
     assert b"stops at once" in owner_page.get("/organization/close/").content
     assert b"to confirm" in owner_page.post("/organization/close/", {"confirmation": "another"}).content
@@ -25,7 +27,7 @@ def test_an_owner_closes_and_keeps_the_organization_and_every_member_reads_of_it
     assert not Closure.objects.exists()
 
 
-def test_obstacles_are_named_in_place_of_the_form(owner_page, customer):
+def test_the_page_names_what_prevents_the_closure_in_place_of_the_form(owner_page, customer):
     customer.started()
     page = owner_page.get("/organization/close/").content
     assert b"1 job is open" in page

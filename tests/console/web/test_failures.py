@@ -23,6 +23,7 @@ TRACEBACK = """Traceback (most recent call last):
 
 
 def failed(customer, error, line="main()", *, outcome=Outcome.CODE_FAILED, rank=1, **purchase):
+    """Return a job whose `rank` raised the error, at the end of a long log. Rank 0 only lost its connection to it."""
     attempt = customer.started(**purchase)
     customer.backend.write(attempt.run_name, "x" * 99_999 + TRACEBACK.format(line=line, error=error), rank=rank)
     customer.backend.write(attempt.run_name, "RuntimeError: Connection closed by peer", rank=0)
@@ -47,7 +48,7 @@ def test_a_failed_job_opens_on_its_diagnosis(customer, owner_page, api):
     answer = api(customer.membership).get(reverse("api_job_diagnosis", args=[job.pk])).json()
     seen = [answer[name] for name in ("cause", "rank", "line", "code", "is_billed")]
     assert [*seen, answer["fix"]["kind"]] == ["missing_module", 1, 3, "import cv2 # <script>", True, "requirements"]
-    customer.backend.available = False  # the diagnosis is kept, so the cluster is not asked again
+    customer.backend.available = False  # the diagnosis is stored, so it needs no cluster
     assert failures.explain(job).diagnosis.cause == "missing_module"
     theirs = Customer(customer.backend)
     assert api(theirs.membership).get(reverse("api_job_diagnosis", args=[job.pk])).status_code == 404
@@ -63,7 +64,7 @@ def test_a_diagnosis_without_the_log_is_made_again(customer):
     assert failures.explain(job).diagnosis.cause == "missing_module"
 
 
-def test_a_missing_file_shows_what_there_is(customer, owner_page):
+def test_a_missing_file_is_explained_with_similar_names_in_its_folder_and_none_outside(customer, owner_page):
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
     for name in ("train.csv", "test.csv"):
         (storage.version_folder(version) / name).write_text("1")
@@ -72,7 +73,7 @@ def test_a_missing_file_shows_what_there_is(customer, owner_page):
     customer.write("data/labels.csv", "1")
     for name in ("a", "b", "c" * 120):
         customer.write(f"many/{name}", "1")
-    for path, folder, similar in (
+    for path, folder, similar in (  # an empty folder: nothing outside the customer's data may be listed
         ("/datasets/digits/trian.csv", "/datasets/digits", "train.csv"),
         ("/datasets/digits/no/such/train.csv", "/datasets/digits", "test.csv"),
         ("/datasets/digits/../../../../etc/passwd", "", None),
@@ -106,4 +107,4 @@ def test_the_cheapest_larger_node_that_takes_the_processes_is_offered(customer):
     job = failed(customer, "", outcome=Outcome.OUT_OF_MEMORY, node_spec="medium", workers_per_node=1)
     assert failures.explain(job).changes == {"node_spec": "slow"}
     job = failed(customer, "", outcome=Outcome.OUT_OF_MEMORY, node_spec="medium", workers_per_node=4)
-    assert failures.explain(job).changes == {"node_spec": "dear"}
+    assert failures.explain(job).changes == {"node_spec": "dear"}  # four processes need more cores than `slow` has

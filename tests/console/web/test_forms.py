@@ -22,7 +22,9 @@ from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import Customer
 
 TOUCHED = "product,framework,image,workspace,code_path,lr,epochs,nodes,ceiling_minor,max_seconds"
+"""Fields that the customer has edited. Errors of other fields are not shown yet."""
 ENDLESS = "9" * 5000
+"""More digits than Python converts to an integer."""
 Browser = Callable[[Membership], Client]
 
 
@@ -103,14 +105,14 @@ def test_a_large_folder_is_shown_in_pages_folders_first(customer, owner_page, mo
     for name in ("a", "b", "c"):
         customer.write(f"many/{name}", "")
     customer.write("many/z/file", "")
-    here = reverse("workspace_folder", args=["main", "many"])
-    shown = [_text(owner_page.get(here))]
+    url = reverse("workspace_folder", args=["main", "many"])
+    shown = [_text(owner_page.get(url))]
     while following := re.search(r'rel="next" href="([^"]+)"', shown[-1]):
-        shown.append(_text(owner_page.get(here + html.unescape(following[1]))))
+        shown.append(_text(owner_page.get(url + html.unescape(following[1]))))
     names = [re.findall(r"(?:folder|file)/many/(\w)\"", page) for page in shown]
     assert names == [["z", "a"], ["b", "c"]]
     assert "Your organization uses" in shown[0]
-    assert owner_page.get(f"{here}?after=x").status_code == 302
+    assert owner_page.get(f"{url}?after=x").status_code == 302
 
 
 def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(customer, owner_page):
@@ -156,6 +158,7 @@ def test_a_workspace_starts_with_an_example_or_a_copy(customer, owner_page):
 
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
+"""A picture of one pixel."""
 
 
 def test_pictures_are_shown_and_never_as_anything_else(customer, owner_page):
@@ -187,16 +190,16 @@ def test_a_notebook_shows_its_cells_and_no_html(customer, owner_page):
          "outputs": [html_output, png_output, not_png, error]},
     ]  # fmt: skip
     customer.write("plot.ipynb", json.dumps({"cells": cells}))
-    here = reverse("workspace_file", args=["main", "plot.ipynb"])
-    page = _text(owner_page.get(here))
+    url = reverse("workspace_file", args=["main", "plot.ipynb"])
+    page = _text(owner_page.get(url))
     for text in ("# &lt;script&gt;", "In [7]", "plot()", "a figure", "ValueError: &lt;x&gt;"):
         assert text in page
     assert page.count("data:image/png;base64,iVBOR") == 1
     assert "evil" not in page
-    assert "editor.js" in _text(owner_page.get(here, {"source": 1}))
+    assert "editor.js" in _text(owner_page.get(url, {"source": 1}))
     for broken in ("{", "[]", '{"cells": [1]}', '{"cells": [{}]}', "[" * 100_000):
         customer.write("plot.ipynb", broken)
-        assert "editor.js" in _text(owner_page.get(here))
+        assert "editor.js" in _text(owner_page.get(url))
 
 
 def test_a_top_up_needs_a_valid_amount(owner_page):
@@ -324,7 +327,8 @@ def test_the_chosen_organization_is_kept_after_logging_in_again(owner_page, cust
     assert switch(stranger.organization_id).status_code == 404
     viewer = MembershipFactory(user=customer.membership.user, role=Role.VIEWER)
     switch(viewer.organization_id)
-    narrow = f'<form class="d-lg-none" method="post" action="{reverse("organization_switch")}">'  # without a top bar
+    # Narrow windows have no top bar, so the page has a switch of its own for them.
+    narrow = f'<form class="d-lg-none" method="post" action="{reverse("organization_switch")}">'
     assert narrow in owner_page.get(reverse("overview")).content.decode()
     assert owner_page.get(reverse("dataset_new")).status_code == 403
     del owner_page.cookies[settings.SESSION_COOKIE_NAME]

@@ -1,4 +1,4 @@
-"""A customer's own images and their registries: created, edited, checked, never a default that cannot run."""
+"""Pages of a customer's own images and their registries, and which image the training form selects."""
 
 import re
 
@@ -87,7 +87,7 @@ def test_registry_credentials_are_stored_encrypted_and_never_shown(customer, own
     assert "s3cret" not in owner_page.post(reverse("image_new"), form | {"reference": "no"}).content.decode()
 
 
-def test_one_click_checks_an_image_so_often_a_day_also_from_the_training_form(customer, owner_page):
+def test_one_click_checks_an_image_until_the_daily_limit_also_from_the_training_form(customer, owner_page):
     assert "Check this image" in owner_page.get(reverse("image_list")).content.decode()
     check = lambda **options: owner_page.post(reverse("image_check"), **options)
     form = {"image": "pytorch", "node_spec": "nano", "nodes": "2"}

@@ -30,7 +30,7 @@ def get(client, name, *arguments, **options):
     return answer.content.decode()
 
 
-def test_folders_and_files_of_a_job(customer, owner_page, job, monkeypatch):
+def test_folders_and_files_of_a_job_are_shown_in_pages(customer, owner_page, job, monkeypatch):
     assert f'hx-get="{reverse("job_files", args=[job.pk])}"' in get(owner_page, "job_detail", job.pk)
     top = get(owner_page, "job_files", job.pk, headers=HTMX)
     assert "<html" not in top

@@ -54,7 +54,7 @@ def test_a_selection_is_cancelled_without_ended_and_foreign_jobs(customer, owner
 
 
 def test_the_export_has_all_jobs_of_the_search_and_no_formula(customer, owner_page):
-    customer.job(name="=1+1", tags=["a", "b"])
+    customer.job(name="=1+1", tags=["a", "b"])  # a spreadsheet would execute it, without the quote before it
     customer.job(name="left out")
     answer = owner_page.get(reverse("job_export"), {"tag": "a"})
     text = b"".join(answer.streaming_content).decode("utf-8-sig")

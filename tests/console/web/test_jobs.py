@@ -99,7 +99,7 @@ def test_a_failed_attempt_shows_the_time_lost_since_its_checkpoint(customer, own
     assert "It ended: code_failed." not in shown  # the cluster's own message is for logs
 
 
-def test_the_stacks_of_a_hang_are_for_members_alone(customer, owner_page):
+def test_the_stacks_of_a_hang_are_shown_to_members_alone(customer, owner_page):
     started_at = time.time() - 2000
     attempt = customer.started(at=started_at)
     customer.backend.hang(attempt.run_name, at=started_at + 500, progress_at=started_at + 300)
@@ -132,7 +132,7 @@ def test_an_elastic_run_shows_its_nodes_over_time(customer, owner_page):
     assert "data-outcome" in text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": "cost"}))
 
 
-def test_a_tab_comes_alone_with_its_page_and_while_the_job_runs(customer, owner_page):
+def test_a_tab_is_rendered_alone_in_its_page_and_in_a_refresh(customer, owner_page):
     job = customer.started().job
     for tab, words in (
         ("overview", "Learning rate"), ("logs", "log-rank"), ("nodes", "Exit code"), ("events", "Ordered."),

@@ -1,4 +1,4 @@
-"""Pages of models."""
+"""Pages of models: publish a job's result, use it in a training, and delete and restore it."""
 
 import pytest
 from django.urls import reverse
@@ -20,7 +20,7 @@ def trained(customer):
     return selectors.job_for(customer.organization, job.pk)
 
 
-def test_publish_the_result_of_a_job_and_use_it(customer, trained, owner_page):
+def test_the_result_of_a_job_is_published_and_used(customer, trained, owner_page):
     page = owner_page.get(reverse("job_publish", args=[trained.pk])).content.decode()
     assert '<option value="outputs/model.pt">' in page
     refused = owner_page.post(reverse("job_publish", args=[trained.pk]), {"path": "outputs/none", "name": "net"})
@@ -45,7 +45,7 @@ def test_the_form_sends_models_and_refuses_a_job_without_checkpoints(customer, t
     assert customer.organization.quotes.latest("created_at").purchase["resolved_models"] == ["net@1"]
 
 
-def test_the_last_version_takes_its_model_along(customer, owner_page):
+def test_a_model_is_deleted_and_restored_with_its_last_version(customer, owner_page):
     version = ModelVersionFactory(model__organization=customer.organization, model__name="net")
     answer = owner_page.post(reverse("model_version_delete", args=["net", 1]), follow=True)
     assert answer.redirect_chain == [(reverse("model_list"), 302)]

@@ -1,4 +1,4 @@
-"""Notebooks: their pages and API, and who and what passes between a browser and JupyterLab's host."""
+"""Notebooks: their pages and API, and which people, requests and headers reach JupyterLab through its host name."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def notebook(customer):
     return sell_notebook(customer)
 
 
-def test_from_a_workspace_to_a_running_notebook(owner_page, customer):
+def test_a_notebook_is_bought_once_from_a_workspace_and_offered_again(owner_page, customer):
     name = customer.workspace.name
     new = f"{reverse('notebook_new')}?workspace={name}"
     assert new in owner_page.get(reverse("workspace_detail", args=[name])).content.decode()
@@ -55,7 +55,7 @@ def test_from_a_workspace_to_a_running_notebook(owner_page, customer):
     assert (job.name, job.nodes, job.arguments, job.on_hang, job.deadline_seconds) == (
         name, 1, ["1200"], "ignore", 7200,
     )  # fmt: skip
-    # Two hours of a node: nothing for epochs, which a notebook has not.
+    # Two hours of a node, and nothing for epochs: a notebook has none.
     assert [line["rule"] for line in job.order.quote.lines] == ["time_used"]
     page = owner_page.get(addresses.pop()).content.decode()
     assert "Ends when idle for" in page
@@ -68,7 +68,7 @@ def test_from_a_workspace_to_a_running_notebook(owner_page, customer):
     assert 'value="20"' in again
 
 
-def test_a_failed_job_leads_to_a_notebook_that_is_filled_in_and_not_bought(owner_page, customer, client):
+def test_a_failed_job_links_to_a_filled_in_form_for_a_notebook_but_buys_none(owner_page, customer, client):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     DatasetVersionFactory(dataset=dataset, number=1)
     attempt = customer.started(datasets=["digits"], node_spec="small")
@@ -95,7 +95,7 @@ def test_a_failed_job_leads_to_a_notebook_that_is_filled_in_and_not_bought(owner
     assert 'inputmode="numeric" value=""' in owner_page.get(new).content.decode()
 
 
-def test_an_error_stands_beside_its_field(owner_page, customer):
+def test_an_error_is_shown_beside_its_field(owner_page, customer):
     for field, changes in (
         ("max_seconds", {"hours": "0"}),
         ("max_seconds", {"hours": "many"}),
@@ -112,7 +112,9 @@ def test_an_error_stands_beside_its_field(owner_page, customer):
         assert re.search(rf'id="error-{field}"[^>]*>\s*[^<\s]', card), changes
 
 
-def test_a_stopped_notebook_costs_its_time_and_a_quote_is_bought_as_what_it_is_for(api, customer, notebook, settings):
+def test_a_stopped_notebook_costs_its_time_and_a_quote_for_a_training_buys_no_notebook(
+    api, customer, notebook, settings
+):
     client = api(customer.membership)
     shown = client.get(f"/api/v1/notebooks/{notebook.job_id}/").json()
     assert (shown["state"], shown["url"], shown["idle_seconds"]) == ("running", "", 1800)
@@ -145,15 +147,16 @@ def test_a_running_notebook_is_extended_on_its_page(owner_page, customer, notebo
     held = customer.wallet.held_minor
     card = owner_page.post(quote, {"hours": "1,5"}, headers=HTMX).content.decode()
     added = int(re.search(r'data-added="(\d+)"', card)[1])
-    assert (added, customer.wallet.held_minor) == (held * 3 // 4, held)  # two hours, and one and a half
+    # Two hours are held. One and a half are added, and held once they are bought.
+    assert (added, customer.wallet.held_minor) == (held * 3 // 4, held)
     order = {field: re.search(rf'name="{field}" value="([^"]+)"', card)[1] for field in ("quote", "idempotency_key")}
     assert {owner_page.post(reverse("notebook_order"), order)["HX-Redirect"] for _twice in range(2)} == {job}
     assert customer.wallet.held_minor == held + added
-    overtaken = owner_page.post(quote, {"hours": "1"}, headers=HTMX).content.decode()
-    rival = re.search(r'name="quote" value="([^"]+)"', overtaken)[1]
+    card = owner_page.post(quote, {"hours": "1"}, headers=HTMX).content.decode()
+    outdated = re.search(r'name="quote" value="([^"]+)"', card)[1]  # by the extension that is bought next
     card = owner_page.post(quote, {"hours": "0.5"}, headers=HTMX).content.decode()
     owner_page.post(reverse("notebook_order"), {"quote": re.search(r'name="quote" value="([^"]+)"', card)[1]})
-    assert "Request a new quote" in owner_page.post(reverse("notebook_order"), {"quote": rival}).content.decode()
+    assert "Request a new quote" in owner_page.post(reverse("notebook_order"), {"quote": outdated}).content.decode()
     page = owner_page.get(job).content.decode()
     assert "at most 4 h in total" in page
     assert re.search(r'Time left</div>\s*<div class="stat-value"[^>]*>(3 h 59 min|4 h)<', page)
@@ -200,7 +203,7 @@ def test_a_notebook_becomes_a_script_that_can_be_trained(owner_page, customer):
 
 
 class Lab:
-    """Listens where JupyterLab does. Keeps what it is sent, and sends headers that must not reach a browser."""
+    """Listens where JupyterLab does. Records what it gets, and sends headers that must not reach a browser."""
 
     def __init__(self, path):
         self.path = path
@@ -278,7 +281,7 @@ def browsers(lab, notebook, settings):
 
 @pytest.mark.django_db(transaction=True)
 class TestHost:
-    """The notebook's own host name."""
+    """Requests to a notebook's host name, which the web server forwards to JupyterLab."""
 
     @pytest.fixture
     def customer(self, transactional_db, customer):
@@ -304,7 +307,9 @@ class TestHost:
         assert browser.ask("/near").headers["location"] == "/lab/tree"
         assert browser.ask("/away").status_code == HTTPStatus.BAD_GATEWAY
 
-    def test_who_is_not_admitted(self, browsers, customer, stranger, lab, notebook):
+    def test_only_a_members_browser_with_its_cookie_is_admitted_and_only_from_the_same_origin(
+        self, browsers, customer, stranger, lab, notebook
+    ):
         mine = browsers(customer.membership)
         ticket = mine.ticket()
         mine.enter(ticket)
@@ -328,8 +333,8 @@ class TestHost:
             assert mine.ask("/api/contents", method="POST", **{name: value}).status_code == HTTPStatus.FORBIDDEN
         assert mine.ask(**{"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}).status_code == HTTPStatus.FORBIDDEN
         assert lab.received == []
-        own = {"Origin": f"http://{mine.host}", "Sec-Fetch-Site": "same-origin"}
-        assert mine.ask("/api/contents", method="POST", **own).status_code == HTTPStatus.OK
+        same_origin = {"Origin": f"http://{mine.host}", "Sec-Fetch-Site": "same-origin"}
+        assert mine.ask("/api/contents", method="POST", **same_origin).status_code == HTTPStatus.OK
         membership, organization = customer.membership, customer.organization
         for row, name, value in ((membership, "role", "viewer"), (organization, "requires_second_factor", True)):
             allowed = getattr(row, name)
@@ -342,15 +347,16 @@ class TestHost:
         mine.session.logout()
         assert mine.ask().status_code == HTTPStatus.FORBIDDEN
 
-    def test_what_is_put_in_place_of_the_socket_is_not_reached(self, browsers, customer, lab, short_folders):
+    def test_a_link_or_pipe_in_place_of_the_socket_is_not_opened(self, browsers, customer, lab, short_folders):
         browser = browsers(customer.membership)
         browser.enter()
+        # Customer code could put a link to another socket of this machine in its place.
         elsewhere = short_folders() / "console.sock"
         elsewhere.parent.mkdir(parents=True, exist_ok=True)
         lab.path.rename(elsewhere)
         lab.path.symlink_to(elsewhere)
         assert browser.ask().status_code == HTTPStatus.FORBIDDEN
-        with pytest.raises(gateway.Refused), gate.verified_socket(lab.path):  # put there after Django looked
+        with pytest.raises(gateway.Refused), gate.verified_socket(lab.path):  # also if put there after Django's check
             pass
         lab.path.unlink()
         os.mkfifo(lab.path)
@@ -376,7 +382,7 @@ class TestHost:
 
         assert asyncio.run(talk()) == (["text", b"bytes"], gateway.NOT_ADMITTED)
 
-    def test_websockets_that_are_refused(self, browsers, customer, lab):
+    def test_websockets_from_other_origins_and_without_the_cookie_are_refused(self, browsers, customer, lab):
         browser = browsers(customer.membership)
         browser.enter()
         stranger = browsers(customer.membership)  # without the cookie

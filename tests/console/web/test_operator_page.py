@@ -1,4 +1,4 @@
-"""The page of a customer's job that administrators read: who opens it, what it lacks, and that it is recorded."""
+"""The page on which administrators read a customer's job: who may open it, what it lacks, and its audit entries."""
 
 import json
 import re
@@ -20,7 +20,7 @@ ACTION = re.compile(r"<(form|button|input|select|textarea)\b|\b(hx|data-bs)-|met
 CHART_CONTROLS = re.compile(r'<form class="curves-controls.*?</form>', re.DOTALL)
 """Controls that change how the browser draws charts. They send nothing."""
 TAB_LIST = re.compile(r'<select class="[^"]*tabs-list".*?</select>', re.DOTALL)
-"""The list that stands in the place of the tabs on phones. It opens the page that is chosen."""
+"""The list that replaces the tabs on phones. It opens the page that is chosen."""
 TRACEBACK = """Traceback (most recent call last):
   File "/workspace/train.py", line 1, in <module>
     print('hello')
@@ -36,7 +36,7 @@ def page_urls(job):
     return [*tab_urls(job), reverse("operator_job", args=[job.pk])]
 
 
-def urls(job):
+def all_urls(job):
     return [*page_urls(job), reverse("operator_job_curves", args=[job.pk])]
 
 
@@ -58,7 +58,7 @@ def main_of(answer):
     return answer.content.decode().partition("<main")[2].partition("</main>")[0]
 
 
-def test_only_administrators_with_the_permission_open_it(client, customer, done, settings):
+def test_only_administrators_with_the_permission_open_the_page(client, customer, done, settings):
     with_permission = MembershipFactory(role=Role.OWNER, organization=customer.organization).user
     with_permission.user_permissions.add(Permission.objects.get(codename="view_job"))
     opened = AuditEvent.objects.filter(action="job.page_opened_by_operator")
@@ -70,17 +70,17 @@ def test_only_administrators_with_the_permission_open_it(client, customer, done,
         ("stranger", MembershipFactory(role=Role.OWNER).user, 404),
     ):
         page = logged_in(user)
-        assert {page.get(url).status_code for url in urls(done)} == {status}, who
-    assert all(client.get(url).url.startswith(LOGIN) for url in urls(done))
+        assert {page.get(url).status_code for url in all_urls(done)} == {status}, who
+    assert all(client.get(url).url.startswith(LOGIN) for url in all_urls(done))
     settings.STAFF_SECOND_FACTOR = True
     page = logged_in(operator("view_job"))
-    assert {page.get(url).url for url in urls(done)} == {SECURITY}
+    assert {page.get(url).url for url in all_urls(done)} == {SECURITY}
     settings.STAFF_SECOND_FACTOR = False
     assert not opened.exists()
     for user in (operator("view_job"), operator(is_superuser=True)):
         page = logged_in(user)
-        assert {page.get(url).status_code for url in urls(done)} == {200}
-    assert opened.count() == 2 * len(urls(done))
+        assert {page.get(url).status_code for url in all_urls(done)} == {200}
+    assert opened.count() == 2 * len(all_urls(done))
 
 
 def test_an_opened_tab_is_in_the_customers_audit_log_and_there_are_no_other_tabs_or_methods(customer, done):
@@ -96,7 +96,7 @@ def test_an_opened_tab_is_in_the_customers_audit_log_and_there_are_no_other_tabs
     button = reverse("admin:jobs_job_customers_page", args=[done.pk])
     assert button in client.get(reverse("admin:jobs_job_change", args=[done.pk])).content.decode()
     assert client.get(button).url == reverse("operator_job", args=[done.pk])
-    assert {client.post(url).status_code for url in urls(done)} == {405}
+    assert {client.post(url).status_code for url in all_urls(done)} == {405}
     for arguments in (*([done.pk, tab] for tab in ("files", "telemetry", "shell")), [done.pk + 1]):
         assert client.get(reverse("operator_job", args=arguments)).status_code == 404, arguments
     assert AuditEvent.objects.filter(action="job.page_opened_by_operator").count() == 1
@@ -114,15 +114,15 @@ def jobs(customer):
     return [customer.job(), started.job, failed, hung, rerun, customer.ended_with_log()]
 
 
-def test_it_offers_nothing_but_its_tabs_and_the_administration(customer, jobs):
+def test_the_page_offers_nothing_but_its_tabs_and_links_to_the_admin(customer, jobs):
     user = operator("view_job", is_superuser=True)
-    # Neither a membership of one's own nor one of the customer's makes an action appear.
+    # No action appears, although the administrator is also an owner: here, and of the customer's organization.
     MembershipFactory(user=user, role=Role.OWNER)
     MembershipFactory(user=user, role=Role.OWNER, organization=customer.organization)
     client = logged_in(user)
     for job in jobs:
         known = {
-            *urls(job),
+            *all_urls(job),
             reverse("admin:jobs_job_change", args=[job.pk]),
             reverse("admin:jobs_job_log", args=[job.pk]),
         }
@@ -134,7 +134,7 @@ def test_it_offers_nothing_but_its_tabs_and_the_administration(customer, jobs):
             assert set(re.findall('value="([^"]*)"', TAB_LIST.search(page)[0])) == set(tab_urls(job)), url
 
 
-def test_it_shows_what_the_customer_sees(customer, jobs):
+def test_the_page_shows_what_the_customer_sees(customer, jobs):
     client = logged_in(operator("view_job"))
     failed, with_log = jobs[2], jobs[-1]
     overview = main_of(client.get(reverse("operator_job", args=[failed.pk])))

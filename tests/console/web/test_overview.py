@@ -20,12 +20,12 @@ def page(client):
 
 
 def notices(html):
-    """The links of the notices by their kinds."""
+    """Return the links of the notices by their kinds."""
     items = re.findall(r'data-notice="(\w+)">.*?href="([^"]+)"', html)
     return {kind: url.replace("&amp;", "&") for kind, url in items}
 
 
-def test_it_says_what_runs_what_waits_and_why(customer, owner_page):
+def test_the_overview_says_what_runs_what_waits_and_why(customer, owner_page):
     assert notices(page(owner_page)) == {}
     customer.started(nodes=1)
     customer.job()

@@ -1,4 +1,4 @@
-"""Every page: who sees it, that no other tenant does, and that nothing in it needs a looser content policy."""
+"""Every page: which roles see it, that no other organization does, and that it obeys the content policy."""
 
 import re
 from collections.abc import Callable
@@ -60,7 +60,8 @@ ACTIONS = {
     "credit_list": [], "organization_rename": [], "organization_invite": [], "organization_member_role": [1],
     "organization_member_remove": [1],
 }  # fmt: skip
-"""Forms that change something."""
+"""URL names and arguments of forms that change something."""
+# What the content policy refuses in a page:
 HANDLER = re.compile(r"<[^>]+\son[a-z]+\s*=|javascript:|hx-on", re.IGNORECASE)
 INLINE_SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>", re.IGNORECASE)
 INLINE_STYLE = re.compile(r"<style|<[^>]+\sstyle\s*=", re.IGNORECASE)
@@ -84,7 +85,7 @@ def address(customer, done, sweeper):
     return lambda name, arguments: reverse(name, args=[known.get(str(each), each) for each in arguments])
 
 
-def test_each_role_sees_what_it_may(client, customer, browser, address):
+def test_each_role_opens_the_pages_that_it_may_and_no_other(client, customer, browser, address):
     others = [MembershipFactory(role=role, organization=customer.organization) for role in Role if role != Role.OWNER]
     browsers = {member: browser(member) for member in (customer.membership, *others)}
     for capability, pages in PAGES.items():
@@ -170,7 +171,7 @@ def test_the_content_policy_allows_no_inline_script_or_style_except_in_the_admin
     assert console - admin == {"script-src 'self'", "style-src 'self'"}
 
 
-def test_cached_fragments_are_of_the_page_the_role_and_the_language(customer, browser):
+def test_cached_fragments_differ_by_page_role_and_language(customer, browser):
     def sidebar(client, name):
         page = client.get(reverse(name)).content.decode()
         return page[page.index('id="sidebar-menu"') : page.index("</aside>")]

@@ -13,7 +13,7 @@ LISTS = (
     "dataset_list", "model_list", "workspace_list", "organization", "sweep_list",
 )  # fmt: skip
 LIMITS = {"job_list": 8, "overview": 25, "wallet": 16, "training_new": 21, "job_detail": 9}
-"""Queries of the busiest pages. One for each kind of row; the others are the session, the user and the frame."""
+"""The most queries of the busiest pages: one for each kind of row, and some for the session, user and navigation."""
 
 
 def _queries(client, name):

@@ -1,4 +1,4 @@
-"""Shells in the nodes of running jobs: from the websocket to the sandbox, and who gets none."""
+"""Shells in the nodes of running jobs: the bytes that pass, who gets a shell, what ends it, and the audit log."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def browser(settings):
 
 
 def audited():
-    """The entries about shells, as (action, target, data, address)."""
+    """Return the audit entries about shells as (action, target, data, address), with 0 for their unknown duration."""
     events = AuditEvent.objects.filter(action__startswith="shell.").order_by("pk")
     return [(event.action, event.target, event.data | {"seconds": 0}, event.address) for event in events]
 
@@ -90,7 +90,7 @@ def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, cus
     assert f"Closed a shell in node 0 of job #{job.job_id}" in page
 
 
-def test_who_gets_no_shell(browser, customer, stranger, job, node):
+def test_only_an_admitted_member_on_the_consoles_own_page_gets_a_shell(browser, customer, stranger, job, node):
     member = browser(customer.membership)
     viewer = browser(MembershipFactory(organization=customer.organization, role="viewer"))
     logged_out = browser(customer.membership)
@@ -110,7 +110,7 @@ def test_who_gets_no_shell(browser, customer, stranger, job, node):
         refused(lambda other=other: other.websocket(job.job_id))
     for origin in ("http://evil.example", member.url.replace("http", "https"), "null"):
         refused(lambda origin=origin: member.websocket(job.job_id, origin=origin))
-    refused(lambda: member.websocket(job.job_id, node=1))  # it does not run
+    refused(lambda: member.websocket(job.job_id, node=1))  # the job's second node, where no shell listens
     refused(lambda: connect(f"{member.url.replace('http', 'ws')}/jobs/", origin=member.url, proxy=None))
     for name, allowed in (("shell_enabled", True), ("requires_second_factor", False)):
         setattr(organization, name, not allowed)

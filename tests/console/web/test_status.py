@@ -12,7 +12,7 @@ from tests.fakes import FakeBackend
 
 @pytest.fixture
 def west(settings, monkeypatch, backend, tmp_path):
-    """A second cluster."""
+    """A second cluster, beside `east`, the customer's backend."""
     settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
     backends = {"east": backend, "west": FakeBackend(root=tmp_path / "west")}
     monkeypatch.setattr("jobs.clusters._create", backends.__getitem__)
@@ -43,7 +43,9 @@ def test_each_cluster_shows_its_state_and_its_queue(west, customer, owner_page):
     assert page(owner_page, **{"HX-Request": "true"}).lstrip().startswith('<div id="clusters"')
 
 
-def test_administrators_alone_see_why_a_cluster_is_away_and_isolation_gaps(west, customer, owner_page, monkeypatch):
+def test_only_administrators_see_why_a_cluster_does_not_answer_and_isolation_gaps(
+    west, customer, owner_page, monkeypatch
+):
     west.available = False
     reconciliation.reconcile()
     monkeypatch.setattr(customer.backend, "isolation_gaps", lambda: ["Runs share the <network>."])
@@ -61,7 +63,7 @@ def test_administrators_alone_see_why_a_cluster_is_away_and_isolation_gaps(west,
 
 
 @pytest.mark.usefixtures("customer")
-def test_no_page_waits_for_a_cluster_that_is_away(west, owner_page, monkeypatch):
+def test_no_page_waits_for_a_cluster_that_does_not_answer(west, owner_page, monkeypatch):
     clusters.record_status(name="west", answers=False, detail="No route.")
 
     def fail(*_arguments, **_options):

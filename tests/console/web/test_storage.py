@@ -17,7 +17,7 @@ API = "/api/v1/storage/"
 
 @pytest.fixture
 def kept(customer, done):
-    """A deleted version, a deleted workspace, and what a run left."""
+    """A deleted dataset version, a deleted workspace, and a job with results. All count against the quota."""
     folder = customer.backend.run_folder(done.attempts.get().run_name) / "run"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.pt").write_bytes(b"x" * 100)

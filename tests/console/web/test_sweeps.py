@@ -1,4 +1,4 @@
-"""The pages of sweeps: from a job to the form, its quote, the order, the trials, and more of them."""
+"""The pages of sweeps: the form, its quote and order, the list of trials, more trials, and stopping."""
 
 import json
 import re
@@ -12,9 +12,11 @@ from runtime.specs import Outcome
 
 HTMX = {"HX-Request": "true"}
 ROW = {"type": "float", "low": "", "high": "", "scale": "linear", "step": "", "choices": "", "when": ""}
+"""An empty row of the form's table of parameters."""
 
 
 def form(job, *parameters):
+    """Return the fields of the form for a sweep of the job, with a row for each parameter."""
     values = {"job": job.pk, "metric": "accuracy", "goal": "maximize", "method": "random", "pruner": "none"}
     values |= {"trials": "3", "concurrency": "1", "ceiling": "", "name": "search"}
     rows = [ROW | parameter for parameter in parameters]
@@ -42,7 +44,7 @@ def page(owner_page, done):
     return Page()
 
 
-def test_from_a_job_to_the_best_trial(page, owner_page, sweeper):
+def test_a_sweep_is_bought_once_from_a_job_and_its_page_shows_the_best_trial(page, owner_page, sweeper):
     new = owner_page.get(reverse("sweep_new"), {"job": page.job.pk}).content.decode()
     assert 'value="LR"' in new
     assert f"{page.job.nodes} × {page.job.node_spec.title}" in new
@@ -91,7 +93,7 @@ def test_trials_are_sorted_and_filtered(owner_page, sweeper):
     assert numbers(outcome="open") == []
 
 
-def test_an_error_stands_beside_its_field(page):
+def test_an_error_is_shown_beside_its_field(page):
     for field, parameters, changes in (
         ("space", [], {}),
         ("space", [LR, LR], {}),
@@ -134,7 +136,7 @@ def test_an_ended_sweep_gets_more_trials_and_is_cloned(page, owner_page, sweeper
     assert 'id="buy"' in page.quote(*rows, sweep=sweep.pk, job="")
 
 
-def test_a_sweep_is_stopped_and_starts_none_of_another_organization(page, stranger, browser, sweeper, done):
+def test_a_sweep_is_stopped_and_another_organization_cannot_start_from_it(page, stranger, browser, sweeper, done):
     client, sweep = browser(stranger), sweeper.buy()
     for _twice in range(2):
         assert page("sweep_stop", sweep.pk).url == reverse("sweep_detail", args=[sweep.pk])

@@ -1,4 +1,4 @@
-"""TensorBoard through the console: who reaches it, and what passes between a browser and a tool."""
+"""TensorBoard through the console: who reaches it, and which requests and headers pass between a browser and a tool."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def root(short_folders, monkeypatch):
 
 
 def logged_in(url, membership=None, **headers):
-    """Return a browser's client: with a session of the member, who works in that organization."""
+    """Return an HTTP client in place of a browser, with a session of the member if there is one."""
     client = httpx.Client(base_url=url, headers=headers, timeout=60)
     if membership is not None:
         django_client = Client()
@@ -73,7 +73,7 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
                 f"{path}data/plugin/timeseries/timeSeries",
                 data={"requests": '[{"plugin": "scalars", "tag": "loss"}]'},
             )
-            assert len(next(iter(scalars.json()[0]["runToSeries"].values()))) == 20
+            assert len(next(iter(scalars.json()[0]["runToSeries"].values()))) == 20  # the points of `write_scalars`
             elsewhere = {"Sec-Fetch-Site": "cross-site"}
             assert mine.post(f"{path}data/runs", headers=elsewhere).status_code == 403
             assert mine.request("PUT", path).status_code == 405
@@ -94,7 +94,7 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
 
 
 class HostileTool(BaseHTTPRequestHandler):
-    """Keeps what it is sent, and sends headers that must not reach a browser."""
+    """Records what it gets, and sends headers that must not reach a browser."""
 
     received: list = []
 
@@ -141,7 +141,7 @@ def hostile_tool(root, customer):
     (folder / control.SOCKET).unlink()
 
 
-def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_tool, root, customer):
+def test_no_secret_reaches_a_tool_and_no_hostile_header_comes_back(hostile_tool, root, customer):
     path = hostile_tool
     secrets = {"X-CSRFToken": "secret", "Referer": "http://secret/", "X-Other": "1"}
     with asgi_console() as url, logged_in(url, customer.membership, **secrets) as browser:
@@ -161,7 +161,7 @@ def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_too
         hidden = address.rename(address.with_name("hidden"))
         ended = browser.get(path)
         hidden.rename(address)
-        own = f"{url}{path}"
+        tool_url = f"{url}{path}"
     assert (page.status_code, page.text, redirected.status_code) == (200, "ok", 502)
     assert (ended.status_code, ended.json()["code"]) == (502, "tool_ended")
     assert HostileTool.received[0][0] == f"{path}a.html?x=%2F..&y=1"
@@ -176,8 +176,8 @@ def test_nothing_of_the_console_reaches_a_tool_and_little_comes_back(hostile_too
             "server",
         } - ({"server"} if "server" not in answer.headers else set())  # fmt: skip
         policy = answer.headers["content-security-policy"]
-        assert f"script-src {own};" in policy
-        assert f"connect-src {own};" in policy
+        assert f"script-src {tool_url};" in policy
+        assert f"connect-src {tool_url};" in policy
         assert "'self'" not in policy
         assert "unsafe-eval" not in policy
     assert page.headers["content-type"] == "text/html"
@@ -201,10 +201,10 @@ def test_the_command_serves_until_sigterm(root):
     assert not (root / control.CONTROL_SOCKET).exists()
 
 
-def test_logs_that_do_not_exist_or_cannot_be_read(root, customer, monkeypatch, api):
+def test_missing_and_unreadable_logs_are_refused_with_a_reason(root, customer, monkeypatch, api):
     attempt = customer.started()
     client, address = api(customer.membership), f"/api/v1/jobs/{attempt.job_id}/tensorboard/"
-    shutil.rmtree(customer.backend.run_folder(attempt.run_name))  # as after the days that files are kept
+    shutil.rmtree(customer.backend.run_folder(attempt.run_name))  # as clean-up does once the retention has ended
     assert client.post(address).json()["code"] == "no_logs"
     write_scalars(customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard")
     assert client.post(address).json()["code"] == "tools_away"
