@@ -86,14 +86,14 @@ def upload(request, name):
 
 
 def broken(request):
-    """Answer once an upload has broken off."""
+    """Answer once an upload has broken off, and say whether one has."""
     return JsonResponse({"broken": BROKEN.acquire(timeout=20)})
 
 
 def database(request):
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
-    return HttpResponse("there")
+    return HttpResponse("connected")
 
 
 urlpatterns = [

@@ -33,6 +33,7 @@ MIB = 1024 * 1024
 STREAM = "GET {} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
 FILES = "/api/v1/workspaces/code/files"
 UPLOAD = f"PUT {FILES}/slow HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
+# The beginnings of requests: their clients send the rest slowly, or never.
 GET = "GET /page HTTP/1.1\r\nX-Slow: "
 FORM = "POST /form HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
 
@@ -41,7 +42,7 @@ class Listener:
     """A web server on `self.port`."""
 
     port: int
-    visitor = httpx.Client(headers={"Connection": "close"})  # `httpx.get` reads certificates each time
+    http = httpx.Client(headers={"Connection": "close"})  # `httpx.get` reads certificates each time
 
     @property
     def url(self):
@@ -49,7 +50,7 @@ class Listener:
 
     def is_ready(self):
         try:
-            return self.visitor.get(f"{self.url}/page").status_code == 200
+            return self.http.get(f"{self.url}/page").status_code == 200
         except httpx.TransportError:
             return False
 
@@ -77,7 +78,8 @@ class Server(Listener):
         self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | bind | environment)
 
     def census(self):
-        return self.visitor.get(f"{self.url}/census").json()
+        """Return the number of open streams, and the names of all threads of the server."""
+        return self.http.get(f"{self.url}/census").json()
 
     def stop(self):
         """Stop the server; an open stream ends with it."""
@@ -135,7 +137,7 @@ class Nginx(Listener):
 
 @pytest.fixture
 def behind_nginx(tmp_path):
-    """A function that gives nginx in front of a server."""
+    """A function that starts nginx in front of a server, and returns it."""
     if NGINX is None:
         pytest.skip("needs nginx")
     with ExitStack() as started:
@@ -150,7 +152,7 @@ def behind_nginx(tmp_path):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server whose database is away until its socket is linked into `database_folder`."""
+    """A server that cannot reach its database until the database's socket is linked into `database_folder`."""
     folder = tmp_path_factory.mktemp("database")
     created = Server(TEST_DATABASE_FOLDER=str(folder))
     created.database_folder = folder
@@ -176,7 +178,7 @@ def read_until(client, mark):
 
 
 def refusal(client):
-    """The status and the code of a refusal after which the connection ends; it must say when to retry."""
+    """Return the status and the code of a refusal. It must say when to retry, and the connection must end."""
     received = b""
     while part := client.recv(65536):
         received += part
@@ -204,7 +206,7 @@ def test_a_stream_has_its_format_and_comments_while_it_is_quiet_and_an_error_is_
     data = json.loads(body.split("data: ")[1].split("\n")[0])
     assert data == {"pid": server.process.pid, "path": "/stream?rank=1"}
     assert "event: tick\ndata: stream-" in body
-    answer = server.visitor.get(f"{server.url}/error", headers={"Accept": "text/event-stream"})
+    answer = server.http.get(f"{server.url}/error", headers={"Accept": "text/event-stream"})
     assert (answer.status_code, answer.json()) == (404, {"code": "nothing"})
 
 
@@ -216,7 +218,7 @@ def test_two_hundred_streams_hold_no_thread(server):
             read_until(stream, b"event: tick")
         census = server.census()
     assert census["open"] == 200
-    assert len(census["threads"]) <= before + 8
+    assert len(census["threads"]) <= before + 8  # four that all streams share, and four of the views
     wait_for(lambda: server.census()["open"] == 0)
 
 
@@ -238,7 +240,7 @@ def test_streams_of_an_organization_are_limited(server):
 
 
 def test_a_download_is_complete_and_ends_with_its_client(server):
-    assert server.visitor.get(f"{server.url}/download").content == b"x" * 4 * MIB
+    assert server.http.get(f"{server.url}/download").content == b"x" * 4 * MIB
     with server.connect("GET /download HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as client:
         client.recv(1000)
     wait_for(lambda: not any(name.startswith("download") for name in server.census()["threads"]))
@@ -279,12 +281,12 @@ def test_an_organization_has_half_of_the_downloads(monkeypatch):
 
 
 def test_an_upload_is_read_as_it_arrives(server):
-    peak = server.visitor.put(f"{server.url}{FILES}/a", content=b"small").json()["peak_kib"]
+    peak = server.http.put(f"{server.url}{FILES}/a", content=b"small").json()["peak_kib"]
     for headers in ({"Content-Length": str(60 * MIB)}, {}):
         pieces = (b"x" * MIB for _ in range(60))
-        answer = server.visitor.put(f"{server.url}{FILES}/a", content=pieces, headers=headers, timeout=60).json()
+        answer = server.http.put(f"{server.url}{FILES}/a", content=pieces, headers=headers, timeout=60).json()
         assert answer["size"] == 60 * MIB
-        assert answer["peak_kib"] < peak + 20 * 1024
+        assert answer["peak_kib"] < peak + 20 * 1024  # far less than the upload, which is not held in memory
 
 
 def test_a_refused_upload_is_answered_before_it_is_sent(server):
@@ -294,12 +296,12 @@ def test_a_refused_upload_is_answered_before_it_is_sent(server):
 
 def test_an_organization_has_half_of_the_uploads_from_all_its_addresses(patient_server):
     def put(organization):
-        return patient_server.visitor.put(
+        return patient_server.http.put(
             f"{patient_server.url}{FILES}/a?organization={organization}", content=b"small"
         ).status_code
 
     with ExitStack() as clients:
-        for number in range(2):
+        for number in range(2):  # of four upload threads
             upload = UPLOAD.replace("/slow", "/slow?organization=1")
             clients.enter_context(patient_server.connect(upload, address=f"127.0.0.{number + 2}"))
         wait_for(lambda: put(1) == 429)
@@ -310,12 +312,12 @@ def test_an_organization_has_half_of_the_uploads_from_all_its_addresses(patient_
 def test_an_interrupted_upload_is_an_error_in_its_view_and_a_silent_connection_is_closed(server):
     with server.connect(UPLOAD) as client:
         client.sendall(b"some of it")
-    assert server.visitor.get(f"{server.url}/broken", timeout=30).json() == {"broken": True}
+    assert server.http.get(f"{server.url}/broken", timeout=30).json() == {"broken": True}
     with server.connect() as client:
         assert client.recv(1) == b""
 
 
-def test_a_quiet_upload_can_be_read_on():
+def test_an_upload_can_be_read_again_after_a_time_out():
     async def read_twice():
         messages = asyncio.Queue()
         body = IncomingBody(messages.get, lambda: None)
@@ -329,9 +331,9 @@ def test_a_quiet_upload_can_be_read_on():
 
 
 def test_the_size_of_a_form_is_limited(server):
-    assert server.visitor.post(f"{server.url}/form", content=b"x" * MIB).json() == {"size": MIB}
+    assert server.http.post(f"{server.url}/form", content=b"x" * MIB).json() == {"size": MIB}
     for content in (b"x" * 6 * MIB, (b"x" * MIB for _ in range(6))):
-        answer = server.visitor.post(f"{server.url}/form", content=content)
+        answer = server.http.post(f"{server.url}/form", content=content)
         assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
@@ -340,7 +342,7 @@ def test_the_size_of_a_form_is_limited(server):
 
 @contextmanager
 def trickling(clients):
-    """Send a byte now and then on each open connection; gives a function that counts those.
+    """Send a byte now and then on each open connection. Yield a function that counts the open ones.
 
     A byte to a connection that the server has closed would reset it, and the response would be lost.
     """
@@ -372,20 +374,20 @@ def trickling(clients):
             client.close()
 
 
-@pytest.mark.parametrize("of_nginx", [False, True])
-def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request, of_nginx):
-    listener = request.getfixturevalue("behind_nginx")(patient_server) if of_nginx else patient_server
+@pytest.mark.parametrize("is_behind_nginx", [False, True])
+def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request, is_behind_nginx):
+    listener = request.getfixturevalue("behind_nginx")(patient_server) if is_behind_nginx else patient_server
     heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]
     clients = [listener.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
     clients += [listener.connect(UPLOAD, address=f"127.0.0.{each + 2}") for each in range(4)]
     with trickling(clients) as count_open:
         for _ in range(10):
-            assert listener.visitor.get(f"{listener.url}/page").status_code == 200
-            assert listener.visitor.get(f"{listener.url}/healthz").json() == {"status": "ok"}
-        assert listener.visitor.post(f"{listener.url}/form", content=b"form").json() == {"size": 4}
+            assert listener.http.get(f"{listener.url}/page").status_code == 200
+            assert listener.http.get(f"{listener.url}/healthz").json() == {"status": "ok"}
+        assert listener.http.post(f"{listener.url}/form", content=b"form").json() == {"size": 4}
         with listener.connect(STREAM.format("/stream"), address="127.0.0.8") as client:
             read_until(client, b"event: hello")
-        assert count_open() == len(clients)
+        assert count_open() == len(clients)  # all slow clients were still connected
 
 
 RESETS = pytest.mark.late("a byte that is sent while the server closes resets the connection, and the refusal is lost")
@@ -407,7 +409,7 @@ def test_connections_of_an_address_are_limited(patient_server):
             clients.enter_context(patient_server.connect(address="127.0.0.9"))
         with patient_server.connect(address="127.0.0.9") as one_more:
             assert refusal(one_more) == (429, "too_many_connections")
-        assert patient_server.visitor.get(f"{patient_server.url}/page").status_code == 200
+        assert patient_server.http.get(f"{patient_server.url}/page").status_code == 200
     wait_for(lambda: is_served(patient_server, "127.0.0.9"))
 
 
@@ -419,13 +421,13 @@ def test_requests_work_again_as_soon_as_the_database_does(server):
     real = Path(connection.settings_dict["HOST"]) / ".s.PGSQL.5432"
     link = server.database_folder / real.name
     for _ in range(2):
-        api, page = (server.visitor.get(f"{server.url}{path}") for path in ("/api/v1/database", "/database"))
+        api, page = (server.http.get(f"{server.url}{path}") for path in ("/api/v1/database", "/database"))
         assert (api.status_code, api.json()["code"], page.status_code) == (503, "database_unavailable", 503)
         assert min(int(answer.headers["retry-after"]) for answer in (api, page)) > 0
         assert "temporarily unavailable" in page.text
-        assert server.visitor.get(f"{server.url}/healthz").status_code == 200
+        assert server.http.get(f"{server.url}/healthz").status_code == 200
         link.symlink_to(real)
-        assert server.visitor.get(f"{server.url}/database").text == "there"
+        assert server.http.get(f"{server.url}/database").text == "connected"
         link.unlink()
         with connection.cursor() as cursor:  # the server's connections end, as when PostgreSQL is killed
             cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres'")

@@ -39,7 +39,7 @@ def test_staff_without_permissions_reach_no_list_and_no_form(staff):
     assert answers == dict.fromkeys(answers, 403)
 
 
-def test_who_may_only_read_gets_no_form_and_no_action_that_changes(staff, rf):
+def test_staff_who_may_only_read_get_no_form_and_no_action_that_changes(staff, rf):
     staff.user.user_permissions.set(Permission.objects.filter(codename__startswith="view_"))
     request = rf.get("/admin/")
     request.user = staff.user
@@ -51,7 +51,7 @@ def test_who_may_only_read_gets_no_form_and_no_action_that_changes(staff, rf):
         assert all(permissions == ("view",) for permissions in needed), (model, actions)
 
 
-def test_prices_are_published_by_those_who_may_change_them(staff):
+def test_staff_publish_prices_only_with_the_permission_to_change_them(staff):
     draft = pricebooks.copy(book=book())
     form = {"action": "publish", "_selected_action": [draft.pk]}
     (books,) = pages(PriceBook, "changelist")

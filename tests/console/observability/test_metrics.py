@@ -263,10 +263,8 @@ def test_counts_of_several_processes_are_added(redis_keys):
     assert one.flush()
     assert other.flush()
     [series] = counters.read_series(TASK_SECONDS)
-    assert (series.labels, series.counts) == (
-        ("x",),
-        (0, 1, 1, 2, 2, 2, 2, 2, 2, 3),
-    )  # each bucket has the smaller ones' counts too
+    # Each bucket also counts what the smaller ones do.
+    assert (series.labels, series.counts) == (("x",), (0, 1, 1, 2, 2, 2, 2, 2, 2, 3))
     assert series.total_seconds == pytest.approx(700.21)
     assert totals() == {"x": (3,)}
 
