@@ -7,7 +7,7 @@ from runtime.specs import Outcome
 
 
 @pytest.fixture
-def done(customer):
+def completed_job(customer):
     """A completed job of the customer, with its receipt."""
     return customer.end(customer.started(), Outcome.COMPLETED)
 

@@ -23,15 +23,15 @@ def text(answer):
     return answer.content.decode()
 
 
-def test_a_month_of_costs_is_shown_and_exported_as_csv(owner_page, done):
+def test_a_month_of_costs_is_shown_and_exported_as_csv(owner_page, completed_job):
     shown = text(owner_page.get(reverse("cost_list"), {"by": "member"}))
-    assert done.order.placed_by.email in shown
-    assert f'cell">{done.node_spec.title}<' in shown
+    assert completed_job.order.placed_by.email in shown
+    assert f'cell">{completed_job.node_spec.title}<' in shown
     assert "cost-data" in shown
     assert "No charges in this month" in text(owner_page.get(reverse("cost_list"), {"month": "2020-01"}))
     rows = owner_page.get(reverse("cost_export")).getvalue().decode("utf-8-sig")
     assert rows.splitlines()[0].startswith("receipt,run,")
-    assert f"R-{done.order.hold.receipt.pk},#{done.pk} train.py" in rows
+    assert f"R-{completed_job.order.hold.receipt.pk},#{completed_job.pk} train.py" in rows
 
 
 def test_a_budget_is_set_changed_and_removed(owner_page, customer, stranger):
@@ -130,49 +130,63 @@ def test_a_voucher_is_redeemed(owner_page, customer):
     assert "the maximum number of times" in text(repeated)
 
 
-def test_an_invoice_is_issued_on_request(owner_page, done):
+def test_an_invoice_is_issued_on_request(owner_page, completed_job):
     shown = text(owner_page.post(reverse("invoice_new"), follow=True))
-    invoice = invoices.invoices_for(done.organization).get()
+    invoice = invoices.invoices_for(completed_job.organization).get()
     assert invoice.number in shown
-    assert invoice.issued_by == done.order.placed_by.email
+    assert invoice.issued_by == completed_job.order.placed_by.email
     assert "There are no charges since" in text(owner_page.post(reverse("invoice_new"), follow=True))
 
 
 @pytest.mark.skipif(not invoice_pdf.is_available(), reason="Pango, which renders PDFs, is not installed.")
-def test_an_invoice_is_sent_as_pdf_to_its_own_organization_alone(owner_page, done, browser, stranger):
-    address = reverse("invoice_pdf", args=[invoices.issue(organization=done.organization).pk])
+def test_an_invoice_is_sent_as_pdf_to_its_own_organization_alone(owner_page, completed_job, browser, stranger):
+    address = reverse("invoice_pdf", args=[invoices.issue(organization=completed_job.organization).pk])
     answer = owner_page.get(address, {"language": "zh-hans"})
     assert answer["Content-Type"] == "application/pdf"
     assert answer["Content-Disposition"].startswith('attachment; filename="')
     assert browser(stranger).get(address).status_code == 404
 
 
-def test_without_pango_the_page_says_what_to_install(owner_page, done, monkeypatch):
+def test_without_pango_the_page_says_what_to_install(owner_page, completed_job, monkeypatch):
     def missing(_name):
         raise OSError("cannot load library 'libpango-1.0-0'")
 
     invoice_pdf._weasyprint.cache_clear()
     monkeypatch.setattr(invoice_pdf, "importlib", SimpleNamespace(import_module=missing))
-    invoice = invoices.issue(organization=done.organization)
+    invoice = invoices.issue(organization=completed_job.organization)
     assert "need Pango" in text(owner_page.get(reverse("invoice_pdf", args=[invoice.pk]), follow=True))
 
 
-def test_receipts_are_found_by_name_and_number_the_newest_first(owner_page, done, customer, monkeypatch):
-    receipt = done.order.hold.receipt.pk
+def test_receipts_are_found_by_name_and_number_the_newest_first(owner_page, completed_job, customer, monkeypatch):
+    receipt = completed_job.order.hold.receipt.pk
     found = lambda query: f"R-{receipt}<" in text(owner_page.get(reverse("receipt_list"), {"q": query}))
-    for query in ("", done.name[1:-1].upper(), f"R-{receipt}", f"r-{receipt}", str(receipt), f"#{done.pk}"):
+    for query in (
+        "",
+        completed_job.name[1:-1].upper(),
+        f"R-{receipt}",
+        f"r-{receipt}",
+        str(receipt),
+        f"#{completed_job.pk}",
+    ):
         assert found(query), query
-    for query in (f"{done.name}x", f"R-{receipt + 1}", f"#{done.pk + 1}", f"#{done.pk}0", "9" * 40, "R-"):
+    for query in (
+        f"{completed_job.name}x",
+        f"R-{receipt + 1}",
+        f"#{completed_job.pk + 1}",
+        f"#{completed_job.pk}0",
+        "9" * 40,
+        "R-",
+    ):
         assert not found(query), query
-    newest = customer.end(customer.started(name=done.name), Outcome.COMPLETED).order.hold.receipt
+    newest = customer.end(customer.started(name=completed_job.name), Outcome.COMPLETED).order.hold.receipt
     monkeypatch.setattr(wallet, "MAX_MATCHES", 1)
-    page = text(owner_page.get(reverse("receipt_list"), {"q": done.name}))
+    page = text(owner_page.get(reverse("receipt_list"), {"q": completed_job.name}))
     assert f"R-{newest.pk}<" in page
     assert f"R-{receipt}<" not in page
     assert "Only the newest 1 matches are shown." in page
 
 
-def test_another_organization_sees_no_quote_or_cost(browser, stranger, customer, done):
+def test_another_organization_sees_no_quote_or_cost(browser, stranger, customer, completed_job):
     client, quote = browser(stranger), customer.quote()
     assert client.get(reverse("training_paid", args=[quote.pk])).status_code == 404
     for page in ("training_order", "training_pay"):
@@ -180,19 +194,19 @@ def test_another_organization_sees_no_quote_or_cost(browser, stranger, customer,
     for page in ("wallet", "cost_list", "cost_export", "receipt_list", "invoice_list"):
         answer = client.get(reverse(page))
         shown = b"".join(answer.streaming_content).decode() if answer.streaming else text(answer)
-        assert done.name not in shown
+        assert completed_job.name not in shown
     assert Job.objects.count() == 1
 
 
-def test_billing_details_are_saved_for_the_next_invoice_and_change_no_issued_one(owner_page, done):
-    invoice = invoices.issue(organization=done.organization)
+def test_billing_details_are_saved_for_the_next_invoice_and_change_no_issued_one(owner_page, completed_job):
+    invoice = invoices.issue(organization=completed_job.organization)
     form = {"name": "<b>Kunde</b>", "address": "Gleis 9", "tax_id": "DE1", "tax_percent": "0", "tax_note": "none"}
     owner_page.post(reverse("billing_details"), form)
     details = BillingDetails.objects.get()
     assert (details.name, details.tax_percent, details.tax_note) == ("<b>Kunde</b>", None, "")
     assert "&lt;b&gt;Kunde" in text(owner_page.get(reverse("invoice_list")))
     invoice.refresh_from_db()
-    assert invoice.customer["name"] == done.organization.name
+    assert invoice.customer["name"] == completed_job.organization.name
 
 
 def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):

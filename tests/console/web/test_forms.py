@@ -289,11 +289,11 @@ def test_a_wallet_with_too_little_money_leads_to_a_top_up(db, backend, browser):
     assert 'value="71.70"' in _text(client.get(reverse("wallet"), {"amount": "7170"}))
 
 
-def test_the_form_of_a_rerun_has_the_values_of_the_job_to_mark_changes(done, owner_page):
-    answer = _text(owner_page.get(reverse("training_new"), {"rerun": done.pk}))
+def test_the_form_of_a_rerun_has_the_values_of_the_job_to_mark_changes(completed_job, owner_page):
+    answer = _text(owner_page.get(reverse("training_new"), {"rerun": completed_job.pk}))
     assert 'name="epochs" inputmode="numeric" value="10"' in answer
-    assert f'name="rerun_of" value="{done.pk}"' in answer
-    answer = _text(owner_page.get(reverse("training_new"), {"rerun": done.pk, "epochs": "30"}))
+    assert f'name="rerun_of" value="{completed_job.pk}"' in answer
+    answer = _text(owner_page.get(reverse("training_new"), {"rerun": completed_job.pk, "epochs": "30"}))
     earlier = json.loads(html.unescape(re.search(r'data-earlier="([^"]*)"', answer)[1]))
     assert (earlier["epochs"], earlier["lr_scaling"], earlier["warmup_epochs"]) == (["10"], ["none"], [])
     assert 'name="epochs" inputmode="numeric" value="30"' in answer

@@ -58,7 +58,7 @@ def main_of(answer):
     return answer.content.decode().partition("<main")[2].partition("</main>")[0]
 
 
-def test_only_administrators_with_the_permission_open_the_page(client, customer, done, settings):
+def test_only_administrators_with_the_permission_open_the_page(client, customer, completed_job, settings):
     with_permission = MembershipFactory(role=Role.OWNER, organization=customer.organization).user
     with_permission.user_permissions.add(Permission.objects.get(codename="view_job"))
     opened = AuditEvent.objects.filter(action="job.page_opened_by_operator")
@@ -70,34 +70,34 @@ def test_only_administrators_with_the_permission_open_the_page(client, customer,
         ("stranger", MembershipFactory(role=Role.OWNER).user, 404),
     ):
         page = logged_in(user)
-        assert {page.get(url).status_code for url in all_urls(done)} == {status}, who
-    assert all(client.get(url).url.startswith(LOGIN) for url in all_urls(done))
+        assert {page.get(url).status_code for url in all_urls(completed_job)} == {status}, who
+    assert all(client.get(url).url.startswith(LOGIN) for url in all_urls(completed_job))
     settings.STAFF_SECOND_FACTOR = True
     page = logged_in(operator("view_job"))
-    assert {page.get(url).url for url in all_urls(done)} == {SECURITY}
+    assert {page.get(url).url for url in all_urls(completed_job)} == {SECURITY}
     settings.STAFF_SECOND_FACTOR = False
     assert not opened.exists()
     for user in (operator("view_job"), operator(is_superuser=True)):
         page = logged_in(user)
-        assert {page.get(url).status_code for url in all_urls(done)} == {200}
-    assert opened.count() == 2 * len(all_urls(done))
+        assert {page.get(url).status_code for url in all_urls(completed_job)} == {200}
+    assert opened.count() == 2 * len(all_urls(completed_job))
 
 
-def test_an_opened_tab_is_in_the_customers_audit_log_and_there_are_no_other_tabs_or_methods(customer, done):
+def test_an_opened_tab_is_in_the_customers_audit_log_and_there_are_no_other_tabs_or_methods(customer, completed_job):
     user = operator("view_job")
     MembershipFactory(user=user, role=Role.OWNER)
     client = logged_in(user)
-    page = main_of(client.get(reverse("operator_job", args=[done.pk, "nodes"])))
+    page = main_of(client.get(reverse("operator_job", args=[completed_job.pk, "nodes"])))
     assert customer.organization.name in page
     event = AuditEvent.objects.get(action="job.page_opened_by_operator")
-    assert (event.organization, event.actor, event.target) == (customer.organization, user, f"job:{done.pk}")
+    assert (event.organization, event.actor, event.target) == (customer.organization, user, f"job:{completed_job.pk}")
     assert event.data == {"tab": "nodes"}
-    assert activity.describe(event) == f"An administrator opened the page of job #{done.pk}"
-    button = reverse("admin:jobs_job_customers_page", args=[done.pk])
-    assert button in client.get(reverse("admin:jobs_job_change", args=[done.pk])).content.decode()
-    assert client.get(button).url == reverse("operator_job", args=[done.pk])
-    assert {client.post(url).status_code for url in all_urls(done)} == {405}
-    for arguments in (*([done.pk, tab] for tab in ("files", "telemetry", "shell")), [done.pk + 1]):
+    assert activity.describe(event) == f"An administrator opened the page of job #{completed_job.pk}"
+    button = reverse("admin:jobs_job_customers_page", args=[completed_job.pk])
+    assert button in client.get(reverse("admin:jobs_job_change", args=[completed_job.pk])).content.decode()
+    assert client.get(button).url == reverse("operator_job", args=[completed_job.pk])
+    assert {client.post(url).status_code for url in all_urls(completed_job)} == {405}
+    for arguments in (*([completed_job.pk, tab] for tab in ("files", "telemetry", "shell")), [completed_job.pk + 1]):
         assert client.get(reverse("operator_job", args=arguments)).status_code == 404, arguments
     assert AuditEvent.objects.filter(action="job.page_opened_by_operator").count() == 1
 
@@ -158,16 +158,16 @@ def test_the_configuration_lacks_the_script(customer):
     assert "recipe" not in shown
 
 
-def test_the_page_mixes_no_organizations_opens_no_other_page_and_runs_no_inline_scripts(done):
+def test_the_page_mixes_no_organizations_opens_no_other_page_and_runs_no_inline_scripts(completed_job):
     membership = MembershipFactory(user=operator("view_job"), role=Role.OWNER)
     client = logged_in(membership.user)
-    answer = client.get(reverse("operator_job", args=[done.pk]))
+    answer = client.get(reverse("operator_job", args=[completed_job.pk]))
     assert "unsafe" not in answer["Content-Security-Policy"]
     page, link_to_own_jobs = answer.content.decode(), f'href="{reverse("job_list")}"'
     assert membership.organization.name not in page
     assert link_to_own_jobs not in page
     assert link_to_own_jobs in client.get(reverse("overview")).content.decode()
     for name in ("job_detail", "job_files", "job_live", "job_metrics", "job_configuration", "job_cost"):
-        assert client.get(reverse(name, args=[done.pk])).status_code == 404, name
+        assert client.get(reverse(name, args=[completed_job.pk])).status_code == 404, name
     for name in ("job_cancel", "job_edit", "job_tensorboard"):
-        assert client.post(reverse(name, args=[done.pk])).status_code == 404, name
+        assert client.post(reverse(name, args=[completed_job.pk])).status_code == 404, name

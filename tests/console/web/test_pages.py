@@ -69,19 +69,26 @@ Browser = Callable[[Membership], Client]
 
 
 @pytest.fixture
-def address(customer, done, sweeper):
+def address(customer, completed_job, sweeper):
     """`address(name, arguments)` is a page's path; "job", "receipt", "sweep" and the like stand for their ids."""
-    version = DatasetVersionFactory(dataset=DatasetFactory(organization=done.organization, name="digits"), number=1)
+    version = DatasetVersionFactory(
+        dataset=DatasetFactory(organization=completed_job.organization, name="digits"), number=1
+    )
     folder = selectors.version_folder(version)
     (folder / "raw").mkdir()
     (folder / "raw" / "a.csv").write_text("x,<b>\n1,2\n")
     (folder / "picture").write_bytes(b"GIF89a")
-    ModelVersionFactory(model__organization=done.organization, model__name="net")
-    invoice = invoices.issue(organization=done.organization)
+    ModelVersionFactory(model__organization=completed_job.organization, model__name="net")
+    invoice = invoices.issue(organization=completed_job.organization)
     assert invoice is not None
     sweep = sweeper.buy()
     known = {"notebook": sell_notebook(customer).job_id}
-    known |= {"sweep": sweep.pk, "job": done.pk, "receipt": done.order.hold.receipt.pk, "invoice": invoice.pk}
+    known |= {
+        "sweep": sweep.pk,
+        "job": completed_job.pk,
+        "receipt": completed_job.order.hold.receipt.pk,
+        "invoice": invoice.pk,
+    }
     return lambda name, arguments: reverse(name, args=[known.get(str(each), each) for each in arguments])
 
 
@@ -102,13 +109,15 @@ def test_each_role_opens_the_pages_that_it_may_and_no_other(client, customer, br
                         assert not refused.search(answer.content.decode()), name
 
 
-def test_objects_of_another_organization_are_not_found(stranger, browser, done, address):
+def test_objects_of_another_organization_are_not_found(stranger, browser, completed_job, address):
     client = browser(stranger)
     for pages in PAGES.values():
         for name, arguments in pages.items():
             if arguments:
                 assert client.get(address(name, arguments)).status_code == 404, name
-    assert client.get(reverse("training_new"), {"rerun": done.pk}).status_code == 200  # it only offers activation
+    assert (
+        client.get(reverse("training_new"), {"rerun": completed_job.pk}).status_code == 200
+    )  # it only offers activation
     for name in ("job_cancel", "sweep_stop", "dataset_delete", "workspace_delete", "storage_remove_results"):
         assert client.post(address(name, ACTIONS[name])).status_code == 404, name
 

@@ -16,17 +16,17 @@ API = "/api/v1/storage/"
 
 
 @pytest.fixture
-def kept(customer, done):
+def kept(customer, completed_job):
     """A deleted dataset version, a deleted workspace, and a job with results. All count against the quota."""
-    folder = customer.backend.run_folder(done.attempts.get().run_name) / "run"
+    folder = customer.backend.run_folder(completed_job.attempts.get().run_name) / "run"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.pt").write_bytes(b"x" * 100)
-    results.measure(done)
+    results.measure(completed_job)
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
     workspace = WorkspaceFactory(organization=customer.organization, name="old")
     retention.delete_dataset(dataset=version.dataset)
     retention.delete_workspace(workspace=workspace)
-    return [version, workspace, done]
+    return [version, workspace, completed_job]
 
 
 def test_the_page_lists_what_is_kept_removes_and_restores_it(owner_page, customer, kept):

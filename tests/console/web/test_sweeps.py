@@ -29,17 +29,17 @@ HIDDEN = {"name": "--hidden", "type": "categorical", "choices": "32, 64, wide"}
 
 
 @pytest.fixture
-def page(owner_page, done):
-    """`page(url_name, *arguments, **data)` posts a form, `page.quote` that of a sweep of `done`."""
+def page(owner_page, completed_job):
+    """`page(url_name, *arguments, **data)` posts a form, `page.quote` that of a sweep of `completed_job`."""
 
     class Page:
-        job = done
+        job = completed_job
 
         def __call__(self, url_name, /, *arguments, **data):
             return owner_page.post(reverse(url_name, args=arguments), data, headers=HTMX)
 
         def quote(self, *parameters, **changes):
-            return self("sweep_quote", **form(done, *parameters) | changes).content.decode()
+            return self("sweep_quote", **form(completed_job, *parameters) | changes).content.decode()
 
     return Page()
 
@@ -136,12 +136,14 @@ def test_an_ended_sweep_gets_more_trials_and_is_cloned(page, owner_page, sweeper
     assert 'id="buy"' in page.quote(*rows, sweep=sweep.pk, job="")
 
 
-def test_a_sweep_is_stopped_and_another_organization_cannot_start_from_it(page, stranger, browser, sweeper, done):
+def test_a_sweep_is_stopped_and_another_organization_cannot_start_from_it(
+    page, stranger, browser, sweeper, completed_job
+):
     client, sweep = browser(stranger), sweeper.buy()
     for _twice in range(2):
         assert page("sweep_stop", sweep.pk).url == reverse("sweep_detail", args=[sweep.pk])
     sweep.refresh_from_db()
     assert (sweep.state, sweep.reason) == ("stopping", "stopped")
-    for origin in ({"job": done.pk}, {"sweep": sweep.pk}):
-        answer = client.post(reverse("sweep_quote"), form(done, LR) | {"job": ""} | origin)
+    for origin in ({"job": completed_job.pk}, {"sweep": sweep.pk}):
+        answer = client.post(reverse("sweep_quote"), form(completed_job, LR) | {"job": ""} | origin)
         assert answer.status_code == 404
