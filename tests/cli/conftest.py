@@ -27,7 +27,7 @@ def client_of(answer):
     )
 
 
-def django(request):
+def answer_with_django(request):
     """Answer a request of the program as the console does."""
     answer = Browser(raise_request_exception=True).generic(
         request.method,
@@ -91,5 +91,5 @@ def shell(customer, home):
     """The program, logged in as a customer who can buy."""
     _row, token = accounts.create_token(membership=customer.membership, name="laptop")
     shell = Shell(home, TRAINYARD_URL=URL, TRAINYARD_TOKEN=token)
-    shell.http = httpx.MockTransport(django)
+    shell.http = httpx.MockTransport(answer_with_django)
     return shell

@@ -316,6 +316,7 @@ class World:
         return self.owner if role == Role.OWNER else MembershipFactory(organization=self.owner.organization, role=role)
 
     def fill(self):
+        """Create one of everything, as the owner does through the API."""
         self.make("POST", "datasets/", {"name": "digits"})
         self.make("PUT", "secrets/MATRIX", {"value": "of-the-matrix"})
         self.make("PUT", "registries/matrix.example.com/", {"username": "me", "password": "of-the-matrix"})

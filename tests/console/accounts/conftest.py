@@ -57,7 +57,7 @@ def fresh_email(domain="example.com"):
     return f"{uuid4().hex}@{domain}"
 
 
-def start(idp, client, *, process="login", next_page=""):
+def start_log_in(idp, client, *, process="login", next_page=""):
     """Press the provider's button. Return the request that the browser brings there."""
     answer = client.post(f"{reverse('saml_login', args=['acme'])}?process={process}&next={next_page}")
     assert answer.status_code == 302, answer.content.decode()[-2000:]
@@ -76,7 +76,7 @@ def deliver(client, xml, **fields):
 def sign_on(idp, email, *, client=None, subject=None, process="login", next_page="", **changes):
     """Go to the provider, log in there as `subject` and come back. Return the browser and the console's answer."""
     client = client or browser()
-    request = start(idp, client, process=process, next_page=next_page)
+    request = start_log_in(idp, client, process=process, next_page=next_page)
     return client, deliver(client, idp.answer(request, email=email, subject=subject or email, **changes))
 
 

@@ -126,10 +126,8 @@ def test_an_owner_with_a_second_factor_sets_the_rule_on_the_page_and_in_the_api(
     client.post(reverse("organization_second_factor"), {"required": "0"})
     assert refused.get("/").status_code == 200
     actions = AuditEvent.objects.filter(action__startswith="organization.second").order_by("id")
-    assert [each.action.rpartition("_")[2] for each in actions] == [
-        "required",
-        "optional",
-    ]  # no event for a change to the same value
+    # A change to the same value writes no event.
+    assert [each.action.rpartition("_")[2] for each in actions] == ["required", "optional"]
 
 
 def test_administrators_need_a_second_factor_if_the_installation_requires_it(settings):

@@ -25,7 +25,7 @@ from tests.console.accounts.conftest import (
     fresh_email,
     logged_in_user,
     sign_on,
-    start,
+    start_log_in,
 )
 from tests.factories.accounts import MembershipFactory
 
@@ -115,7 +115,7 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_response_logs_nobody_in(idp, case, caplog):
     (reason, make), client = HOSTILE[case], browser()
-    request = start(idp, client)
+    request = start_log_in(idp, client)
 
     def answer(**changes):
         return idp.answer(request, **{"email": "victim@example.com", "subject": "victim"} | changes)
@@ -133,7 +133,7 @@ def test_a_hostile_response_logs_nobody_in(idp, case, caplog):
 def test_a_re_signed_response_is_accepted_and_one_signed_with_another_key_refused(idp, saml_providers):
     """The cases of PROFILE are refused for their change, not because they were signed again."""
     client, email = browser(), fresh_email()
-    xml = idp.answer(start(idp, client), email=email, subject=email)
+    xml = idp.answer(start_log_in(idp, client), email=email, subject=email)
     deliver(client, idp.sign_changed(xml, lambda assertion: None))
     assert logged_in_user(client).email == email
     client, answer = sign_on(saml_providers[1], fresh_email())
@@ -142,8 +142,8 @@ def test_a_re_signed_response_is_accepted_and_one_signed_with_another_key_refuse
 
 def test_a_response_is_used_once_and_by_the_browser_that_asked(idp):
     client, thief = browser(), browser()
-    request = start(idp, client)
-    start(idp, thief)
+    request = start_log_in(idp, client)
+    start_log_in(idp, thief)
     xml = idp.answer(request, email=fresh_email(), subject="u-3")
     deliver(client, xml)
     assert logged_in_user(client)
@@ -169,7 +169,7 @@ def test_a_log_in_that_the_provider_starts_works_once_if_it_is_allowed(idp, sett
     assert deliver(thief, xml).status_code == 401
     assert logged_in_user(thief) is None
     # A stolen answer to a request must not pass as one that the provider started.
-    stolen = idp.answer(start(idp, browser()), email=email, subject=email)
+    stolen = idp.answer(start_log_in(idp, browser()), email=email, subject=email)
     answered = f' InResponseTo="{idp.read_id(stolen)}"'
     assert deliver(thief, stolen.replace(answered, "", 1)).status_code == 401
 

@@ -235,9 +235,7 @@ def test_an_unfinished_restore_is_neither_backed_up_nor_served(console_settings,
     (console_settings.TRAINYARD_RUNS_ROOT / archive.UNFINISHED_MARKER).touch()
     monkeypatch.setattr(deployment, "findings", list)
     console_settings.EMBEDDED = Embedded(tmp_path)  # `up` stops these servers at its end
-    monkeypatch.setattr(
-        signal, "signal", lambda *_arguments: None
-    )  # else `up` would leave its handlers in this process
+    monkeypatch.setattr(signal, "signal", lambda *_arguments: None)  # else `up` would leave its handlers here
     for command in (["backup", tmp_path / "never"], ["prepare"], ["up"]):
         with pytest.raises(CommandError, match="A restore was interrupted"):
             call_command(*command)
