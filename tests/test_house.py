@@ -117,7 +117,7 @@ def test_every_fault_names_existing_tests():
     lines = read("docs", "faults.md").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     faults = [row for row in rows[1:] if not row[0].startswith("**")]
-    assert len(faults) > 40
+    assert len(faults) > 40, "The table of faults was not found."
     for row in faults:
         assert [bool(cell) for cell in row] == [True] * 6, f"A fault has six cells: {row}"
         named = re.findall(r"`(test_\w+)`", row[5])

@@ -52,19 +52,19 @@ MESSAGES: list[tuple[Any, tuple[Any, ...]]] = []
 """Messages to workers that were not delivered yet: a task and its arguments."""
 CLUSTER: list[FakeBackend] = []
 """The cluster of the running example."""
-FAULTS = {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
 
 
 def node_seconds(attempt: Attempt) -> Fraction:
     """Return the node time of an attempt that is charged.
 
-    Nothing after the last progress of one that hung, nothing after the grace period of one that was cancelled, and not
-    even the grace period if the cluster took twice as long to end it.
+    Time after the last progress of a hung attempt is free, and so is time after the grace period of a cancelled one.
+    If the cluster took more than twice the grace period to end it, the grace period is free, too.
     """
     last = attempt.finished_at.timestamp()
     if attempt.job.cancel_requested_at is not None:
         requested = attempt.job.cancel_requested_at.timestamp()
-        last = requested if last > requested + 20 else min(last, requested + 10)
+        is_late = last > requested + 2 * dispatch.GRACE_SECONDS
+        last = requested if is_late else min(last, requested + dispatch.GRACE_SECONDS)
     if attempt.reason == EndReason.HUNG:
         last = min(last, attempt.progress_at.timestamp())
     total = Fraction(0)
@@ -329,6 +329,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
                 for attempt in job.attempts.filter(started_at__isnull=False)
                 if EndReason(attempt.reason) in BILLED
             )
+            # Half a minor unit more before `floor`: prices are rounded half up.
             due = floor(seconds * Fraction(terms["hourly"]) / 3600 + Fraction(1, 2))
             if terms["mode"] == "fixed":
                 price = floor(Fraction(terms["per_epoch"]) * terms["epochs"] + Fraction(1, 2))
