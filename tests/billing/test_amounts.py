@@ -16,7 +16,7 @@ from billing import amounts
         ("en", 123456, "USD", "$1,234.56"),
         ("en", -5, "USD", "−$0.05"),
         ("en", Decimal("0.8"), "USD", "$0.01"),
-        ("en", 1234, "ISK", "ISK12.34"),  # CLDR shows no decimals
+        ("en", 1234, "ISK", "ISK12.34"),  # CLDR shows no decimals, but Stripe counts in hundredths
         ("en", Decimal("1234.5"), "RSD", "RSD12.34"),
         ("zh-hans", 123456, "USD", "US$1,234.56"),
     ],

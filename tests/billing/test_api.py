@@ -38,7 +38,7 @@ def test_there_is_no_wallet_before_the_service_is_active(api, owner):
 
 
 def test_a_top_up(api, owner, account, provider):
-    for amount in (499, 10**40, "abc", None, 500.5, True, []):
+    for amount in (499, 10**40, "abc", None, 500.5, True, []):  # the smallest top-up is 500
         refused = api(owner).post("/api/v1/wallet/top-ups/", {"amount_minor": amount})
         assert (refused.status_code, set(refused.json()["fields"])) == (400, {"amount_minor"}), amount
     with provider.network_failing():

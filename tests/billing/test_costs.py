@@ -96,8 +96,8 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
     [
         pytest.param([(9000, 30 * DAY), (700, 13 * DAY), (700, HOUR)], 1400, 100, id="the pace of two weeks"),
         pytest.param([(9000, 60 * DAY), (140, 3 * DAY)], 140, 10, id="earlier costs show that a customer is older"),
-        pytest.param([(100, 2 * DAY)], 100, 50, id="a new customer's pace is of the days there were"),
-        pytest.param([(100, timedelta(minutes=5))], 100, 100, id="a first run is not taken for every hour"),
+        pytest.param([(100, 2 * DAY)], 100, 50, id="a new customer's pace counts only the days since the first run"),
+        pytest.param([(100, timedelta(minutes=5))], 100, 100, id="a run a few minutes ago is the spend of a day"),
         pytest.param([], 0, 0, id="no costs"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Credit: lots, their order, what is reserved, what expires; vouchers and trials."""
+"""Credit: the order in which lots (grants) are spent, what is reserved, what expires; vouchers and trials."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TestAtOnce:
         assert balances(account) == (1100 - 240, 0, 1100 - 240)
         assert sum(credit.used_by_hold([hold.pk for hold in holds]).values()) == 100
 
-    def test_grants_of_one_lot_are_one(self, account):
+    def test_a_grant_that_is_repeated_is_posted_once(self, account):
         key, clerk = uuid.uuid4(), UserFactory()
         lot = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")
         outcomes = together(*[lambda: credit.grant(credit_grant=lot(), user=clerk, account=account)] * 5)

@@ -229,7 +229,7 @@ class TestDatabase:
             InvoiceLine.objects.create(invoice=invoice, **row)
 
     @pytest.mark.parametrize(
-        ("changes", "amount", "refusal"),
+        ("changes", "line_amount", "refusal"),
         [
             ({}, None, "does not equal its lines"),
             ({"total_minor": 99}, None, "invoice_adds_up"),
@@ -239,14 +239,15 @@ class TestDatabase:
             ({"subtotal_minor": 99, "total_minor": 99}, 99, "not its receipt"),
         ],
     )
-    def test_an_invoice_equals_its_lines_and_receipts(self, account, changes, amount, refusal):
+    def test_an_invoice_equals_its_lines_and_receipts(self, account, changes, line_amount, refusal):
+        """A second invoice of 100 is written with `changes`, and with one line of `line_amount` or none."""
         run(account, 100)
         first = issue(account)
         values = {field.name: getattr(first, field.name) for field in Invoice._meta.fields if field.name != "id"}
         invoice = Invoice(**values | {"sequence": 2, "number": "another"} | changes)
         rows = [invoice]
-        if amount is not None:
+        if line_amount is not None:
             row = {"position": 1, "receipt": run(account, 100), "title": "x", "credit_minor": 0}
-            rows.append(InvoiceLine(invoice=invoice, amount_minor=amount, **row))
+            rows.append(InvoiceLine(invoice=invoice, amount_minor=line_amount, **row))
         with pytest.raises(IntegrityError, match=refusal):
             write(*rows)

@@ -59,7 +59,7 @@ def offer(row: dict[str, str]) -> Offer:
         PriceRow(per_epoch, Decimal(row["epoch"])),
         PriceRow(PriceKind.MINIMUM, Decimal(row["least"])),
     ]
-    asked = re.fullmatch(r"(\d+) ([sc])|–", row["asked"])
+    asked = re.fullmatch(r"(\d+) ([sc])|–", row["asked"])  # seconds, or a ceiling in minor units (c)
     return quote(
         prices,
         Purchase("any", mode, "any", nodes, int(row["epochs"])),

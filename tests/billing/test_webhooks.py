@@ -28,7 +28,7 @@ def keys(settings):
 
 class TestSignature:
     def test_of_another_time_is_refused(self):
-        for age in (-299, 0, 299):
+        for age in (-299, 0, 299):  # 300 s of difference are allowed
             assert gateway.verify(*signed(EVENT, at=time.time() - age)) == EVENT
         for age in (-310, 310):
             with pytest.raises(BadSignature):
@@ -101,7 +101,7 @@ class TestDelivery:
         assert sent == [tasks.apply_events]
 
     def test_with_another_body_does_not_change_a_stored_event(self, client, sent):
-        """Someone who knows a secret must not make an event mean more than it did."""
+        """Someone who knows a signing secret must not turn a stored event into a payment."""
         top_up = TopUpFactory()
         first = session_event(top_up, payment_status="unpaid")
         forged = {**first, "data": {"object": first["data"]["object"] | {"payment_status": "paid"}}}
