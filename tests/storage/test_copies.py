@@ -1,3 +1,5 @@
+"""Copies of files and folders within a workspace."""
+
 import os
 
 import pytest
