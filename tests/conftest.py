@@ -377,12 +377,12 @@ def whole_console(shared_console: Console) -> Console:
 @pytest.fixture
 def buyer(whole_console: Console, shared_buyer: Buyer) -> Iterator[Buyer]:
     """The shared customer, whose runs end with the test."""
-    shared_buyer.cancel_what_goes_on()  # in case the test before failed while the console was down
+    shared_buyer.cancel_unfinished_jobs()  # in case the test before failed while the console was down
     for released in whole_console.workspace().glob("go-*"):
         released.unlink()  # a first try of this test may have released its runs, and this try must wait for its own
     yield shared_buyer
     if whole_console.is_ready():
-        shared_buyer.cancel_what_goes_on()
+        shared_buyer.cancel_unfinished_jobs()
 
 
 @pytest.fixture
