@@ -88,7 +88,7 @@ class TestLimit:
         assert account.held_minor == 300
 
 
-def test_a_budget_is_refused(owner, account, stranger):
+def test_an_invalid_budget_is_refused(owner, account, stranger):
     with pytest.raises(InvalidInput) as refused:
         set_budget(owner, 5, stranger)
     assert "member" in refused.value.fields

@@ -148,7 +148,7 @@ def test_a_voucher_gives_credit(account, voucher):
     assert 29 * DAY < lot.expires_at - timezone.now() <= 30 * DAY
 
 
-def test_a_voucher_is_refused(account, voucher):
+def test_a_voucher_that_cannot_be_redeemed_is_refused(account, voucher):
     unchanged = Voucher.objects.filter(pk=voucher.pk).values().get()
     for change, sentence in (
         ({"is_active": False}, "code does not exist"),

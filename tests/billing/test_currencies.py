@@ -29,7 +29,7 @@ UNSUPPORTED = ["XAU", "XXX", "BTC", "usd", "IRR", "KPW", "", "US"]
 
 
 @pytest.mark.parametrize(("currency", "major", "minor", "step", "english"), TABLE, ids=[row[0] for row in TABLE])
-def test_a_currency(currency, major, minor, step, english):
+def test_amounts_of_a_currency_are_converted_rounded_and_shown(currency, major, minor, step, english):
     assert amounts.to_minor(Decimal(major), currency) == minor
     assert amounts.to_major(minor, currency) == Decimal(major)
     assert currencies.step(currency) == step

@@ -56,7 +56,7 @@ class TestApply:
             pytest.param([PAID, EXPIRED], 5000, "paid", id="what was paid is credited though the page expires later"),
         ],
     )
-    def test_events_of_one_top_up(self, sequence, credited, state):
+    def test_events_of_one_top_up_credit_it_once_if_it_was_paid(self, sequence, credited, state):
         top_up = TopUpFactory()
         for changes in sequence:
             assert apply(session_event(top_up, **changes)).state == APPLIED

@@ -137,7 +137,7 @@ class TestTax:
         ("inclusive", "expected", "wallet_left", "revenue"),
         [(True, (1190, 0, 190, 1190), 8810, 1000), (False, (1190, 0, 226, 1416), 8584, 1190)],
     )
-    def test_in_prices_or_on_top(self, account, inclusive, expected, wallet_left, revenue):
+    def test_is_included_in_prices_or_added_to_them(self, account, inclusive, expected, wallet_left, revenue):
         BillingPolicy.objects.create(tax_percent=Decimal(19), tax_inclusive=inclusive)
         run(account, 1190)
         invoice = issue(account)

@@ -116,7 +116,7 @@ class TestPayingForAQuote:
         [(7, 0, 7 * 360 - 100), (1, 0, 500), (1, 1000, 1000 + 360)],  # hours, debt, amount to pay; the wallet has 100
         ids=["what the wallet lacks", "at least the smallest payment", "and what is owed, which is paid first"],
     )
-    def test_asks_for(self, client, owner, account, provider, case):
+    def test_asks_for_what_is_missing_and_what_is_owed(self, client, owner, account, provider, case):
         hours, owed, due = case
         if owed:
             receivables.withdraw(

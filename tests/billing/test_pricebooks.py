@@ -222,7 +222,7 @@ class TestSimulation:
         assert (simulation.without_usage, simulation.simulated_minor) == (1, 720 + 360)
 
 
-def test_the_difference_of_two_books(published):
+def test_the_difference_of_two_books_is_their_added_removed_and_changed_prices(published):
     new = draft_of(published, node_hour="300")
     PriceFactory(book=new, kind=PriceKind.FIXED_EPOCH, product="fixed", amount=Decimal(2))
     new.prices.filter(kind=PriceKind.MINIMUM).delete()

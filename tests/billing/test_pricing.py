@@ -72,7 +72,7 @@ def offer(
 # --- Worked numbers ---------------------------------------------------------------------------------------------------
 
 
-def test_the_price_of_an_hour():
+def test_the_price_of_an_hour_depends_on_nodes_and_product():
     """The tier begins at four nodes; a product's own price goes before it."""
     for product, nodes, hourly in (("metered", 3, 90), ("metered", 4, 81), ("metered", 64, 81), ("cheap", 4, 60)):
         assert offer(product, nodes=nodes, max_seconds=3600).ceiling_minor == nodes * hourly
@@ -128,7 +128,7 @@ def test_no_time_costs_nothing():
         (FIXED | {"included_seconds": 600, "ceiling_minor": 20}, 600 + 480),  # 20 - 8 buy 480 s at 90 an hour
     ],
 )
-def test_the_deadline(choices, seconds):
+def test_the_deadline_follows_from_the_estimate_and_the_choices(choices, seconds):
     assert offer(**choices).deadline_seconds == seconds
 
 

@@ -56,7 +56,7 @@ class TestPage:
         assert (intent["status"], intent["amount_received"]) == ("succeeded", 5000)
         assert intent["metadata"] == {"top_up": "top-up-1"}
 
-    def test_of_the_bank_asks_once(self, customer, served):
+    def test_of_the_bank_takes_one_answer(self, customer, served):
         checkout_page = create_checkout(customer)
         for answer, location, balance_minor in (
             ("refuse", checkout_page.url, 0), ("agree", f"{WALLET}?paid=1", 5000),

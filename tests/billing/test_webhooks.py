@@ -67,7 +67,7 @@ def test_the_sandboxs_secrets_are_this_installations_own(settings):
     assert len({secret.rsplit("_", 1)[1] for secret in mine + others}) == 4
 
 
-def test_live_keys(settings):
+def test_a_live_key_is_recognized(settings):
     for key, live in (("", False), ("sk_test_1", False), ("sk_live_1", True), ("rk_live_1", True)):
         settings.STRIPE_SECRET_KEY = key
         assert gateway.is_live() is live

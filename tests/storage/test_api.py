@@ -130,7 +130,7 @@ RANGES = [
 """A header Range for ten digits, and the part that is sent, or else the status."""
 
 
-def test_ranges_of_a_file(client, folder):
+def test_a_range_of_a_file_is_sent_refused_or_ignored(client, folder):
     (folder / "digits").write_bytes(b"0123456789")
     for header, expected in RANGES:
         response = client.get("/api/v1/workspaces/code/files/digits", headers={"Range": header})

@@ -263,7 +263,7 @@ def push(host, text=b"{}"):
     return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
 
 
-def test_a_real_registry(registry):
+def test_digests_and_logins_of_a_real_registry_are_checked(registry):
     digest = push(registry)
     assert digest_of(f"{registry}/team/train:1", ME) == digest
     assert digest_of(f"{registry}/team/train@{digest}", ME) == digest
