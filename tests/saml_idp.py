@@ -1,4 +1,4 @@
-"""A SAML identity provider: pysaml2, which others wrote, with a key of its own. It signs by the program xmlsec1."""
+"""A SAML identity provider: pysaml2, not the library of the console. It signs by the program xmlsec1."""
 
 import base64
 import copy

@@ -1,4 +1,4 @@
-"""A real S3 server: SeaweedFS, a process of the tests' own on free ports."""
+"""A real S3 server: SeaweedFS, which the tests start on free ports."""
 
 import dataclasses
 import json

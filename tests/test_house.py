@@ -70,7 +70,7 @@ def test_nothing_sleeps():
 
 
 def test_temporary_folders_are_created_only_where_they_are_deleted():
-    """Use the fixture `short_folders`; the staged clusters delete their own."""
+    """Use the fixture `short_folders`. The clusters of tests/kubernetes delete the folders that they create."""
     allowed = {"tests/conftest.py", "tests/kubernetes/real_cluster.py", "tests/kubernetes/cluster.py"}
     found = lines_with(r"mkdtemp[(]", sorted((ROOT / "tests").rglob("*.py")))
     assert [line for line in found if line.split(":")[0] not in allowed] == []

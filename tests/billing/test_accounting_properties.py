@@ -239,7 +239,7 @@ class Simulation(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """In the end every run ends, all that can expire does, and what is left is what was paid in, or owed."""
-        if not hasattr(self, "members"):
+        if not hasattr(self, "members"):  # `open` was not called
             return
         for hold in Hold.objects.filter(state=Hold.States.HELD):
             charges.settle(hold=hold, usage=Usage(10, completed=False), title="The end")

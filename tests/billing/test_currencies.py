@@ -21,8 +21,8 @@ TABLE = [
     # currency, an amount in the major unit, in the minor unit, the step of payments, in English
     ("USD", "12.34", 1234, 1, "$12.34"),
     ("JPY", "1234", 1234, 1, "¥1,234"),
-    ("ISK", "1234", 123400, 100, "ISK1,234"),  # whole for the ISO and CLDR, hundredths for Stripe
-    ("RSD", "12.34", 1234, 1, "RSD12.34"),  # hundredths for Stripe and the ISO, none in CLDR
+    ("ISK", "1234", 123400, 100, "ISK1,234"),  # no decimals in ISO 4217 and CLDR, hundredths for Stripe
+    ("RSD", "12.34", 1234, 1, "RSD12.34"),  # hundredths for Stripe and in ISO 4217, none in CLDR
     ("KWD", "12.340", 12340, 10, "KWD12.340"),
 ]
 UNSUPPORTED = ["XAU", "XXX", "BTC", "usd", "IRR", "KPW", "", "US"]
@@ -111,6 +111,7 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         ("currency", "least", "most"),
+        # Less than the least, an amount of zero, above the provider's maximum, no multiple of the step between them.
         [("USD", 500, 499), ("USD", 0, 100), ("USD", 500, 100_000_000), ("ISK", 110, 190)],
     )
     def test_limits_that_leave_no_amount_are_refused(self, settings, currency, least, most):

@@ -1,4 +1,4 @@
-"""An organization's customer at the provider: deleted there, a new one is created once, without its cards."""
+"""An organization's customer at the provider. If it is deleted there, a new one is created once, without its cards."""
 
 from __future__ import annotations
 

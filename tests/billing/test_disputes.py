@@ -35,7 +35,7 @@ def credited(provider):
 
 
 def move(provider, amount, **changes):
-    """Let money of the dispute move by `amount`, with its event."""
+    """Add a balance transaction of `amount` to the dispute, and send its event, as when the bank moves money."""
     stripe_account, dispute = provider.sandbox.account, dispute_of(provider)
     moved = stripe_account.add_balance_transaction("adjustment", dispute["charge"], amount, "usd")
     stripe_account.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(moved) | changes])
@@ -140,6 +140,7 @@ def test_a_payment_can_be_refunded_in_part_and_then_taken_back_whole(provider, i
         provider.deliver(*refunded)
     (charge,) = provider.sandbox.account.store.all("charge")
     intents.open_dispute(provider.sandbox.account, charge)
+    # The sandbox disputes the rest of a payment; here the bank takes the refunded part back, too.
     dispute_of(provider)["amount"] = 5000
     move(provider, -2000)
     provider.deliver()

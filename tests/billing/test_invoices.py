@@ -135,6 +135,7 @@ class TestIssueDue:
 class TestTax:
     @pytest.mark.parametrize(
         ("inclusive", "expected", "wallet_left", "revenue"),
+        # Prices of 1190 include 190 of tax, or 226 (19 %) are added to them. The wallet had 10,000.
         [(True, (1190, 0, 190, 1190), 8810, 1000), (False, (1190, 0, 226, 1416), 8584, 1190)],
     )
     def test_is_included_in_prices_or_added_to_them(self, account, inclusive, expected, wallet_left, revenue):

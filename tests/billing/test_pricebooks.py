@@ -73,7 +73,7 @@ class TestPublish:
         assert "same time" in refusal(draft_of(published), effective_from=starts)
         euros = PriceBookFactory(currency="EUR")
         PriceFactory(book=euros, node_spec=NodeSpec.objects.get())
-        pricebooks.publish(book=euros, effective_from=starts)  # another currency's time is its own
+        pricebooks.publish(book=euros, effective_from=starts)  # books of two currencies may begin together
 
     def test_needs_an_hourly_price_for_each_spec_on_offer(self, published):
         NodeSpecFactory(name="large")

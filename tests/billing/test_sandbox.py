@@ -162,7 +162,7 @@ class TestRestart:
         assert journal.stat().st_mode & 0o077 == 0
         with journal.open("a") as file:
             file.write('[["checkout.session", "cs_half')  # a crash in the middle of a line
-        for balance_minor in (5000, 10_000):
+        for balance_minor in (5000, 10_000):  # the open page is paid after the first restart
             with start() as served:
                 assert create_checkout(customer, "paid").session_id == paid.session_id
                 assert create_checkout(customer, "open").session_id == still_open.session_id

@@ -20,7 +20,7 @@ EVENT = {"id": "evt_1", "type": "checkout.session.completed", "object": "event"}
 
 @pytest.fixture
 def keys(settings):
-    """Stripe's own keys instead of the sandbox; returns the signing secrets."""
+    """Configure Stripe instead of the sandbox. Return the list of signing secrets."""
     settings.PAYMENTS_SANDBOX = False
     settings.STRIPE_WEBHOOK_SECRETS = ["whsec_old", "whsec_new"]
     return settings.STRIPE_WEBHOOK_SECRETS

@@ -63,7 +63,7 @@ def test_a_folder_moved_while_measured_leads_nowhere_else(root, monkeypatch):
 
     def move(folder):
         result = measure(folder)
-        if result == (Usage(100, 1), []):
+        if result == (Usage(100, 1), []):  # this was `b`, whose `..` comes next
             (root / "a" / "b").rename(outside / "b")
         return result
 
