@@ -25,7 +25,10 @@ from tests.racing import raised, together
 
 
 class Buyers:
-    """Rules about orders. A key or a quote buys once, however often it is used."""
+    """Rules about orders. A key or a quote buys once, however often it is used.
+
+    `which` counts jobs from the newest, and `threads` says how many calls are made at once.
+    """
 
     members: list[Membership]
     bought: dict[str, uuid.UUID]
@@ -34,6 +37,7 @@ class Buyers:
     customers, threads, which = Payers.customers, Payers.threads, Payers.which
 
     def job(self, which: int) -> int | None:
+        """Return the id of a job, or None if none was bought."""
         return self.jobs[-1 - which % len(self.jobs)] if self.jobs else None
 
     def quote(self, customer: int, product: str, nodes: int, seconds: int, **more: Any) -> Quote:
@@ -54,6 +58,7 @@ class Buyers:
         return orders.quote_order(membership=self.members[customer], data=data)
 
     def remember(self, order: Order) -> None:
+        """Add the job of an order, whose key must not have bought another one."""
         assert self.bought.setdefault(order.idempotency_key, order.pk) == order.pk
         self.jobs.append(order.job.pk)
 
@@ -106,12 +111,13 @@ class Buyers:
         spent = sum(order.quote.ceiling_minor for order in bought)
         assert spent <= available
         refused = [offer for offer in offers if offer.pk not in {order.quote_id for order in bought}]
-        assert all(offer.ceiling_minor > available - spent for offer in refused)
+        assert all(offer.ceiling_minor > available - spent for offer in refused)  # the rest covers none of them
         for order in sorted(bought, key=lambda order: order.job.pk):
             self.remember(order)
 
     @rule(which=which, threads=threads)
     def run_again(self, which: int, threads: int) -> None:
+        """Rerun a job several times at once with the same key: at most one new order."""
         if (job := self.job(which)) is None:
             return
         row = Job.objects.select_related("order__quote").get(pk=job)

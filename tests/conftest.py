@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("late"):
             item.add_marker(pytest.mark.flaky(reruns=2))
         needed = item.get_closest_marker("cores")
-        if needed and needed.args[0] >= CORES:
+        if needed and needed.args[0] >= CORES:  # it takes the whole machine, so only one such test runs at a time
             item.add_marker(pytest.mark.xdist_group("machine"), append=False)
         if config.getoption("--fast") and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow, left to make test-all"))
@@ -232,16 +232,17 @@ def django_db_modify_db_settings(embedded: None, django_db_blocker: DjangoDbBloc
 
 def _create_template(name: str, blocker: DjangoDbBlocker) -> None:
     names, tests = django_connection.settings_dict, django_connection.settings_dict["TEST"]
-    own, tests_own = names["NAME"], tests["NAME"]
+    name_before, test_name_before = names["NAME"], tests["NAME"]
     tests["NAME"] = name
     with blocker.unblock():
         django_connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
         django_connection.close()
-    names["NAME"], tests["NAME"] = own, tests_own
+    names["NAME"], tests["NAME"] = name_before, test_name_before
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(settings: Settings, tmp_path: Path) -> None:
+def _temporary_roots(settings: Settings, tmp_path: Path) -> None:
+    """Give each test empty folders for storage, runs and packages."""
     settings.TRAINYARD_STORAGE_ROOT = tmp_path / "storage"
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
     settings.TRAINYARD_PACKAGES_ROOT = tmp_path / "packages"
@@ -376,12 +377,12 @@ def whole_console(shared_console: Console) -> Console:
 @pytest.fixture
 def buyer(whole_console: Console, shared_buyer: Buyer) -> Iterator[Buyer]:
     """The shared customer, whose runs end with the test."""
-    shared_buyer.cancel_what_goes_on()  # in case the test before failed while the console was down
+    shared_buyer.cancel_unfinished_jobs()  # in case the test before failed while the console was down
     for released in whole_console.workspace().glob("go-*"):
-        released.unlink()  # by a first try of this test
+        released.unlink()  # a first try of this test may have released its runs, and this try must wait for its own
     yield shared_buyer
     if whole_console.is_ready():
-        shared_buyer.cancel_what_goes_on()
+        shared_buyer.cancel_unfinished_jobs()
 
 
 @pytest.fixture

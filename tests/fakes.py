@@ -38,6 +38,7 @@ from runtime.specs import (
 )
 
 HEARTBEAT_SECONDS = 0.05
+"""How often `changes` yields when nothing changes."""
 CODE_OF = {
     Outcome.CODE_FAILED: FailureCode.RANK_EXITED,
     Outcome.OUT_OF_MEMORY: FailureCode.OUT_OF_MEMORY,
@@ -55,7 +56,7 @@ CODE_OF = {
 class FakeRun:
     """One run of the fake cluster. `output` holds each rank's bytes, `samples` each node's, `stacks` each rank's.
 
-    `log_times` holds (offset, Unix seconds) of each rank's writes.
+    `log_times` holds (offset, Unix seconds) of each rank's writes. At `kill_at` the grace period of a stopped run ends.
     """
 
     spec: RunSpec
@@ -432,6 +433,7 @@ class FakeBackend:
             raise RunNotFound(f"There is no run {name}.") from None
 
     def _answering(self) -> threading.Condition:
+        """Return the lock for a call of the contract. Raise BackendUnavailable while the cluster is not available."""
         if not self.available:
             raise BackendUnavailable("The fake cluster is away.")
         return self._changed

@@ -30,17 +30,17 @@ class Mutant:
 
 
 def dropped(statement: str) -> tuple[str, str, str]:
-    """Drop a rule of the database."""
+    """Return `path`, `old` and `new` of a mutant that drops a rule of the database, at the end of a migration."""
     return "billing/migrations/0012_move_function.py", 'END $$;\n"""', f'END $$;\n{statement};\n"""'
 
 
 EVENTS = ("tests/billing/test_events.py", "tests/billing/test_webhooks.py")
-BACK = ("tests/billing/test_refunds.py", "tests/billing/test_disputes.py", "tests/billing/test_receivables.py")
+RETURNS = ("tests/billing/test_refunds.py", "tests/billing/test_disputes.py", "tests/billing/test_receivables.py")
 CHARGES = ("tests/billing/test_charges.py", "tests/billing/test_ledger.py")
 AUTOMATIC = ("tests/billing/test_auto_topup.py",)
 CUSTOMERS = ("tests/billing/test_customers.py",)
 CURRENCIES = ("tests/billing/test_currencies.py",)
-PROPERTY = ("tests/test_money_properties.py",)
+PROPERTY = ("tests/test_money_properties.py",)  # finds a mutant by random sequences of purchases and payments
 PRICING = ("tests/billing/test_pricing.py",)
 SWEEPS = ("tests/jobs/test_sweeps.py",)
 
@@ -67,7 +67,7 @@ MUTANTS = (
            "            if locked.state not in states:\n                return\n", "", EVENTS + PROPERTY),
     Mutant("a broken event is not parked", "billing/events.py", "    except Exception as error:", "    except OSError as error:", EVENTS),
     Mutant("objects are not fetched from the provider", "billing/events.py",
-           'if event.type not in HANDLERS or kind not in {"refund", "dispute", "customer"}:', "if True:", EVENTS + BACK + PROPERTY),
+           'if event.type not in HANDLERS or kind not in {"refund", "dispute", "customer"}:', "if True:", EVENTS + RETURNS + PROPERTY),
     Mutant("a fixed price buys any time", "billing/pricing.py", "    if extra > 0:", "    if False:", PRICING),
     Mutant("slow runs make a fixed price include more", "jobs/estimates.py",
            "return min(product.max_seconds, math.ceil(p90 * product.headroom))",
@@ -116,21 +116,21 @@ MUTANTS = (
            "accounts = [pk for _is_platform, pk in in_locking_order]", "accounts = list(amounts)", CHARGES),
     Mutant("simultaneous refunds are not added up", "billing/refunds.py",
            'TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)',
-           'TopUp.objects.select_related("account").get(pk=top_up.pk)', BACK),
-    Mutant("a failed refund does not return", "billing/refunds.py", "    if state == Refund.States.FAILED:", "    if False:", BACK),
-    Mutant("a refund is made twice at the provider", "billing/gateway.py", 'f"refund-{reference}"', "os.urandom(8).hex()", BACK + PROPERTY),
+           'TopUp.objects.select_related("account").get(pk=top_up.pk)', RETURNS),
+    Mutant("a failed refund does not return", "billing/refunds.py", "    if state == Refund.States.FAILED:", "    if False:", RETURNS),
+    Mutant("a refund is made twice at the provider", "billing/gateway.py", 'f"refund-{reference}"', "os.urandom(8).hex()", RETURNS + PROPERTY),
     Mutant("a dispute freezes nothing", "billing/disputes.py", "    if amount > 0:\n        receivables", "    if False:\n        receivables",
-           BACK),
-    Mutant("a dispute that was won stays frozen", "billing/disputes.py", "    elif amount < 0:", "    elif False:", BACK),
+           RETURNS),
+    Mutant("a dispute that was won stays frozen", "billing/disputes.py", "    elif amount < 0:", "    elif False:", RETURNS),
     Mutant("only the first withdrawal of a dispute is booked", "billing/disputes.py", 'if transaction["id"] in booked_ids:',
-           'if transaction["id"] in booked_ids or len(booked_ids) > 1:', BACK),
+           'if transaction["id"] in booked_ids or len(booked_ids) > 1:', RETURNS),
     Mutant("only the first withdrawal of a dispute is booked, seen by the property", "billing/disputes.py", 'if transaction["id"] in booked_ids:',
            'if transaction["id"] in booked_ids or len(booked_ids) > 1:', PROPERTY),
     Mutant("a dispute takes more than was paid", "billing/disputes.py",
-           "if not 0 <= _withdrawn(row) <= top_up.amount_minor:", "if False:", BACK),
+           "if not 0 <= _withdrawn(row) <= top_up.amount_minor:", "if False:", RETURNS),
     Mutant("credit is paid out", "billing/receivables.py", "min(amount_minor, credit.paid_minor(locked))",
-           "min(amount_minor, locked.available_minor)", BACK),
-    Mutant("debts are forgotten", "billing/receivables.py", "    if payable:", "    if False:", BACK),
+           "min(amount_minor, locked.available_minor)", RETURNS),
+    Mutant("debts are forgotten", "billing/receivables.py", "    if payable:", "    if False:", RETURNS),
     Mutant("a form submitted twice refunds twice", "billing/refunds.py",
            "if key and (repeated := Refund.objects.filter(pk=key, top_up=locked).first()):", "if False and (repeated := None):",
            ("tests/billing/test_refunds.py", "tests/billing/test_admin.py")),
@@ -138,17 +138,17 @@ MUTANTS = (
            "if notes_seen is not None and invoice.notes.count() != notes_seen:", "if False:",
            ("tests/billing/test_admin.py",)),
     Mutant("released money pays no debt", "billing/charges.py",
-           '    receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")\n', "", BACK),
+           '    receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")\n', "", RETURNS),
     Mutant("a credit note pays no debt", "billing/invoices.py",
-           '    receivables.collect(account=wallet, reference=f"credit-note:{note.sequence}")\n', "", BACK),
+           '    receivables.collect(account=wallet, reference=f"credit-note:{note.sequence}")\n', "", RETURNS),
     Mutant("a refund whose event comes early is quarantined", "billing/refunds.py",
-           'raise Parked(f"The refund of', 'raise Quarantined(f"The refund of', BACK),
+           'raise Parked(f"The refund of', 'raise Quarantined(f"The refund of', RETURNS),
     Mutant("a written-off debt is paid out when the money returns", "billing/receivables.py",
-           "if is_return else 0", "if False else 0", BACK),
+           "if is_return else 0", "if False else 0", RETURNS),
     Mutant("anyone may write debts off", "billing/receivables.py", 'if not user.has_perm("billing.add_writeoff"):',
-           "if False:", BACK),
+           "if False:", RETURNS),
     Mutant("more is written off than is owed", "billing/receivables.py", "if not 1 <= amount_minor <= owed:", "if False:",
-           BACK),
+           RETURNS),
     Mutant("every currency has cents", "billing/currencies.py", "return 3 if currency in THREE_DECIMALS else 2", "return 2",
            CURRENCIES),
     Mutant("payments as fine as the minor unit", "billing/currencies.py",
@@ -189,7 +189,7 @@ def is_caught(mutant: Mutant, place: Path) -> bool:
     if mutant.old not in original:
         raise SystemExit(f"{mutant.name}: {mutant.path} does not contain {mutant.old!r}")
     broken = original.replace(mutant.old, mutant.new)
-    if "os.urandom" in mutant.new:
+    if "os.urandom" in mutant.new:  # in a module that does not import os
         broken = broken.replace("import hmac\n", "import hmac\nimport os\n", 1)
     path.write_text(broken)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests]

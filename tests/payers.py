@@ -35,6 +35,7 @@ from tests.racing import raised, together
 PROVIDERS: list[Stripe] = []
 """The provider of the running example."""
 WRONG: list[dict[str, Any]] = [{"amount_total": 1}, {"currency": "eur"}, {"livemode": True}, {"id": "cs_another"}]
+"""Fields of a paid Checkout Session, or `livemode` of its event, that do not match the top-up."""
 PERIODIC_TASKS: dict[str, Callable[[], Any]] = {
     "apply": events.apply_waiting,
     "fetch": events.fetch_undelivered,
@@ -53,11 +54,14 @@ class Payers:
     """Events that the provider has not delivered yet."""
 
     threads = st.integers(1, 3)
+    """How many calls are made at once."""
     which = st.integers(0, 5)
+    """A row, counted from the newest."""
     customers = st.integers(0, 1)
+    """The position of a customer in `members`."""
 
     def open_payments(self) -> None:
-        """Begin an example."""
+        """Begin an example, in which the provider's clock is `skew` seconds ahead of ours."""
         self.skew = 0.0
         self.provider = Stripe(clock=lambda: time.time() + self.skew)
         PROVIDERS[:] = [self.provider]
@@ -76,6 +80,7 @@ class Payers:
 
     # What customers do
 
+    # 500 is the smallest top-up (TOP_UP_MINIMUM_MINOR)
     @rule(customer=customers, amount=st.integers(500, 900), save=st.booleans())
     def begin_top_up(self, customer: int, amount: int, save: bool) -> None:
         member = self.members[customer]
@@ -88,7 +93,7 @@ class Payers:
         card=st.sampled_from([GOOD, GOOD, GOOD, DISPUTED, REFUND_FAILS, DECLINED, ASKS_FOR_CONFIRMATION, FAILS_LATER]),
     )
     def pay(self, which: int, card: str) -> None:
-        """Pay at the provider's page. Nothing of ours knows of it before an event comes."""
+        """Pay at the provider's page. The console does not know of the payment before an event comes."""
         if (top_up := self.chosen(which, [row for row in self.top_ups() if row.session_id])) is None:
             return
         address = self.provider.pay(top_up.session_id, card)
@@ -117,7 +122,7 @@ class Payers:
 
     @rule(customer=customers)
     def customer_is_deleted(self, customer: int) -> None:
-        """At the Dashboard: cards and automatic top-ups end, and paying goes on."""
+        """Delete the customer at the provider's Dashboard. Cards and automatic top-ups end, and paying goes on."""
         row = PaymentCustomer.objects.filter(organization=self.members[customer].organization).first()
         if row and row.customer_id:
             self.provider.sandbox.handle("DELETE", f"/v1/customers/{row.customer_id}")
@@ -127,7 +132,7 @@ class Payers:
 
     @rule(which=which, amount=st.integers(1, 900), threads=threads)
     def refund(self, which: int, amount: int, threads: int) -> None:
-        """By an administrator, who clicks more than once."""
+        """Refund as an administrator who clicks more than once."""
         paid = [row for row in self.top_ups() if row.state == TopUp.States.PAID]
         if (top_up := self.chosen(which, paid)) is None:
             return
@@ -138,6 +143,7 @@ class Payers:
         )
         assert {type(error) for error in raised(outcomes)} <= {RefundRefused}
         done = [each for each in outcomes if not isinstance(each, Exception)]
+        # A refund that failed gives its money back, so that one more may fit.
         assert len(done) == min(threads, left // amount) or any(each.state == "failed" for each in done)
         self.undelivered += self.provider.fresh()
 
@@ -183,7 +189,7 @@ class Payers:
 
     @rule(seed=st.integers(0, 2**16), share=st.integers(1, 3), copies=st.integers(1, 3))
     def events_arrive(self, seed: int, share: int, copies: int) -> None:
-        """Deliver some events in any order, each several times and at once; some never come."""
+        """Deliver one of `share` events in any order, each several times and at once; some never arrive."""
         chance = random.Random(seed)
         waiting = self.undelivered
         chance.shuffle(waiting)
@@ -192,7 +198,7 @@ class Payers:
         self.undelivered = rest[: len(rest) - len(rest) // 4]
         if arrived:
             calls = [lambda event=event: self.receive_event(event) for event in arrived] * copies
-            for number in range(0, len(calls), 6):
+            for number in range(0, len(calls), 6):  # six at once: each thread needs a database connection
                 assert raised(together(*calls[number : number + 6])) == []
 
     @rule(seconds=st.sampled_from([0.0, 0.0, -7200.0, 7200.0, 86_400.0]))
@@ -202,7 +208,7 @@ class Payers:
 
     @rule(which=which, wrong=st.sampled_from(WRONG), off=st.sampled_from([0, 250, -250, 400, -400, 90_000]))
     def something_is_wrong_with_an_event(self, which: int, wrong: dict[str, Any], off: int) -> None:
-        """An event that does not match is quarantined; one with a signature of another time is not even stored."""
+        """Quarantine an event that does not match, or do not even store it if its signature's time is too far off."""
         rows = [row for row in self.top_ups() if row.session_id]
         if (top_up := self.chosen(which, rows)) is None:
             return
@@ -217,7 +223,7 @@ class Payers:
             "data": {"object": session | changes},
         }
         before = wallet(top_up.account.organization).posted_minor
-        if abs(off) > 300:
+        if abs(off) > gateway.SIGNATURE_TOLERANCE_SECONDS:
             self.refuse_event(event, off)
         else:
             self.receive_event(event, off)
@@ -262,7 +268,7 @@ class Payers:
 
     @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), arrives=st.booleans(), customer=customers)
     def the_network_fails(self, task: str, arrives: bool, customer: int) -> None:
-        """Before each call arrives, or after: then it was done, and we do not know."""
+        """Lose each call before it arrives; or lose only its answer, so that we do not know that it was done."""
         member = self.members[customer]
         with self.provider.network_failing("after" if arrives else "before"):
             with contextlib.suppress(PaymentUnavailable):
@@ -279,7 +285,7 @@ class Payers:
 
     @invariant()
     def nothing_is_credited_that_was_not_paid(self) -> None:
-        """Every top-up that is paid here is a payment of that amount at the provider, made for it."""
+        """Each of our paid top-ups has a payment of the same amount at the provider, which names the top-up."""
         store = self.provider.sandbox.account.store
         for row in self.top_ups():
             if row.state == TopUp.States.PAID:
@@ -298,7 +304,7 @@ class Payers:
         """Deliver and apply everything; then both sides hold the same."""
         self.skew = 0.0
         AutoTopUp.objects.update(is_on=False)
-        for _ in range(3):
+        for _ in range(3):  # what one round charges or refunds causes events, which the next round applies
             for task in ("charge", "refund", "fetch"):
                 PERIODIC_TASKS[task]()
             StripeEvent.objects.filter(state=StripeEvent.States.PARKED).update(retry_at=timezone.now())

@@ -35,7 +35,7 @@ REFUND_FAILS = "4000 0000 0000 5126"
 
 
 class Wire(stripe.HTTPClient):
-    """The network of the `stripe` client. `before` and `after` a call is served they may raise."""
+    """The network of the `stripe` client. `before` and `after` are called around each request, and may raise."""
 
     name = "wire"
 

@@ -21,6 +21,7 @@ from tests.console.processes import wait_for
 
 USER, PASSWORD = "me", "hunter2"
 _HTPASSWD = "me:$2b$04$rIkl8fKDnipHnKC7RVuMHeRKS1lPBtM8yQwzby6I059Nrcf/0ZO6G\n"
+"""USER, and PASSWORD as bcrypt stores it."""
 _START_SECONDS = 20.0
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -30,6 +31,7 @@ _UNNEEDED = frozenset({
 })  # fmt: skip
 """Parts of the standard library that a run does not need."""
 _UNNEEDED_LIBRARIES = re.compile(r"X|tcl|tk\d|font|freetype|png|xcb|brotli|bsd|expat")
+"""Libraries of tkinter and of other modules that a run does not need."""
 
 
 class Registry:
@@ -103,7 +105,7 @@ def file(name: str, content: bytes = b"", mode: int = 0o644) -> tuple[tarfile.Ta
 
 
 def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
-    """Return an entry of another kind for `layer`: a folder, a link or a device."""
+    """Return the entry of a folder, a link or a device for `layer`. `kind` is a type of `tarfile`."""
     entry = tarfile.TarInfo(name)
     entry.type, entry.linkname, entry.mode = kind, target, 0o755
     return entry, b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 UNSENT = {"submit", "button", "image", "reset", "file"}
+"""Types of inputs that a browser does not send with a form that is submitted unchanged."""
 
 
 class _Controls(HTMLParser):
@@ -27,12 +28,13 @@ class _Controls(HTMLParser):
         elif tag == "select":
             self.select, self.first, self.chosen, self.is_multiple = name, "", [], "multiple" in known
         elif tag == "option" and self.select:
+            # The prefix distinguishes an empty first value from no option.
             self.first = self.first if self.chosen or self.first else f"first:{value}"
             self.chosen += [value] if "selected" in known else []
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "select" and self.select:
-            # Of a choice of one, a browser sends the first option where none is marked.
+            # If no option is selected, a browser sends the first one, unless several may be selected.
             usual = [] if self.is_multiple else [self.first.removeprefix("first:")]
             self.values.setdefault(self.select, []).extend(self.chosen or usual)
             self.select = ""

@@ -1,4 +1,4 @@
-"""A SAML identity provider: pysaml2, which others wrote, with a key of its own. It signs by the program xmlsec1."""
+"""A SAML identity provider: pysaml2, not the library of the console. It signs by the program xmlsec1."""
 
 import base64
 import copy
@@ -48,7 +48,7 @@ def configure(settings, certificate: str, console_url: str, **fields) -> None:
 
 
 class IdentityProvider:
-    """Answers requests to log in, as whom a test says."""
+    """Answers requests to log in, for the person that a test names."""
 
     def __init__(self, folder: Path, sso_url: str = SSO_URL):
         self.certificate, self.key = _write_key(folder)
@@ -98,7 +98,7 @@ class IdentityProvider:
         return _parse(xml)[0].get("InResponseTo")
 
     def sign_changed(self, xml: str, change) -> str:
-        """The response with its assertion changed by a function and signed: what only this provider can make."""
+        """Change the assertion of a response with `change`, and sign it again, which only the key's owner can do."""
         response, assertion = _parse(xml)
         change(assertion)
         signature = assertion.find("ds:Signature", NAMESPACES)
@@ -106,7 +106,7 @@ class IdentityProvider:
             assertion.remove(signature)
         alone = etree.tostring(copy.deepcopy(assertion))
         signed = OneLogin_Saml2_Utils.add_sign(alone, self.key, self.certificate).decode()
-        # As text: lxml would change prefixes of what it moves, and with them the signature.
+        # Insert it as text: lxml changes the namespace prefixes of elements that it moves, which breaks the signature.
         response.replace(assertion, etree.Comment("signed"))
         return etree.tostring(response).decode().replace("<!--signed-->", signed)
 

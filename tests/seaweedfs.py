@@ -1,4 +1,4 @@
-"""A real S3 server: SeaweedFS, a process of the tests' own on free ports."""
+"""A real S3 server: SeaweedFS, which the tests start on free ports."""
 
 import dataclasses
 import json
@@ -42,6 +42,7 @@ def serving(folder):
 
 
 def _has_bucket(bucket):
+    """Create the bucket. Return whether it exists and stores objects."""
     with suppress(OSError, s3.S3Error):
         s3._send(bucket, "PUT", "")
         put(bucket, "ready", b"1")  # its volumes come a moment later

@@ -1,4 +1,4 @@
-"""The settings of the tests: the console's own, on servers and folders of the tests' own under `var/test`."""
+"""The settings of the tests: those of the console, with servers and folders under `var/test` that only tests use."""
 
 import os
 from pathlib import Path

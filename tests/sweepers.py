@@ -52,7 +52,10 @@ class Sweepers:
         threads=threads,
     )
     def buy_sweep(self, *, customer: int, trials: int, concurrency: int, share: float | None, threads: int) -> None:
-        """Buy one quote several times at once with the same key: one sweep with one hold, or only refusals."""
+        """Buy one quote several times at once with the same key: one sweep with one hold, or only refusals.
+
+        With `share`, the customer lowers the ceiling to this part of what all trials may cost.
+        """
         member = self.members[customer]
         data: dict[str, Any] = {
             "product": "metered",
@@ -88,7 +91,7 @@ class Sweepers:
 
     @rule(which=which, threads=threads)
     def advance(self, which: int, threads: int) -> None:
-        """Carry a sweep on in several processes at once: no trial twice."""
+        """Let several workers continue a sweep at once. None of its trials is ordered twice."""
         if sweep := self.sweep_of(which):
             self.work(*[lambda: progress.advance(sweep_pk=sweep.pk)] * threads)
             self.remember_trials()
@@ -101,7 +104,7 @@ class Sweepers:
 
     @rule(which=which, threads=threads)
     def stop(self, which: int, threads: int) -> None:
-        """Stop a sweep while it is carried on."""
+        """Stop a sweep while a worker orders its next trials."""
         if (sweep := self.sweep_of(which)) is None:
             return
         member = next(member for member in self.members if member.organization_id == sweep.organization_id)

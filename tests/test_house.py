@@ -70,7 +70,7 @@ def test_nothing_sleeps():
 
 
 def test_temporary_folders_are_created_only_where_they_are_deleted():
-    """Use the fixture `short_folders`; the staged clusters delete their own."""
+    """Use the fixture `short_folders`. The clusters of tests/kubernetes delete the folders that they create."""
     allowed = {"tests/conftest.py", "tests/kubernetes/real_cluster.py", "tests/kubernetes/cluster.py"}
     found = lines_with(r"mkdtemp[(]", sorted((ROOT / "tests").rglob("*.py")))
     assert [line for line in found if line.split(":")[0] not in allowed] == []
@@ -117,7 +117,7 @@ def test_every_fault_names_existing_tests():
     lines = read("docs", "faults.md").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     faults = [row for row in rows[1:] if not row[0].startswith("**")]
-    assert len(faults) > 40
+    assert len(faults) > 40, "The table of faults was not found."
     for row in faults:
         assert [bool(cell) for cell in row] == [True] * 6, f"A fault has six cells: {row}"
         named = re.findall(r"`(test_\w+)`", row[5])

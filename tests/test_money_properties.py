@@ -52,19 +52,19 @@ MESSAGES: list[tuple[Any, tuple[Any, ...]]] = []
 """Messages to workers that were not delivered yet: a task and its arguments."""
 CLUSTER: list[FakeBackend] = []
 """The cluster of the running example."""
-FAULTS = {Outcome.NODE_LOST, Outcome.PLATFORM_ERROR}
 
 
 def node_seconds(attempt: Attempt) -> Fraction:
     """Return the node time of an attempt that is charged.
 
-    Nothing after the last progress of one that hung, nothing after the grace period of one that was cancelled, and not
-    even the grace period if the cluster took twice as long to end it.
+    Time after the last progress of a hung attempt is free, and so is time after the grace period of a cancelled one.
+    If the cluster took more than twice the grace period to end it, the grace period is free, too.
     """
     last = attempt.finished_at.timestamp()
     if attempt.job.cancel_requested_at is not None:
         requested = attempt.job.cancel_requested_at.timestamp()
-        last = requested if last > requested + 20 else min(last, requested + 10)
+        is_late = last > requested + 2 * dispatch.GRACE_SECONDS
+        last = requested if is_late else min(last, requested + dispatch.GRACE_SECONDS)
     if attempt.reason == EndReason.HUNG:
         last = min(last, attempt.progress_at.timestamp())
     total = Fraction(0)
@@ -113,6 +113,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
 
     def play_script(self) -> None:
         """Apply rules in a fixed order, since Hypothesis may leave out any of them."""
+        # Customers pay, and buy runs.
         for customer in (0, 1, 1):
             self.begin_top_up(customer, 500, save=True)
             self.pay(0, GOOD)
@@ -120,10 +121,12 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
             events.fetch_undelivered()
             events.apply_waiting()
             self.buy(customer=customer, product="metered", nodes=2, seconds=1800, resilience={"retries": 2}, threads=2)
+        # Events do not match their top-ups.
         for wrong in WRONG:
             self.begin_top_up(0, 500, save=False)
             self.something_is_wrong_with_an_event(0, wrong, 0)
             self.something_is_wrong_with_an_event(0, wrong, 900)
+        # Money goes back, and cards are charged automatically.
         self.refund(4, 200, threads=2)
         self.refund(5, 500, threads=1)
         self.switch_automatic_on(0, threshold=3000, amount=500)
@@ -137,6 +140,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         self.events_arrive(seed=9, share=1, copies=2)
         self.bank_reopens_a_dispute(0)
         self.events_arrive(seed=8, share=1, copies=2)
+        # Runs end. The first argument counts jobs from the newest.
         self.end_run(2, Outcome.COMPLETED, 700, observers=2)
         self.settle_again(2, 100, True, 2)
         self.end_run(1, Outcome.NODE_LOST, 500, observers=2)
@@ -144,6 +148,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         self.end_run(1, Outcome.CODE_FAILED, 9000, observers=1)
         self.cluster.keeps_deadlines = True
         self.cancel(0, 2, True)
+        # A sweep loses a node and a worker, and is stopped.
         self.buy_sweep(customer=1, trials=6, concurrency=2, share=None, threads=2)
         self.end_run(0, Outcome.COMPLETED, 300, observers=2)
         self.advance(0, 2)
@@ -329,6 +334,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
                 for attempt in job.attempts.filter(started_at__isnull=False)
                 if EndReason(attempt.reason) in BILLED
             )
+            # Half a minor unit more before `floor`: prices are rounded half up.
             due = floor(seconds * Fraction(terms["hourly"]) / 3600 + Fraction(1, 2))
             if terms["mode"] == "fixed":
                 price = floor(Fraction(terms["per_epoch"]) * terms["epochs"] + Fraction(1, 2))
@@ -340,7 +346,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let everything run, cancel it while workers observe, and see that nothing stays held."""
-        if not hasattr(self, "members"):
+        if not hasattr(self, "members"):  # `begin` was not called
             return
         self.cluster.available = True
         self.work(reconciliation.reconcile, reconciliation.reconcile)

@@ -34,7 +34,7 @@ KEYWORDS = DEFAULT_KEYWORDS | {
     "npgettext_lazy": ((1, "c"), 2, 3),
 }
 PLACEHOLDER = re.compile(r"%\(\w+\)[-#0-9.]*[a-z]|%%|<[^<>]*>")
-HALF_WIDTH = re.compile(r"[\u4e00-\u9fff][,;:?!]|[,;?!][\u4e00-\u9fff]|[\u4e00-\u9fff]\.(?![A-Za-z])")
+HALF_WIDTH_PUNCTUATION = re.compile(r"[\u4e00-\u9fff][,;:?!]|[,;?!][\u4e00-\u9fff]|[\u4e00-\u9fff]\.(?![A-Za-z])")
 ADVICE = "Run `make messages`, translate the new sentences in locale/, and run it once more."
 
 
@@ -47,14 +47,15 @@ def sentences(catalog: Catalog) -> list[Message]:
     return [message for message in catalog if message.id]
 
 
-def all_of(value: str | tuple[str, ...] | list[str]) -> list[str]:
+def forms_of(value: str | tuple[str, ...] | list[str]) -> list[str]:
+    """Return the forms of a sentence as a list: one, or a singular and a plural."""
     return [value] if isinstance(value, str) else list(value)
 
 
 def key(message: Message) -> tuple[str | None, str]:
     context = message.context
     # Babel reads the context of a compiled file as bytes, and that of a .po as text.
-    return context.decode() if isinstance(context, bytes) else context, all_of(message.id)[0]
+    return context.decode() if isinstance(context, bytes) else context, forms_of(message.id)[0]
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -76,7 +77,7 @@ def python_of(template: Path) -> str:
 def extracted(code: str) -> Iterator[tuple[int, tuple[str | None, str]]]:
     """Yield the line, context and text of each sentence in Python code."""
     for line, forms, _comments, context in extract("python", BytesIO(code.encode()), KEYWORDS):
-        if sentence := all_of(forms)[0]:
+        if sentence := forms_of(forms)[0]:
             yield line, (context, sentence)
 
 
@@ -91,27 +92,28 @@ TRANSLATED = read("django.po")
 
 def test_every_marked_sentence_is_in_the_catalog():
     known = {key(message) for message in sentences(TRANSLATED)}
-    assert len(marked()) > 500
+    assert len(marked()) > 500, "The marks in the code were not found."
     missing = [f"{place}: {sentence!r}" for place, sentence in marked() if sentence not in known]
     assert not missing, f"{ADVICE}\n" + "\n".join(missing)
 
 
 def faults(message: Message) -> Iterator[str]:
-    translations = all_of(message.string)
+    """Yield what is wrong with a translation."""
+    translations = forms_of(message.string)
     # Chinese has one form where English has two, with the placeholders of the plural.
-    placeholders = sorted(PLACEHOLDER.findall(all_of(message.id)[-1]))
+    placeholders = sorted(PLACEHOLDER.findall(forms_of(message.id)[-1]))
     if message.fuzzy:
         yield "check it, and remove the mark"
     if not translations or not all(translations):
         yield "not translated"
     elif any(sorted(PLACEHOLDER.findall(text)) != placeholders for text in translations):
         yield "keep %(names)s and tags as they are"
-    if any(HALF_WIDTH.search(text) for text in translations):
+    if any(HALF_WIDTH_PUNCTUATION.search(text) for text in translations):
         yield "punctuation beside Chinese is full-width"
 
 
 def test_each_translation_is_complete():
-    found = [f"{all_of(message.id)[0]!r}: {fault}" for message in sentences(TRANSLATED) for fault in faults(message)]
+    found = [f"{forms_of(message.id)[0]!r}: {fault}" for message in sentences(TRANSLATED) for fault in faults(message)]
     assert not found, f"{ADVICE}\n" + "\n".join(found)
 
 
@@ -123,13 +125,13 @@ def test_the_catalog_is_chinese_without_obsolete_sentences():
 
 
 def test_the_compiled_catalog_is_up_to_date():
-    compiled = {key(message): all_of(message.string) for message in sentences(read("django.mo"))}
-    assert compiled == {key(message): all_of(message.string) for message in sentences(TRANSLATED)}, ADVICE
+    compiled = {key(message): forms_of(message.string) for message in sentences(read("django.mo"))}
+    assert compiled == {key(message): forms_of(message.string) for message in sentences(TRANSLATED)}, ADVICE
 
 
 def test_our_english_of_allauth_is_in_sentence_case_and_compiled():
-    english = {all_of(message.id)[0]: message.string for message in sentences(read("django.po", ENGLISH))}
-    compiled = {all_of(message.id)[0]: message.string for message in sentences(read("django.mo", ENGLISH))}
+    english = {forms_of(message.id)[0]: message.string for message in sentences(read("django.po", ENGLISH))}
+    compiled = {forms_of(message.id)[0]: message.string for message in sentences(read("django.mo", ENGLISH))}
     assert english == compiled, "Run `manage.py compilemessages`"
     assert not [text for text in english.values() if TITLE_CASE.search(text)]
     assert set(english) <= {sentence for _place, (_context, sentence) in marked()}, "It needs our Chinese too"

@@ -38,7 +38,8 @@ def owner_of_tools(root, limits=LIMITS):
     thread = threading.Thread(target=owner.serve)
     thread.start()
     try:
-        wait_for(lambda: _answers(root / CONTROL_SOCKET))  # one that was killed leaves its socket
+        # The socket's file is no sign that the owner listens: one that was killed leaves it.
+        wait_for(lambda: _answers(root / CONTROL_SOCKET))
         yield owner
     finally:
         owner.stop()

@@ -53,6 +53,6 @@ def customer(served):
 
 @pytest.fixture
 def account(db):
-    """A wallet with 10,000; nodes cost 360 an hour: 1 for 10 seconds."""
+    """A wallet with 10,000 minor units; a node costs 360 an hour, so ten seconds cost 1."""
     book()
     return wallet(balance_minor=10_000)

@@ -1,6 +1,7 @@
 """Credit, holds, refunds, invoices and credit notes in random order and at once, on a real PostgreSQL.
 
-What must hold is read by SQL after every step; how credit was spent is checked where it was.
+What must hold is read by SQL after every step; which credit was spent is checked when a hold is settled. A *lot* is a
+grant of credit.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ BROKEN_ACCOUNTS = {
         LEFT JOIN billing_transaction t ON t.reference LIKE 'credit-expired:' || g.id || ':%'
         LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.amount_minor < 0
         GROUP BY g.id HAVING g.expired_minor <> -coalesce(sum(e.amount_minor), 0)""",
-    "credit that was given was not posted once": """
+    "a grant was not posted, or one by a credit note, whose own posting has it, was posted again": """
         SELECT g.id FROM billing_creditgrant g LEFT JOIN billing_transaction t ON t.reference = 'grant:' || g.id
         WHERE (g.source = 'correction') = (t.id IS NOT NULL)""",
     "a voucher was used more often than its row says": """
         SELECT v.id FROM billing_voucher v LEFT JOIN billing_creditgrant g ON g.voucher_id = v.id
         GROUP BY v.id HAVING count(g.id) <> v.uses OR v.uses > v.max_uses""",
-    "numbers have a gap": """
+    "the numbers of invoices or credit notes have a gap": """
         SELECT kind FROM billing_invoice GROUP BY kind HAVING count(*) <> max(sequence)
         UNION ALL SELECT s.kind FROM billing_invoiceseries s
         WHERE s.last <> (SELECT count(*) FROM billing_invoice i WHERE i.kind = s.kind)""",
@@ -50,7 +51,7 @@ BROKEN_ACCOUNTS = {
         SELECT i.id FROM billing_invoice i JOIN billing_invoice n ON n.corrects_id = i.id
         GROUP BY i.id HAVING i.total_minor + sum(n.total_minor) < 0 OR i.tax_minor + sum(n.tax_minor) < 0
             OR i.subtotal_minor + sum(n.subtotal_minor) < 0 OR i.credits_minor + sum(n.credits_minor) > 0""",
-    "an invoice given back whole keeps tax": """
+    "an invoice that was given back completely keeps tax": """
         SELECT i.id FROM billing_invoice i JOIN billing_invoice n ON n.corrects_id = i.id
         GROUP BY i.id HAVING i.subtotal_minor + sum(n.subtotal_minor) = 0
             AND (i.tax_minor + sum(n.tax_minor) <> 0 OR i.total_minor + sum(n.total_minor) <> 0)""",
@@ -64,6 +65,7 @@ BROKEN_ACCOUNTS = {
             AND a.posted_minor <> (SELECT coalesce(sum(tax_minor), 0) FROM billing_invoice)""",
 }
 TAXES = [(Decimal(0), True), (Decimal(19), True), (Decimal("8.875"), False)]
+"""A tax in percent, and whether prices include it."""
 
 
 class Simulation(RuleBasedStateMachine):
@@ -97,11 +99,12 @@ class Simulation(RuleBasedStateMachine):
         self.time_passes(0)
         self.settle(0, 60, threads=1)
         self.invoice(0, threads=2)
-        self.give_back(0, 0, 60, threads=2)
+        self.give_back(0, 0, 60, threads=2)  # 60 % of a line of the first invoice
 
     def account(self, customer: int) -> Account:
         return Account.objects.get(organization=self.members[customer].organization, kind=Account.Kinds.WALLET)
 
+    # Runs calls at once. They may raise the errors `but`, and no others; returns the results of those that raised none.
     def all_well(self, *calls: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> list[Any]:
         outcomes = together(*calls)
         assert [error for error in raised(outcomes) if not isinstance(error, but)] == []
@@ -142,7 +145,7 @@ class Simulation(RuleBasedStateMachine):
             description="x",
         )  # fmt: skip
 
-    # It is spent
+    # Money and credit are spent
 
     @rule(customer=customers, ceiling=st.integers(3, 900))
     def buy(self, customer: int, ceiling: int) -> None:
@@ -230,12 +233,13 @@ class Simulation(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_whole(self) -> None:
+        # `pay_in` posts payments without rows of top-ups, so the rules about top-ups do not hold here.
         assert broken({name: query for name, query in BROKEN_BOOKS.items() if "top-up" not in name}) == {}
         assert broken(BROKEN_ACCOUNTS) == {}
 
     def teardown(self) -> None:
         """In the end every run ends, all that can expire does, and what is left is what was paid in, or owed."""
-        if not hasattr(self, "members"):
+        if not hasattr(self, "members"):  # `open` was not called
             return
         for hold in Hold.objects.filter(state=Hold.States.HELD):
             charges.settle(hold=hold, usage=Usage(10, completed=False), title="The end")

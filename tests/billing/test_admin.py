@@ -60,6 +60,7 @@ def text(answer):
 
 
 def act(admin, model, action, *rows):
+    """Run an action of the admin's list on these rows. Return the page that follows."""
     data = {"action": action, "_selected_action": [row.pk for row in rows]}
     return text(admin.post(address(model, "changelist"), data, follow=True))
 
@@ -100,9 +101,9 @@ class TestGrant:
         (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', text(admin.get(self.add)))
         data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
         for amount in ("0", "-5", "abc", "1.505", str(10**30)):
-            assert admin.post(self.add, data | {"amount": amount}).status_code == 200
+            assert admin.post(self.add, data | {"amount": amount}).status_code == 200  # the form is shown again
         assert not Transaction.objects.exists()
-        for _ in range(3):  # a click too many
+        for _ in range(3):  # the administrator clicks more than once
             assert admin.post(self.add, data).status_code == 302
         other = admin.post(self.add, data | {"amount": "8"})
         assert "already submitted with different values" in text(other)
@@ -151,7 +152,7 @@ class TestPriceBook:
         act(admin, "pricebook", "copy", draft)
         assert pricebooks.price_rows(PriceBook.objects.get(published_at=None)) == pricebooks.price_rows(draft)
 
-    @pytest.mark.parametrize(("hourly", "asks"), [("1.81", False), ("1.79", True)])
+    @pytest.mark.parametrize(("hourly", "asks"), [("1.81", False), ("1.79", True)])  # half of $3.60 is 1.80
     def test_asks_about_a_price_that_changes_by_more_than_half(self, admin, draft, hourly, asks):
         page, form, name = self.form(admin, draft)
         saved = text(admin.post(page, form | {name: [hourly]}, follow=True))
@@ -254,7 +255,7 @@ class TestWriteOff:
         assert (row.amount_minor, row.written_by, row.reason) == (3000, admin.user, "The company closed")
         debt.refresh_from_db()
         assert debt.posted_minor == 0
-        assert self.add(admin, debt).status_code == 200  # nothing is owed, so the account is no choice
+        assert self.add(admin, debt).status_code == 200  # refused: the form offers only accounts that owe something
         assert_locked(admin, row, amount_minor=1)
         assert WriteOff.objects.count() == 1
         assert "Nothing is owed on this account." in text(admin.get(address("account", "change", debt.pk)))
@@ -289,7 +290,8 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     for row in (account, grant, voucher, budget, top_up, refund):
         model = type(row).__name__.lower()
         for page in (admin.get(address(model, "changelist")), admin.get(address(model, "change", row.pk))):
-            assert (model, shown in text(page), MINOR.findall(re.sub(r"<[^>]*>", "", text(page)))) == (model, True, [])
+            assert shown in text(page), model
+            assert MINOR.findall(re.sub(r"<[^>]*>", "", text(page))) == [], model  # in what people see, not in tags
     form = form_of(text(admin.get(address("creditgrant", "add"))))
     changes = {"organization": account.organization.pk, "amount": typed, "reason": "Five of the smallest"}
     admin.post(address("creditgrant", "add"), form | changes)

@@ -16,12 +16,12 @@ from billing import amounts
         ("en", 123456, "USD", "$1,234.56"),
         ("en", -5, "USD", "−$0.05"),
         ("en", Decimal("0.8"), "USD", "$0.01"),
-        ("en", 1234, "ISK", "ISK12.34"),  # CLDR shows no decimals
+        ("en", 1234, "ISK", "ISK12.34"),  # CLDR shows no decimals, but Stripe counts in hundredths
         ("en", Decimal("1234.5"), "RSD", "RSD12.34"),
         ("zh-hans", 123456, "USD", "US$1,234.56"),
     ],
 )
-def test_an_amount_in_the_readers_language(language, minor, currency, text):
+def test_an_amount_is_shown_in_the_readers_language(language, minor, currency, text):
     with translation.override(language):
         assert amounts.money(minor, currency) == text
 
@@ -43,7 +43,7 @@ def test_an_exact_amount_keeps_its_decimals():
         ("1.0000", "USD", 100),
     ],
 )
-def test_a_typed_amount(typed, currency, minor):
+def test_a_typed_amount_is_read_in_the_major_unit(typed, currency, minor):
     assert amounts.parse_amount(typed, currency) == minor
 
 

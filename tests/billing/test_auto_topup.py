@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def top_up(provider):
-    """A paid top-up of $50 whose card was saved."""
+    """A paid top-up of $50 whose card was saved. An automatic one adds $20, which makes 7000 minor units."""
     return paid_top_up(provider)
 
 
@@ -117,7 +117,7 @@ class TestFailing:
             provider.deliver()
         failing.refresh_from_db()
         assert (failing.is_on, failing.failures, failing.last_failure) == (True, 1, "generic_decline")
-        assert failing.retry_at > timezone.now() + timedelta(minutes=59)
+        assert failing.retry_at > timezone.now() + timedelta(minutes=59)  # an hour after the failure
         assert automatic().get().state == TopUp.States.FAILED
         assert [payment_emails.send_due() for _ in range(2)] == [1, 0]
         (message,) = mail.outbox
@@ -149,7 +149,7 @@ class TestFailing:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_second_worker_cannot_begin_one_before_the_first_has_written_its_row(top_up):
-    """Else the other's could be paid in between, and this one would come on top of it."""
+    """Otherwise both would charge the card: the second worker's top-up could be paid before the first has its row."""
     setup = switch_on(top_up)
     others = []
 

@@ -25,6 +25,7 @@ def account(db) -> Account:
 
 
 def balance(account):
+    """Return the wallet's balance, and how much of it is held."""
     account.refresh_from_db()
     return account.posted_minor, account.held_minor
 
@@ -169,7 +170,7 @@ def test_a_receipt_is_never_edited(account):
 
 @pytest.mark.django_db(transaction=True)
 class TestAtOnce:
-    def test_settlements_of_one_hold_are_one(self, account):
+    def test_several_settlements_of_a_hold_charge_once(self, account):
         for _ in range(3):
             before, _held = balance(account)
             hold = buy(account, 100)

@@ -22,7 +22,7 @@ def account(db):
     return wallet(balance_minor=100_000)
 
 
-def test_by_member_workspace_and_node_spec(account):
+def test_costs_are_divided_by_member_workspace_or_node_spec(account):
     ann, bob = (MembershipFactory(organization=account.organization) for _ in range(2))
     run(account, 300, member=ann, workspace="vision", node_spec="small")
     run(account, 100, member=bob, workspace="vision", node_spec="medium")
@@ -67,7 +67,7 @@ def test_months_follow_the_installations_time_zone(account, settings):
     assert costs.spent_minor(account.organization, costs.parse_month("2026-11")) == 0
 
 
-def test_months_across_a_change_of_clocks(settings):
+def test_months_begin_and_end_at_midnight_across_a_change_of_clocks(settings):
     settings.TIME_ZONE = "Europe/Berlin"
     march = costs.parse_month("2026-03")
     assert (march.start.utcoffset(), march.end.utcoffset()) == (timedelta(hours=1), timedelta(hours=2))
@@ -79,7 +79,7 @@ def test_an_invalid_month_is_the_present_one():
         assert costs.parse_month(name).is_current
 
 
-def test_months_to_choose_from(account):
+def test_the_months_since_the_first_costs_can_be_chosen(account):
     now = timezone.localtime()
     assert [month.name for month in costs.months_with_costs(account.organization)] == [f"{now:%Y-%m}"]
     backdate(run(account, 5), costs.month_of().previous.previous.start)
@@ -96,12 +96,12 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
     [
         pytest.param([(9000, 30 * DAY), (700, 13 * DAY), (700, HOUR)], 1400, 100, id="the pace of two weeks"),
         pytest.param([(9000, 60 * DAY), (140, 3 * DAY)], 140, 10, id="earlier costs show that a customer is older"),
-        pytest.param([(100, 2 * DAY)], 100, 50, id="a new customer's pace is of the days there were"),
-        pytest.param([(100, timedelta(minutes=5))], 100, 100, id="a first run is not taken for every hour"),
+        pytest.param([(100, 2 * DAY)], 100, 50, id="a new customer's pace counts only the days since the first run"),
+        pytest.param([(100, timedelta(minutes=5))], 100, 100, id="a run a few minutes ago is the spend of a day"),
         pytest.param([], 0, 0, id="no costs"),
     ],
 )
-def test_the_forecast(account, runs, spent, daily):
+def test_the_forecast_continues_the_spend_of_recent_days(account, runs, spent, daily):
     now = datetime(2026, 11, 16, tzinfo=UTC)
     for amount, ago in runs:
         backdate(run(account, amount), now - ago)

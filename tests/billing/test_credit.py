@@ -1,4 +1,4 @@
-"""Credit: lots, their order, what is reserved, what expires; vouchers and trials."""
+"""Credit: the order in which lots (grants) are spent, what is reserved, what expires; vouchers and trials."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TestAtOnce:
         assert balances(account) == (1100 - 240, 0, 1100 - 240)
         assert sum(credit.used_by_hold([hold.pk for hold in holds]).values()) == 100
 
-    def test_grants_of_one_lot_are_one(self, account):
+    def test_a_grant_that_is_repeated_is_posted_once(self, account):
         key, clerk = uuid.uuid4(), UserFactory()
         lot = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")
         outcomes = together(*[lambda: credit.grant(credit_grant=lot(), user=clerk, account=account)] * 5)
@@ -148,7 +148,7 @@ def test_a_voucher_gives_credit(account, voucher):
     assert 29 * DAY < lot.expires_at - timezone.now() <= 30 * DAY
 
 
-def test_a_voucher_is_refused(account, voucher):
+def test_a_voucher_that_cannot_be_redeemed_is_refused(account, voucher):
     unchanged = Voucher.objects.filter(pk=voucher.pk).values().get()
     for change, sentence in (
         ({"is_active": False}, "code does not exist"),

@@ -21,15 +21,15 @@ TABLE = [
     # currency, an amount in the major unit, in the minor unit, the step of payments, in English
     ("USD", "12.34", 1234, 1, "$12.34"),
     ("JPY", "1234", 1234, 1, "¥1,234"),
-    ("ISK", "1234", 123400, 100, "ISK1,234"),  # whole for the ISO and CLDR, hundredths for Stripe
-    ("RSD", "12.34", 1234, 1, "RSD12.34"),  # hundredths for Stripe and the ISO, none in CLDR
+    ("ISK", "1234", 123400, 100, "ISK1,234"),  # no decimals in ISO 4217 and CLDR, hundredths for Stripe
+    ("RSD", "12.34", 1234, 1, "RSD12.34"),  # hundredths for Stripe and in ISO 4217, none in CLDR
     ("KWD", "12.340", 12340, 10, "KWD12.340"),
 ]
 UNSUPPORTED = ["XAU", "XXX", "BTC", "usd", "IRR", "KPW", "", "US"]
 
 
 @pytest.mark.parametrize(("currency", "major", "minor", "step", "english"), TABLE, ids=[row[0] for row in TABLE])
-def test_a_currency(currency, major, minor, step, english):
+def test_amounts_of_a_currency_are_converted_rounded_and_shown(currency, major, minor, step, english):
     assert amounts.to_minor(Decimal(major), currency) == minor
     assert amounts.to_major(minor, currency) == Decimal(major)
     assert currencies.step(currency) == step
@@ -48,7 +48,7 @@ def test_the_differences_between_cldr_and_the_provider_are_known():
 def test_each_currency_is_real_and_in_one_table():
     parts = (currencies.ZERO_DECIMALS, currencies.WHOLE_ONLY, currencies.THREE_DECIMALS, currencies.TWO_DECIMALS)
     assert sum(map(len, parts)) == len(currencies.SUPPORTED)
-    assert set(list_currencies()) | {"XCG"} >= currencies.SUPPORTED
+    assert set(list_currencies()) | {"XCG"} >= currencies.SUPPORTED  # XCG is new in 2025, and not in every Babel
     assert not currencies.SUPPORTED & set(UNSUPPORTED)
 
 
@@ -111,6 +111,7 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         ("currency", "least", "most"),
+        # Less than the least, an amount of zero, above the provider's maximum, no multiple of the step between them.
         [("USD", 500, 499), ("USD", 0, 100), ("USD", 500, 100_000_000), ("ISK", 110, 190)],
     )
     def test_limits_that_leave_no_amount_are_refused(self, settings, currency, least, most):

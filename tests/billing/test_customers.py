@@ -1,4 +1,4 @@
-"""An organization's customer at the provider: deleted there, a new one is created once, without its cards."""
+"""An organization's customer at the provider. If it is deleted there, a new one is created once, without its cards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pay(provider, top_up):
 
 class TestDeleted:
     def test_repeatedly_blocks_no_payment(self, provider, top_up):
-        """Within a day no idempotency key may return a customer that was deleted."""
+        """The provider keeps idempotency keys for a day; none may return a customer that was deleted since."""
         seen = {customer_id(top_up)}
         for _ in range(3):
             delete(provider, top_up)
@@ -59,7 +59,7 @@ class TestDeleted:
             seen.add(customer_id(top_up))
             assert existing(provider) == [customer_id(top_up)]
         assert len(seen) == 4
-        assert balance(top_up) == 7100
+        assert balance(top_up) == 5000 + 3 * 700
 
     def test_has_no_cards_until_one_is_saved(self, provider, top_up):
         organization = top_up.account.organization

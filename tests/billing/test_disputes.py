@@ -27,7 +27,7 @@ def top_up(provider):
 
 
 def credited(provider):
-    """A disputed top-up of which only the payment was delivered, and the events of all."""
+    """Return a disputed top-up and all its events, of which only that of the payment was delivered."""
     top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
     every = provider.fresh()
     provider.deliver(*[event for event in every if event["type"] == "checkout.session.completed"])
@@ -35,7 +35,7 @@ def credited(provider):
 
 
 def move(provider, amount, **changes):
-    """Let money of the dispute move by `amount`, with its event."""
+    """Add a balance transaction of `amount` to the dispute, and send its event, as when the bank moves money."""
     stripe_account, dispute = provider.sandbox.account, dispute_of(provider)
     moved = stripe_account.add_balance_transaction("adjustment", dispute["charge"], amount, "usd")
     stripe_account.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(moved) | changes])
@@ -93,7 +93,7 @@ def test_an_inquiry_moves_nothing(provider):
         stripe_account.emit(f"charge.dispute.{event}", inquiry)
         assert both_sides_agree(provider)
         assert balance(top_up) == 5000
-    assert Dispute.objects.get().state == Dispute.States.WON
+    assert Dispute.objects.get().state == Dispute.States.WON  # it was closed, and the bank took nothing
 
 
 def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
@@ -122,7 +122,7 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
 @pytest.mark.parametrize(
     ("changes", "reason"), [({"currency": "eur"}, "currency is 'eur'"), ({"amount": 0}, "amount 0 is")]
 )
-def test_that_does_not_match_its_top_up_is_quarantined(provider, changes, reason):
+def test_a_dispute_that_does_not_match_its_top_up_is_quarantined(provider, changes, reason):
     top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
     provider.sandbox.account.change(dispute_of(provider), **changes)
     wrong = [row for row in provider.deliver() if row.type.startswith("charge.dispute")]
@@ -140,6 +140,7 @@ def test_a_payment_can_be_refunded_in_part_and_then_taken_back_whole(provider, i
         provider.deliver(*refunded)
     (charge,) = provider.sandbox.account.store.all("charge")
     intents.open_dispute(provider.sandbox.account, charge)
+    # The sandbox disputes the rest of a payment; here the bank takes the refunded part back, too.
     dispute_of(provider)["amount"] = 5000
     move(provider, -2000)
     provider.deliver()
@@ -171,13 +172,13 @@ class TestAmounts:
         assert Dispute.objects.get().withdrawn_minor == 5000
 
     def test_in_the_currency_of_the_providers_account_are_not_used(self, provider):
-        """Its rates change: the disputed amount is taken, and given back."""
+        """Exchange rates change, so a movement takes or returns the whole disputed amount, whatever it is in euros."""
         top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
         dispute = dispute_of(provider)
         first = dict(dispute["balance_transactions"][0]) | {"amount": -4321, "currency": "eur"}
         provider.sandbox.account.change(dispute, balance_transactions=[first])
         seen = []
-        for amount in (None, -65, 4400, -4380):
+        for amount in (None, -65, 4400, -4380):  # None: only the withdrawal that is there
             if amount:
                 move(provider, amount, currency="eur")
             provider.deliver()
@@ -188,7 +189,10 @@ class TestAmounts:
 
 @pytest.mark.parametrize("case", ["taken", "won between"])
 def test_what_version_0_1_booked_is_not_booked_again(provider, case):
-    """It wrote at most two transactions, flags and no ids. While both versions work it may write the second."""
+    """Version 0.1 booked one withdrawal and one return of a dispute, and stored flags instead of their ids.
+
+    During an upgrade, when both versions work, it may still book the return.
+    """
     top_up, every = credited(provider)
     dispute = dispute_of(provider)
     row = Dispute.objects.create(

@@ -58,7 +58,7 @@ class TestInvoice:
         )
         assert emails.send_due() == 1
         english, chinese = mail.outbox
-        assert "Owed: $7.00" in english.body
+        assert "Owed: $7.00" in english.body  # 94.50 were taken back from 100 - 12.50
         assert "No action is needed" not in english.body
         assert (english.to, chinese.to) == ([owner.user.email], [accountant.user.email])
         assert "账单" in chinese.subject
@@ -84,7 +84,7 @@ class TestInvoice:
 )
 @pytest.mark.usefixtures("invoice", "accountant")
 def test_a_refused_address_is_retried_only_if_it_may_accept_later(owner, monkeypatch, error, is_retried):
-    """It must not keep the others from their mail, nor have them mailed every minute for ever."""
+    """One refused address must not keep the mail from other readers, nor make them receive it every minute."""
     delivered, send = [], locmem.EmailBackend.send_messages
 
     def refuse_one(backend, messages):

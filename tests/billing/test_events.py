@@ -47,16 +47,16 @@ class TestApply:
         ("sequence", "credited", "state"),
         [
             pytest.param([PAID, PAID_LATER, PAID, PAID_LATER], 5000, "paid", id="events of one payment credit it once"),
-            pytest.param([UNPAID], 0, "pending", id="a payment method that takes days is not credited yet"),
-            pytest.param([UNPAID, PAID_LATER], 5000, "paid", id="and is credited when it is paid"),
-            pytest.param([PAID_LATER, UNPAID], 5000, "paid", id="whichever event comes first"),
-            pytest.param([UNPAID, FAILED_LATER], 0, "failed", id="or fails in the end"),
+            pytest.param([UNPAID], 0, "pending", id="a slow payment, which takes days, is not credited yet"),
+            pytest.param([UNPAID, PAID_LATER], 5000, "paid", id="a slow payment is credited when it is paid"),
+            pytest.param([PAID_LATER, UNPAID], 5000, "paid", id="a slow payment is credited in any order of events"),
+            pytest.param([UNPAID, FAILED_LATER], 0, "failed", id="a slow payment that fails credits nothing"),
             pytest.param([EXPIRED], 0, "expired", id="an expired page credits nothing"),
             pytest.param([EXPIRED, PAID], 5000, "paid", id="what was paid is credited though the page expired first"),
-            pytest.param([PAID, EXPIRED], 5000, "paid", id="or afterwards"),
+            pytest.param([PAID, EXPIRED], 5000, "paid", id="what was paid is credited though the page expires later"),
         ],
     )
-    def test_events_of_one_top_up(self, sequence, credited, state):
+    def test_events_of_one_top_up_credit_it_once_if_it_was_paid(self, sequence, credited, state):
         top_up = TopUpFactory()
         for changes in sequence:
             assert apply(session_event(top_up, **changes)).state == APPLIED
@@ -121,7 +121,7 @@ class TestOutOfOrder:
         ):
             assert apply(by_type[kind] | {"id": f"evt_{number}"}).state == APPLIED
             assert balance(top_up) == 0
-            assert Transaction.objects.count() == 2
+            assert Transaction.objects.count() == 2  # the payment and its withdrawal
 
     def test_an_object_that_belongs_to_no_top_up_is_parked_then_quarantined(self, provider):
         customer = provider.ask("POST", "customers", name="Somebody")["id"]
@@ -181,7 +181,7 @@ class TestBrokenEvents:
         while events.apply_waiting():
             pass
         assert balance(top_up) == 5000
-        if odd in {"\\u0000", "𝔘"}:
+        if odd in {"\\u0000", "𝔘"}:  # which the database can store
             payload = StripeEvent.objects.get(event_id=event["id"]).payload
             assert payload["data"]["object"]["customer_details"] == details["customer_details"]
 
@@ -208,7 +208,7 @@ class TestFetch:
         tasks.fetch_events()
         assert [balance(top_up) for top_up in top_ups] == [5000] * 4
 
-    def test_is_left_to_the_next_sweep_when_the_provider_does_not_answer(self, provider, caplog):
+    def test_is_repeated_by_the_next_task_when_the_provider_does_not_answer(self, provider, caplog):
         with provider.network_failing():
             tasks.fetch_events()
         assert "did not answer" in caplog.text

@@ -24,6 +24,7 @@ HOSTILE = '=HYPERLINK("http://evil.example/","#1")'
 
 
 def charge(account, title: str = "#1 train.py"):
+    """Return the receipt of a run that used 1260 node seconds, which cost $1.26."""
     offer = quote(account, seconds=3600, nodes=2)
     hold = charges.hold(quote=offer, reference=str(offer.pk), labels={"workspace": "@home", "node_spec": "small"})
     ranges = [
@@ -94,7 +95,7 @@ class TestPdf:
             assert wanted in shown
         boxes = words(content, "-bbox")
         (width,) = {float(edge) for edge in re.findall(r'<page width="([\d.]+)"', boxes)}
-        margin = 18 / 25.4 * 72
+        margin = 18 / 25.4 * 72  # 18 mm in points
         assert max(float(edge) for edge in re.findall(r'xMax="([\d.]+)"', boxes)) <= width - margin + 0.5
 
     def test_is_rendered_once_and_stored(self, invoice, monkeypatch):
@@ -130,7 +131,8 @@ class TestCsv:
             ("tax_included", "0.20"),
             ("total", "1.26"),
         ]
-        assert [(row["nodes"], row["from"][11:16], row["to"][11:16]) for row in rows[1:3]] == [
+        time_of_day = slice(11, 16)
+        assert [(row["nodes"], row["from"][time_of_day], row["to"][time_of_day]) for row in rows[1:3]] == [
             ("2", "10:00", "10:10"),
             ("1", "10:10", "10:11"),
         ]

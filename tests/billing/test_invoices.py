@@ -135,9 +135,10 @@ class TestIssueDue:
 class TestTax:
     @pytest.mark.parametrize(
         ("inclusive", "expected", "wallet_left", "revenue"),
+        # Prices of 1190 include 190 of tax, or 226 (19 %) are added to them. The wallet had 10,000.
         [(True, (1190, 0, 190, 1190), 8810, 1000), (False, (1190, 0, 226, 1416), 8584, 1190)],
     )
-    def test_in_prices_or_on_top(self, account, inclusive, expected, wallet_left, revenue):
+    def test_is_included_in_prices_or_added_to_them(self, account, inclusive, expected, wallet_left, revenue):
         BillingPolicy.objects.create(tax_percent=Decimal(19), tax_inclusive=inclusive)
         run(account, 1190)
         invoice = issue(account)
@@ -229,7 +230,7 @@ class TestDatabase:
             InvoiceLine.objects.create(invoice=invoice, **row)
 
     @pytest.mark.parametrize(
-        ("changes", "amount", "refusal"),
+        ("changes", "line_amount", "refusal"),
         [
             ({}, None, "does not equal its lines"),
             ({"total_minor": 99}, None, "invoice_adds_up"),
@@ -239,14 +240,15 @@ class TestDatabase:
             ({"subtotal_minor": 99, "total_minor": 99}, 99, "not its receipt"),
         ],
     )
-    def test_an_invoice_equals_its_lines_and_receipts(self, account, changes, amount, refusal):
+    def test_an_invoice_equals_its_lines_and_receipts(self, account, changes, line_amount, refusal):
+        """A second invoice of 100 is written with `changes`, and with one line of `line_amount` or none."""
         run(account, 100)
         first = issue(account)
         values = {field.name: getattr(first, field.name) for field in Invoice._meta.fields if field.name != "id"}
         invoice = Invoice(**values | {"sequence": 2, "number": "another"} | changes)
         rows = [invoice]
-        if amount is not None:
+        if line_amount is not None:
             row = {"position": 1, "receipt": run(account, 100), "title": "x", "credit_minor": 0}
-            rows.append(InvoiceLine(invoice=invoice, amount_minor=amount, **row))
+            rows.append(InvoiceLine(invoice=invoice, amount_minor=line_amount, **row))
         with pytest.raises(IntegrityError, match=refusal):
             write(*rows)

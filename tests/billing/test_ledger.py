@@ -25,6 +25,7 @@ def revenue(currency="USD"):
 
 
 def balance(account):
+    """Return the account's balance, and how much of it is held."""
     account.refresh_from_db()
     return account.posted_minor, account.held_minor
 
@@ -162,14 +163,14 @@ class TestAtOnce:
         account, clearing = wallet(), ledger.platform_account(Account.Kinds.CLEARING, "USD")
 
         def pay_in(thread):
-            own = [post(f"in:{thread}:{number}", (account, 7), (clearing, -7)) for number in range(10)]
-            return own, [post(f"shared:{number}", (account, 1), (clearing, -1)) for number in range(5)]
+            separate = [post(f"in:{thread}:{number}", (account, 7), (clearing, -7)) for number in range(10)]
+            return separate, [post(f"shared:{number}", (account, 1), (clearing, -1)) for number in range(5)]
 
         outcomes = together(*(lambda n=n: pay_in(n) for n in range(6)))
         assert raised(outcomes) == []
-        assert all(own == [True] * 10 for own, _shared in outcomes)
-        assert sum(sum(shared) for _own, shared in outcomes) == 5
-        assert balance(account) == (425, 0) == (entries_sum(account), 0)
+        assert all(separate == [True] * 10 for separate, _shared in outcomes)
+        assert sum(sum(shared) for _separate, shared in outcomes) == 5
+        assert balance(account) == (6 * 10 * 7 + 5, 0) == (entries_sum(account), 0)
         assert balance(clearing) == (-425, 0)
 
     def test_movements_in_both_directions_do_not_deadlock(self):

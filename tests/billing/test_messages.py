@@ -18,7 +18,7 @@ from billing import messages
         ({"source": "reference", "runs": 0}, "No run of this script has been measured yet", "High estimate"),
     ],
 )
-def test_the_basis_of_an_estimate(basis, words, label):
+def test_the_basis_of_an_estimate_is_named(basis, words, label):
     """A share of runs is claimed only where enough were measured."""
     assert words in messages.basis_sentence(basis)
     assert messages.p90_label(basis) == label

@@ -52,6 +52,7 @@ def listed(client):
 
 
 def switch_on(client, card, /, **changes):
+    """Set automatic top-ups. A change to `...` leaves a field out."""
     wanted = {"is_on": True, "threshold_minor": 6000, "amount_minor": 2000, "card": card} | changes
     return client("put", "wallet/automatic/", {name: value for name, value in wanted.items() if value is not ...})
 
@@ -112,10 +113,10 @@ class TestAutomatic:
 class TestPayingForAQuote:
     @pytest.mark.parametrize(
         "case",
-        [(7, 0, 7 * 360 - 100), (1, 0, 500), (1, 1000, 1000 + 360)],
+        [(7, 0, 7 * 360 - 100), (1, 0, 500), (1, 1000, 1000 + 360)],  # hours, debt, amount to pay; the wallet has 100
         ids=["what the wallet lacks", "at least the smallest payment", "and what is owed, which is paid first"],
     )
-    def test_asks_for(self, client, owner, account, provider, case):
+    def test_asks_for_what_is_missing_and_what_is_owed(self, client, owner, account, provider, case):
         hours, owed, due = case
         if owed:
             receivables.withdraw(

@@ -73,7 +73,7 @@ class TestPublish:
         assert "same time" in refusal(draft_of(published), effective_from=starts)
         euros = PriceBookFactory(currency="EUR")
         PriceFactory(book=euros, node_spec=NodeSpec.objects.get())
-        pricebooks.publish(book=euros, effective_from=starts)  # another currency's time is its own
+        pricebooks.publish(book=euros, effective_from=starts)  # books of two currencies may begin together
 
     def test_needs_an_hourly_price_for_each_spec_on_offer(self, published):
         NodeSpecFactory(name="large")
@@ -222,7 +222,7 @@ class TestSimulation:
         assert (simulation.without_usage, simulation.simulated_minor) == (1, 720 + 360)
 
 
-def test_the_difference_of_two_books(published):
+def test_the_difference_of_two_books_is_their_added_removed_and_changed_prices(published):
     new = draft_of(published, node_hour="300")
     PriceFactory(book=new, kind=PriceKind.FIXED_EPOCH, product="fixed", amount=Decimal(2))
     new.prices.filter(kind=PriceKind.MINIMUM).delete()

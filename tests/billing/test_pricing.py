@@ -28,6 +28,7 @@ from billing.pricing import (
 from billing.usage import Range, Usage
 
 ESTIMATE = Estimate(600, 900, "reference")
+"""A p50 of 600 s and a p90 of 900 s. With a headroom of 2, the deadline is 1800 s."""
 PRICES = [
     PriceRow(PriceKind.NODE_HOUR, Decimal(90), node_spec="nano"),
     PriceRow(PriceKind.NODE_HOUR, Decimal(81), node_spec="nano", nodes_from=4),
@@ -71,7 +72,7 @@ def offer(
 # --- Worked numbers ---------------------------------------------------------------------------------------------------
 
 
-def test_the_price_of_an_hour():
+def test_the_price_of_an_hour_depends_on_nodes_and_product():
     """The tier begins at four nodes; a product's own price goes before it."""
     for product, nodes, hourly in (("metered", 3, 90), ("metered", 4, 81), ("metered", 64, 81), ("cheap", 4, 60)):
         assert offer(product, nodes=nodes, max_seconds=3600).ceiling_minor == nodes * hourly
@@ -89,11 +90,12 @@ def test_the_price_of_an_hour():
     ],
 )
 def test_a_refusal_names_the_field_and_a_value_that_works(choices, error):
+    code, field, limit = error
     with pytest.raises(PricingError) as caught:
         offer(**choices)
-    assert (caught.value.code, caught.value.field, caught.value.limit) == error
-    if error[0] != "not_priced":
-        assert offer(**choices | {error[1]: error[2]}).deadline_seconds >= 60
+    assert (caught.value.code, caught.value.field, caught.value.limit) == (code, field, limit)
+    if code != "not_priced":
+        assert offer(**choices | {field: limit}).deadline_seconds >= 60
 
 
 def test_the_estimate_is_priced_at_p50_and_p90():
@@ -114,7 +116,7 @@ def test_no_time_costs_nothing():
     ("choices", "seconds"),
     [
         ({"max_seconds": 120}, 120),  # below the minimum of an unlimited run
-        ({"estimate": Estimate(1, 2, "reference")}, 300),
+        ({"estimate": Estimate(1, 2, "reference")}, 300),  # the minimum of an unlimited run
         ({"max_deadline_seconds": 1000}, 1000),
         ({"estimate": Estimate(600, 900.0001, "reference")}, 1800),
         ({"estimate": Estimate(600, 900.2, "reference")}, 1801),
@@ -122,11 +124,11 @@ def test_no_time_costs_nothing():
         ({"ceiling_minor": 20}, 800),  # 20 at 90 an hour
         ({"prices": HUNDRED, "ceiling_minor": 100, "max_seconds": 7200}, 3600),  # not 3599: 100/3600 recurs
         (FIXED | {"included_seconds": 3600}, 3600),
-        (FIXED | {"estimate": Estimate(334, 33.4 * 10 * 1.5, "reference")}, 1002),
-        (FIXED | {"included_seconds": 600, "ceiling_minor": 20}, 600 + 480),
+        (FIXED | {"estimate": Estimate(334, 33.4 * 10 * 1.5, "reference")}, 1002),  # 2 x 501; floats add no second
+        (FIXED | {"included_seconds": 600, "ceiling_minor": 20}, 600 + 480),  # 20 - 8 buy 480 s at 90 an hour
     ],
 )
-def test_the_deadline(choices, seconds):
+def test_the_deadline_follows_from_the_estimate_and_the_choices(choices, seconds):
     assert offer(**choices).deadline_seconds == seconds
 
 

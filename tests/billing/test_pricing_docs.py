@@ -59,7 +59,7 @@ def offer(row: dict[str, str]) -> Offer:
         PriceRow(per_epoch, Decimal(row["epoch"])),
         PriceRow(PriceKind.MINIMUM, Decimal(row["least"])),
     ]
-    asked = re.fullmatch(r"(\d+) ([sc])|–", row["asked"])
+    asked = re.fullmatch(r"(\d+) ([sc])|–", row["asked"])  # seconds, or a ceiling in minor units (c)
     return quote(
         prices,
         Purchase("any", mode, "any", nodes, int(row["epochs"])),
@@ -74,7 +74,7 @@ def offer(row: dict[str, str]) -> Offer:
 
 
 @pytest.mark.parametrize("name", QUOTES)
-def test_a_quote(name):
+def test_a_quote_is_priced_as_the_page_says(name):
     row, made = QUOTES[name], offer(QUOTES[name])
     assert (str(made.deadline_seconds), str(made.ceiling_minor), amounts(made.lines)) == (
         row["deadline"],
@@ -84,7 +84,7 @@ def test_a_quote(name):
 
 
 @pytest.mark.parametrize("row", CHARGES, ids=lambda row: f"{row['quote']} {row['seconds used']}")
-def test_a_charge(row):
+def test_a_run_is_charged_as_the_page_says(row):
     made = offer(QUOTES[row["quote"]])
     usage = Usage(float(row["seconds used"]), completed={"yes": True, "no": False}[row["completed"]])
     charge = rate(usage, made.terms)
@@ -93,11 +93,11 @@ def test_a_charge(row):
     assert str(made.ceiling_minor - charge.total_minor) == row["released"]
 
 
-def test_every_kind_of_price_is_named():
+def test_the_page_names_every_kind_of_price():
     assert {row["kind"].strip("`") for row in table("kind")} == set(Price.Kinds.values)
 
 
-def test_the_prices_of_a_new_installation():
+def test_the_page_has_the_prices_of_a_new_installation():
     rows = {row["node spec"]: row for row in table("node spec")}
     assert list(rows) == [spec.name for spec in catalogue.SPECS]
     for spec in catalogue.SPECS:
@@ -108,7 +108,7 @@ def test_the_prices_of_a_new_installation():
 
 
 @pytest.mark.parametrize("row", table("ranges"), ids=lambda row: row["ranges"])
-def test_ranges(row):
+def test_ranges_are_charged_as_the_page_says(row):
     parts = [part.split(" x ") for part in row["ranges of seconds x nodes"].split(", ")]
     terms = Terms(Mode.METERED, 4, 1, Decimal(row["hourly"]), Decimal(0), minimum_minor=0, ceiling_minor=10**6)
     charge = rate(Usage.of([Range(float(seconds), int(nodes)) for seconds, nodes in parts], completed=True), terms)
@@ -123,7 +123,7 @@ def tax_of(row: dict[str, str]) -> Tax:
 
 
 @pytest.mark.parametrize("name", MONTHS)
-def test_a_month_on_an_invoice(name):
+def test_a_month_is_invoiced_as_the_page_says(name):
     row = MONTHS[name]
     taxable = int(row["runs"]) - int(row["credit used"])
     due = tax_of(row).of(taxable)
@@ -132,7 +132,7 @@ def test_a_month_on_an_invoice(name):
 
 
 @pytest.mark.parametrize("row", table("note"), ids=lambda row: row["note"])
-def test_a_credit_note(row):
+def test_a_credit_note_gives_back_what_the_page_says(row):
     month = MONTHS[row["of"]]
     tax, back = tax_of(month), int(row["gives back"])
     paid = int(month["runs"]) - int(month["credit used"])
@@ -141,7 +141,7 @@ def test_a_credit_note(row):
     assert (str(given_credit), str(tax.of(paid) - tax.of(left))) == (row["as credit"], row["tax back"])
 
 
-def test_the_limits_of_estimates():
+def test_the_page_has_the_limits_of_estimates():
     for figure in (
         f"last {estimates.MAX_RUNS} runs",
         f"from {estimates.MIN_RUNS_FOR_START_UP} runs",

@@ -48,7 +48,7 @@ def balances(account):
     ],
     ids=["covered by the wallet", "the rest is owed", "held money stays", "credit is not paid out"],
 )
-def test_money_taken_back(held, credit_minor, taken, left):
+def test_money_taken_back_leaves_held_money_and_credit_and_the_rest_is_owed(held, credit_minor, taken, left):
     account = wallet()
     pay_in(account, 5000)
     if held:
@@ -178,7 +178,7 @@ class TestWriteOff:
             pytest.param((3000, 1000, True, (0, 0, 2000), 2000), id="a part of it returns"),
         ],
     )
-    def test_later_money(self, debtor, clerk, case):
+    def test_is_repaid_by_returned_money_but_not_by_a_new_payment(self, debtor, clerk, case):
         """Else a dispute that is won would pay the customer for what was used and waived."""
         written_off, amount, is_return, left, still_written_off = case
         self.write_off(debtor, clerk, written_off)

@@ -32,7 +32,7 @@ def refund(top_up, amount_minor=2000):
     return billing_refunds.refund(top_up=top_up, amount_minor=amount_minor, reason="Asked for", user=UserFactory())
 
 
-def test_is_limited_to_the_rest_of_a_paid_top_up(provider, top_up):
+def test_a_refund_is_limited_to_the_rest_of_a_paid_top_up(provider, top_up):
     refund(top_up, 3000)
     for amount in (0, -1, 2001):
         with pytest.raises(RefundRefused) as caught:
@@ -45,7 +45,7 @@ def test_is_limited_to_the_rest_of_a_paid_top_up(provider, top_up):
 
 
 @pytest.mark.parametrize(("when", "is_key_forgotten"), [("before", False), ("after", False), ("after", True)])
-def test_is_retried_after_a_network_failure_and_made_once(provider, top_up, when, is_key_forgotten):
+def test_a_refund_is_retried_after_a_network_failure_and_made_once(provider, top_up, when, is_key_forgotten):
     with provider.network_failing(when):
         row = refund(top_up)
     assert row.state == Refund.States.CREATED
@@ -60,7 +60,7 @@ def test_is_retried_after_a_network_failure_and_made_once(provider, top_up, when
     assert provider.held() == 3000
 
 
-def test_the_oldest_is_retried_first_if_more_wait_than_one_call_may_submit(provider, top_up, monkeypatch):
+def test_the_oldest_refund_is_retried_first_if_more_wait_than_one_call_may_submit(provider, top_up, monkeypatch):
     monkeypatch.setattr(billing_refunds, "MAX_SUBMITTED", 1)
     with provider.network_failing():
         oldest, _newer = refund(top_up, 2000), refund(top_up, 1000)
@@ -68,7 +68,7 @@ def test_the_oldest_is_retried_first_if_more_wait_than_one_call_may_submit(provi
     assert list(Refund.objects.filter(state=Refund.States.SUCCEEDED)) == [oldest]
 
 
-def test_is_made_once_by_two_workers_that_submit_at_the_same_moment(provider, top_up):
+def test_a_refund_is_made_once_by_two_workers_that_submit_it_at_the_same_moment(provider, top_up):
     """The second worker looks for the refund, finds none and submits it just before the first one's call arrives."""
 
     def submit_first(method, path):
@@ -82,7 +82,7 @@ def test_is_made_once_by_two_workers_that_submit_at_the_same_moment(provider, to
     assert both_sides_agree(provider)
 
 
-def test_that_fails_later_returns_to_the_wallet_and_pays_the_debt_it_made(provider):
+def test_a_refund_that_fails_later_returns_to_the_wallet_and_pays_the_debt_it_made(provider):
     top_up = paid_top_up(provider, card=REFUND_FAILS)
     ledger.hold(account=top_up.account, amount_minor=4000)
     assert refund(top_up, 5000).state == Refund.States.SUCCEEDED
@@ -126,7 +126,7 @@ class TestMadeAtTheDashboard:
         assert balance(top_up) == 5000
 
 
-def test_switches_automatic_top_ups_off(top_up):
+def test_a_refund_switches_automatic_top_ups_off(top_up):
     AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=4000, amount_minor=5000)
     refund(top_up, 5000)
     setup = AutoTopUp.objects.get()
@@ -135,7 +135,7 @@ def test_switches_automatic_top_ups_off(top_up):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_many_at_once_are_limited_to_the_top_up(provider):
+def test_many_refunds_at_once_are_limited_to_the_top_up(provider):
     top_up = paid_top_up(provider)
     outcomes = together(*[lambda: refund(top_up, 2000)] * 6)
     assert [type(error) for error in raised(outcomes)] == [RefundRefused] * 4
@@ -145,7 +145,7 @@ def test_many_at_once_are_limited_to_the_top_up(provider):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_many_requests_with_one_key_are_one_refund(provider):
+def test_many_requests_with_one_key_make_one_refund(provider):
     top_up, clerk, key = paid_top_up(provider), UserFactory(), uuid.uuid4()
     ask = {"top_up": top_up, "amount_minor": 1000, "reason": "Asked for", "user": clerk, "key": key}
     assert {row.pk for row in together(*[lambda: billing_refunds.refund(**ask)] * 5)} == {key}

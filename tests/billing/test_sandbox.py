@@ -56,7 +56,7 @@ class TestPage:
         assert (intent["status"], intent["amount_received"]) == ("succeeded", 5000)
         assert intent["metadata"] == {"top_up": "top-up-1"}
 
-    def test_of_the_bank_asks_once(self, customer, served):
+    def test_of_the_bank_takes_one_answer(self, customer, served):
         checkout_page = create_checkout(customer)
         for answer, location, balance_minor in (
             ("refuse", checkout_page.url, 0), ("agree", f"{WALLET}?paid=1", 5000),
@@ -162,7 +162,7 @@ class TestRestart:
         assert journal.stat().st_mode & 0o077 == 0
         with journal.open("a") as file:
             file.write('[["checkout.session", "cs_half')  # a crash in the middle of a line
-        for balance_minor in (5000, 10_000):
+        for balance_minor in (5000, 10_000):  # the open page is paid after the first restart
             with start() as served:
                 assert create_checkout(customer, "paid").session_id == paid.session_id
                 assert create_checkout(customer, "open").session_id == still_open.session_id

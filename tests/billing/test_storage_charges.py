@@ -16,7 +16,7 @@ JUNE, FEBRUARY = date(2026, 6, 30), date(2026, 2, 1)
 @pytest.mark.parametrize(
     ("gigabytes", "price", "day", "cost"),
     [
-        (40, "300", JUNE, "300"),
+        (40, "300", JUNE, "300"),  # 30 paid gigabytes at 300 a month, for one of 30 days
         (10, "300", JUNE, "0"),
         (0, "300", JUNE, "0"),
         (38, "300", FEBRUARY, "300"),

@@ -20,7 +20,7 @@ EVENT = {"id": "evt_1", "type": "checkout.session.completed", "object": "event"}
 
 @pytest.fixture
 def keys(settings):
-    """Stripe's own keys instead of the sandbox; returns the signing secrets."""
+    """Configure Stripe instead of the sandbox. Return the list of signing secrets."""
     settings.PAYMENTS_SANDBOX = False
     settings.STRIPE_WEBHOOK_SECRETS = ["whsec_old", "whsec_new"]
     return settings.STRIPE_WEBHOOK_SECRETS
@@ -28,7 +28,7 @@ def keys(settings):
 
 class TestSignature:
     def test_of_another_time_is_refused(self):
-        for age in (-299, 0, 299):
+        for age in (-299, 0, 299):  # 300 s of difference are allowed
             assert gateway.verify(*signed(EVENT, at=time.time() - age)) == EVENT
         for age in (-310, 310):
             with pytest.raises(BadSignature):
@@ -67,7 +67,7 @@ def test_the_sandboxs_secrets_are_this_installations_own(settings):
     assert len({secret.rsplit("_", 1)[1] for secret in mine + others}) == 4
 
 
-def test_live_keys(settings):
+def test_a_live_key_is_recognized(settings):
     for key, live in (("", False), ("sk_test_1", False), ("sk_live_1", True), ("rk_live_1", True)):
         settings.STRIPE_SECRET_KEY = key
         assert gateway.is_live() is live
@@ -101,7 +101,7 @@ class TestDelivery:
         assert sent == [tasks.apply_events]
 
     def test_with_another_body_does_not_change_a_stored_event(self, client, sent):
-        """Someone who knows a secret must not make an event mean more than it did."""
+        """Someone who knows a signing secret must not turn a stored event into a payment."""
         top_up = TopUpFactory()
         first = session_event(top_up, payment_status="unpaid")
         forged = {**first, "data": {"object": first["data"]["object"] | {"payment_status": "paid"}}}

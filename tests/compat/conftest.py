@@ -14,9 +14,10 @@ SIDE = 28
 
 
 def write_images(folder):
-    """A few of the digits in `folder` once more, as torchvision's ImageFolder reads them."""
+    """Write a few of the digits again, in a folder for each label, as torchvision's ImageFolder reads them."""
     raw = folder / "MNIST" / "raw"
     for part, name, count in (("train", "train", 16), ("t10k", "val", 8)):
+        # MNIST's files begin with a header of 16 or 8 bytes.
         images = (raw / f"{part}-images-idx3-ubyte").read_bytes()[16:]
         labels = (raw / f"{part}-labels-idx1-ubyte").read_bytes()[8:]
         for number in range(count):
@@ -37,5 +38,5 @@ def stage(harness, digits):
 
 @pytest.fixture
 def node():
-    """Two cores, for importing a framework is most of a run's time, and 3 GiB."""
+    """A node with 3 GiB and two cores, because importing a framework is most of a run's time."""
     return Resources(cpus=2, memory_mib=3072)

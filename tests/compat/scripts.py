@@ -33,6 +33,7 @@ LICENCES = {
 SERIES = "distributed/ddp-tutorial-series"
 DIGITS = ("--data-dir", "/datasets/digits", "--epochs", "6")
 LEARNED = r"Test set: Average loss: \d\.\d+, Accuracy: (?:[3-9]\d|100)\.\d+%"
+"""An accuracy of at least 30 %, where guessing gives 10 %."""
 
 
 class Foreign(NamedTuple):
@@ -40,7 +41,7 @@ class Foreign(NamedTuple):
 
     `files` are paths in the repository; of a notebook, the files that its `%%writefile` cells write. `wrapper` is a
     script of ours that starts it. `output` is a pattern of what rank 0 must print, `node_output` of what the first rank
-    of each node prints and no other does.
+    of each node prints and no other does; `{rank}` and `{world_size}` in them are replaced.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Foreign(NamedTuple):
     arguments: tuple[str, ...] = ()
     framework: str = "pytorch"
     image: str = ""
-    """The framework's own where empty."""
+    """If empty, the image of the framework."""
     needs_gpu: bool = False
     shapes: tuple[tuple[int, int], ...] = SHAPES
 

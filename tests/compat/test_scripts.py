@@ -67,7 +67,7 @@ def put(foreign, stage):
         for nodes, workers in foreign.shapes
     ],
 )
-def test_a_fetched_script(stage, node, foreign, nodes, workers):
+def test_a_fetched_script_prints_what_its_entry_says(stage, node, foreign, nodes, workers):
     put(foreign, stage)
     gpus, size = workers if foreign.needs_gpu else 0, nodes * workers
     if gpus and len(host.gpus()) < nodes * gpus:

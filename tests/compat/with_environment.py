@@ -1,4 +1,4 @@
-"""Run a script, unchanged, with variables that no order carries: `with_environment.py NAME=VALUE ... SCRIPT ...`."""
+"""Run a script, unchanged, with variables that a run does not have: `with_environment.py NAME=VALUE ... SCRIPT ...`."""
 
 import os
 import runpy

@@ -44,7 +44,7 @@ class PriceBookFactory(DjangoModelFactory):
 
 
 class PriceFactory(DjangoModelFactory):
-    """The price of an hour."""
+    """An hourly price, at which ten seconds of a node cost one minor unit."""
 
     class Meta:
         model = Price
@@ -87,7 +87,10 @@ def paid_top_up(
 
 
 def book(currency: str = "USD", *, hourly: str = "360", minimum: str = "", storage: str = "") -> PriceBook:
-    """Publish a price book with one hourly price for every node spec on offer. If there is none, create one."""
+    """Publish a price book with one hourly price for every node spec on offer. If there is none, create one.
+
+    `minimum` and `storage` are the minimum charge and the price of storage, if the book has them.
+    """
     draft = PriceBookFactory(currency=currency)
     for spec in NodeSpec.objects.filter(is_active=True) or [NodeSpecFactory(name="small")]:
         PriceFactory(book=draft, node_spec=spec, amount=Decimal(hourly))

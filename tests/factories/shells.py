@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from console.accounts.models import Membership
 
 ENDS = (b"i\x00\x04exit", b"i\x00\x01\x03")
-"""Frames that end a shell: `exit` as text, and Ctrl+C."""
+"""Frames that end a shell, `exit` and Ctrl+C. A frame of input is the letter `i`, two bytes of length and text."""
 
 
 class Node:

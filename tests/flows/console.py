@@ -1,6 +1,6 @@
 """A whole console of real processes on a port of its own, a customer of its API, and how to break it.
 
-The one rule: everything a test kills was started here, and is known by this installation's own mark or folder.
+The one rule: a test kills only what was started here, which the mark or the folder of this installation shows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from tests.migrations import copy_migrated_database
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS = 240
+"""How long a console may take to start on a busy machine."""
 PATIENCE_SECONDS = 240
+"""How long a customer waits for a job's state."""
 PASSWORD = "correct horse battery"
 BARE_IMAGE = "horovod"
 """The built-in image that is an interpreter and nothing else in these consoles, so that its runs start fast."""
@@ -52,7 +54,7 @@ while not (workspace / f"go-{sys.argv[1]}").exists():
     time.sleep(0.02)
 print("epoch 1/1 loss 0.5", flush=True)
 """
-"""Runs until its test lets it go: `go-<tag>` in the workspace."""
+"""A script that runs until its test creates the file `go-<tag>` in the workspace, by `Console.release`."""
 
 
 class Console:
@@ -109,7 +111,7 @@ class Console:
         assert running.poll() is None, self.output.read_text()
 
     def is_ready(self) -> bool:
-        """Whether the console answers that it can work."""
+        """Return whether the console says that it is ready."""
         try:
             return self._visitor.get(f"{self.url}/readyz").status_code == httpx.codes.OK
         except httpx.HTTPError:
@@ -134,7 +136,7 @@ class Console:
         for folder in (self.embedded.socket_dir, self.var):
             shutil.rmtree(folder, ignore_errors=True)
 
-    # What there is of it
+    # What runs, and what is left of it
 
     def programs(self, *words: str) -> list[psutil.Process]:
         """Our processes whose command line has these words."""
@@ -269,7 +271,7 @@ class Buyer(Customer):
                             return dict(data)
                     if time.monotonic() > deadline:
                         break
-            except Exception as error:  # the console was killed on purpose: a browser would connect again, too
+            except Exception as error:  # the test killed the console; connect again, as a browser would
                 last = last or error
             time.sleep(0.1)
         raise AssertionError(f"waited {self.patience_seconds} s without the expected state; last seen: {last}")
@@ -286,8 +288,8 @@ class Buyer(Customer):
         """Close its connections."""
         self.http.close()
 
-    def cancel_what_goes_on(self) -> None:
-        """A test that failed halfway keeps no later one, nor its own second try, from the cluster."""
+    def cancel_unfinished_jobs(self) -> None:
+        """Free the cluster for the next test, or for the second try of one that failed halfway."""
         while self.started:
             job = self.started.pop()
             if self.job(job)["finished_at"] is None:
@@ -329,7 +331,7 @@ def _is_taken(port: int) -> bool:
 
 
 def served(console: Console) -> Iterator[Console]:
-    """The console up; at the end it is stopped, has left nothing behind, and is removed."""
+    """Start the console. At the end stop it, check that it leaves nothing behind, and remove it."""
     try:
         console.up()
         yield console
@@ -340,4 +342,5 @@ def served(console: Console) -> Iterator[Console]:
 
 
 def _is_live(run: Path) -> bool:
+    """Return whether a run goes on, by its mark in the folder `.active`."""
     return (run.parent / ".active" / run.name).exists()

@@ -1,4 +1,4 @@
-"""The restore drill: a console that has sold and run training, backed up while it works, restored where nothing is.
+"""The restore drill: a console that has sold and run training, backed up while it works, restored to an empty folder.
 
 What must hold afterwards: the books balance and say the same, every file is the same, customers log in with the tokens
 they have, and a run that was going on during the backup is retried free of charge.
@@ -39,7 +39,7 @@ def broken_books(console):
 
 
 def files(root):
-    """Every file of a tree, by what is in it."""
+    """Return the hash of each file of a tree, by its path."""
     paths = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
@@ -72,7 +72,7 @@ def test_a_console_comes_back_from_its_backup(console, buyer, console_images, tm
         customer = Returning(second, buyer.token)
         assert customer.bill(ended) == bill
         assert customer.log(ended) == log
-        # Its processes were the other machine's: a lost node, which costs nothing, and another attempt.
+        # The run's processes belong to the first console. To the second one its node is lost, so it is retried, free.
         tried = customer.until(running, lambda data: len(data["attempts"]) == 2 and data["state"] == "running")
         assert tried["finished_at"] is None
         second.release("kept")

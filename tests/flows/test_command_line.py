@@ -59,7 +59,7 @@ def test_one_command_from_a_folder_to_a_receipt(buyer, tmp_path):
         assert line in done.stderr, done.stderr
 
     failed = trainyard(buyer, tmp_path, *run, "--max-price", "10", "--env", "FAIL=1", "again")
-    assert failed.returncode == 3, failed.stderr
+    assert failed.returncode == 3, failed.stderr  # the exit status for a failed job
     assert "0 files sent (0 bytes), 2 unchanged" in failed.stdout
     assert "Charged" in failed.stdout
     assert "train.py, line 10: raise RuntimeError" in failed.stdout

@@ -48,6 +48,7 @@ client.save()
 print("client", client.pk)
 """
 EXPIRE = "from allauth.idp.oidc.models import Token; print(Token.objects.filter(type='at').delete())"
+"""Deletes all access tokens, so that the hub must refresh its own."""
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,8 @@ class Hub:
         form = self.browser.get(f"{self.url}/hub/spawn")
         assert 'name="workspace"' in form.text, form.text
         address = f"{self.url}/hub/spawn?_xsrf={self._xsrf()}"
-        self.browser.post(address, data=options, follow_redirects=False)  # a fast one leads to JupyterLab already
+        # Do not follow: if the server starts fast, the response already redirects to JupyterLab.
+        self.browser.post(address, data=options, follow_redirects=False)
 
     def page(self, path: str) -> str:
         """Return the text of a page of the hub."""
@@ -205,7 +207,7 @@ def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, console, 
     assert hub.api("GET", "user")["servers"][""]["ready"]
 
     hub.down()
-    (hub.folder / "jupyterhub.sqlite").unlink()  # a hub that forgot its notebook takes it over
+    (hub.folder / "jupyterhub.sqlite").unlink()  # a hub that lost its database takes over the open notebook
     hub.up()
     assert hub.log_in() == user
     hub.spawn(workspace="main")
@@ -221,5 +223,5 @@ def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, console, 
     hub.spawn(workspace="main")
     wait_for(lambda: hub.target(user), PATIENCE_SECONDS)
     (notebook,) = open_notebooks(buyer)
-    buyer.call("POST", f"notebooks/{notebook['id']}/stop/")  # one that ended leaves the hub
+    buyer.call("POST", f"notebooks/{notebook['id']}/stop/")  # at the console: the hub notices it
     wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)

@@ -36,8 +36,8 @@ def ran_seconds(console, job):
     return console.query(f"{ran} ORDER BY number DESC LIMIT 1", job)[0][0]
 
 
-def charged_once(console, buyer, job):
-    """One attempt, one process from its start to its end, one charge, and a receipt that says so."""
+def assert_charged_once(console, buyer, job):
+    """Check that a job had one attempt, whose process ran from start to end, and one charge with a right receipt."""
     data = buyer.job(job)
     assert [attempt["number"] for attempt in data["attempts"]] == [1]
     assert (data["state"], data["reason"]) == ("succeeded", "completed")
@@ -76,14 +76,13 @@ def test_some_parts_are_killed(console, buyer, names):
     wait_for(lambda: all(victims(console, name) for name in names) and console.is_ready(), 60)
     for name in names:
         assert not set(victims(console, name)) & set(gone)
-    charged_once(console, buyer, job)
+    assert_charged_once(console, buyer, job)
 
 
 @pytest.mark.slow
 def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec):
     quote = buyer.call("POST", "quotes/", json=buyer.form("never", nodes=1))
-    # The shortest that is sold is a minute, and a test has less time than that. It is long enough to be seen running on
-    # a busy machine.
+    # The shortest deadline on sale is a minute, too long for a test. 12 s are enough to see the run on a busy machine.
     console.query("UPDATE billing_quote SET deadline_seconds = 12 WHERE id = %s", quote["id"])
     jobs = {"local": buyer.start("local")}
     if slurm_spec:
@@ -115,14 +114,14 @@ def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec)
     console.up()
     for job in jobs.values():
         buyer.ended(job)
-    # The clock is the backend's: the time that the console was away is not the run's.
+    # The backend dates the end of the run, so the time without a console is not charged.
     ((finished_at,),) = console.query(
         "SELECT extract(epoch FROM finished_at)::float FROM jobs_job WHERE id = %s", jobs["local"]
     )
     assert finished_at - released_at < 10
     assert buyer.call("GET", f"jobs/{jobs['local']}/metrics/")["metrics"] == {"loss": [[1, 0.5]]}
     for job in jobs.values():
-        charged_once(console, buyer, job)
+        assert_charged_once(console, buyer, job)
 
 
 def test_a_run_whose_node_is_killed_is_retried_free(console, buyer):
@@ -138,5 +137,6 @@ def test_a_run_whose_node_is_killed_is_retried_free(console, buyer):
     lines = buyer.bill(job)["lines"]
     assert lines["platform_fault"]["amount_minor"] == 0
     assert float(lines["platform_fault"]["quantity"]) > 0
+    # The quantity is in node hours, of two nodes.
     assert float(lines["time_used"]["quantity"]) * 3600 / 2 == pytest.approx(ran_seconds(console, job), abs=0.01)
     assert console.supervisors() == []

@@ -14,6 +14,7 @@ def start(buyer, requirements):
 
 
 def layers(console):
+    """Return the id, the state and the time of the last use of each layer."""
     return console.query("SELECT id, state, used_at FROM jobs_packagelayer ORDER BY id")
 
 

@@ -1,4 +1,4 @@
-"""Waiting, starting, cancelling through the API of a console of real processes."""
+"""Jobs that wait, start and are cancelled, through the API of a console of real processes."""
 
 from datetime import datetime
 from itertools import pairwise
@@ -14,13 +14,13 @@ def moment(text):
     return datetime.fromisoformat(text)
 
 
-def whole(tag):
-    """A run that takes the whole cluster of two cores."""
+def whole_cluster(tag):
+    """Return the choices for a run that takes the whole cluster of two cores."""
     return {"tag": tag, "node_spec": "medium", "nodes": 1}
 
 
 def test_a_job_waits_says_why_and_starts_when_the_one_before_it_ends(console, buyer):
-    jobs = [buyer.start(**whole(f"turn-{number}")) for number in range(3)]
+    jobs = [buyer.start(**whole_cluster(f"turn-{number}")) for number in range(3)]
     buyer.running(jobs[0])
     for ahead, job in enumerate(jobs[1:]):
         waiting = buyer.until(job, lambda data: "Waiting for 1 free node of Medium" in data["waiting_for"])
@@ -35,7 +35,7 @@ def test_a_job_waits_says_why_and_starts_when_the_one_before_it_ends(console, bu
         waits.append((claimed - moment(ended["finished_at"])).total_seconds())
     console.release("turn-2")
     buyer.ended(jobs[2])
-    # Pushed from the end of the one to the start of the next: a sweep every 5 s would need luck for this, twice.
+    # The end of a job starts the next one at once. Reconciliation, every 5 s, is hardly ever this fast twice.
     assert max(waits) < 2
     assert sum(waits) < 3
 
@@ -62,6 +62,7 @@ while True:
     assert "saved" in buyer.log(job)
     took = (moment(ended["finished_at"]) - moment(running["started_at"])).total_seconds()
     lines = buyer.bill(job)["lines"]
+    # The quantity is in node hours, of two nodes.
     assert float(lines["time_used"]["quantity"]) * 3600 / 2 == pytest.approx(took, abs=0.01)
     assert console.supervisors() == []
 

@@ -30,8 +30,8 @@ for part in value[:7], value[7:]:
     time.sleep(0.3)
 raise RuntimeError("The server refused " + value)
 """
-"""It writes no file. Files in OUTPUT_DIR and in the workspace are the customer's own, and may have the value. So all
-other files are the platform's, and no folder is left out of the search.
+"""It prints its secret, and writes no file. Files in OUTPUT_DIR and in the workspace are the customer's own, and may
+have the value. So all files that are found are the platform's, and no folder is left out of the search.
 """
 NOT_READ = re.compile(r"admin/|accounts/|identity/|webhooks/stripe/|tools/|shell-gate/|notebook-gate/|.*\^")
 """Routes that show no customer's data: the operator's pages, log-in, the payment provider's, those of notebooks."""

@@ -63,4 +63,4 @@ def test_a_sweep_finds_better_settings_although_its_parts_are_killed(console, bu
     assert buyer.call("GET", "wallet/")["held_minor"] == held_before
     charged = "SELECT count(*), count(DISTINCT description) FROM billing_transaction WHERE kind = 'charge'"
     ((rows, jobs),) = console.query(f"{charged} AND description ~ 'mnist_ddp.py #'")
-    assert rows == jobs == TRIALS
+    assert rows == jobs == TRIALS  # each trial is charged once

@@ -1,4 +1,4 @@
-"""Folders to walk."""
+"""A workspace's folder with secrets beside it, and a bucket of a real S3 server."""
 
 import secrets
 
@@ -9,7 +9,7 @@ from tests import seaweedfs
 
 @pytest.fixture
 def root(tmp_path):
-    """A workspace's folder, with a secret beside it."""
+    """A workspace's folder. Files with the word "secret" beside it must be neither read nor changed."""
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret.txt").write_text("secret")

@@ -1,3 +1,5 @@
+"""The API of datasets and workspaces: archives, files, ranges, preconditions and streamed bodies."""
+
 import hashlib
 
 import pytest
@@ -69,7 +71,7 @@ def test_invalid_and_taken_names_are_reported_at_their_field(client, address):
         assert set(answer.json()["fields"]) == {"name"}
 
 
-def test_files(client, workspace):
+def test_a_file_is_written_listed_read_and_deleted(client, workspace):
     files = "workspaces/code/files"
     assert client.get(f"/api/v1/{files}/").json() == {"path": "", "entries": [], "truncated": False, "next": None}
     answer = send(client, f"{files}/code/train.py", b"print()")
@@ -102,7 +104,8 @@ def test_a_file_that_changed_meanwhile_is_not_overwritten(client, workspace):
     assert saved.status_code == 200
     assert error(send(client, file, b"3", HTTP_IF_MATCH=etag)) == (412, "file_changed")
     assert body_of(client.get(f"/api/v1/{file}")) == b"2"
-    assert send(client, file, b"3", HTTP_IF_MATCH=f'"0-0-0", {saved["ETag"]}').status_code == 200
+    one_of_two = f'"0-0-0", {saved["ETag"]}'
+    assert send(client, file, b"3", HTTP_IF_MATCH=one_of_two).status_code == 200
     assert send(client, file, b"4").status_code == 200
 
 
@@ -124,9 +127,10 @@ RANGES = [
     ("bytes=4-2", 200), ("bytes=0-1,4-5", 200), ("bytes=-", 200), ("bytes=a-b", 200), ("bytes=٠-٢", 200),
     ("lines=0-1", 200), ("bytes=" + "9" * 1001 + "-", 200),
 ]  # fmt: skip
+"""A header Range for ten digits, and the part that is sent, or else the status."""
 
 
-def test_ranges_of_a_file(client, folder):
+def test_a_range_of_a_file_is_sent_refused_or_ignored(client, folder):
     (folder / "digits").write_bytes(b"0123456789")
     for header, expected in RANGES:
         response = client.get("/api/v1/workspaces/code/files/digits", headers={"Range": header})
@@ -152,7 +156,7 @@ def test_a_range_of_another_version_is_the_whole_file(client, folder):
     part = {"Range": "bytes=2-", "If-Range": etag}
     assert body_of(client.get(address, headers=part)) == b"rst"
     response = client.head(address, headers=part)
-    assert (response.status_code, body_of(response)) == (200, b"")  # ranges are of GET alone
+    assert (response.status_code, body_of(response)) == (200, b"")  # only GET has ranges
     (folder / "new").write_bytes(b"later")
     (folder / "new").rename(folder / "model")
     response = client.get(address, headers=part)
@@ -163,7 +167,7 @@ def test_a_range_of_another_version_is_the_whole_file(client, folder):
     assert (response.status_code, response["Content-Length"], body_of(response)) == (200, "0", b"")
 
 
-def test_paths_outside_the_workspace(client, folder):
+def test_paths_outside_the_workspace_are_refused(client, folder):
     (folder.parent / "secret").write_text("secret")
     (folder / "link").symlink_to("..")
     for path in ("../secret", "%2e%2e/secret", "%2e%2e%2fsecret", "/etc/passwd", "a%00b", "link/x"):
@@ -191,6 +195,7 @@ class Wire:
 
 
 def send_wire(client, address, wire, length):
+    """Send the bytes of a wire, and announce `length` bytes."""
     return send(client, address, **{"wsgi.input": wire, "CONTENT_LENGTH": str(length)})
 
 

@@ -1,3 +1,5 @@
+"""Unpacking uploaded archives: nothing is written outside the target; sizes, numbers and depths are limited."""
+
 import gzip
 import io
 import os
@@ -44,6 +46,7 @@ def tree(folder):
 
 
 def outside(target):
+    """Return the paths beside the target."""
     paths = (path for path in target.parent.rglob("*") if target not in path.parents)
     return sorted(str(path.relative_to(target.parent)) for path in paths)
 
@@ -68,6 +71,7 @@ def patched(data, *changes):
 
 @EVERY_KIND
 def test_unpacks(make, target):
+    # The entries are three files, MNIST, MNIST/raw and the target itself.
     assert unpack(make(FILES), target) == FolderTotals(size_bytes=6005, file_count=3, entry_count=6)
     assert tree(target) == FILES
 
@@ -86,6 +90,7 @@ def link(name, to):
 
 
 def hard(to):
+    """A hard link with the name `hard`."""
     return member("hard", tarfile.LNKTYPE, to)
 
 
@@ -195,27 +200,32 @@ def test_a_decompression_bomb_is_stopped_early(target):
 
 
 def header(kind, size=0):
+    """The header of a tar's member, without its content."""
     info = tarfile.TarInfo("x")
     info.type, info.size = kind, size
     return info.tobuf()
 
 
 def negative_size():
+    """A tar with a negative number in the header's field of the size, and a right checksum."""
     negative = patched(tarfile.TarInfo("x").tobuf(), (124, b"\xff" * 11 + b"\x00"))
     return patched(negative, (148, b"%06o\0 " % tarfile.calc_chksums(negative)[0])) + bytes(1024)
 
 
 def zip_of_false_size():
+    """A zip whose two headers claim ten bytes for a file of 5 MiB."""
     data = zip_of({"zeros": bytes(5 * MIB)})
     return patched(data, (data.index(b"PK\x01\x02") + 24, struct.pack("<L", 10)), (22, struct.pack("<L", 10)))
 
 
 def zip_of_huge_directory():
+    """A zip that claims a directory larger than the limit in its end record."""
     data, size = zip_of({"a": b""}), archive_readers.ZIP_DIRECTORY_LIMIT + 1
     return patched(data, (data.rindex(b"PK\x05\x06") + 12, struct.pack("<L", size)))
 
 
 def zip_with_password():
+    """A zip with the flag of encryption."""
     data = zip_of({"a": b"content"})
     return patched(data, (data.index(b"PK\x01\x02") + 8, b"\x01"))
 
@@ -227,7 +237,7 @@ def zip_compressed_by_lzma():
     return buffer.getvalue()
 
 
-TAR_END = len(PLAIN) - 10240 + 512 * 17  # the rest is padding
+TAR_END = len(PLAIN) - 10240 + 512 * 17  # PLAIN's members and one block of zeros; the other zeros are padding
 MALFORMED = {
     "nothing": (b"", BadArchive, None),
     "PDF": (b"%PDF-1.7" * 100, BadArchive, None),
@@ -254,6 +264,7 @@ MALFORMED = {
     for kind, data in (("tar", PLAIN[:TAR_END]), ("gzip", GZIPPED), ("zip", ZIPPED))
     for part in (0.3, 0.99)
 }  # fmt: skip
+"""Bytes, the error that they cause, and a pattern of its message."""
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -279,6 +290,7 @@ def test_a_zip64_with_a_comment_unpacks(target):
 
 
 def test_links_are_limited_in_number_and_in_steps(target, monkeypatch):
+    """A chain of 2000 links, with targets of up to 1900 steps, is refused before the resolution takes minutes."""
     steps = "./" * 1900 + "x"
     data = tar_with(*(member(f"l{n}", tarfile.SYMTYPE, f"l{n + 1}/.." if n % 2 else steps) for n in range(2000)))
     with pytest.raises(StorageError):

@@ -44,7 +44,7 @@ def test_versions_and_datasets_share_files_of_one_content(owner, stranger):
     assert (selectors.version_folder(second) / "deep" / "a").read_bytes() == LARGE
     assert dataset_files.sha256(version=second, path="deep/a") == dataset_files.sha256(version=first, path="a")
     assert [row.name for row in dataset_files.list_page(version=second, path="deep").rows] == ["a"]
-    assert second.size_bytes == 2 * len(LARGE) + 1  # each counts
+    assert second.size_bytes == 2 * len(LARGE) + 1  # each file counts, although they are stored once
 
 
 def test_an_executable_file_is_not_shared_with_one_that_is_not(owner, tmp_path):
@@ -102,7 +102,7 @@ def test_a_crash_between_two_steps_leaves_published_files_alone(owner, monkeypat
 
     def crash(*arguments, **options):
         calls.append(arguments)
-        if options.get("dst_dir_fd") is not None:
+        if options.get("dst_dir_fd") is not None:  # a step of linking a blob into the new version
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
@@ -113,5 +113,5 @@ def test_a_crash_between_two_steps_leaves_published_files_alone(owner, monkeypat
     for folder in catalog.scratch().iterdir():
         remove_tree(folder)
     assert (selectors.version_folder(first) / "a").read_bytes() == LARGE
-    assert status(first, "a").st_nlink == 2
+    assert status(first, "a").st_nlink == 2  # in the version and as a blob
     assert publish(owner.organization, {"a": LARGE}).number == 2

@@ -27,8 +27,8 @@ def dataset(owner):
 
 
 @pytest.fixture
-def at(s3_server, settings, monkeypatch):
-    """The address of a prefix of the test's own, on a server that imports may reach."""
+def address(s3_server, settings, monkeypatch):
+    """The address of a prefix with FILES that no other test uses, on a server that imports may reach."""
     settings.S3_IMPORT_ENDPOINTS = [f"{s3_server.endpoint}?region=eu-1"]
     settings.S3_IMPORT_PRIVATE_ADDRESSES = True
     monkeypatch.setattr(bucket_import.time, "sleep", lambda _seconds: None)
@@ -39,8 +39,8 @@ def at(s3_server, settings, monkeypatch):
     return f"s3://{s3_server.name}/{prefix}"
 
 
-def key_of(at, name):
-    return f"{at.rpartition('/')[2]}/{name}"
+def key_of(address, name):
+    return f"{address.rpartition('/')[2]}/{name}"
 
 
 def start(dataset, url, **values):
@@ -61,27 +61,27 @@ def contents(version):
 
 
 @pytest.mark.slow
-def test_a_prefix_an_archive_and_a_file(at, s3_server, dataset, monkeypatch):
+def test_a_prefix_an_archive_and_a_file_are_imported(address, s3_server, dataset, monkeypatch):
     connects = []
     connect = connections._Connection.connect
     monkeypatch.setattr(connections._Connection, "connect", lambda self: connects.append(self) or connect(self))
-    row = imported(dataset, at)
+    row = imported(dataset, address)
     assert len(connects) == 3  # for the object that is not there, for the list, for all objects
     assert contents(row.version) == FILES
     assert (row.error, row.received_bytes <= row.size_bytes) == ("", True)
-    assert contents(imported(dataset, f"{at}/train/").version) == {
+    assert contents(imported(dataset, f"{address}/train/").version) == {
         "a b+é.csv": b"1,2\n" * 5000,
         "deep/er/x": bytes(range(256)),
     }
-    seaweedfs.put(s3_server, key_of(at, "data.tar"), tar_of({"x/y": b"1"}))
-    assert contents(imported(dataset, f"{at}/data.tar").version) == {"x/y": b"1"}
-    assert contents(imported(dataset, f"{at}/train/a b+é.csv").version) == {"a b+é.csv": FILES["train/a b+é.csv"]}
+    seaweedfs.put(s3_server, key_of(address, "data.tar"), tar_of({"x/y": b"1"}))
+    assert contents(imported(dataset, f"{address}/data.tar").version) == {"x/y": b"1"}
+    assert contents(imported(dataset, f"{address}/train/a b+é.csv").version) == {"a b+é.csv": FILES["train/a b+é.csv"]}
 
 
-def test_a_transfer_continues_at_any_byte(at, dataset, monkeypatch, tmp_path):
+def test_a_transfer_continues_at_any_byte(address, dataset, monkeypatch, tmp_path):
     """In a header, in the content and in the padding: an import that a crash ended has received any number of bytes."""
-    whole = imported(dataset, at).version
-    row = start(dataset, at)
+    whole = imported(dataset, address).version
+    row = start(dataset, address)
     requests = []
     opened = s3.open_object
     monkeypatch.setattr(s3, "open_object", lambda *a, **v: requests.append(v["offset"]) or opened(*a, **v))
@@ -106,7 +106,7 @@ def test_a_transfer_continues_at_any_byte(at, dataset, monkeypatch, tmp_path):
     assert requests[0] > 0
 
 
-def test_a_cut_connection_is_tried_again_and_a_changed_object_ends_the_import(at, s3_server, dataset, monkeypatch):
+def test_a_cut_connection_is_tried_again_and_a_changed_object_ends_the_import(address, s3_server, dataset, monkeypatch):
     opened, cuts = s3.open_object, [OSError(), s3.S3Error(503)]
 
     def cut(*args, **values):
@@ -115,13 +115,13 @@ def test_a_cut_connection_is_tried_again_and_a_changed_object_ends_the_import(at
         return opened(*args, **values)
 
     monkeypatch.setattr(s3, "open_object", cut)
-    assert contents(imported(dataset, at).version) == FILES
-    row = start(dataset, at)
+    assert contents(imported(dataset, address).version) == FILES
+    row = start(dataset, address)
     stored = bucket_import._store_listing
 
     def change(*args):
         stored(*args)
-        seaweedfs.put(s3_server, key_of(at, "train/deep/er/x"), bytes(256))
+        seaweedfs.put(s3_server, key_of(address, "train/deep/er/x"), bytes(256))
 
     monkeypatch.setattr(bucket_import, "_store_listing", change)
     imports.run_import(row)
@@ -129,49 +129,50 @@ def test_a_cut_connection_is_tried_again_and_a_changed_object_ends_the_import(at
     assert (row.version, row.error) == (None, bucket_import.OBJECT_CHANGED)
 
 
-def test_wrong_and_missing_credentials_are_refused(at, dataset):
+def test_wrong_and_missing_credentials_are_refused(address, dataset):
     refused = bucket_import.BUCKET_REFUSED
-    assert imported(dataset, at, secret_access_key_secret="WRONG").error == refused
-    assert imported(dataset, at, access_key_id_secret="", secret_access_key_secret="").error == refused
-    assert imported(dataset, f"{at}/missing/").error == bucket_import.NO_OBJECTS
+    assert imported(dataset, address, secret_access_key_secret="WRONG").error == refused
+    assert imported(dataset, address, access_key_id_secret="", secret_access_key_secret="").error == refused
+    assert imported(dataset, f"{address}/missing/").error == bucket_import.NO_OBJECTS
     assert imported(dataset, "s3://no-such-bucket/x/").error == bucket_import.NO_OBJECTS
-    row = start(dataset, at)
+    row = start(dataset, address)
     secret_store.delete_secret(secret=secret_store.secret_named(dataset.organization, "KEY"))
     imports.run_import(row)
     row.refresh_from_db()
     assert "KEY" in row.error
 
 
-def test_what_the_operator_does_not_allow(at, dataset, settings, monkeypatch):
+def test_a_bucket_that_the_operator_does_not_allow_is_not_reached(address, dataset, settings, monkeypatch):
     settings.S3_IMPORT_PRIVATE_ADDRESSES = False
     monkeypatch.setattr(connections.socket, "create_connection", lambda *_a, **_o: pytest.fail("connected"))
-    assert imported(dataset, at).error == imports.NOT_ALLOWED
-    row = start(dataset, at)
+    assert imported(dataset, address).error == imports.NOT_ALLOWED
+    row = start(dataset, address)
     settings.S3_IMPORT_ENDPOINTS = ["https://s3.example.com"]
     imports.run_import(row)
     row.refresh_from_db()
     assert row.error == imports.NOT_ALLOWED
 
 
-def test_invalid_values_are_refused_at_their_field(at, dataset):
+def test_invalid_values_are_refused_at_their_field(address, dataset):
     for field, value in (
         ("url", "s3://b/x"), ("url", "s3://UPPER/x"), ("url", "s3://tests/" + "x" * 1025), ("url", "s3://../tests"),
         ("endpoint", "http://169.254.169.254"), ("access_key_id_secret", "MISSING"), ("secret_access_key_secret", ""),
     ):  # fmt: skip
-        assert refused_fields(start, dataset=dataset, **({"url": at} | {field: value})) == [field], value
+        assert refused_fields(start, dataset=dataset, **({"url": address} | {field: value})) == [field], value
 
 
-def test_off_by_default_and_within_the_quota(at, dataset, settings):
+def test_imports_are_off_by_default_and_within_the_quota(address, dataset, settings):
+    # More than the bytes of FILES, but less than they count with their folders.
     Quota.objects.update(max_storage_bytes=selectors.storage_used(dataset.organization) + 40_000)
-    row = imported(dataset, at)
+    row = imported(dataset, address)
     assert (row.version, "quota" in row.error) == (None, True)
     settings.S3_IMPORT_ENDPOINTS = []
     with pytest.raises(InvalidInput):
-        start(dataset, at)
+        start(dataset, address)
 
 
-def test_over_the_api_and_on_the_page(at, dataset, api, owner, client):
-    body = {"url": at, "endpoint": next(iter(bucket_import.allowed_endpoints()))} | CREDENTIALS
+def test_an_import_is_started_over_the_api_and_on_the_page(address, dataset, api, owner, client):
+    body = {"url": address, "endpoint": next(iter(bucket_import.allowed_endpoints()))} | CREDENTIALS
     answer = api(owner).post("/api/v1/datasets/digits/imports/", body)
     assert (answer.status_code, answer.json()["endpoint"]) == (201, body["endpoint"])
     assert "key-secret" not in json.dumps(answer.json())

@@ -1,3 +1,5 @@
+"""Datasets, workspaces and images: names, publishing, quotas and limits, deletion, crashes."""
+
 import hashlib
 import io
 import stat
@@ -32,6 +34,7 @@ def leftovers():
 
 
 def published():
+    """Return the entries of the folder of published versions."""
     folder = selectors.root() / "datasets"
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
@@ -69,7 +72,7 @@ def test_names_are_unique_per_organization_while_not_deleted(owner, stranger):
     assert len(list((selectors.root() / "workspaces").iterdir())) == 3
 
 
-def test_publish(owner):
+def test_a_published_version_is_read_only_and_the_next_one_leaves_it_as_it_is(owner):
     dataset = new_dataset(owner)
     version = publish(dataset)
     assert (version.number, version.size_bytes, version.file_count) == (1, 9, 2)
@@ -99,7 +102,7 @@ def test_a_refused_archive_leaves_nothing(owner, settings):
     for data, error in (
         (b"", BadArchive),
         (tar_of({}), BadArchive),
-        (tar_with(member("folder", b"5")), BadArchive),
+        (tar_with(member("folder", b"5")), BadArchive),  # of type 5, a folder
         (tar_of({"../x": b""}), UnsafePath),
         (tar_of(dict.fromkeys("abcdef", b"")), TooLarge),
         (tar_of({"x": b"x" * 80_000}), TooLarge),
@@ -125,6 +128,7 @@ STEPS = [
     (Dataset, "save"),
     (catalog, "record_audit_event"),
 ]
+"""The steps of publishing a version, and where each is called from."""
 
 
 @pytest.mark.parametrize(("place", "step"), STEPS, ids=[step for _place, step in STEPS])
@@ -161,7 +165,7 @@ def test_concurrent_publishing_gives_different_numbers(owner):
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_uploads_cannot_exceed_the_quota(owner):
     each = 1000 + 2 * ENTRY_BYTES
-    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=each * 5 // 2)
+    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=each * 5 // 2)  # room for two
     datasets = [new_dataset(owner, f"d{number}") for number in range(4)]
     data = tar_of({"x": b"x" * 1000}, compressed=True)
     results = together(*[lambda each=each: publish(each, data) for each in datasets])
@@ -177,7 +181,7 @@ def test_concurrent_uploads_cannot_exceed_the_quota(owner):
 def test_concurrent_writes_cannot_exceed_the_number_of_files(owner):
     workspace = new_workspace(owner)
     limit = Quota.objects.filter(organization=owner.organization)
-    limit.update(max_files=8)  # the workspace's folder, and one archive with its folder, or some of the six files
+    limit.update(max_files=8)  # the workspace's folder counts 1, the archive 4, each of the six files 1
     dataset, data = new_dataset(owner), tar_of(dict.fromkeys("abc", b"x"))
     write = lambda path: lambda: catalog.write_file(workspace=workspace, path=path, stream=io.BytesIO(b"x"))
     results = together(*(write(path) for path in "abcdef"), lambda: publish(dataset, data))
@@ -270,7 +274,7 @@ def test_deleted_items_count_until_they_are_removed(owner):
     dataset = new_dataset(owner)
     first, second = publish(dataset), publish(dataset)
     everything = selectors.usage(organization)
-    assert everything == Usage(10 + 2 * 9, 3 + 2 * 4)
+    assert everything == Usage(10 + 2 * 9, 3 + 2 * 4)  # bytes, and entries with their folders
     retention.delete_version(version=second, user=owner.user)
     dataset.refresh_from_db()
     assert dataset.latest == first
@@ -331,6 +335,7 @@ def test_an_upload_that_crashed_counts_until_collected(owner, monkeypatch):
 
 
 def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
+    """An incomplete measurement leaves the last one as it is."""
     workspace = new_workspace(owner)
     (selectors.workspace_folder(workspace) / "large").write_bytes(b"x" * 1000)
     counted = catalog.measure_workspace(workspace=workspace)

@@ -1,3 +1,5 @@
+"""The API of the files of a dataset: pages, hashes, and versions that are gone."""
+
 import hashlib
 
 import pytest
@@ -47,7 +49,7 @@ def test_a_long_folder_has_pages(client, version, monkeypatch):
     assert ([row["path"] for row in rest["results"]], rest["next"]) == (["z.csv"], None)
 
 
-def test_a_version_that_does_not_exist_or_is_deleted(client, version):
+def test_a_version_that_does_not_exist_or_is_deleted_is_not_found(client, version):
     retention.delete_version(version=version)
     for number in ("1", "3", "0", "x", "-1", "9" * 30, "²"):
         for path in ("", "raw/a"):
@@ -55,7 +57,7 @@ def test_a_version_that_does_not_exist_or_is_deleted(client, version):
             assert answer.status_code == 404, number
 
 
-def test_paths_outside_a_version(client, version):
+def test_paths_outside_a_version_are_refused(client, version):
     for path in ("../x", "%2e%2e/x", "/etc/passwd"):
         assert client.get(f"/api/v1/datasets/digits/files/{path}").json()["code"] == "unsafe_path"
     assert client.get("/api/v1/datasets/digits/files/", {"path": "../.."}).json()["code"] == "unsafe_path"

@@ -1,3 +1,5 @@
+"""The difference of two texts, line by line."""
+
 from itertools import groupby
 
 from hypothesis import given
@@ -10,6 +12,7 @@ LINES = st.lists(st.sampled_from(["a", "b", "", "def train():", "    pass"]), ma
 
 
 def shown(old, new):
+    """Return each line of a difference after its sign. "@" stands for lines that are left out."""
     return [line.sign + line.text for line in line_diff(old="\n".join(old), new="\n".join(new))]
 
 

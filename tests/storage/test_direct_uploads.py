@@ -17,6 +17,7 @@ from tests.storage.test_s3 import send
 pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seaweedfs")]
 ROOT = "/api/v1/uploads/"
 PART = 5 * 1024**2
+"""The size of a part: the smallest that S3 allows."""
 ARCHIVE = tar_of({"raw/a": bytes(range(256)) * 45_000})
 DATASET = {"purpose": "dataset", "name": "digits", "filename": "digits.tar", "size_bytes": len(ARCHIVE)}
 FILE = {"purpose": "workspace", "name": "code", "path": "src/data.bin", "size_bytes": 3}
@@ -24,6 +25,7 @@ FILE = {"purpose": "workspace", "name": "code", "path": "src/data.bin", "size_by
 
 @pytest.fixture(autouse=True)
 def _places(member, monkeypatch, upload_bucket):
+    """A dataset and a workspace that take uploads; no task fetches them before a test does."""
     monkeypatch.setattr(direct_uploads, "PART_BYTES", PART)
     monkeypatch.setattr(direct_uploads, "send", lambda _task: None)
     DatasetFactory(organization=member.organization, name="digits")
@@ -55,6 +57,7 @@ def send_parts(client, upload, content, numbers):
 
 
 def left_in(bucket):
+    """Return the keys of the uploads' objects in the bucket, and those of unfinished uploads."""
     return seaweedfs.keys(bucket, direct_uploads._prefix())
 
 
@@ -80,7 +83,7 @@ def test_parts_become_a_dataset_version(client, member, upload_bucket):
     assert set(uploads.folder().iterdir()) == {uploads.folder() / uploads.FETCH_LOCK_FILE}
 
 
-def test_a_workspace_file_an_archive_that_can_not_be_read_and_an_object_that_is_gone(client, member, upload_bucket):
+def test_a_bad_archive_and_a_lost_object_do_not_stop_the_upload_of_a_file(client, member, upload_bucket):
     upload, bad, gone = begin(client, FILE), begin(client, DATASET | {"size_bytes": 3}), begin(client, FILE)
     for each in (bad, upload, gone):
         send_parts(client, each, b"abc", [1])
@@ -122,7 +125,7 @@ def test_others_and_other_protocols_are_refused(client, api, stranger, member, s
     for path, body in (("parts/", {"numbers": [1]}), ("complete/", None)):
         assert api(stranger).post(url_of(upload, path), body).status_code == 404
     assert api(stranger).get(url_of(upload, "parts/")).status_code == 404
-    for numbers in ([0], [2], [], [1] * 101):
+    for numbers in ([0], [2], [], [1] * 101):  # there is one part, and at most 100 may be asked for
         assert client.post(url_of(upload, "parts/"), {"numbers": numbers}).status_code == 400
     headers = {"Tus-Resumable": "1.0.0", "Upload-Offset": "0"}
     assert client.patch(

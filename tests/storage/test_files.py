@@ -1,3 +1,5 @@
+"""Files of a workspace, whose paths and links customers choose: nothing outside it is read or changed."""
+
 import io
 import os
 import threading
@@ -36,7 +38,7 @@ def put(root, scratch, path, content=b"x", limit=MIB):
 
 
 def every_operation(root, scratch, path):
-    """Try all that takes a path; what was refused and how."""
+    """Try every operation that takes a path. Return the type of each error, or None for one that was accepted."""
     acts = [
         lambda: files.stat(root=root, path=path),
         lambda: files.read(root=root, path=path).close(),
@@ -115,7 +117,7 @@ def test_a_link_created_while_writing_is_not_followed(root, scratch):
         number = 0
         while not stop.is_set():
             number += 1
-            with suppress(OSError):  # a write has made the folder anew
+            with suppress(OSError):  # a write may have created the folder again
                 folder.mkdir()
                 (folder / "secret.txt").write_text("mine")
             with suppress(OSError):
@@ -236,7 +238,7 @@ def test_pages_list_each_entry_once_while_others_come_and_go(root, folders_first
         (root / f"a-new-{len(seen)}").touch()  # before the cursor
         first = root / seen[0].name
         first.rmdir() if first.is_dir() else first.unlink(missing_ok=True)
-    kinds = {"c": 0, "z": 0} if folders_first else {}
+    kinds = {"c": 0, "z": 0} if folders_first else {}  # the two folders
     order = sorted(names, key=lambda name: (kinds.get(name, 1), name))
     listed = [entry.name for entry in seen if not entry.name.startswith("a-new")]
     assert listed == [name.encode(errors="surrogateescape").decode(errors="replace") for name in order]
@@ -284,7 +286,7 @@ def test_read_ignores_bytes_appended_meanwhile(root):
     assert opened.stream.closed
 
 
-def test_read_text(root):
+def test_text_is_read_as_it_is_unless_it_is_binary_or_too_long(root):
     (root / "a.py").write_bytes("print('é')\r\n".encode())
     assert files.read_text(root=root, path="a.py") == "print('é')\r\n"
     for content in (b"a\0b", b"\xff\xfe", b"x" * (files.TEXT_LIMIT + 1)):
@@ -295,7 +297,7 @@ def test_read_text(root):
     assert len(files.read_text(root=root, path="b")) == files.TEXT_LIMIT
 
 
-def test_move(root, scratch):
+def test_a_move_creates_folders_and_replaces_nothing(root, scratch):
     put(root, scratch, "a.txt", b"a")
     put(root, scratch, "b.txt", b"b")
     files.move(root=root, source="a.txt", target="new/place/a.txt")

@@ -19,7 +19,7 @@ def pack(root, **options):
 
 
 def members(packed):
-    """The content of each file, None for each folder; and nothing else is in an archive."""
+    """Return the content of each file, and None for each folder. There is nothing else in the archive."""
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert all(member.isreg() or member.isdir() for member in tar)
         return {member.name: tar.extractfile(member).read() if member.isreg() else None for member in tar}
@@ -45,7 +45,7 @@ def test_a_folder_is_packed_with_all_its_files(root, tmp_path):
         f"outputs/{odd}": b"odd",
         "outputs/" + "long " * 50: b"long",
     }
-    assert 3 * MIB < len(packed) < 4 * MIB
+    assert 3 * MIB < len(packed) < 4 * MIB  # the noise, and little for the weights
     subprocess.run(["tar", "-xz", "-C", tmp_path], input=packed, check=True)
     assert (tmp_path / "outputs" / odd).read_text() == "odd"
 

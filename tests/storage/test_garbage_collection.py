@@ -1,3 +1,5 @@
+"""Garbage collection of storage removes what no row names and what was deleted long enough ago."""
+
 import io
 import os
 import time
@@ -22,6 +24,7 @@ def later(monkeypatch):
 
 
 def leftover():
+    """Leave a folder and a file in the scratch folder, as a process that was killed. Return the folder."""
     folder = catalog.scratch() / "leftover"
     (folder / "files").mkdir(parents=True)
     (folder / "files" / "x").write_text("x")
@@ -48,6 +51,7 @@ def test_files_without_a_row_are_removed(owner):
     for dataset, workspace, days in (("expired", "x", 8), ("recent", "y", 6)):
         Dataset.objects.filter(name=dataset).update(deleted_at=now - timedelta(days=days))
         Workspace.objects.filter(name=workspace).update(deleted_at=now - timedelta(days=days))
+    # Two strays, two leftovers, and the expired dataset and workspace.
     assert garbage_collection.collect() == 6
     assert [selectors.version_folder(each.versions.get()).exists() for each in datasets] == [True, False, True]
     assert [selectors.workspace_folder(workspaces[name]).exists() for name in "wxy"] == [True, False, True]
@@ -60,7 +64,7 @@ def test_files_without_a_row_are_removed(owner):
 def test_workspaces_are_measured(owner):
     workspace = WorkspaceFactory(organization=owner.organization)
     broken = WorkspaceFactory(organization=owner.organization)
-    selectors.workspace_folder(broken).rmdir()
+    selectors.workspace_folder(broken).rmdir()  # which must not stop the measurement of the other
     (selectors.workspace_folder(workspace) / "by-a-run").write_bytes(b"x" * 70)
     tasks.collect_garbage()
     workspace.refresh_from_db()

@@ -1,3 +1,5 @@
+"""Workspaces from git repositories: which addresses are read, which files are imported, and workers that die."""
+
 import socket
 import subprocess
 from itertools import count
@@ -19,6 +21,7 @@ from tests.storage.refusals import refused_fields
 pytestmark = pytest.mark.django_db
 URL = "https://github.com/name/repository.git"
 PUBLIC = "140.82.121.3"
+"""A public address, one of GitHub's."""
 
 
 def git(folder, *arguments):
@@ -91,7 +94,7 @@ def test_hostile_or_missing_repositories_leave_nothing(read, repository, owner, 
     with pytest.raises(GitFailed, match="couldn't find remote ref none"):
         read("none")
     with pytest.raises(GitFailed):
-        read(url=f"ext::sh -c touch% {repository}/run")
+        read(url=f"ext::sh -c touch% {repository}/run")  # such a URL lets git start a program
     (repository / "link").symlink_to("/etc/passwd")
     git(repository, "add", "link")
     git(repository, "commit", "-m", "link")
@@ -158,6 +161,7 @@ def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, strange
     git_fill(organization=owner.organization, url=URL, secret="GITHUB")(None, None)
     options = calls[0]["options"]
     assert options["http.curloptResolve"] == f"github.com:443:{PUBLIC},[2606:50c0::1]"
+    # This is x-access-token:of-github.
     assert options["http.extraHeader"] == "Authorization: Basic eC1hY2Nlc3MtdG9rZW46b2YtZ2l0aHVi"
     with pytest.raises(InvalidInput):
         git_fill(organization=stranger.organization, url=URL, secret="GITHUB")
@@ -214,13 +218,14 @@ def test_a_worker_may_die_before_any_statement_of_an_import(member, resolve, mon
         died = crash_at(step, lambda: workspace_imports.import_workspace(row.pk))
         row.refresh_from_db()
         created = list(selectors.workspaces_for(member.organization))
-        assert (row.state, [row.workspace]) == (("complete", created) if created else (row.state, [None]))
         if created:
+            assert (row.state, [row.workspace]) == ("complete", created)
             break
+        assert row.workspace is None
         assert died
         assert row.ended_at is None
-        WorkspaceImport.objects.update(attempts=0)
-    assert step > 10
+        WorkspaceImport.objects.update(attempts=0)  # otherwise the import ends after three
+    assert step > 10, "The worker died too few times."
     assert (selectors.workspace_folder(created[0]) / "train.py").exists()
     workspace_imports.import_workspace(row.pk)
     assert selectors.workspaces_for(member.organization).count() == 1
@@ -238,4 +243,5 @@ def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_tim
     assert sent == [(row.pk,)]
     workspace_imports.import_workspace(row.pk)
     row.refresh_from_db()
-    assert (row.state, row.error[:8]) == ("failed", "导入中断次数过多")
+    assert row.state == "failed"
+    assert row.error.startswith("导入中断次数过多")  # in the member's language

@@ -24,7 +24,7 @@ CONTENT = bytes(range(256)) * 400
 class Server(ThreadingHTTPServer):
     """Serves `files` by path. It cuts the first `cuts` answers in half, and redirects the paths in `redirects`.
 
-    With `change`, it has other files after its first answer.
+    With `change`, it has these files after its first answer, with another ETag unless `keeps_etag` is set.
     """
 
     daemon_threads = True
@@ -131,7 +131,8 @@ def test_a_cut_transfer_continues(server, dataset):
     ]  # fmt: skip
 
 
-def test_a_server_that_never_sends_a_file_without_a_validator_in_one_piece_ends_the_import(server, dataset):
+def test_a_cut_transfer_without_a_validator_starts_again_and_is_given_up_in_the_end(server, dataset):
+    """A weak ETag (`W/`) does not prove that the file is the same, so no transfer can continue."""
     server.files, server.etag = {"/f": CONTENT}, 'W/"1"'
     server.cuts = imports.MAX_FAILURES - 1
     assert content_of(imported(dataset, f"https://{server.host}/f").version, "f") == CONTENT
@@ -236,11 +237,11 @@ def test_redirects_and_certificates_are_checked(server, dataset, monkeypatch):
         ("missing", imports.REFUSED),
     ):  # fmt: skip
         assert imported(dataset, f"https://{server.host}/{path}").error == error
-    monkeypatch.setattr(connections, "tls_context", ssl.create_default_context)  # which knows not our authority
+    monkeypatch.setattr(connections, "tls_context", ssl.create_default_context)  # which does not trust our authority
     assert imported(dataset, f"https://{server.host}/good").error == imports.UNREACHABLE
 
 
-def test_limits(server, dataset, settings):
+def test_an_import_is_limited_in_size_by_the_quota_and_in_number(server, dataset, settings):
     server.files = {"/f": CONTENT}
     settings.MAX_UPLOAD_BYTES = len(CONTENT) - 1
     assert "size limit" in imported(dataset, f"https://{server.host}/f").error
@@ -254,7 +255,7 @@ def test_limits(server, dataset, settings):
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
 
 
-def test_over_the_api_and_collected(server, dataset, api, owner):
+def test_an_import_is_started_over_the_api_and_its_file_is_kept_while_it_is_open(server, dataset, api, owner):
     client = api(owner)
     answer = client.post("/api/v1/datasets/digits/imports/", {"url": f"https://{server.host}/f"})
     assert (answer.status_code, answer.json()["ended_at"]) == (201, None)
@@ -263,4 +264,4 @@ def test_over_the_api_and_collected(server, dataset, api, owner):
     assert listed["id"] == answer.json()["id"]
     (imports.folder() / imports._name_of(listed["id"])).write_bytes(b"x")
     garbage_collection.collect()
-    assert len(list(imports.folder().iterdir())) == 1  # the import's
+    assert len(list(imports.folder().iterdir())) == 1  # that of the open import

@@ -1,3 +1,5 @@
+"""The manifest of a version: the hash of each file, found by its path."""
+
 import hashlib
 
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ PATHS = st.sets(st.lists(NAMES, min_size=1, max_size=4).map(tuple), max_size=12)
 
 
 def is_possible(paths):
-    """No file is also a folder."""
+    """Return the paths that can be files together: none is a folder of another one."""
     return [path for path in paths if not any(other[: len(path)] == path and other != path for other in paths)]
 
 

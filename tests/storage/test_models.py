@@ -125,7 +125,7 @@ def test_a_version_is_deleted_and_restored_with_its_model(owner, outputs):
     retention.delete_model_version(version=second, user=owner.user)
     assert selectors.model_named(owner.organization, "digits").latest == first
     retention.delete_model_version(version=first, user=owner.user)
-    with pytest.raises(NotFound):  # a model without versions is none
+    with pytest.raises(NotFound):  # a model without versions is not found
         selectors.model_named(owner.organization, "digits")
     assert {item.pk for item in selectors.deleted(owner.organization)} == {first.pk, second.pk}
     retention.restore(item=selectors.deleted_item(owner.organization, "models", first.pk), user=owner.user)

@@ -1,3 +1,5 @@
+"""What of storage a run sees, and which scripts it may start."""
+
 import os
 
 import pytest
@@ -25,7 +27,7 @@ def workspace(owner):
     return workspace
 
 
-def test_mounts(workspace):
+def test_a_run_sees_its_workspace_and_read_only_datasets(workspace):
     versions = [DatasetVersionFactory(dataset__name=name) for name in ("mnist", "cifar")]
     result = mounts.mounts_for(
         workspace=workspace, dataset_versions=versions, workspace_target="/workspace", datasets_target="/datasets"

@@ -1,3 +1,5 @@
+"""Paths that customers choose: split, opened without following links, and errors of the system translated."""
+
 import errno
 
 import pytest

@@ -49,6 +49,7 @@ def test_only_the_beginning_of_a_large_file_is_shown(root, monkeypatch):
     assert preview_of(root, "a.png", b"\x89PNG\r\n\x1a\n\0") == Preview()
     monkeypatch.undo()
     wide = preview_of(root, "a.csv", (",".join("x" * 60) + "\n").encode() * 300)
+    # At most 200 rows of 50 columns are shown.
     assert (len(wide.rows), {len(row) for row in wide.rows}, wide.is_complete) == (200, {50}, False)
 
 

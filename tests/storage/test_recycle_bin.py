@@ -1,3 +1,5 @@
+"""The recycle bin of a workspace: what is deleted can be restored, and counts until it is removed."""
+
 import os
 from datetime import timedelta
 
@@ -109,7 +111,7 @@ def test_garbage_collection_removes_what_was_kept_long_enough(workspace, folder,
     garbage_collection.collect()
     assert names_in_bin() == [kept.folder]
     kept.refresh_from_db()
-    assert (kept.size_bytes, kept.entry_count) == (41, 4)
+    assert (kept.size_bytes, kept.entry_count) == (41, 4)  # measured again, with the late file
 
 
 def test_the_bin_goes_with_its_workspace(workspace, folder, owner, stranger):
@@ -141,7 +143,7 @@ def test_a_full_quota_can_be_emptied(workspace, folder):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_two_users_restore_at_once_is_there_once(workspace, folder):
+def test_what_several_users_restore_at_once_is_restored_once(workspace, folder):
     item = recycle_bin.delete(workspace=workspace, path="src")
     before = used(workspace)
     results = together(*[lambda: recycle_bin.restore(item=DeletedFile(**vars_of(item)))] * 4)

@@ -1,3 +1,5 @@
+"""Registries of images, and their passwords: encrypted, and found by the host of a reference."""
+
 import pytest
 
 from storage import registries

@@ -20,6 +20,7 @@ from tests.console.processes import free_port, wait_for
 
 ME = Credentials("me", "hunter2")
 HTPASSWD = "me:$2b$04$rIkl8fKDnipHnKC7RVuMHeRKS1lPBtM8yQwzby6I059Nrcf/0ZO6G\n"
+"""The user `me` with the password `hunter2`, as bcrypt stores it."""
 DIGEST = "sha256:" + "a" * 64
 
 
@@ -59,6 +60,7 @@ class Fake:
 
 @pytest.fixture
 def fake():
+    """`fake()` starts another Fake, which ends with the test."""
     with contextlib.ExitStack() as stack:
 
         def make():
@@ -196,11 +198,11 @@ def test_the_time_to_connect_counts_against_the_time_limit(fake, monkeypatch):
     monkeypatch.setattr(registry_client.socket, "create_connection", connect_slowly)
     monkeypatch.setattr(registry_client.connections, "time_limit", record_limit)
     assert digest_of(f"{registry.host}/train:1", seconds=10) == DIGEST
-    assert limits == [6]
+    assert limits == [6]  # of ten seconds, four were needed to connect
     assert problem(lambda: digest_of(f"{registry.host}/train:1", seconds=3)) is Problem.UNREACHABLE
 
 
-def test_odd_answers(fake):
+def test_an_odd_answer_is_a_problem_with_a_name(fake):
     registry = fake()
     for answer, expected in (
         ((404, {}, b""), Problem.NO_IMAGE),
@@ -261,7 +263,7 @@ def push(host, text=b"{}"):
     return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
 
 
-def test_a_real_registry(registry):
+def test_digests_and_logins_of_a_real_registry_are_checked(registry):
     digest = push(registry)
     assert digest_of(f"{registry}/team/train:1", ME) == digest
     assert digest_of(f"{registry}/team/train@{digest}", ME) == digest

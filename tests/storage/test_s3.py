@@ -23,7 +23,7 @@ def send(method, url, body, **headers):
 
 
 def test_the_signature_of_the_specification():
-    """The example of AWS's documentation, but for its virtual-hosted address: computed with botocore 1.44."""
+    """The example of AWS's documentation, but with the bucket in the path, for which botocore 1.44 gave this value."""
     bucket = s3.Bucket(
         "https://s3.amazonaws.com",
         "examplebucket",

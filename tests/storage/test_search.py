@@ -1,3 +1,5 @@
+"""Search for names of files in a workspace."""
+
 import os
 from pathlib import Path
 

@@ -80,7 +80,7 @@ def test_access_ends_for_new_uses(dataset, code, stranger):
         sharing.leave_share(organization=stranger.organization, user=stranger.user, name="digits")
 
 
-def test_a_name_means_the_own_dataset_then_the_shared_then_the_public(dataset, code, stranger):
+def test_a_name_means_the_organizations_own_dataset_then_a_shared_then_a_public_one(dataset, code, stranger):
     public = sharing.publish_public(name="digits", stream=_stream({"a": b"1"}), description="All").dataset
     assert sharing.dataset_named(stranger.organization, "digits") == public
     accept(stranger, code)
@@ -111,7 +111,7 @@ def test_an_administrator_publishes_and_withdraws(dataset, owner, stranger):
     assert AuditEvent.objects.filter(action="dataset.made_public", actor=owner.user).exists()
 
 
-def test_publish_dataset(tmp_path, stranger, capsys):
+def test_publish_dataset_adds_a_public_version(tmp_path, stranger, capsys):
     archive = tmp_path / "digits.tar"
     archive.write_bytes(tar_of({"a": b"1"}))
     for _version in range(2):
@@ -121,14 +121,14 @@ def test_publish_dataset(tmp_path, stranger, capsys):
 
 
 @pytest.mark.slow
-def test_publish_digits(stranger, capsys):
+def test_publish_digits_publishes_them_once(stranger, capsys):
     for _time in range(2):
         call_command("publish_digits")
     assert "mnist-digits v1: 4 files" in capsys.readouterr().out
     assert usable(stranger) == ["mnist-digits"]
 
 
-def test_nobody_learns_the_name_of_the_other(dataset, api, owner, stranger):
+def test_neither_organization_learns_the_name_of_the_other(dataset, api, owner, stranger):
     Organization.objects.filter(pk=owner.organization.pk).update(name="Secret Owner", slug="secret-owner")
     Organization.objects.filter(pk=stranger.organization.pk).update(name="Secret Guest", slug="secret-guest")
     mine, theirs = api(owner), api(stranger)

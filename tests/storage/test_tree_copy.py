@@ -135,7 +135,7 @@ def test_a_file_that_changes_meanwhile_is_refused(root, target, change):
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_what_is_replaced_by_a_link_meanwhile_is_not_followed(root, target, kind):
-    """The code waits for the moment after the console has looked."""
+    """A run's code may replace an entry at the moment between the listing of the folder and the opening."""
     if kind == "folder":
         (root / "victim").mkdir()
     else:

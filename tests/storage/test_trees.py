@@ -1,3 +1,5 @@
+"""Trees of files that customers' code may change meanwhile: measured, made read-only, removed."""
+
 import contextlib
 import os
 from pathlib import Path
@@ -25,7 +27,7 @@ def nest(folder, depth, content=b""):
 
 
 def held_open(folder):
-    """What this process has open in there; other threads open and close meanwhile."""
+    """Return the paths below a folder that this process has open. Other threads may close a file meanwhile."""
     paths = []
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -40,6 +42,7 @@ def test_deep_folders_count_against_the_quota(root, scratch):
         (beside / str(number)).mkdir(parents=True)
         (beside / str(number) / "file").write_bytes(b"x" * 100)
     nest(root / "tree", 1500, b"y" * 1000)  # more than sys.getrecursionlimit()
+    # Entries: three folders with a file each, their parent, the tree's 1501 folders and its file, and the root.
     assert trees.measure(root=root) == Measurement(Usage(1300, 1510))
     assert not held_open(root)
     with paths.open_folder(root=root, parts=()) as parent:
@@ -60,7 +63,7 @@ def test_a_folder_moved_while_measured_leads_nowhere_else(root, monkeypatch):
 
     def move(folder):
         result = measure(folder)
-        if result == (Usage(100, 1), []):
+        if result == (Usage(100, 1), []):  # this was `b`, whose `..` comes next
             (root / "a" / "b").rename(outside / "b")
         return result
 

@@ -34,7 +34,7 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).parent / "tus_upload.cjs"
 MIB = 1024**2
-SIZE = 128 * MIB + 12345
+SIZE = 128 * MIB + 12345  # the last piece is shorter than all others
 CUTS = 50
 PAUSE_SECONDS = 0.002
 """The line's pause after 64 KiB: 30 MB/s. What a killed process had not read is lost; at full speed that is much."""
@@ -52,7 +52,7 @@ class Line:
     def __init__(self, port, cuts):
         self._target, self._cuts = port, sorted(cuts)
         self._lock = threading.Lock()
-        self._open = threading.Lock()
+        self._open = threading.Lock()  # held while bytes pass, and by a test that stops them
         self.sent = 0
         """Bytes that reached the server while it lived: the client may have put more on its side of a cut line."""
         self.cut = 0

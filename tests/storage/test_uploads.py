@@ -62,6 +62,7 @@ class Tus:
 
 @pytest.fixture(autouse=True)
 def _places(member):
+    """A dataset and a workspace that take uploads."""
     DatasetFactory(organization=member.organization, name="digits")
     WorkspaceFactory(organization=member.organization, name="code")
 
@@ -96,7 +97,7 @@ def stored(organization, path="src/train.py"):
         return stream.read()
 
 
-def test_what_the_server_supports(tus):
+def test_the_server_names_its_version_extensions_and_checksums(tus):
     answer = tus.client.options(ROOT)
     extensions = {"creation", "creation-with-upload", "checksum", "expiration", "termination", "concatenation"}
     assert set(answer["Tus-Extension"].split(",")) == extensions
@@ -178,7 +179,7 @@ def test_a_bad_archive_ends_the_upload(tus, organization):
     assert left_over(organization) == ([], [])
 
 
-def test_refused_requests(tus, settings):
+def test_invalid_requests_are_refused(tus, settings):
     url = tus.begin(100, FILE)
     old = tus.send("PATCH", url, b"x", Upload_Offset=0, Tus_Resumable="0.2.2")
     assert (old.status_code, old["Tus-Version"]) == (412, "1.0.0")
@@ -259,21 +260,21 @@ def test_bytes_with_a_wrong_checksum_are_dropped(tus, organization):
     assert tus.patch(url, 100, CODE[100:], Upload_Checksum=checksum(CODE[100:], "sha1")).status_code == 204
     assert stored(organization) == CODE
     for wrong in ("md5 AAAA", "sha1 !", "sha1"):
-        expected = tus.patch(tus.begin(1, FILE), 0, b"x", Upload_Checksum=wrong).status_code
-        assert expected == (460 if wrong == "sha1" else 400)
+        status = tus.patch(tus.begin(1, FILE), 0, b"x", Upload_Checksum=wrong).status_code
+        assert status == (460 if wrong == "sha1" else 400)  # an empty digest can be read, and does not match
 
 
 def test_parts_are_joined_once(tus, organization):
     pieces = [CODE[:5000], CODE[5000:5001], CODE[5001:]]
     parts = [tus.begin(len(piece), {}, Upload_Concat="partial") for piece in pieces]
     final = "final;" + " ".join(parts)
-    assert error(tus.create(None, FILE, Upload_Concat=final)) == (400, "invalid")  # no bytes are there
+    assert error(tus.create(None, FILE, Upload_Concat=final)) == (400, "invalid")  # the parts have no bytes yet
     for part, piece in zip(parts, pieces, strict=True):
         assert tus.patch(part, 0, piece).status_code == 204
     assert tus.send("HEAD", parts[0])["Upload-Concat"] == "partial"
     for wrong in (f"{final} {parts[0]}", "final;", "final;/x", "other"):
         assert error(tus.create(None, FILE, Upload_Concat=wrong)) == (400, "invalid")
-    # A full URL is a URL too
+    # A client may name a part by its full URL.
     created = tus.create(None, FILE, Upload_Concat=final.replace("/api", "https://trainyard.example.com/api"))
     assert (created.status_code, stored(organization)) == (201, CODE)
     url = created["Location"]
@@ -287,7 +288,7 @@ def test_parts_are_joined_once(tus, organization):
     assert left_over(organization) == ([], [])
 
 
-@pytest.mark.parametrize("copied", [0, 3])
+@pytest.mark.parametrize("copied", [0, 3])  # bytes of the second part
 def test_an_interrupted_join_is_continued(tus, organization, copied):
     pieces = [CODE[:5000], CODE[5000:]]
     parts = [tus.begin(len(piece), {}, Upload_Concat="partial") for piece in pieces]

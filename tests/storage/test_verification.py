@@ -1,3 +1,5 @@
+"""`manage.py verify_storage`: damaged, lost and unknown files, and what `--repair` repairs."""
+
 import io
 from datetime import timedelta
 
