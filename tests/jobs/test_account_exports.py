@@ -46,7 +46,7 @@ def test_an_archive_is_made_in_parts_of_bounded_size():
 
     stream = zip_stream([("a.csv", lines()), ("empty.csv", []), ("ü.txt", ["漢"])])
     first = next(stream)
-    assert 0 < produced < 40_000
+    assert 0 < produced < 40_000, "the first part must not wait for all lines"
     rest = list(stream)
     assert max(map(len, [first, *rest])) < 4 * CHUNK_BYTES
     texts = unpacked([first, *rest])
@@ -63,7 +63,7 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
     job = customer.end(customer.started(), Outcome.COMPLETED)
     for step in range(5):
         MetricPoint.objects.create(job=job, attempt=1, name="loss", step=step, value=-0.5, at=job.finished_at)
-    _token, secret = services.create_token(membership=membership, name="=cmd()")
+    _token, secret = services.create_token(membership=membership, name="=cmd()")  # a spreadsheet would run it
     Secret.objects.create(organization=membership.organization, name="KEY", encrypted=b"hidden-value")
     MembershipFactory(user__email="foreign@example.com")
     texts = unpacked(account_exports.export_organization(membership=membership))

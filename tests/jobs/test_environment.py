@@ -25,6 +25,7 @@ def save(customer, name="API_TOKEN", value=VALUE):
 
 
 def refusal(customer, **changes):
+    """Return the messages of an invalid purchase by field."""
     with pytest.raises(InvalidInput) as caught:
         parse(organization=customer.organization, data=customer.form(**changes))
     return {name: str(sentence) for name, sentence in caught.value.fields.items()}
@@ -75,7 +76,7 @@ def test_a_refusal_names_the_field_and_the_reason(customer, other):
         assert words in errors[field]
 
 
-def test_a_run_gets_the_values_of_its_start(customer):
+def test_a_run_gets_the_secret_values_at_the_time_of_its_start(customer):
     save(customer)
     job = customer.job(environment={"NCCL_DEBUG": "INFO"}, secrets=["API_TOKEN"], arguments=["$LR"])
     start(job)
@@ -159,6 +160,7 @@ def test_the_environment_is_known_before_the_purchase(customer, api):
     assert environment.pop("API_TOKEN") == "***"
     job = orders.place_order(membership=customer.membership, quote=quote).job
     seen = selectors.environment(job, 1)
+    # Before the purchase the job has no number yet, and names of nodes have 0 in its place.
     numbered = {name for name in seen if seen[name] != environment[name]}
     assert {name: seen[name].replace(f"job-{job.pk}-", "job-0-") for name in numbered} == {
         name: environment[name] for name in numbered

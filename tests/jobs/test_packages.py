@@ -1,3 +1,5 @@
+"""Packages of a requirements file: installed once for an organization, before the job that waits for them starts."""
+
 import pytest
 
 from billing.models import Receipt
@@ -218,7 +220,7 @@ def test_organizations_share_no_layer(customer, other, installer):
     other.write("requirements.txt", "einops\nujson>5\n")
     first, second = (each.job(requirements="requirements.txt") for each in (customer, other))
     assert first.packages != second.packages
-    # An organization has one installation at a time, and so keeps no other from its own.
+    # An organization has one installation at a time, so that others need not wait for it.
     customer.write("requirements.txt", "einops\n")
     customer.job(requirements="requirements.txt")
     for _attempt in range(2):
@@ -283,7 +285,7 @@ def test_pages_and_api_offer_the_file_and_show_the_log(customer, installer, clie
     card = client.post("/training/quote/", customer.form(requirements="requirements.txt")).content.decode()
     assert "data-set-field" not in card
     customer.write("model/train.py")
-    for code_path in ("model/train.py", "../x/train.py"):  # it is offered beside the script alone
+    for code_path in ("model/train.py", "../x/train.py"):  # only a file beside the script is offered
         purchase = {"workspace": customer.workspace.name, "code_path": code_path}
         assert packages.unchosen_file(customer.organization, purchase) == ""
     customer.write("requirements.txt", "-e .\n")

@@ -1,3 +1,5 @@
+"""Changes of jobs are published in Redis after their commit."""
+
 import os
 
 import pytest

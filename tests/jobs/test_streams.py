@@ -20,6 +20,7 @@ from tests.factories.jobs import Customer, start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SOON = 3.0
+"""Seconds within which an announced change must reach a stream."""
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ async def test_a_stream_sends_changes_as_they_happen_until_the_job_ends(job, bac
     last = await until(events, lambda event: event.name == "state" and event.data["finished_at"])
     assert last.data["state"] == "succeeded"
     await assert_ended(events)
-    assert [event.name async for event in streams.job_events(job)] == ["metrics", "state"], "once more, at its end"
+    assert [event.name async for event in streams.job_events(job)] == ["metrics", "state"], "a new stream gets it all"
 
 
 @in_loop

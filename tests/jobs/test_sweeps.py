@@ -22,7 +22,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def _books():
+def _correct_books():
+    """After each test, ledger and orders agree."""
     yield
     assert broken(BROKEN_BOOKS | BROKEN_ORDERS) == {}
 
@@ -109,7 +110,7 @@ def test_a_low_ceiling_starts_fewer_trials(sweeper):
             dispatch.dispatch_queue()
             attempt = trial.job.attempts.get()
             sweeper.customer.backend.start(attempt.run_name)
-            sweeper.customer.backend.end(attempt.run_name, Outcome.TIME_LIMIT, at=10**11)
+            sweeper.customer.backend.end(attempt.run_name, Outcome.TIME_LIMIT, at=10**11)  # long after its deadline
             reconciliation.reconcile_job(job_pk=trial.job_id)
         progress.advance(sweep_pk=sweep.pk)
     sweep.refresh_from_db()
@@ -117,7 +118,7 @@ def test_a_low_ceiling_starts_fewer_trials(sweeper):
     assert selectors.cost_minor(sweep) <= quote.ceiling_minor
 
 
-def test_a_search_against_cost_shows_what_is_good_and_cheap(sweeper, customer):
+def test_a_search_against_cost_marks_trials_that_no_other_beats_in_value_and_cost(sweeper, customer):
     """Three trials: the second is better and dearer, the third worse and dearer than the second."""
     plan = {"metric": "accuracy", "goal": "maximize", "against_cost": True}
     sweep = sweeper.buy(objective=plan, method="tpe", trials=3, concurrency=1)
@@ -142,7 +143,7 @@ def test_stopping_cancels_open_trials_and_returns_the_rest(sweeper, customer):
     stop_sweep(membership=customer.membership, sweep=sweep)
     progress.advance(sweep_pk=sweep.pk)
     second.refresh_from_db()
-    assert (second.job.state, second.outcome) == ("cancelled", "")  # its outcome is recorded by the next look
+    assert (second.job.state, second.outcome) == ("cancelled", "")  # the next call records its outcome
     customer.backend.end(first.job.attempts.get().run_name, Outcome.STOPPED)
     reconciliation.reconcile_job(job_pk=first.job_id)
     progress.advance(sweep_pk=sweep.pk)
@@ -259,8 +260,8 @@ def test_trials_keep_the_prices_and_the_script_of_the_sweeps_order(sweeper, cust
     assert len({trial.job.script for trial in sweep.trials.all()}) == 1
 
 
-def test_a_sweep_in_numbers_is_written_once(sweeper):
-    """Two calls at the same place of the sweep order one trial."""
+def test_each_number_of_a_trial_is_ordered_once(sweeper):
+    """Two processes may advance a sweep at once."""
     sweep = sweeper.buy(concurrency=1)
     plan = selectors.plan_of(sweep)
     suggestion = progress._suggest(sweep, plan, [])
@@ -272,9 +273,9 @@ def test_a_sweep_in_numbers_is_written_once(sweeper):
 def test_an_extension_learns_from_all_earlier_trials(sweeper, customer):
     sweeps = [sweeper.buy(trials=2, concurrency=1, method="tpe", space=SPACE | {"X": SPACE["LR"]})]
     sweeper.finish(sweeps[0])
-    for of in (sweeps[0], sweeps[0], None):
+    for chosen in (sweeps[0], sweeps[0], None):  # None: the last extension; it too extends the first sweep
         held = customer.wallet.held_minor
-        extended = of or sweeps[-1]
+        extended = chosen or sweeps[-1]
         quote = quote_extension(membership=customer.membership, sweep=extended, data={"trials": 2})
         sweep = place_sweep(membership=customer.membership, quote=quote)
         assert customer.wallet.held_minor == held + quote.ceiling_minor
@@ -312,7 +313,7 @@ def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer, monkeypa
     progress.advance(sweep_pk=rest.pk)
     sweeper.finish(rest)
     with pytest.raises(ChoiceUnavailable):
-        place_sweep(membership=customer.membership, quote=second)  # it counted fewer trials
+        place_sweep(membership=customer.membership, quote=second)  # its quote counted fewer earlier trials
     assert [trial.parameters for trial in rest.trials.all()] == [{"LR": 0.3}]
     with pytest.raises(InvalidInput) as refused:
         extend(trials=1)

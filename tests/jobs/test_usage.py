@@ -78,7 +78,8 @@ ENDS_AFTER_A_CANCEL = [
     (Outcome.STOPPED, 0, 0), (Outcome.STOPPED, 4, 4), (Outcome.COMPLETED, 10, 10), (Outcome.CODE_FAILED, 13, 10),
     (Outcome.STOPPED, 20, 10), (Outcome.STOPPED, 21, 0), (Outcome.TIME_LIMIT, 900, 0),
 ]  # fmt: skip
-"""Outcome, seconds from the request to the end, and how many of these are paid."""
+"""Outcome, seconds from the request to the end, and how many of these are paid: at most the 10 s of the grace period,
+and none if the run ended more than 10 s after these."""
 
 
 def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer):
@@ -207,7 +208,7 @@ def test_a_run_that_loses_a_node_pays_for_the_nodes_that_ran(customer):
     used = lines(job, "time_used")
     assert [line["nodes"] for line in used] == [4, 3, 2]
     hourly = float(job.order.quote.terms["hourly"])
-    assert receipt(job).total_minor == int(9 * 1000 * hourly / 3600 + 0.5)  # half up
+    assert receipt(job).total_minor == int(9 * 1000 * hourly / 3600 + 0.5)  # 4 + 3 + 2 nodes, rounded half up
     assert usage.billable_seconds(job, [attempt], timezone.now()) == pytest.approx(9000 / 4)
 
 
