@@ -24,11 +24,11 @@ def decide(machine, number, *arguments, architecture=None, pids=None):
     while True:
         code, yes, no, operand = lines[at]
         at += 1
-        if code == 0x20:
+        if code == 0x20:  # load a word
             (value,) = struct.unpack_from("<I", data, operand)
-        elif code == 0x06:
+        elif code == 0x06:  # return
             return ALLOWED if operand == 0x7FFF0000 else errno.errorcode[operand & 0xFFFF]
-        else:
+        else:  # a conditional jump
             holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
             at += yes if holds else no
 
@@ -61,7 +61,7 @@ def test_only_the_socket_families_of_training_are_allowed(machine, call):
     assert allowed == {1, 2, 10, 16}, "unix, inet, inet6, netlink"
     assert decide(machine, number, 40, 1, 0) == "EAFNOSUPPORT", "vsock has no network namespaces"
     assert {decide(machine, number, 16, 3, protocol) for protocol in range(1, 32)} == {"EPROTONOSUPPORT"}, (
-        "only routing"
+        "of netlink, only routing"
     )
 
 
@@ -104,7 +104,7 @@ def test_signals_to_all_processes_cannot_reach_a_pods_launcher():
     assert {decide("x86_64", 62, pid, 9, pids=(1, 33)) for pid in (34, -34, 0)} == {ALLOWED}
     assert decide("x86_64", 41, 40, 1, 0, pids=(1, 33)) == "EAFNOSUPPORT"
     assert {decide("x86_64", number, pids=(1, 33)) for number in (253, 294, 435)} == {ALLOWED}, (
-        "the container runtime decides"
+        "in a Pod the container runtime filters these"
     )
 
 

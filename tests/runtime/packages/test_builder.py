@@ -1,3 +1,5 @@
+"""Installations of packages in sandboxes, with an index of the tests and packages that attack."""
+
 import shutil
 import socket
 import urllib.request
