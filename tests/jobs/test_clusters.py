@@ -109,7 +109,7 @@ def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, backends
     assert "Nothing is charged yet." in waiting(customer, far)
 
 
-def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(customer, backends, monkeypatch):
+def test_a_cancel_takes_effect_at_the_first_reconciliation_after_the_cluster_answers(customer, backends, monkeypatch):
     """Even if the circuit breaker pauses calls for an hour."""
     backends["west"] = circuit_breaker.with_circuit_breaker("west", fake := backends["west"])
     monkeypatch.setattr(circuit_breaker, "PAUSES", (3600,))

@@ -70,7 +70,7 @@ def test_names_that_never_resolve_end_the_start(cluster_harness, late_names):
     assert cluster_harness.wait_for_failure(Outcome.PLATFORM_ERROR).code is FailureCode.NODES_NOT_MET
 
 
-def test_a_stop_while_nodes_connect(cluster_harness, late_names):
+def test_a_run_is_stopped_while_its_nodes_connect(cluster_harness, late_names):
     late_names(STUBBORN)
     cluster_harness.backend.stop(NAME, 5)
     cluster_harness.wait_for_failure(Outcome.STOPPED)
