@@ -88,13 +88,13 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
     assert AuditEvent.objects.filter(action="organization.exported", actor=membership.user).exists()
 
 
-def test_a_person_gets_what_is_kept_about_them_after_the_password(customer):
+def test_a_person_gets_their_data_after_entering_the_password(customer):
     person = MembershipFactory(organization=customer.membership.organization, role=Role.VIEWER)
     _token, secret = services.create_token(membership=person, name="laptop")
     page = Client()
     page.force_login(person.user)
-    asked = page.get("/security/export/")
-    page.post(asked.url, {"password": PASSWORD})
+    password_page = page.get("/security/export/")
+    page.post(password_page.url, {"password": PASSWORD})
     texts = unpacked(page.get("/security/export/").streaming_content)
     assert json.loads(texts["profile.json"])["email"] == person.user.email
     assert [row["role"] for row in rows(texts["memberships.csv"])] == ["viewer"]

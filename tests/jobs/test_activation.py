@@ -20,6 +20,7 @@ def test_activation_creates_a_wallet_and_a_first_workspace_once(owner):
     assert is_active(owner.organization)
 
 
+# The owner does not accept the terms; the others have no right to activate.
 REFUSALS = [("owner", TermsNotAccepted), ("member", NotAllowed), ("billing", NotAllowed)]
 
 

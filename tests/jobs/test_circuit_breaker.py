@@ -21,6 +21,7 @@ def _cleared_cache():
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
+    """A cluster that records the calls of `names` in `calls`."""
     backend = FakeBackend(root=tmp_path)
     backend.calls = []
     names = backend.names

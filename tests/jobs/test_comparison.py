@@ -93,6 +93,7 @@ def test_a_run_starts_now_or_after_the_runs_that_occupy_its_nodes(customer):
 
 
 def machines(*free):
+    """Return machines of four cores, with as many free cores each."""
     return Capacity(tuple(NodeCapacity(str(each), Resources(4, 4096), Resources(each, 1024 * each)) for each in free))
 
 

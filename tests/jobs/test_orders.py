@@ -66,6 +66,7 @@ def test_a_fixed_price_buys_no_week_of_node_time(customer):
     week = {"product": "fixed", "node_spec": "medium", "nodes": 1, "epochs": 1, "max_seconds": 604_800}
     quote = customer.quote(**week)
     assert quote.terms["included_seconds"] == 60
+    # 300 cents an hour for the week less its included minute, and 2 cents for the epoch.
     assert quote.ceiling_minor == round(604_740 * 300 / 3600) + 2
     for seconds in (300, 1500, 9000):  # however slow the epoch is, its time is charged
         began = timezone.now().timestamp() - seconds

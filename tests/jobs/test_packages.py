@@ -27,7 +27,7 @@ def customer(db, backend):
 
 
 class Installer:
-    """Stands in for the installer's processes."""
+    """Stands in for the installer's processes: `results` by a layer's key, `busy` are organizations."""
 
     def __init__(self, monkeypatch):
         self.started = []

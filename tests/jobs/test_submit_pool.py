@@ -60,7 +60,7 @@ def test_a_failed_submission_stops_the_pool_until_it_is_drained():
     gate.until_entered(3)
     gate.release(2)
     join(thread)
-    assert results.count(False) == 1
+    assert results.count(False) == 1, "both failures are reported once, together"
     assert results[:2] == [True, True]
 
 

@@ -49,7 +49,7 @@ def test_a_sweep_holds_once_and_charges_each_trial(sweeper, customer):
     assert (len(receipts), customer.wallet.held_minor) == (4, before.held_minor)
     assert customer.wallet.posted_minor == before.posted_minor - spent
     shown = selectors.summary(sweep)
-    assert shown["best"]["trial"] == 3
+    assert shown["best"]["trial"] == 3, "values grow with the number of the trial"
     assert (shown["trials_done"], shown["cost_minor"], shown["ceiling_minor"]) == (4, spent, quote.ceiling_minor)
     assert [row.is_best for row in selectors.trial_rows(sweep)] == [False, False, False, True]
 

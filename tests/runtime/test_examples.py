@@ -22,6 +22,8 @@ SMALL_NODE = Resources(cpus=1.5, memory_mib=1024)
 RUN_SECONDS = 240
 """How long a run may take on a busy machine."""
 NODE = {"resources": SMALL_NODE, "deadline_seconds": RUN_SECONDS}
+TRAINING_IMAGES = 1437
+"""Images of digits that `mnist_ddp.py` and `local_sgd.py` train on in an epoch."""
 TEXT_KILOBYTES = 30
 """The small text of these tests: 14 steps of 32 pieces in an epoch."""
 SPLIT = {
@@ -121,9 +123,9 @@ def test_stopped_ddp_resumes_within_its_epoch_and_local_sgd_is_ddp_at_first(torc
     log = train(torch_harness, "mnist_ddp.py", checkpoint_key="job-1", name="job-1-2", restart_count=1, **shape)
     assert f"resumed {saved}; restart 1" in log.splitlines()
     went_on = curve(torch_harness, "job-1-2")
-    # Each epoch saw all 1437 images once, 16 in a step.
+    # Each epoch saw every image once, 16 in a step.
     assert [(epoch, step) for epoch, step, _values in went_on] == [
-        (epoch, epoch * -(-1437 // 16)) for epoch in (done + 1, done + 2)
+        (epoch, epoch * -(-TRAINING_IMAGES // 16)) for epoch in (done + 1, done + 2)
     ]
     # A training without an interruption gives exactly the same values.
     train(torch_harness, "mnist_ddp.py", name="job-2-1", **shape)
@@ -154,7 +156,7 @@ def test_stopped_local_sgd_resumes_within_its_epoch_on_nodes_of_two_processes(to
     log = train(torch_harness, "local_sgd.py", checkpoint_key="job-1", name="job-1-2", restart_count=1, **shape)
     assert f"resumed {saved}; restart 1" in log.splitlines()
     assert [(epoch, step) for epoch, step, _values in curve(torch_harness, "job-1-2")] == [
-        (done + 1, (done + 1) * -(-1437 // 32))
+        (done + 1, (done + 1) * -(-TRAINING_IMAGES // 32))
     ]
 
 

@@ -78,7 +78,7 @@ def hub():
 )
 def test_connections_without_the_token_are_refused(hub, hello):
     impostor = hub.join(hello)
-    hub.handle(2)
+    hub.handle(2)  # the connection, then its hello
     assert impostor.recv(1) == b""
     assert hub.peers.missing == [1, 2]
 

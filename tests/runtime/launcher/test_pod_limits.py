@@ -56,7 +56,7 @@ def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, r
     assert check_for(limits, clock, 2) == ("platform_error", "nodes_not_met")
     limits = PodLimits(POD_PLAN, record)
     clock.now += 20
-    assert limits.note_launched() == 10
+    assert limits.note_launched() == 10, "seconds left for the nodes to meet"
     assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
     limits = PodLimits(POD_PLAN, record)
     limits.note_running({})
@@ -107,7 +107,7 @@ def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, counte
     verdict = limits.explain_failure(failure, clock.now)
     assert (verdict.kind, verdict.rank, verdict.data) == ("out_of_memory", 2, {"limit_mib": 1024})
     assert limits.explain_failure({"kind": "node_lost"}, clock.now) is None
-    clock.now += 31
+    clock.now += 31  # no longer soon
     assert limits.explain_failure(failure, clock.now) is None
 
 
@@ -123,7 +123,7 @@ def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, r
     assert limits.explain_failure(failure, clock.now).data == {"limit": 512}
     counters.oom_kills = 1
     assert limits.explain_failure(failure, clock.now).kind == "out_of_memory", "a kill outranks a refusal"
-    clock.now += 31
+    clock.now += 31  # no longer soon
     assert limits.explain_failure(failure, clock.now) is None
 
 

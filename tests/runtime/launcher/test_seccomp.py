@@ -45,6 +45,7 @@ def test_exactly_the_listed_system_calls_are_refused(machine, column):
 
 @pytest.mark.parametrize(("machine", "fcntl", "clone", "unshare"), [("x86_64", 72, 56, 272), ("aarch64", 25, 220, 97)])
 def test_calls_are_refused_by_their_arguments(machine, fcntl, clone, unshare):
+    # F_SETLEASE is refused, and so are new user namespaces (CLONE_NEWUSER).
     assert decide(machine, fcntl, 3, 1024) == "EPERM"
     assert decide(machine, fcntl, 3, 1024 | 1 << 32) == "EPERM", "the kernel looks at 32 bits of it"
     assert {decide(machine, fcntl, 3, command) for command in (0, 1, 2, 3, 4, 1025, 1030, 1031)} == {ALLOWED}

@@ -23,6 +23,7 @@ def index(tmp_path):
 
 @pytest.fixture
 def layer(tmp_path):
+    """An empty layer of organization 7."""
     created = Layer(tmp_path / "packages", "7", "a" * 64)
     created.folder.mkdir(parents=True)
     return created
