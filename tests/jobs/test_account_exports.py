@@ -1,4 +1,4 @@
-"""The archives of a person and of an organization: complete, readable, and of nobody else."""
+"""The archives of a person and of an organization: complete, readable, and without data of others."""
 
 from __future__ import annotations
 

@@ -111,6 +111,6 @@ WAITS = {
 }
 
 
-def test_the_forecast_of_a_wait():
+def test_a_wait_is_forecast_from_the_running_and_queued_jobs():
     for name, (capacity, running, queue, seconds) in WAITS.items():
         assert wait_seconds(capacity, running, queue) == seconds, name

@@ -52,7 +52,7 @@ def assert_charged_once(customer, job, *, minor=20):  # 400 s on two nodes at 90
     assert customer.wallet.held_minor == 0
 
 
-def test_killed_at_any_step_of_a_start(customer):
+def test_a_process_may_be_killed_at_any_step_of_a_start(customer):
     for step in count(1):
         job = customer.job()
         if not crash_at(step, dispatch.dispatch_queue):
@@ -64,7 +64,7 @@ def test_killed_at_any_step_of_a_start(customer):
     assert step > 15, "too few steps were interrupted"
 
 
-def test_killed_at_any_step_of_an_end(customer):
+def test_a_process_may_be_killed_at_any_step_of_an_end(customer):
     for step in count(1):
         attempt = ended(customer, Outcome.COMPLETED)
         died = crash_at(step, lambda name=attempt.run_name: reconciliation.follow(run_name=name))
@@ -78,7 +78,7 @@ def test_killed_at_any_step_of_an_end(customer):
     assert step > 15, "too few steps were interrupted"
 
 
-def test_killed_at_any_step_of_a_retry(customer):
+def test_a_process_may_be_killed_at_any_step_of_a_retry(customer):
     for step in count(1):
         attempt = ended(customer, Outcome.CODE_FAILED, retries=1, retry_backoff_seconds=0)
         died = crash_at(step, lambda name=attempt.run_name: reconciliation.follow(run_name=name))

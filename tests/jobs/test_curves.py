@@ -80,7 +80,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_peaks_and_its_end():
     assert thinned_indexes(values[:100], 100) == list(range(100))
 
 
-def test_more_points_than_are_stored_leave_the_whole_curve(customer, monkeypatch):
+def test_a_curve_with_too_many_points_to_store_is_thinned_over_its_whole_length(customer, monkeypatch):
     monkeypatch.setattr(telemetry, "MAX_POINTS", 100)
     attempt = customer.started()
     for begun in range(0, 500, 25):
@@ -91,7 +91,7 @@ def test_more_points_than_are_stored_leave_the_whole_curve(customer, monkeypatch
     assert steps == list(range(0, 500, 8))
 
 
-def test_lines_of_one_read_have_times_of_their_own(customer):
+def test_lines_of_one_read_get_different_times(customer):
     attempt = customer.started(at=time.time() - 1000)
     customer.backend.write(attempt.run_name, "".join(f"step {step} loss 1\n" for step in range(5)))
     telemetry.ingest(attempt=attempt)

@@ -211,7 +211,7 @@ def family(name):
 
 
 def ended(status, log):
-    """The evidence of a process as the launcher reports it without an exception of its own."""
+    """The evidence of a process as the launcher reports it if it knows of no exception."""
     name = signal.Signals(-status).name if status < 0 else ""
     return Evidence("code_failed", "rank_killed" if name else "rank_exited", None if name else status, name, log=log)
 

@@ -31,7 +31,7 @@ def refusal(customer, **changes):
     return {name: str(sentence) for name, sentence in caught.value.fields.items()}
 
 
-def test_forms_and_json_say_the_same(customer):
+def test_forms_and_json_are_read_alike(customer):
     save(customer, "ONE")
     save(customer, "TWO")
     for environment in ({"A": "x y=z ", "N": 3}, "A=x y=z \r\n\r\nN=3\r\n"):

@@ -96,7 +96,7 @@ def test_free_runs_are_named_in_the_language_of_the_reader(customer):
     )
 
 
-def test_an_organization_and_a_person_have_a_number_of_checks_a_day(customer):
+def test_checks_a_day_are_limited_per_organization_and_per_person(customer):
     customer.quota(max_checks_per_day=2)
     data = {"image": "pytorch", "node_spec": "nano", "nodes": 1}
     check = lambda: checks.place_check(membership=customer.membership, data=data, idempotency_key="k")
@@ -196,7 +196,7 @@ def left(customer):
     return free_estimates.left_today(customer.organization, customer.membership.user)
 
 
-def test_an_organization_and_a_person_have_a_number_of_free_estimates_a_day(customer, two_a_day):
+def test_free_estimates_a_day_are_limited_per_organization_and_per_person(customer, two_a_day):
     quote = customer.quote()
     assert free_estimates.is_worthwhile(quote)
     assert len({order_free_estimate(customer, "key").pk for _ in range(3)}) == 1, "one key is one order"

@@ -143,7 +143,7 @@ def test_the_next_attempt_of_an_extended_notebook_has_its_time_and_gets_more(cus
     assert_extended(customer, second, hours=4)
 
 
-def test_more_time_needs_its_money_and_storage_and_fits_into_a_week(customer, notebook, monkeypatch):
+def test_an_extension_needs_money_and_storage_and_fits_into_a_week(customer, notebook, monkeypatch):
     with pytest.raises(InvalidInput) as refused:
         offer(customer, notebook, 7 * 24 * HOUR - HOUR)
     assert "168" in str(refused.value.fields["added_seconds"])

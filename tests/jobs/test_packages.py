@@ -126,7 +126,7 @@ def test_a_failed_installation_ends_the_job_free_of_charge_with_its_reason(custo
     assert (again.state, again.awaits_packages) == (JobState.CANCELLED, False)
 
 
-def test_a_fault_of_the_platform_is_tried_again_and_named_as_such(customer, installer):
+def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(customer, installer):
     form = customer.form(requirements="requirements.txt")
     job = free_estimates.order_free_estimate(membership=customer.membership, data=form).job
     for number in range(packages.MAX_FAULTS):

@@ -92,7 +92,7 @@ def test_values_are_read_as_forms_and_json_send_them(customer):
     assert purchase.framework is Framework.PYTORCH
 
 
-def test_a_version_can_be_chosen(customer):
+def test_a_version_of_a_dataset_can_be_chosen(customer):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     first, second, latest = (DatasetVersionFactory(dataset=dataset, number=number) for number in (1, 2, 3))
     for chosen, version in (("digits", latest), ("digits@3", latest), ("digits@1", first)):
@@ -226,11 +226,11 @@ def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
     assert "has no MPI" in faults(customer, controller="mpi", **horovod)["controller"]
     backend.images_with_mpi.add("pytorch")
     assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI
-    assert "has no MPI support" in faults(customer, controller="mpi")["controller"], "PyTorch needs an own image"
+    assert "has no MPI support" in faults(customer, controller="mpi")["controller"], "built-in PyTorch lacks MPI"
     Image.objects.create(
         organization=customer.organization, name="own", reference="r.example.com/own:1", frameworks=["pytorch"]
     )
-    backend.images_with_mpi.add("")  # whether an own image has mpirun is seen when it runs
+    backend.images_with_mpi.add("")  # whether a customer's image has mpirun is known only when it runs
     assert bought(customer, controller="mpi", image="own").controller is Controller.MPI
     Image.objects.filter(name="own").update(frameworks=["tensorflow"])
     tensorflow = faults(customer, controller="mpi", image="own", framework="tensorflow")

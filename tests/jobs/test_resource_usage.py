@@ -27,7 +27,7 @@ def fill(backend, name, *, node, ranks, count=20, **more):
         backend.sample(name, sample | more, node=node)
 
 
-def test_nodes_and_ranks_of_an_attempt(customer, backend):
+def test_usage_is_shown_by_node_and_rank_of_the_attempt(customer, backend):
     attempt = customer.started()
     empty = {"attempt": None, "nodes": [], "ranks": [], "efficiency": None, "sentences": []}
     assert selectors.resource_usage_data(customer.job()) == selectors.resource_usage_data(attempt.job, 7) == empty

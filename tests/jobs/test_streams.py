@@ -151,7 +151,7 @@ async def test_output_comes_as_it_is_written_from_before_the_run_to_its_end(job,
 
 
 @in_loop
-async def test_all_ranks_come_together_from_their_last_lines_on(attempt, backend):
+async def test_one_stream_has_the_output_of_all_ranks_from_their_last_lines_on(attempt, backend):
     backend.write(attempt.run_name, "old line\nzero\n", rank=0)
     backend.write(attempt.run_name, "one\n", rank=1)
     events = streams.all_log_events(attempt.job, 8, None, with_times=True)

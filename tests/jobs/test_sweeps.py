@@ -299,7 +299,7 @@ def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer, monkeypa
     sweep = sweeper.buy(method="grid", trials=2, space=space)
     extend = lambda **data: quote_extension(membership=customer.membership, sweep=sweep, data=data)
     with pytest.raises(InvalidInput):
-        extend(trials=5)  # it is open
+        extend(trials=5)  # the sweep is still open
     sweeper.finish(sweep)
     with pytest.raises(InvalidInput):
         extend()
@@ -309,7 +309,7 @@ def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer, monkeypa
     first, second = extend(trials=5), extend(ceiling_minor=10**6)
     rest = place_sweep(membership=customer.membership, quote=first)
     with pytest.raises(ChoiceUnavailable):
-        place_sweep(membership=customer.membership, quote=second)  # another one is open
+        place_sweep(membership=customer.membership, quote=second)  # another extension is open
     progress.advance(sweep_pk=rest.pk)
     sweeper.finish(rest)
     with pytest.raises(ChoiceUnavailable):

@@ -1,4 +1,4 @@
-"""Event files by TensorBoard's own writer, and crafted ones."""
+"""The reader of event files, with files by TensorBoard's writer and with crafted ones."""
 
 import contextlib
 import os

@@ -258,12 +258,12 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
     with asgi_console() as url:
         settings.TRAINYARD_URL = url
         settings.NOTEBOOK_URL = f"http://localhost:{urlsplit(url).port}"
-        other, nobody, member = (
+        other, without_cookie, member = (
             Browser(url, membership, notebook.job_id)
             for membership in (stranger, customer.membership, customer.membership)
         )
         assert other.ticket() == ""
-        for refused in (other, nobody):  # nobody has no cookie of the notebook
+        for refused in (other, without_cookie):
             assert refused.ask("/api").status_code == HTTPStatus.FORBIDDEN
         member.enter()
         page = member.ask("/lab")
@@ -296,7 +296,7 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
         ended = member.ask("/lab")
         assert ended.status_code == HTTPStatus.FORBIDDEN
         assert "This notebook is not open here" in ended.text
-        for browser in (other, nobody, member):
+        for browser in (other, without_cookie, member):
             browser.http.close()
 
 

@@ -29,7 +29,7 @@ def test_tensorflow_moves_to_other_ports_together():
         (ELASTIC._replace(min_nodes=3), [0, 1, 2], 1, False),
     ],
 )
-def test_which_nodes_a_run_can_lose(plan, members, node, expected):
+def test_an_elastic_run_can_lose_nodes_down_to_its_minimum_but_never_node_0(plan, members, node, expected):
     assert can_lose(plan, Round(1, members), node) is expected
 
 

@@ -68,7 +68,7 @@ NEVER = float("inf")
         (IDLE._replace(is_using_cpu=True), False),
     ],
 )
-def test_signs_of_progress(activity, is_more_than_computing):
+def test_each_sign_of_progress_is_recognized(activity, is_more_than_computing):
     tracker = ProgressTracker(0.0, HANG)
     assert tracker.add_activity(10.0, IDLE, 1.0)[:3] == (10.0, 10.0, False)
     progress = tracker.add_activity(20.0, activity, 1.0)
@@ -109,7 +109,7 @@ class Run:
         self.inspections = 0
 
     def find_hang(self, now, progress):
-        """Return the hang, if one is found. `progress` is that of every node, or of each."""
+        """Return the hang, if one is found. `progress` holds for every node, or is a list by node."""
         nodes = range(len(self.states))
         for node, own in enumerate(progress if isinstance(progress, list) else [progress] * len(nodes)):
             self.detector.add_progress(node, own)

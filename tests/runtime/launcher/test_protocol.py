@@ -39,7 +39,7 @@ def failed(at, rank, signal="", **more):
         ([failed(4.9, 0, node=0, echo=True), failed(5.0, 1, node=1, heard=True)], 1),
     ],
 )
-def test_first_cause(causes, first):
+def test_the_first_cause_is_found_despite_echoes_and_inexact_times(causes, first):
     assert first_cause(causes) is (None if first is None else sorted(causes, key=lambda cause: cause["at"])[first])
 
 

@@ -22,7 +22,7 @@ def run(folder, source):
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         reported = pipe.read().decode()
-    assert len(reported) <= 4096, "else it is not written whole"
+    assert len(reported) <= 4096, "a pipe takes only this much in one piece"
     return reported.splitlines()[-1].split("\t"), done.stdout, done.returncode
 
 

@@ -50,7 +50,7 @@ def test_of_several_optimizers_one_counts(counts_fd, recorder, clock):
         clock.now += 1.0
         recorder.note_step(critic)
     assert read_counts(counts_fd).steps == 9
-    # The first one is not used any more: the other takes its place.
+    # The first optimizer is no longer used, so the other one counts.
     for _ in range(10):
         clock.now += 1.0
         recorder.note_step(critic)

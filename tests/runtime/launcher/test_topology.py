@@ -129,7 +129,7 @@ def test_horovod_gets_the_orders_timeouts(timeout, warning, expected):
         ("x = " + "-" * 50_000 + "1 # --local_rank", None),
     ],
 )
-def test_which_local_rank_flag_is_declared(source, flag):
+def test_the_declared_local_rank_flag_is_found(source, flag):
     assert local_rank_flag([source]) == flag
     first_declaration = flag or "--local-rank"
     assert local_rank_flag(["import options", source, "add_argument('--local-rank')"]) == first_declaration
