@@ -24,7 +24,7 @@ def test_an_alternative_has_the_price_that_a_quote_for_it_has(customer):
         quote = customer.quote(**limits)
         before = Quote.objects.count()
         compared = comparison.compare(quote)
-        assert Quote.objects.count() == before, "nothing is stored"
+        assert Quote.objects.count() == before, "a comparison stores no quote"
         assert [each.nodes for each in compared.by_nodes] == [1, 2, 4]
         for each in [*compared.by_nodes, *compared.by_spec]:
             chosen = {"nodes": each.nodes, "node_spec": each.node_spec.name, "workers_per_node": each.workers_per_node}

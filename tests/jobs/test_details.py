@@ -85,7 +85,7 @@ def test_files_are_kept_until_the_chosen_time(api, customer):
     age(job, 35 * DAY)  # after the default of 30 days, before the chosen 40
     reconciliation.delete_old_runs()
     assert customer.backend.names()
-    customer.quota(max_storage_bytes=0)  # a full quota only prevents that files are kept for longer
+    customer.quota(max_storage_bytes=0)  # a full quota forbids only to keep files for longer
     answer = patch(api, customer, job, keep_until=(later + DAY).isoformat())
     assert (answer.status_code, answer.json()["code"]) == (409, "quota_exceeded")
     assert "quota is used up" in answer.json()["fields"]["keep_until"]

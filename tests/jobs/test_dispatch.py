@@ -199,7 +199,7 @@ def test_registry_credentials_reach_the_run_and_no_log(customer, backend, caplog
 
 def test_the_spec_has_the_storage_left_in_the_quota(customer, backend):
     used = storage_selectors.storage_used(customer.organization)
-    customer.quota(max_storage_bytes=used + (5 << 20) + 17)  # 5 MiB and a rest
+    customer.quota(max_storage_bytes=used + (5 << 20) + 17)  # 17 bytes are less than a MiB
     job = customer.job()
     start(job)
     assert backend.runs[f"job-{job.pk}-1"].spec.storage_left_mib == 5

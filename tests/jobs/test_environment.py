@@ -81,7 +81,7 @@ def test_a_run_gets_the_secret_values_at_the_time_of_its_start(customer):
     job = customer.job(environment={"NCCL_DEBUG": "INFO"}, secrets=["API_TOKEN"], arguments=["$LR"])
     start(job)
     first = job.attempts.get()
-    assert run_spec(first).secrets == {}, "the stored spec has none"
+    assert run_spec(first).secrets == {}, "the stored spec has no secrets"
     assert launch_spec(first).secrets == {"API_TOKEN": VALUE}
     save(customer, value="changed-meanwhile")
     spec = launch_spec(first)

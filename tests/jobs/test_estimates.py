@@ -151,7 +151,7 @@ def test_a_free_estimate_is_free_and_estimates_the_first_run(customer):
     assert two.p50_seconds == pytest.approx(200 / 2**0.8, abs=1)
     assert two.p90_seconds > one.p90_seconds / 2
     completed(customer, 100, nodes=1)
-    assert estimate(customer, nodes=1).source == "history", "a paid run comes first"
+    assert estimate(customer, nodes=1).source == "history", "a paid run counts before a free estimate"
 
 
 def test_a_free_estimate_counts_up_to_its_last_whole_epoch(customer):

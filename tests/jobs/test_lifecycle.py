@@ -42,7 +42,7 @@ def test_an_outcome_of_the_code_ends_the_job_and_is_charged(customer):
         job.refresh_from_db()
         assert (job.state, job.reason) == (END_STATE[reason], reason)
         times = [job.started_at.timestamp(), job.finished_at.timestamp()]
-        assert times == pytest.approx([began, began + 100], abs=0.01), "the cluster's clock"
+        assert times == pytest.approx([began, began + 100], abs=0.01), "times are by the cluster's clock"
         # 2 nodes of nano at 90 cents an hour for 100 seconds are exactly 5 cents, which is also the minimum charge.
         assert lines(job)["time_used"]["amount_minor"] == job.order.hold.metered_minor == 5
         assert (customer.wallet.posted_minor, customer.wallet.held_minor) == (100_000 - 5 * number, 0)

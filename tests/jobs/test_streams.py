@@ -115,7 +115,9 @@ async def test_a_stream_sends_changes_as_they_happen_until_the_job_ends(job, bac
     last = await until(events, lambda event: event.name == "state" and event.data["finished_at"])
     assert last.data["state"] == "succeeded"
     await assert_ended(events)
-    assert [event.name async for event in streams.job_events(job)] == ["metrics", "state"], "a new stream gets it all"
+    assert [event.name async for event in streams.job_events(job)] == ["metrics", "state"], (
+        "a stream of an ended job sends its last values and ends"
+    )
 
 
 @in_loop

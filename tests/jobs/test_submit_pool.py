@@ -74,7 +74,7 @@ def test_a_slow_server_gets_several_runs_at_once_each_of_them_once(customer, bac
     thread = threading.Thread(target=lambda: (dispatch.dispatch_queue(), connection.close()))
     thread.start()
     gate.until_entered(4)
-    assert Job.objects.filter(state=JobState.STARTING).count() <= 5, "one more than in progress is claimed"
+    assert Job.objects.filter(state=JobState.STARTING).count() <= 5, "at most one job waits for a free thread"
     gate.release(6)
     join(thread)
     assert gate.most == 4

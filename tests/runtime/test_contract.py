@@ -251,7 +251,7 @@ def test_every_rank_sees_the_variables_of_the_contract(harness, case):
     if case.framework == "tensorflow":
         configs = [json.loads(seen["environment"]["TF_CONFIG"]) for seen in everyone]
         workers_told = configs[0]["cluster"]["worker"]
-        assert len(set(workers_told)) == len(workers_told) == size, "a port for every process"
+        assert len(set(workers_told)) == len(workers_told) == size, "each process has a port of its own"
         for rank, config in enumerate(configs):
             assert config["cluster"] == {"worker": workers_told}
             assert config["task"] == {"type": "worker", "index": rank}

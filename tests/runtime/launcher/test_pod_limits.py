@@ -107,7 +107,7 @@ def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, counte
     verdict = limits.explain_failure(failure, clock.now)
     assert (verdict.kind, verdict.rank, verdict.data) == ("out_of_memory", 2, {"limit_mib": 1024})
     assert limits.explain_failure({"kind": "node_lost"}, clock.now) is None
-    clock.now += 31  # no longer soon
+    clock.now += 31  # longer than the failure may lag behind
     assert limits.explain_failure(failure, clock.now) is None
 
 
@@ -123,7 +123,7 @@ def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, r
     assert limits.explain_failure(failure, clock.now).data == {"limit": 512}
     counters.oom_kills = 1
     assert limits.explain_failure(failure, clock.now).kind == "out_of_memory", "a kill outranks a refusal"
-    clock.now += 31  # no longer soon
+    clock.now += 31  # longer than the failure may lag behind
     assert limits.explain_failure(failure, clock.now) is None
 
 

@@ -71,7 +71,7 @@ def test_tracebacks_contain_no_frames_of_the_wrapper(tmp_path):
     assert str(RANK) not in log
     assert 'Detected at node\n  File "train.py", line 1\nwrong' in log
     _report, log, code = run(tmp_path, "def f(): raise KeyboardInterrupt\nf()")
-    assert code == -2, "SIGINT, as an interpreter ends"
+    assert code == -2, "killed by SIGINT, as any interpreter would be"
     assert [line for line in log.splitlines() if "File" in line] == [
         f'  File "{tmp_path}/train.py", line 2, in <module>',
         f'  File "{tmp_path}/train.py", line 1, in f',

@@ -110,8 +110,8 @@ def test_signals_to_all_processes_cannot_reach_a_pods_launcher():
 
 
 def test_system_calls_of_other_architectures_are_refused(monkeypatch):
-    assert decide("x86_64", 39, architecture=0x40000003) == "ENOSYS", "32 bits"
-    assert decide("x86_64", 39 | 0x40000000) == "ENOSYS", "x32"
+    assert decide("x86_64", 39, architecture=0x40000003) == "ENOSYS", "a 32-bit process"
+    assert decide("x86_64", 39 | 0x40000000) == "ENOSYS", "a call of the x32 ABI"
     assert seccomp.sandbox_filter("riscv64") is None
     assert seccomp.unavailable_reason() == ""
     monkeypatch.setattr(seccomp, "sandbox_filter", lambda: None)

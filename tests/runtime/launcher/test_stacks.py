@@ -131,7 +131,7 @@ def test_a_process_that_would_not_survive_the_signal_for_stacks_gets_none(tmp_pa
         captured = capture(target)
         assert captured.rank_states()[3] == RankState("", NOT_WAITING, "")
         assert reason in text_of(captured, target)
-        assert target.pid in read_processes(), "it lives on"
+        assert target.pid in read_processes(), "the process still lives"
 
 
 def test_a_process_that_has_ended_is_reported(tmp_path):

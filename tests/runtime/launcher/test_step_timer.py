@@ -150,7 +150,7 @@ def test_importing_the_framework_starts_the_step_timer(tmp_path, counts_fd):
         for _ in range(4): sgd.step()
         print(sorted(vars(torch.optim.optimizer.__loader__)), "_trainyard_steps" in sys.modules)
     """
-    assert run(tmp_path, script, counts_fd) == "['name', 'path'] True\n", "the loader is as it was"
+    assert run(tmp_path, script, counts_fd) == "['name', 'path'] True\n", "the module has its usual loader again"
     assert read_counts(counts_fd).calls == 4
 
 
