@@ -6,6 +6,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 def scalar(tag, step, value):
+    """Return an event with one scalar."""
     summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
     return Event(wall_time=1000.0 + step, step=step, summary=summary)
 

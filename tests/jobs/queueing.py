@@ -15,10 +15,11 @@ def waiting(customer, job):
 
 
 def age(job, duration):
+    """Let the job have waited this long."""
     Job.objects.filter(pk=job.pk).update(queued_at=timezone.now() - duration)
 
 
 def filled(customer, nodes=8):
-    """A job that takes all of the fake cluster's 8 cores, or some."""
+    """A started job on nodes of one core each; by default it takes all 8 cores of the fake cluster."""
     customer.quota(max_running_nodes=100)
     return customer.started(node_spec="small", nodes=nodes)

@@ -1,4 +1,4 @@
-"""The archives of a person and of an organization: complete, readable, and of nobody else."""
+"""The archives of a person and of an organization: complete, readable, and without data of others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_archive_is_made_in_parts_of_bounded_size():
 
     stream = zip_stream([("a.csv", lines()), ("empty.csv", []), ("ü.txt", ["漢"])])
     first = next(stream)
-    assert 0 < produced < 40_000
+    assert 0 < produced < 40_000, "the first part must not wait for all lines"
     rest = list(stream)
     assert max(map(len, [first, *rest])) < 4 * CHUNK_BYTES
     texts = unpacked([first, *rest])
@@ -63,7 +63,7 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
     job = customer.end(customer.started(), Outcome.COMPLETED)
     for step in range(5):
         MetricPoint.objects.create(job=job, attempt=1, name="loss", step=step, value=-0.5, at=job.finished_at)
-    _token, secret = services.create_token(membership=membership, name="=cmd()")
+    _token, secret = services.create_token(membership=membership, name="=cmd()")  # a spreadsheet would run it
     Secret.objects.create(organization=membership.organization, name="KEY", encrypted=b"hidden-value")
     MembershipFactory(user__email="foreign@example.com")
     texts = unpacked(account_exports.export_organization(membership=membership))
@@ -88,13 +88,13 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
     assert AuditEvent.objects.filter(action="organization.exported", actor=membership.user).exists()
 
 
-def test_a_person_gets_what_is_kept_about_them_after_the_password(customer):
+def test_a_person_gets_their_data_after_entering_the_password(customer):
     person = MembershipFactory(organization=customer.membership.organization, role=Role.VIEWER)
     _token, secret = services.create_token(membership=person, name="laptop")
     page = Client()
     page.force_login(person.user)
-    asked = page.get("/security/export/")
-    page.post(asked.url, {"password": PASSWORD})
+    password_page = page.get("/security/export/")
+    page.post(password_page.url, {"password": PASSWORD})
     texts = unpacked(page.get("/security/export/").streaming_content)
     assert json.loads(texts["profile.json"])["email"] == person.user.email
     assert [row["role"] for row in rows(texts["memberships.csv"])] == ["viewer"]

@@ -1,3 +1,5 @@
+"""Activation and deactivation of an organization's service."""
+
 import pytest
 
 from billing.models import Account
@@ -10,7 +12,7 @@ from storage.models import Workspace
 from tests.factories.accounts import MembershipFactory
 
 
-def test_it_creates_a_wallet_and_a_first_workspace_once(owner):
+def test_activation_creates_a_wallet_and_a_first_workspace_once(owner):
     for _ in range(2):
         activation.activate(membership=owner, accept_terms=True)
     assert Account.objects.get(organization=owner.organization).currency == "USD"
@@ -18,6 +20,7 @@ def test_it_creates_a_wallet_and_a_first_workspace_once(owner):
     assert is_active(owner.organization)
 
 
+# The owner does not accept the terms; the others have no right to activate.
 REFUSALS = [("owner", TermsNotAccepted), ("member", NotAllowed), ("billing", NotAllowed)]
 
 
@@ -28,7 +31,7 @@ def test_a_refusal_creates_nothing(db, role, error):
     assert not any(model.objects.exists() for model in (ServiceActivation, Account, Workspace))
 
 
-def test_ending_the_service_keeps_what_is_there(customer):
+def test_deactivation_keeps_the_balance_and_lets_runs_end(customer):
     attempt = customer.started()
     activation.deactivate(membership=customer.membership)
     assert not is_active(customer.organization)

@@ -1,3 +1,5 @@
+"""The pages of jobs, orders, sweeps and products in `/admin/`."""
+
 from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -43,15 +45,15 @@ def test_an_operator_stops_a_job_with_a_reason_that_the_customer_sees(admin, cus
     assert "already ended" in admin.post(page, {"why": "It still does."}).content.decode()
 
 
-def test_an_operator_reads_the_log_which_is_written_down(admin, customer):
+def test_an_operator_reads_the_log_and_the_audit_log_says_so(admin, customer):
     attempt = customer.started()
     customer.backend.runs[attempt.run_name].output = {1: b"<b>rank one</b>\n"}
     shown = admin.get(reverse("admin:jobs_job_log", args=[attempt.job_id]), {"rank": 1}).content.decode()
     assert "&lt;b&gt;rank one&lt;/b&gt;" in shown
     event = AuditEvent.objects.get(action="job.log_read_by_operator")
     assert (event.target, event.data["rank"]) == (f"job:{attempt.job_id}", 1)
-    odd = {"rank": "9", "offset": "x"}
-    assert admin.get(reverse("admin:jobs_job_log", args=[attempt.job_id]), odd).status_code == 200
+    invalid = {"rank": "9", "offset": "x"}
+    assert admin.get(reverse("admin:jobs_job_log", args=[attempt.job_id]), invalid).status_code == 200
     page = admin.get(reverse("admin:jobs_job_change", args=[attempt.job_id])).content.decode()
     assert all(reverse(f"admin:jobs_job_{name}", args=[attempt.job_id]) in page for name in ("log", "stop"))
 
@@ -63,6 +65,7 @@ def test_stopping_and_reading_need_their_permissions(client, sweeper):
     job = sweep.trials.first().job
     log, stop = (reverse(f"admin:jobs_job_{name}", args=[job.pk]) for name in ("log", "stop"))
     stop_sweep = reverse("admin:jobs_sweep_stop", args=[sweep.pk])
+    # Permissions add up. The expected statuses are those of: the log, stopping the job, stopping the sweep.
     for codename, expected in (
         (None, (403, 403, 403)), ("view_job", (200, 403, 403)), ("view_sweep", (200, 403, 403)),
         ("change_job", (200, 302, 403)), ("change_sweep", (200, 200, 302)),
@@ -94,7 +97,7 @@ def test_an_operator_reads_and_stops_a_sweep(admin, sweeper, django_assert_max_n
     assert "already ended" in admin.post(stop, {"why": "It still does."}).content.decode()
 
 
-def test_products_are_the_administrators_but_their_names_stay(admin, customer):
+def test_an_administrator_changes_products_but_not_their_names(admin, customer):
     product = Product.objects.get(name="metered")
     page = reverse("admin:jobs_product_change", args=[product.pk])
     form = {
@@ -111,7 +114,7 @@ def test_products_are_the_administrators_but_their_names_stay(admin, customer):
     assert admin.get(reverse("admin:jobs_product_changelist")).status_code == 200
 
 
-def test_lists_of_large_tables_count_no_rows_and_ask_as_much_for_many_as_for_one(admin, customer):
+def test_lists_of_large_tables_count_no_rows_and_need_no_query_for_each_row(admin, customer):
     customer.end(customer.started(), Outcome.COMPLETED)
     for _ in range(8):
         customer.job(nodes=1)

@@ -1,3 +1,5 @@
+"""Quotes, orders and jobs over the HTTP API."""
+
 import uuid
 
 import pytest
@@ -24,7 +26,7 @@ def refused(answer, status, code):
     return body
 
 
-def test_a_run_bought_followed_and_paid(client, customer, backend):
+def test_a_run_is_bought_followed_and_paid_over_the_api(client, customer, backend):
     quote = client.post("/api/v1/quotes/", customer.form())
     assert quote.status_code == 201
     offer = quote.json()
@@ -99,4 +101,4 @@ def test_an_insufficient_balance_is_a_402_with_the_missing_amount(api, backend, 
     poor = Customer(backend, balance_minor=10)
     client = api(poor.membership)
     body = refused(client.post("/api/v1/orders/", {"quote": str(poor.quote().pk)}), 402, "insufficient_funds")
-    assert "$1.70" in body["message"]
+    assert "$1.70" in body["message"], "the ceiling of $1.80 less the balance"

@@ -53,7 +53,7 @@ def test_the_first_attempt_starts_with_a_copy(customer, trained):
     copy = folder_of(customer, job)
     assert (copy / "latest" / "weights.pt").read_bytes() == b"12345"
     assert job.checkpoints_copied_at
-    assert storage.storage_used(customer.organization) == used + 5 + 4 * ENTRY_BYTES
+    assert storage.storage_used(customer.organization) == used + 5 + 4 * ENTRY_BYTES  # 5 bytes in 4 files and folders
     assert not Allocation.objects.filter(kind=Allocation.Kinds.UPLOAD).exists()
     # What the run writes stays, through every further attempt and without the earlier job.
     (copy / "epoch-3" / "weights.pt").write_bytes(b"67890")
@@ -76,11 +76,12 @@ def test_a_copy_keeps_its_nodes_free_and_delays_no_other_job(customer, trained, 
         dispatch.dispatch_queue()
     attempt = copied.attempts.get()
     assert sent_tasks[:2] == [("copy_checkpoints", attempt.pk)] * 2
+    # Of the three nodes, two are kept for the copied job.
     assert (small.attempts.count(), large.attempts.count()) == (1, 0)
     sentence = selectors.waiting_for(selectors.job_for(customer.organization, copied.pk))
     assert f"The checkpoints of job #{trained.pk} are copied." in sentence
     with monkeypatch.context() as patch:
-        patch.setattr(locks, "copies_lock", lambda: contextlib.nullcontext(False))  # another process copies some
+        patch.setattr(locks, "copies_lock", lambda: contextlib.nullcontext(False))  # another process holds it
         dispatch.copy_checkpoints(attempt.pk)
     assert not folder_of(customer, copied).exists()
     sent_tasks.clear()

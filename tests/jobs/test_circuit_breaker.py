@@ -1,3 +1,5 @@
+"""The circuit breaker: an unavailable cluster is not called for a while, by any process."""
+
 import pytest
 import redis
 from django.core.cache import cache
@@ -12,13 +14,14 @@ pytestmark = pytest.mark.usefixtures("embedded")
 
 
 @pytest.fixture(autouse=True)
-def _own_cache():
+def _cleared_cache():
     yield
     clear_cache()
 
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
+    """A cluster that records the calls of `names` in `calls`."""
     backend = FakeBackend(root=tmp_path)
     backend.calls = []
     names = backend.names
@@ -42,7 +45,7 @@ def test_an_unavailable_cluster_is_called_by_no_process(fake):
     assert circuit_is_open("west")
     for _ in range(3):
         with pytest.raises(BackendUnavailable, match="The fake cluster is away"):
-            with_circuit_breaker("west", fake).names()  # another process would have another object
+            with_circuit_breaker("west", fake).names()  # a new object, as another process has
     assert len(fake.calls) == 1
     assert not circuit_is_open("east")
 
@@ -84,7 +87,7 @@ def test_a_slow_answer_is_returned_and_opens_the_circuit(fake, monkeypatch):
     west = with_circuit_breaker("west", fake)
     assert west.names() == []
     circuit_breaker.close_if_reachable("west", west)
-    assert circuit_is_open("west"), "it answers, but too slowly"
+    assert circuit_is_open("west"), "an answer that is too slow closes no circuit"
 
 
 def test_without_a_cache_every_call_is_made(fake, monkeypatch):

@@ -27,8 +27,6 @@ from tests.provider import GOOD, REFUND_FAILS
 from tests.racing import raised, together
 
 pytestmark = pytest.mark.django_db
-DAYS = 15
-"""Longer than the notice."""
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def balance(member):
     return wallet(member.organization).posted_minor
 
 
-def test_pays_back_what_was_paid_in_and_deletes_the_rest(provider, member, mailoutbox):
+def test_closing_pays_back_what_was_paid_in_and_deletes_the_rest(provider, member, mailoutbox):
     pay(provider, member, 5000)
     pay(provider, member, 3000)
     refunds.refund(top_up=TopUp.objects.get(amount_minor=3000), amount_minor=1000, reason="Asked", user=member.user)
@@ -94,7 +92,7 @@ def test_pays_back_what_was_paid_in_and_deletes_the_rest(provider, member, mailo
     assert broken(BROKEN_BOOKS) == {}
 
 
-def test_is_withdrawn_until_the_notice_is_over(provider, member):
+def test_closing_is_withdrawn_until_the_notice_is_over(provider, member):
     pay(provider, member)
     with pytest.raises(InvalidInput):
         closure.request(membership=member, confirmation="another")
@@ -118,7 +116,7 @@ def test_is_withdrawn_until_the_notice_is_over(provider, member):
         closure.withdraw(membership=member)
 
 
-def test_is_refused_while_a_sweep_is_open(sweeper, customer):
+def test_closing_is_refused_while_a_sweep_is_open(sweeper, customer):
     sweep = sweeper.buy()
     stop_sweep(membership=customer.membership, sweep=sweep)
     assert "A sweep is open" in " ".join(closure.obstacles(customer.organization))
@@ -127,7 +125,7 @@ def test_is_refused_while_a_sweep_is_open(sweeper, customer):
     assert closure.obstacles(customer.organization) == []
 
 
-def test_is_refused_while_a_bank_disputes_a_payment_and_waits_for_a_later_dispute(provider, member):
+def test_closing_is_refused_while_a_bank_disputes_a_payment_and_waits_for_a_later_dispute(provider, member):
     top_up = pay(provider, member)
     dispute = Dispute(top_up=top_up, dispute_id="dp_1", amount_minor=5000, reason="fraud", opened_at=timezone.now())
     dispute.save()
@@ -145,13 +143,13 @@ def test_is_refused_while_a_bank_disputes_a_payment_and_waits_for_a_later_disput
     assert Closure.objects.get().problem == ""
 
 
-def test_closes_open_payment_pages_and_pays_back_what_arrives_later(provider, member):
+def test_closing_closes_open_payment_pages_and_pays_back_what_arrives_later(provider, member):
     account = wallet(member.organization)
     page = payments.start_top_up(account=account, amount_minor=5000, user=member.user)
     request(member)
     page.refresh_from_db()
     assert page.state == TopUp.States.EXPIRED
-    # An order for a payment that the provider took although the page was closed arrives after the end.
+    # The provider took a payment although the page was closed, and reports it after the end.
     end_notice()
     assert closure.complete_due() == 1
     late = TopUp.objects.create(
@@ -180,7 +178,7 @@ def test_a_refund_that_fails_is_tried_again_and_then_left_to_an_administrator(pr
 
 
 @pytest.mark.django_db(transaction=True)
-def test_may_be_killed_before_any_statement(provider, member):
+def test_closing_may_be_killed_before_any_statement(provider, member):
     pay(provider, member, 5000)
     pay(provider, member, 3000)
     grant(member)
@@ -193,7 +191,7 @@ def test_may_be_killed_before_any_statement(provider, member):
         assert broken(BROKEN_BOOKS) == {}
     refunds.submit_waiting()
     closure.complete_due()
-    assert step > 20
+    assert step > 20, "too few statements were interrupted"
     assert (balance(member), Closure.objects.get().problem) == (0, "")
     assert both_sides_agree(provider)
     assert provider.held() == 0
@@ -202,7 +200,7 @@ def test_may_be_killed_before_any_statement(provider, member):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_closes_once_when_asked_by_several_at_once(provider, member):
+def test_closing_happens_once_when_several_ask_at_once(provider, member):
     pay(provider, member, 5000)
     assert raised(together(*[lambda: request(member)] * 3)) == []
     assert AuditEvent.objects.filter(action="organization.closure_requested").count() == 1

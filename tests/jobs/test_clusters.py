@@ -26,8 +26,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def harnesses(settings, monkeypatch, tmp_path):
-    """Two clusters: east, the first, and west, where Medium is sold."""
+def backends(settings, monkeypatch, tmp_path):
+    """Fake backends of two clusters by name: east, the first, and west, where Medium is sold."""
     settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
     backends = {name: FakeBackend(root=tmp_path / name) for name in settings.TRAINYARD_CLUSTERS}
     monkeypatch.setattr("jobs.clusters._create", backends.__getitem__)
@@ -37,81 +37,81 @@ def harnesses(settings, monkeypatch, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(embedded):
+def _cleared_cache(embedded):
     yield
     clear_cache()
 
 
 @pytest.fixture
-def customer(harnesses):
-    buyer = Customer(harnesses["east"])
+def customer(backends):
+    buyer = Customer(backends["east"])
     buyer.quota(max_running_nodes=100)
     NodeSpec.objects.filter(name="medium").update(cluster="west")
     return buyer
 
 
-def test_a_job_runs_on_the_cluster_of_its_node_spec_and_waits_for_its_capacity(customer, harnesses):
-    harnesses["west"].total = harnesses["west"].total.__class__(2.0, 65536)
+def test_a_job_runs_on_the_cluster_of_its_node_spec_and_waits_for_its_capacity(customer, backends):
+    backends["west"].total = Resources(2.0, 65536)
     first, second, near = (customer.job(node_spec=spec, nodes=1) for spec in ("medium", "medium", "small"))
     dispatch.dispatch_queue()
     assert states(first, second, near) == ["starting", "queued", "starting"]
-    assert (harnesses["east"].names(), harnesses["west"].names()) == ([f"job-{near.pk}-1"], [f"job-{first.pk}-1"])
+    assert (backends["east"].names(), backends["west"].names()) == ([f"job-{near.pk}-1"], [f"job-{first.pk}-1"])
     assert list(Attempt.objects.order_by("job_id").values_list("backend", flat=True)) == ["west", "east"]
     assert "Waiting for 1 free node of Medium; 0 are free now." in waiting(customer, second)
-    customer.quota(max_running_nodes=2)  # it counts on all clusters together
+    customer.quota(max_running_nodes=2)  # the quota counts nodes of all clusters together
     third = customer.job(node_spec="small", nodes=1)
     dispatch.dispatch_queue()
     assert "is using 2 of its 2" in waiting(customer, third)
 
 
-def test_an_unavailable_cluster_delays_only_its_own_jobs_and_loses_none(customer, harnesses):
+def test_an_unavailable_cluster_delays_only_its_own_jobs_and_loses_none(customer, backends):
     running = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
-    harnesses["west"].start(f"job-{running.pk}-1")
+    backends["west"].start(f"job-{running.pk}-1")
     reconciliation.reconcile()
     near, far = customer.job(), customer.job(node_spec="medium", nodes=1)
-    harnesses["west"].available = False
+    backends["west"].available = False
     reconciliation.reconcile()
     assert states(running, near, far) == ["running", "starting", "queued"]
     assert "is not responding" in waiting(customer, far)
     west = {row.name: row for row in clusters.status_rows()}["west"]
     assert (west.answers, west.queued, west.running, west.detail) == (False, 1, 1, "The fake cluster is away.")
-    harnesses["east"].start(f"job-{near.pk}-1")
-    harnesses["east"].end(f"job-{near.pk}-1", Outcome.COMPLETED)
+    backends["east"].start(f"job-{near.pk}-1")
+    backends["east"].end(f"job-{near.pk}-1", Outcome.COMPLETED)
     reconciliation.reconcile()
     assert states(running, near, far) == ["running", "succeeded", "queued"]
 
-    harnesses["west"].available = True
-    harnesses["west"].end(f"job-{running.pk}-1", Outcome.COMPLETED)
+    backends["west"].available = True
+    backends["west"].end(f"job-{running.pk}-1", Outcome.COMPLETED)
     reconciliation.reconcile()
     assert states(running, far) == ["succeeded", "starting"]
     assert Receipt.objects.count() == 2
     assert {row.name: row.answers for row in clusters.status_rows()} == {"east": True, "west": True}
 
 
-def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, harnesses):
+def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, backends):
     far = customer.job(node_spec="medium", nodes=1)
-    submit = harnesses["west"].submit
+    submit = backends["west"].submit
 
     def away(_spec):
-        harnesses["west"].available = False
+        backends["west"].available = False
         raise BackendUnavailable("away")
 
-    harnesses["west"].submit = away
+    backends["west"].submit = away
     dispatch.dispatch_queue()
     reconciliation.reconcile()
     assert states(far) == ["starting"]
     assert "is not responding" in waiting(customer, far)
-    harnesses["west"].submit, harnesses["west"].available = submit, True
+    backends["west"].submit, backends["west"].available = submit, True
     reconciliation.reconcile()
     reconciliation.reconcile()
-    assert harnesses["west"].names() == [f"job-{far.pk}-1"]
+    assert backends["west"].names() == [f"job-{far.pk}-1"]
     assert "Nothing is charged yet." in waiting(customer, far)
 
 
-def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(customer, harnesses, monkeypatch):
+def test_a_cancel_takes_effect_at_the_first_reconciliation_after_the_cluster_answers(customer, backends, monkeypatch):
     """Even if the circuit breaker pauses calls for an hour."""
-    harnesses["west"] = circuit_breaker.with_circuit_breaker("west", fake := harnesses["west"])
+    backends["west"] = circuit_breaker.with_circuit_breaker("west", fake := backends["west"])
     monkeypatch.setattr(circuit_breaker, "PAUSES", (3600,))
     cluster.cache_clear()
     job = customer.job(node_spec="medium", nodes=1)
@@ -130,9 +130,9 @@ def test_a_cancel_takes_effect_at_the_first_sweep_after_the_cluster_answers(cust
     assert fake.describe(f"job-{job.pk}-1").phase is RunPhase.STOPPING
 
 
-def test_a_quote_asks_the_cluster_that_would_run_it(customer, harnesses):
-    harnesses["west"].missing_images.add("pytorch")
-    harnesses["east"].total = harnesses["east"].total.__class__(1.0, 65536)
+def test_a_quote_asks_the_cluster_that_would_run_it(customer, backends):
+    backends["west"].missing_images.add("pytorch")
+    backends["east"].total = Resources(1.0, 65536)
     assert customer.quote().pk
     for field, sentence, form in (
         ("image", "is not ready on this cluster", {"node_spec": "medium"}),
@@ -142,40 +142,40 @@ def test_a_quote_asks_the_cluster_that_would_run_it(customer, harnesses):
             customer.quote(**form)
         assert sentence in str(caught.value.fields[field])
     assert not images.problem(customer.job().image)
-    harnesses["east"].missing_images.add("pytorch")
+    backends["east"].missing_images.add("pytorch")
     assert images.problem(Job.objects.get().image)
-    harnesses["west"].missing_images.clear()
+    backends["west"].missing_images.clear()
     assert customer.quote(node_spec="medium", nodes=3).pk
 
 
-def test_a_run_of_the_same_name_on_another_cluster_is_a_stray_and_a_pass_writes_only_what_changed(customer, harnesses):
+def test_a_run_of_the_same_name_on_another_cluster_is_deleted_and_a_pass_writes_only_changes(customer, backends):
     near, far = customer.job(), [customer.job(node_spec="medium", nodes=4) for _ in range(2)]
     dispatch.dispatch_queue()
     assert states(near, *far) == ["starting", "starting", "queued"]
     with CaptureQueriesContext(connection) as queries:
         dispatch.dispatch_queue()
     assert not [query["sql"] for query in queries if not query["sql"].startswith("SELECT")]
-    harnesses["west"].lose(f"job-{far[0].pk}-1")
-    harnesses["west"].submit(harnesses["east"].runs[f"job-{near.pk}-1"].spec)
+    backends["west"].lose(f"job-{far[0].pk}-1")
+    backends["west"].submit(backends["east"].runs[f"job-{near.pk}-1"].spec)
     reconciliation.reconcile()
-    assert f"job-{near.pk}-1" not in harnesses["west"].names()
-    assert harnesses["east"].names() == [f"job-{near.pk}-1"]
+    assert f"job-{near.pk}-1" not in backends["west"].names()
+    assert backends["east"].names() == [f"job-{near.pk}-1"]
 
 
-def test_a_run_of_a_cluster_that_was_renamed_in_settings_is_left_alone(customer, harnesses, settings):
+def test_a_run_of_a_cluster_that_was_renamed_in_settings_is_left_alone(customer, backends, settings):
     far = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
     settings.TRAINYARD_CLUSTERS = {"east": None, "far": None}
-    harnesses["far"] = harnesses["west"]
+    backends["far"] = backends["west"]
     cluster.cache_clear()
     for _ in range(2):
         reconciliation.reconcile()
     reconciliation.delete_old_runs()
-    assert harnesses["far"].names() == [f"job-{far.pk}-1"]
+    assert backends["far"].names() == [f"job-{far.pk}-1"]
     assert states(far) == ["starting"]
 
 
-def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(customer, harnesses, settings):
+def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(customer, backends, settings):
     running = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
     settings.TRAINYARD_CLUSTERS = {"east": None}
@@ -192,31 +192,31 @@ def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(custo
     assert states(running, waits) == ["starting", "starting"]
 
 
-def test_old_runs_are_deleted_on_each_cluster(customer, harnesses):
+def test_old_runs_are_deleted_on_each_cluster(customer, backends):
     jobs = [customer.job(), customer.job(node_spec="medium", nodes=1)]
     dispatch.dispatch_queue()
-    for job, harness in zip(jobs, harnesses.values(), strict=True):
-        harness.end(f"job-{job.pk}-1", Outcome.COMPLETED)
+    for job, backend in zip(jobs, backends.values(), strict=True):
+        backend.end(f"job-{job.pk}-1", Outcome.COMPLETED)
     reconciliation.reconcile()
     orphan = dataclasses.replace(
-        harnesses["west"].runs[f"job-{jobs[1].pk}-1"].spec, name="job-999999-1", checkpoint_key=""
+        backends["west"].runs[f"job-{jobs[1].pk}-1"].spec, name="job-999999-1", checkpoint_key=""
     )
-    harnesses["west"].submit(orphan)
-    harnesses["west"].end("job-999999-1", Outcome.COMPLETED)
+    backends["west"].submit(orphan)
+    backends["west"].end("job-999999-1", Outcome.COMPLETED)
     reconciliation.delete_old_runs()
-    assert harnesses["west"].names() == [f"job-{jobs[1].pk}-1"]
-    assert harnesses["west"].checkpoints == {f"job-{jobs[1].pk}"}
+    assert backends["west"].names() == [f"job-{jobs[1].pk}-1"]
+    assert backends["west"].checkpoints == {f"job-{jobs[1].pk}"}
     Job.objects.update(finished_at=timezone.now() - results.DEFAULT_RETENTION - timedelta(seconds=1))
-    harnesses["east"].available = False
+    backends["east"].available = False
     reconciliation.delete_old_runs()
-    assert (harnesses["west"].names(), harnesses["west"].checkpoints) == ([], set())
-    harnesses["east"].available = True
-    assert len(harnesses["east"].names()) == 1
+    assert (backends["west"].names(), backends["west"].checkpoints) == ([], set())
+    backends["east"].available = True
+    assert len(backends["east"].names()) == 1
     reconciliation.delete_old_runs()
-    assert harnesses["east"].names() == []
+    assert backends["east"].names() == []
 
 
-def test_the_reconciliation_of_each_cluster_is_a_task_of_its_own(customer, harnesses, monkeypatch, settings):
+def test_the_reconciliation_of_each_cluster_is_a_task_of_its_own(customer, backends, monkeypatch, settings):
     sent, reconciled = [], []
     monkeypatch.setattr(tasks, "send", lambda task, name: sent.append((task.name.rsplit(".", 1)[-1], name)))
     monkeypatch.setattr(reconciliation, "reconcile", reconciled.append)
@@ -239,7 +239,7 @@ def test_the_status_of_a_cluster_is_stored_when_it_changes(db):
     assert (clusters.does_answer("west"), clusters.does_answer("east")) == (False, True)
 
 
-def test_no_name_and_the_old_name_mean_the_first_cluster(settings):
+def test_rows_without_a_name_or_with_local_belong_to_the_first_cluster(settings):
     settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
     cluster.cache_clear()
     assert cluster() is cluster("east") is cluster("local")

@@ -1,4 +1,4 @@
-"""The management commands of jobs. `demo` is run whole by `.ci/run` (make demo ONCE=1); here are its parts."""
+"""The management commands of jobs. `.ci/run` runs all of `demo` (make demo ONCE=1); this module tests a part of it."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from runtime.backends.kubernetes.config import ClusterConfig
 
 
 @pytest.fixture(autouse=True)
-def _own_signals():
+def _restored_signal_handlers():
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in handlers.items():

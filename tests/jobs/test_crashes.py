@@ -21,7 +21,7 @@ def customer(transactional_db, backend, sent_tasks):
     return Customer(backend)
 
 
-def sweep():
+def reconcile_twice():
     for _ in range(2):
         reconciliation.reconcile()
 
@@ -30,7 +30,7 @@ def finish(customer, name, *, began):
     customer.backend.start(name, at=began)
     reconciliation.reconcile()
     customer.backend.end(name, Outcome.COMPLETED, at=began + 400)
-    sweep()
+    reconcile_twice()
 
 
 def ended(customer, outcome, **form):
@@ -41,7 +41,7 @@ def ended(customer, outcome, **form):
     return attempt
 
 
-def assert_charged_once(customer, job, *, minor=20):
+def assert_charged_once(customer, job, *, minor=20):  # 400 s on two nodes at 90 cents an hour
     job.refresh_from_db()
     assert job.state == JobState.SUCCEEDED
     assert Attempt.objects.filter(job=job, reason="completed").count() == 1
@@ -52,40 +52,40 @@ def assert_charged_once(customer, job, *, minor=20):
     assert customer.wallet.held_minor == 0
 
 
-def test_killed_at_any_step_of_a_start(customer):
+def test_a_process_may_be_killed_at_any_step_of_a_start(customer):
     for step in count(1):
         job = customer.job()
         if not crash_at(step, dispatch.dispatch_queue):
             break
-        sweep()
+        reconcile_twice()
         assert [run for run in customer.backend.names() if run.startswith(f"job-{job.pk}-")] == [f"job-{job.pk}-1"]
         finish(customer, f"job-{job.pk}-1", began=time.time() - 500)
         assert_charged_once(customer, job)
-    assert step > 15
+    assert step > 15, "too few steps were interrupted"
 
 
-def test_killed_at_any_step_of_an_end(customer):
+def test_a_process_may_be_killed_at_any_step_of_an_end(customer):
     for step in count(1):
         attempt = ended(customer, Outcome.COMPLETED)
         died = crash_at(step, lambda name=attempt.run_name: reconciliation.follow(run_name=name))
         receipts = Receipt.objects.filter(hold__order__job=attempt.job)
         assert (Job.objects.get(pk=attempt.job_id).state == JobState.SUCCEEDED) == receipts.exists()
         assert (customer.wallet.held_minor == 0) == receipts.exists()
-        sweep()
+        reconcile_twice()
         assert_charged_once(customer, attempt.job)
         if not died:
             break
-    assert step > 15
+    assert step > 15, "too few steps were interrupted"
 
 
-def test_killed_at_any_step_of_a_retry(customer):
+def test_a_process_may_be_killed_at_any_step_of_a_retry(customer):
     for step in count(1):
         attempt = ended(customer, Outcome.CODE_FAILED, retries=1, retry_backoff_seconds=0)
         died = crash_at(step, lambda name=attempt.run_name: reconciliation.follow(run_name=name))
-        sweep()
+        reconcile_twice()
         assert attempt.job.attempts.count() == 2
         finish(customer, f"job-{attempt.job_id}-2", began=time.time() - 500)
         assert_charged_once(customer, attempt.job, minor=40)
         if not died:
             break
-    assert step > 8
+    assert step > 8, "too few steps were interrupted"

@@ -1,4 +1,4 @@
-"""Curves with epochs, times and costs."""
+"""The curves of a run's metrics, with epochs, times and costs, and what a value cost in comparable runs."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from tests.factories.jobs import Customer
 EPOCHS, STEPS = 5, 24
 
 
-def loaded(job):
+def reloaded(job):
     return Job.objects.get(pk=job.pk)
 
 
@@ -36,7 +36,7 @@ def test_a_script_that_restarts_its_step_count_shows_every_point_in_order_with_i
         for epoch in range(1, EPOCHS + 1)
         for step in range(STEPS)
     ]
-    metrics_file(customer, attempt, records[:70])
+    metrics_file(customer, attempt, records[:70])  # ends within the third epoch
     client.force_login(customer.membership.user)
     address = reverse("api_job_curves", args=[attempt.job_id])
     first = client.get(address).json()
@@ -63,9 +63,9 @@ def test_a_reported_time_outside_of_the_run_counts_at_its_edge_and_a_fault_costs
     began = time.time() - 1000
     attempt = customer.started(at=began)
     metrics_file(customer, attempt, [{"loss": 1, "time": began - 500}, {"loss": 1, "time": began + 100}, {"loss": 2}])
-    assert curves.curves(loaded(attempt.job)).curves[0].cost_minor[1] > 0
+    assert curves.curves(reloaded(attempt.job)).curves[0].cost_minor[1] > 0
     customer.end(attempt, Outcome.NODE_LOST, at=began + 200)
-    (curve,) = curves.curves(loaded(attempt.job)).curves
+    (curve,) = curves.curves(reloaded(attempt.job)).curves
     assert curve.seconds == pytest.approx([0, 100, 200], abs=0.1)
     assert curve.cost_minor == [0, 0, 0]
 
@@ -80,22 +80,22 @@ def test_a_long_curve_is_thinned_and_keeps_its_peaks_and_its_end():
     assert thinned_indexes(values[:100], 100) == list(range(100))
 
 
-def test_more_points_than_are_stored_leave_the_whole_curve(customer, monkeypatch):
+def test_a_curve_with_too_many_points_to_store_is_thinned_over_its_whole_length(customer, monkeypatch):
     monkeypatch.setattr(telemetry, "MAX_POINTS", 100)
     attempt = customer.started()
     for begun in range(0, 500, 25):
         metrics_file(customer, attempt, [{"loss": step, "step": step} for step in range(begun, begun + 25)])
-    found = curves.curves(loaded(attempt.job))
+    found = curves.curves(reloaded(attempt.job))
     steps = found.curves[0].step
-    assert found.kept_every == 8
+    assert found.kept_every == 8  # of 500 points, every fourth would still be more than 100
     assert steps == list(range(0, 500, 8))
 
 
-def test_lines_of_one_read_have_times_of_their_own(customer):
+def test_lines_of_one_read_get_different_times(customer):
     attempt = customer.started(at=time.time() - 1000)
     customer.backend.write(attempt.run_name, "".join(f"step {step} loss 1\n" for step in range(5)))
     telemetry.ingest(attempt=attempt)
-    seconds = curves.curves(loaded(attempt.job)).curves[0].seconds
+    seconds = curves.curves(reloaded(attempt.job)).curves[0].seconds
     assert seconds == sorted(set(seconds))
     assert seconds[-1] - seconds[0] < telemetry.READ_DELAY_SECONDS
 
@@ -125,7 +125,7 @@ def test_runs_of_one_organization_are_compared(customer, backend, client):
         assert client.get(reverse(name, args=[theirs.pk])).status_code == 404
 
 
-# --- What the money bought --------------------------------------------------------------------------------------------
+# --- Costs of values and of nodes -------------------------------------------------------------------------------------
 
 
 def ran(customer, seconds, values, **changes):
@@ -143,7 +143,7 @@ def test_the_cost_of_a_value_is_compared_between_the_runs_of_a_script(customer, 
     other = customer.write("other.py", "print(1)") or ran(customer, 100, [0.99], code_path="other.py")
     free = ran(customer, 100, [0.99])
     Quote.objects.filter(order__job=free).update(ceiling_minor=0)
-    goal, found = cost_analysis.costs_of_value(cost_analysis.comparable_jobs(loaded(slow), 7), "accuracy")
+    goal, found = cost_analysis.costs_of_value(cost_analysis.comparable_jobs(reloaded(slow), 7), "accuracy")
     assert goal == 0.6
     assert [each.job.pk for each in found] == [slow.pk, fast.pk]
     assert [each.reached_seconds for each in found] == pytest.approx([30, 20], abs=0.1)
@@ -160,21 +160,22 @@ def test_the_cost_of_a_value_is_compared_between_the_runs_of_a_script(customer, 
 
 def test_a_run_is_priced_on_other_numbers_of_nodes(customer):
     job = ran(customer, 600, [0.5])
-    bases = {each.nodes: (each.basis, round(each.seconds)) for each in cost_analysis.alternatives(loaded(job))}
+    bases = {each.nodes: (each.basis, round(each.seconds)) for each in cost_analysis.alternatives(reloaded(job))}
+    # Twice the nodes are assumed to be 2 ** 0.8 times as fast.
     assert bases == {1: ("assumed", 1045), 2: ("own", 600), 4: ("assumed", 345)}
     ran(customer, 900, [0.5], nodes=1)
-    found = {each.nodes: each for each in cost_analysis.alternatives(loaded(job))}
+    found = {each.nodes: each for each in cost_analysis.alternatives(reloaded(job))}
     assert {nodes: each.basis for nodes, each in found.items()} == {1: "measured", 2: "own", 4: "scaled"}
     assert found[2].efficiency == pytest.approx(900 / 600 / 2)
     assert found[2].cost_minor == Job.objects.get(pk=job.pk).order.hold.metered_minor
     assert found[1].cost_minor < found[2].cost_minor < found[4].cost_minor
 
 
-def test_free_time_is_worth_its_nodes(customer):
+def test_time_that_a_hang_made_free_is_valued_at_the_price_of_all_its_nodes(customer):
     began = time.time() - 2000
     attempt = customer.started(at=began)
     customer.backend.hang(attempt.run_name, at=began + 500, progress_at=began + 300)
     reconciliation.reconcile()
-    free = {each.rule: each for each in cost_analysis.free_times(loaded(attempt.job))}
+    free = {each.rule: each for each in cost_analysis.free_times(reloaded(attempt.job))}
     hourly = float(attempt.job.order.quote.terms["hourly"])
-    assert float(free["hang"].worth_minor) == pytest.approx(2 * 200 / 3600 * hourly, rel=0.01)
+    assert float(free["hang"].worth_minor) == pytest.approx(2 * 200 / 3600 * hourly, rel=0.01)  # 2 nodes

@@ -34,7 +34,7 @@ def from_job(customer, dataset, job, path):
     return dataset_publishing.publish_job_files(dataset=dataset, user=customer.membership.user, job=job, path=path)
 
 
-def test_from_a_workspace(customer, dataset):
+def test_a_folder_or_file_of_a_workspace_becomes_a_version_without_links_and_pipes(customer, dataset):
     customer.write("data/a.csv", "1,2\n")
     customer.write("data/deep/b.csv", "3,4\n")
     (customer.folder / "data" / "link").symlink_to("/etc/passwd")
@@ -47,7 +47,7 @@ def test_from_a_workspace(customer, dataset):
     assert "train.py" in paths(from_workspace(customer, dataset))
 
 
-def test_from_a_job(customer, dataset):
+def test_a_folder_of_a_jobs_outputs_becomes_a_version(customer, dataset):
     attempt = customer.started()
     folder = customer.backend.output_folder(checkpoint_key(attempt.job_id))
     folder.mkdir(parents=True)

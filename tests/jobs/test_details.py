@@ -1,4 +1,4 @@
-"""Name, tags, notes and retention of a job: limits, filters, the sweep, and the notice before the deletion."""
+"""Name, tags, notes and retention of a job: limits, filters, the deletion of its files, and the notice before it."""
 
 from datetime import timedelta
 
@@ -82,10 +82,10 @@ def test_files_are_kept_until_the_chosen_time(api, customer):
     answer = patch(api, customer, job, keep_until=later.isoformat())
     assert answer.status_code == 200
     assert Allocation.objects.get().kept_until == later
-    age(job, 35 * DAY)
+    age(job, 35 * DAY)  # after the default of 30 days, before the chosen 40
     reconciliation.delete_old_runs()
     assert customer.backend.names()
-    customer.quota(max_storage_bytes=0)  # it refuses only to keep files for longer
+    customer.quota(max_storage_bytes=0)  # a full quota forbids only to keep files for longer
     answer = patch(api, customer, job, keep_until=(later + DAY).isoformat())
     assert (answer.status_code, answer.json()["code"]) == (409, "quota_exceeded")
     assert "quota is used up" in answer.json()["fields"]["keep_until"]
@@ -119,7 +119,7 @@ def test_the_deletion_is_announced_once_to_those_who_can_save_the_files(api, cus
     jobs = [customer.ended_with_log(name=name) for name in ("soon", "also soon", "fresh")]
     assert expiry.announce() == 0
     for job in jobs[:2]:
-        age(job, results.DEFAULT_RETENTION - 6 * DAY)
+        age(job, results.DEFAULT_RETENTION - 6 * DAY)  # the notice is sent seven days before
     assert [expiry.announce(), expiry.announce()] == [1, 0]
     (message,) = mail.outbox
     assert message.to == [customer.membership.user.email]

@@ -204,13 +204,14 @@ for name in sorted(os.listdir(folder)):
 
 
 def family(name):
+    """Return the cause that a key of a table begins with; of several, the longest."""
     return next(
         (cause.name for cause in sorted(CAUSES, key=lambda cause: -len(cause.name)) if name.startswith(cause.name)), ""
     )
 
 
 def ended(status, log):
-    """The evidence of a process as the launcher reports it without an exception of its own."""
+    """The evidence of a process as the launcher reports it if it knows of no exception."""
     name = signal.Signals(-status).name if status < 0 else ""
     return Evidence("code_failed", "rank_killed" if name else "rank_exited", None if name else status, name, log=log)
 
@@ -275,13 +276,13 @@ def test_what_the_launcher_reported_is_enough():
     assert (found.frame.file, found.frame.line, found.frame.function) == ("train.py", 3, "load")
 
 
-def test_every_sentence_can_be_written_and_every_cause_is_tried():
+def test_every_cause_has_complete_sentences_and_a_case_in_a_table():
     tried = {family(name) for table in (PLAIN, TORCH, RECORDED, ENDS) for name in table}
     assert {cause.name for cause in CAUSES} == tried
     assert len(tried) >= 25
     for cause in CAUSES:
         found = diagnose(Evidence("code_failed", "rank_exited", 1))
-        object.__setattr__(found, "cause", cause.name)
+        object.__setattr__(found, "cause", cause.name)  # without any values for its sentences
         assert "%(" not in found.title + found.advice
 
 

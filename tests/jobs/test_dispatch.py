@@ -1,3 +1,5 @@
+"""Dispatch and reconciliation of jobs: the submitted RunSpec, refusals, faults of the cluster, and stray runs."""
+
 from datetime import timedelta
 
 import pytest
@@ -75,7 +77,7 @@ def test_an_invalid_spec_ends_free_without_a_retry(customer, backend, field, rea
     assert customer.wallet.held_minor == 0
 
 
-def test_an_unexpected_error_stops_no_other_job_and_ends_its_own_free_if_it_lasts(customer, backend, caplog):
+def test_an_unexpected_error_stops_no_other_job_and_ends_its_job_free_if_it_persists(customer, backend, caplog):
     broken, fine = customer.job(), customer.job()
     for number in (1, 2, 3):
         backend.refuses[f"job-{broken.pk}-{number}"] = RuntimeError("what?")
@@ -109,6 +111,7 @@ def assert_repaired(customer, backend, monkeypatch, call, moment):
         reconciliation.reconcile_job(job_pk=job.pk)
     if moment == "stopping":
         orders.cancel_job(membership=customer.membership, job=job)
+    # A stray run: no attempt 9 is stored.
     backend.submit(run_specs.run_spec(Attempt(job=job, number=9, granted_nodes=job.nodes)))
 
     def away(*_arguments, **_options):
@@ -166,7 +169,7 @@ def test_an_error_with_one_job_stops_neither_its_settlement_nor_the_reconciliati
 def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
     attempts = [customer.started(nodes=1), customer.started(nodes=1)]
     spec = backend.runs[attempts[0].run_name].spec
-    for name in ("job-999999-1", "bench-1"):
+    for name in ("job-999999-1", "bench-1"):  # of a job that does not exist, and not of this console
         backend.submit(spec.__class__(**{**vars(spec), "name": name, "checkpoint_key": ""}))
     for attempt, age in zip(attempts, (timedelta(0), timedelta(days=90)), strict=True):
         finished_at = timezone.now() - age
@@ -196,7 +199,7 @@ def test_registry_credentials_reach_the_run_and_no_log(customer, backend, caplog
 
 def test_the_spec_has_the_storage_left_in_the_quota(customer, backend):
     used = storage_selectors.storage_used(customer.organization)
-    customer.quota(max_storage_bytes=used + (5 << 20) + 17)
+    customer.quota(max_storage_bytes=used + (5 << 20) + 17)  # 17 bytes are less than a MiB
     job = customer.job()
     start(job)
     assert backend.runs[f"job-{job.pk}-1"].spec.storage_left_mib == 5

@@ -25,12 +25,13 @@ def save(customer, name="API_TOKEN", value=VALUE):
 
 
 def refusal(customer, **changes):
+    """Return the messages of an invalid purchase by field."""
     with pytest.raises(InvalidInput) as caught:
         parse(organization=customer.organization, data=customer.form(**changes))
     return {name: str(sentence) for name, sentence in caught.value.fields.items()}
 
 
-def test_forms_and_json_say_the_same(customer):
+def test_forms_and_json_are_read_alike(customer):
     save(customer, "ONE")
     save(customer, "TWO")
     for environment in ({"A": "x y=z ", "N": 3}, "A=x y=z \r\n\r\nN=3\r\n"):
@@ -75,12 +76,12 @@ def test_a_refusal_names_the_field_and_the_reason(customer, other):
         assert words in errors[field]
 
 
-def test_a_run_gets_the_values_of_its_start(customer):
+def test_a_run_gets_the_secret_values_at_the_time_of_its_start(customer):
     save(customer)
     job = customer.job(environment={"NCCL_DEBUG": "INFO"}, secrets=["API_TOKEN"], arguments=["$LR"])
     start(job)
     first = job.attempts.get()
-    assert run_spec(first).secrets == {}, "the stored spec has none"
+    assert run_spec(first).secrets == {}, "the stored spec has no secrets"
     assert launch_spec(first).secrets == {"API_TOKEN": VALUE}
     save(customer, value="changed-meanwhile")
     spec = launch_spec(first)
@@ -159,6 +160,7 @@ def test_the_environment_is_known_before_the_purchase(customer, api):
     assert environment.pop("API_TOKEN") == "***"
     job = orders.place_order(membership=customer.membership, quote=quote).job
     seen = selectors.environment(job, 1)
+    # Before the purchase the job has no number yet, and names of nodes have 0 in its place.
     numbered = {name for name in seen if seen[name] != environment[name]}
     assert {name: seen[name].replace(f"job-{job.pk}-", "job-0-") for name in numbered} == {
         name: environment[name] for name in numbered

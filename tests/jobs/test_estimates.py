@@ -16,6 +16,7 @@ from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 
 def runs(*times, nodes=2, epochs=10, **same):
+    """Earlier runs that took these seconds."""
     return [EarlierRun(nodes, epochs, seconds, **same) for seconds in times]
 
 
@@ -24,25 +25,27 @@ NEAREST = runs(100, has_same_data=True, has_same_batch=True)
 OTHER_BATCH = runs(200, has_same_data=True, has_same_batch=False)
 OTHER_DATA = runs(300, has_same_data=False, has_same_batch=False)
 ONE_AND_TWO = [*runs(160, nodes=1), *runs(100, nodes=2)]  # twice the nodes are 1.6 times as fast
+# Earlier runs, nodes and epochs of the next run, and its p50 and p90. Factors above 1 are margins (`*_SPREAD`), and
+# twice the nodes are assumed to be 2 ** 0.8 times as fast.
 LEARNED = {
-    "the median time of an epoch": (runs(100, 200, 300), 2, 20, 400, 560),
+    "the median time of an epoch counts": (runs(100, 200, 300), 2, 20, 400, 560),
     "one run leaves a margin": (runs(100), 2, 10, 100, 120),
     "many equal runs leave none": (runs(100, 100, 100, 100, 100), 2, 10, 100, 100),
     "start-up time is separated from the time of the epochs": (LENGTHS, 2, 100, 530, None),
     "one outlier changes little": ([*LENGTHS, EarlierRun(2, 10, 4000)], 2, 100, pytest.approx(530, rel=0.1), None),
     "runs on as many nodes count alone": ([*runs(100), *runs(9999, nodes=1)], 2, 10, 100, 120),
     "other node counts are scaled by their efficiency": (ONE_AND_TWO, 4, 10, 62.5, 62.5 * 1.2 * 1.2),
-    "fewer nodes": ([*runs(100, nodes=4), *runs(50, nodes=8)], 1, 10, 400, None),
+    "fewer nodes are slower by the measured efficiency": ([*runs(100, nodes=4), *runs(50, nodes=8)], 1, 10, 400, None),
     "one node count shows no efficiency": (runs(100, nodes=1), 2, 10, 100 / 2**0.8, 100 / 2**0.8 * 1.5 * 1.2),
     "more nodes may be slower": ([*runs(100, nodes=1), *runs(400, nodes=2)], 4, 10, 800, None),
     "no code gains more than its nodes": ([*runs(100, nodes=1), *runs(10, nodes=2)], 4, 10, 5, None),
     "the same data and batch size come first": ([*NEAREST, *OTHER_BATCH, *OTHER_DATA], 2, 10, 100, None),
-    "then the same data": ([*OTHER_BATCH, *OTHER_DATA], 2, 10, 200, 200 * 1.2 * 1.2),
-    "then any": (OTHER_DATA, 2, 10, 300, 300 * 1.5 * 1.2),
+    "runs on the same data come second": ([*OTHER_BATCH, *OTHER_DATA], 2, 10, 200, 200 * 1.2 * 1.2),
+    "without these, all runs count": (OTHER_DATA, 2, 10, 300, 300 * 1.5 * 1.2),
 }
 
 
-def test_what_is_learned_from_earlier_runs():
+def test_earlier_runs_estimate_the_next():
     for name, (samples, nodes, epochs, p50, p90) in LEARNED.items():
         estimate = estimate_from_runs(samples, nodes=nodes, epochs=epochs)
         expected = p50 if not isinstance(p50, int | float) else pytest.approx(p50, abs=0.01)
@@ -57,7 +60,7 @@ def test_an_estimate_names_what_it_is_based_on():
     scaled = estimate_from_runs(ONE_AND_TWO, nodes=4, epochs=10)
     assert (scaled.runs, scaled.measured_nodes, scaled.efficiency) == (2, (1, 2), pytest.approx(0.8))
     pace = pace_of([EarlierRun(2, 1, 100), EarlierRun(2, 2, 90), EarlierRun(2, 3, 80), EarlierRun(2, 4, 70)])
-    assert pace.start_seconds == 0, "noise"
+    assert pace.start_seconds == 0, "less time for more epochs is noise, and says nothing about the start"
 
 
 def estimate(customer, **changes):
@@ -111,7 +114,7 @@ def test_runs_that_failed_were_retried_or_lost_nodes_are_ignored(customer):
 
 def test_runs_on_the_same_data_and_batch_size_come_first(customer):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
-    for p90 in (600, 900):  # of the same version, of another
+    for p90 in (600, 900):  # the earlier run read the same version of the dataset, then another
         DatasetVersionFactory(dataset=dataset)
         if p90 == 600:
             completed(customer, 500, datasets=["digits"])
@@ -148,7 +151,7 @@ def test_a_free_estimate_is_free_and_estimates_the_first_run(customer):
     assert two.p50_seconds == pytest.approx(200 / 2**0.8, abs=1)
     assert two.p90_seconds > one.p90_seconds / 2
     completed(customer, 100, nodes=1)
-    assert estimate(customer, nodes=1).source == "history", "a paid run comes first"
+    assert estimate(customer, nodes=1).source == "history", "a paid run counts before a free estimate"
 
 
 def test_a_free_estimate_counts_up_to_its_last_whole_epoch(customer):

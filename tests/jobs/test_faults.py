@@ -82,7 +82,7 @@ def killed(call, owner, name, after):
 
 
 def ended(backend, job, seconds=60):
-    """Sweep at every change of the cluster until the job has ended; return the job."""
+    """Reconcile at every change of the cluster until the job has ended; return the job."""
     for _names in itertools.chain([set()], backend.changes(stop_after_seconds=seconds)):
         reconciliation.reconcile()
         job.refresh_from_db()
@@ -91,7 +91,7 @@ def ended(backend, job, seconds=60):
     raise AssertionError(f"not in {seconds} s: {job.state} {job.waiting_code}")
 
 
-def charged_once(customer, job):
+def assert_charged_once(customer, job):
     """One attempt of one run, one charge, nothing held."""
     assert (job.state, job.reason) == ("succeeded", "completed")
     assert Attempt.objects.count() == 1
@@ -108,9 +108,9 @@ def charged_once(customer, job):
 BEFORE, AFTER = False, True
 """Whether the worker dies before or after it calls a function. Steps of the console are in test_crashes."""
 STEPS_OF_A_START = {
-    "folders created": (Run, "create_folders", AFTER),
-    "before the launcher": (WarmPool, "starting", BEFORE),
-    "before the run's record": (Run, "record_submission", BEFORE),
+    "after its folders are created": (Run, "create_folders", AFTER),
+    "before its launcher starts": (WarmPool, "starting", BEFORE),
+    "before its record is written": (Run, "record_submission", BEFORE),
 }
 
 
@@ -119,7 +119,7 @@ def test_a_worker_killed_while_it_starts_a_run_leaves_one_run(customer, backend,
     customer.write("train.py", COUNT_STARTS)
     job = customer.job(nodes=1)
     killed(dispatch.dispatch_queue, *STEPS_OF_A_START[step])
-    charged_once(customer, ended(backend, job))
+    assert_charged_once(customer, ended(backend, job))
 
 
 def test_a_worker_killed_while_it_settles_a_run_charges_it_once(customer, backend):
@@ -133,7 +133,7 @@ def test_a_worker_killed_while_it_settles_a_run_charges_it_once(customer, backen
     job.refresh_from_db()
     assert not job.is_ended
     assert not Receipt.objects.exists()
-    charged_once(customer, ended(backend, job))
+    assert_charged_once(customer, ended(backend, job))
 
 
 def test_a_hang_is_paid_to_its_last_progress_and_retried_as_ordered(customer, backend, monkeypatch):
@@ -153,7 +153,7 @@ def test_a_hang_is_paid_to_its_last_progress_and_retried_as_ordered(customer, ba
     assert sorted(backend.stacks(first.run_name)) == [0, 1]
     hung = first.finished_at - first.progress_at
     assert hung >= timedelta(seconds=3)
-    lines = Receipt.objects.get().lines
+    lines = Receipt.objects.get().lines  # quantities are node-hours, here of two nodes
     assert [line["amount_minor"] for line in lines if line["rule"] == "hang"] == [0]
     paid = [float(line["quantity"]) * 3600 / 2 for line in lines if line["rule"] == "time_used"]
     expected = [first.progress_at - first.started_at, second.finished_at - second.started_at]

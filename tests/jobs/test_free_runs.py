@@ -28,6 +28,7 @@ GOOD = {
     "framework": {"framework": "torch", "version": "2.13.0", "device": "cpu"}, "meeting": {},
     "sum": {"ranks": 2, "milliseconds": 3.5}, "broadcast": {}, "clock": {"at": 1000.0},
 }  # fmt: skip
+"""The findings of a rank on which every step of the check works, by step."""
 
 
 def place_check(customer, **changes):
@@ -36,6 +37,7 @@ def place_check(customer, **changes):
 
 
 def running(customer, **changes):
+    """Start a check; return its job and attempt."""
     job = place_check(customer, **changes)
     start(job)
     return job, job.attempts.get()
@@ -94,7 +96,7 @@ def test_free_runs_are_named_in_the_language_of_the_reader(customer):
     )
 
 
-def test_an_organization_and_a_person_have_a_number_of_checks_a_day(customer):
+def test_checks_a_day_are_limited_per_organization_and_per_person(customer):
     customer.quota(max_checks_per_day=2)
     data = {"image": "pytorch", "node_spec": "nano", "nodes": 1}
     check = lambda: checks.place_check(membership=customer.membership, data=data, idempotency_key="k")
@@ -126,7 +128,7 @@ def test_invalid_values_are_reported_at_their_fields(customer):
         assert field in caught.value.fields, changes
 
 
-def test_all_is_well(customer):
+def test_findings_without_a_fault_pass_every_item_of_the_checklist(customer):
     DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
     job, attempt = running(customer, datasets="digits")
     assert customer.backend.runs[attempt.run_name].spec.datasets == ("digits",)
@@ -190,10 +192,11 @@ def order_free_estimate(customer, key="", **changes):
 
 
 def left(customer):
+    """Return how many free estimates the customer may order today."""
     return free_estimates.left_today(customer.organization, customer.membership.user)
 
 
-def test_an_organization_and_a_person_have_a_number_of_free_estimates_a_day(customer, two_a_day):
+def test_free_estimates_a_day_are_limited_per_organization_and_per_person(customer, two_a_day):
     quote = customer.quote()
     assert free_estimates.is_worthwhile(quote)
     assert len({order_free_estimate(customer, "key").pk for _ in range(3)}) == 1, "one key is one order"
@@ -206,10 +209,10 @@ def test_an_organization_and_a_person_have_a_number_of_free_estimates_a_day(cust
             order_free_estimate(each)
     colleague = MembershipFactory(organization=customer.organization, role=Role.MEMBER)
     assert free_estimates.left_today(customer.organization, colleague.user) == 1
-    Job.objects.update(queued_at="2020-01-01T00:00Z")
+    Job.objects.update(queued_at="2020-01-01T00:00Z")  # so that none is of today
     assert free_estimates.is_worthwhile(quote)
     quote.basis = {"source": "history", "runs": 1}
-    assert not free_estimates.is_worthwhile(quote), "runs tell more"
+    assert not free_estimates.is_worthwhile(quote), "earlier runs are more accurate"
 
 
 def test_a_policy_may_ask_for_a_first_payment_or_allow_none(customer):

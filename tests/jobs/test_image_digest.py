@@ -17,7 +17,7 @@ FIRST, SECOND = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
 @pytest.fixture
 def registry(customer, settings, monkeypatch):
-    """A registry with one image, whose digest or error a test sets; `asked` are the questions."""
+    """A registry with one image, whose digest or error a test sets; `asked` lists the requests."""
 
     class Registry:
         answer = FIRST
@@ -53,10 +53,10 @@ def test_all_attempts_use_the_digest_of_the_quote(customer, registry):
     quote = customer.quote(image="own")
     Image.objects.filter(name="own").update(reference=REFERENCE.replace("train", "other"))
     edited = orders.place_order(membership=customer.membership, quote=quote).job
-    assert edited.image_digest == "", "the image is another since the quote"
+    assert edited.image_digest == "", "the digest of the quote is of another reference"
 
 
-def test_what_a_registry_refuses_is_refused_and_what_is_out_of_reach_is_not(customer, registry):
+def test_a_refusal_of_the_registry_prevents_an_order_and_its_absence_does_not(customer, registry):
     assert customer.job().image_digest == ""
     assert registry.asked == [], "a built-in image has no registry"
     for problem in Problem:

@@ -1,4 +1,4 @@
-"""Notebooks that read the files of an ended job: of which one, where, and for how long its files are kept."""
+"""Notebooks that read the files of an ended job: which jobs they may read, under which paths, and for how long."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_a_notebook_without_a_job_mounts_nothing_more(customer, failed):
     assert not is_needed(failed)
 
 
-def test_whose_files_no_notebook_reads(customer, stranger_job, failed):
+def test_a_job_that_is_foreign_open_elsewhere_or_without_files_cannot_be_inspected(customer, stranger_job, failed):
     assert "does not exist" in refusal(customer, inspected_job=stranger_job.pk)
     assert "has not ended" in refusal(customer, inspected_job=customer.started().job_id)
     with pytest.raises(NotInspectable, match="on another cluster"):

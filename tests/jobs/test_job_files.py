@@ -61,7 +61,7 @@ def names(answer):
     return [(each["path"], each["kind"], each["size"]) for each in answer.json()["results"]]
 
 
-def test_the_files_of_a_job_over_the_api(api, customer, job):
+def test_the_api_lists_and_serves_the_files_of_a_job(api, customer, job):
     client, address = api(customer.membership), f"/api/v1/jobs/{job.pk}/"
     tops = client.get(f"{address}files/").json()
     assert [(each["path"], each["modified_at"] is None) for each in tops["results"]] == [

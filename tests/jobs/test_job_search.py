@@ -47,7 +47,7 @@ def test_each_filter_and_order_selects_its_jobs(customer, other, jobs):
         ({"state": "open"}, ["gamma", "beta_2", "Beta run", "alpha"]),
         ({"state": "succeeded"}, ["100%"]),
         ({"q": "BETA"}, ["beta_2", "Beta run"]),
-        ({"q": "%"}, ["100%"]),
+        ({"q": "%"}, ["100%"]),  # wildcards of LIKE stand for themselves
         ({"q": "a_"}, ["beta_2"]),
         ({"tag": "x"}, ["beta_2", "Beta run"]),
         ({"tag": "x", "q": "run"}, ["Beta run"]),
@@ -95,7 +95,7 @@ def test_pages_do_not_lose_jobs_of_the_same_moment(customer, jobs, monkeypatch):
 def test_names_are_compared_in_a_limited_number_of_jobs_that_is_found_once(
     customer, jobs, monkeypatch, django_assert_num_queries
 ):
-    monkeypatch.setattr(job_search, "WINDOW", 2)  # and the first job after it
+    monkeypatch.setattr(job_search, "WINDOW", 2)  # the first job after the window is compared too
     assert found(customer, q="beta") == ["beta_2"]
     assert found(customer, q="beta", sort="oldest") == ["Beta run"]
     assert found(customer, q="beta", until=str(timezone.localdate() - 3 * DAY)) == ["Beta run"]
@@ -110,7 +110,7 @@ def test_names_are_compared_in_a_limited_number_of_jobs_that_is_found_once(
     assert not job_search.page(organization, JobSearch()).is_partial
 
 
-def test_a_view_is_a_members_own(customer, monkeypatch):
+def test_a_view_belongs_to_one_member(customer, monkeypatch):
     mine, search = customer.membership, JobSearch(state="failed", q="be ta")
     colleague = MembershipFactory(organization=customer.organization)
     view = job_search.save_view(membership=mine, name="  My   view ", search=search)

@@ -1,3 +1,5 @@
+"""The life cycle of a job: transitions, outcomes with their state and payer, retries and cancels."""
+
 import dataclasses
 import time
 from datetime import timedelta
@@ -28,19 +30,19 @@ def test_a_stale_transition_writes_nothing(customer):
     assert stale.state == JobState.QUEUED
 
 
-OF_THE_CODE = sorted(set(Outcome) - {Outcome.HUNG, Outcome.NODE_LOST, Outcome.NO_CAPACITY, Outcome.PLATFORM_ERROR})
+OUTCOMES_OF_CODE = sorted(set(Outcome) - {Outcome.HUNG, Outcome.NODE_LOST, Outcome.NO_CAPACITY, Outcome.PLATFORM_ERROR})
 
 
 def test_an_outcome_of_the_code_ends_the_job_and_is_charged(customer):
     assert set(lifecycle.REASON_BY_OUTCOME) == set(Outcome)
-    for number, outcome in enumerate(OF_THE_CODE, start=1):
+    for number, outcome in enumerate(OUTCOMES_OF_CODE, start=1):
         reason = lifecycle.REASON_BY_OUTCOME[outcome]
         began = time.time() - 600
         job = customer.end(customer.started(at=began), outcome, at=began + 100, message="why")
         job.refresh_from_db()
         assert (job.state, job.reason) == (END_STATE[reason], reason)
         times = [job.started_at.timestamp(), job.finished_at.timestamp()]
-        assert times == pytest.approx([began, began + 100], abs=0.01), "the cluster's clock"
+        assert times == pytest.approx([began, began + 100], abs=0.01), "times are by the cluster's clock"
         # 2 nodes of nano at 90 cents an hour for 100 seconds are exactly 5 cents, which is also the minimum charge.
         assert lines(job)["time_used"]["amount_minor"] == job.order.hold.metered_minor == 5
         assert (customer.wallet.posted_minor, customer.wallet.held_minor) == (100_000 - 5 * number, 0)
@@ -63,7 +65,7 @@ def test_a_platform_fault_is_retried_free_up_to_a_limit(customer, outcome):
         assert customer.wallet.held_minor == job.order.quote.ceiling_minor
         assert start(job)
         late = customer.backend.describe(attempt.run_name)
-        assert lifecycle.observe(attempt=attempt, status=late).state == JobState.STARTING, "it is of the attempt before"
+        assert lifecycle.observe(attempt=attempt, status=late).state == JobState.STARTING, "its attempt is over"
         attempt = job.attempts.last()
         assert attempt.number == number + 1
         assert customer.backend.runs[attempt.run_name].spec.restart_count == number
@@ -75,6 +77,7 @@ def test_a_platform_fault_is_retried_free_up_to_a_limit(customer, outcome):
     assert Receipt.objects.get().total_minor == 0
     assert lines(job)["platform_fault"]["amount_minor"] == 0
     assert lines(job)["platform_fault"]["evidence"]["reason"] == lifecycle.REASON_BY_OUTCOME[outcome]
+    # Seconds of the attempts: the second ran from 90 to 120, the third from 150 to 500.
     assert quantities(job, "platform_fault") == pytest.approx([60, 30, 500 - 150], abs=0.2)
     assert customer.wallet.available_minor == 100_000
 
@@ -83,7 +86,7 @@ def test_the_meter_shows_the_cost_so_far_and_never_more_than_the_ceiling(custome
     attempt = customer.started(at=time.time() - 1800)
     hold = attempt.job.order.hold
     hold.refresh_from_db()
-    assert hold.metered_minor == pytest.approx(90, abs=1)
+    assert hold.metered_minor == pytest.approx(90, abs=1)  # half an hour on two nodes at 90 cents an hour
     customer.backend.start(attempt.run_name)
     late = dataclasses.replace(customer.backend.describe(attempt.run_name), started_at=time.time() - 10**6, spans=())
     lifecycle.observe(attempt=attempt, status=late)
@@ -126,7 +129,7 @@ def test_an_attempt_returned_to_the_queue_is_deleted_and_a_cancelled_one_ends_it
     orders.cancel_job(membership=customer.membership, job=job)
     Attempt.objects.update(submitted_at=timezone.now())
     lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
-    assert Attempt.objects.exists(), "the cluster has it"
+    assert Attempt.objects.exists(), "the cluster has accepted the run"
     Attempt.objects.update(submitted_at=None)
     for _ in range(2):
         lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
@@ -159,7 +162,7 @@ def test_a_partly_placed_run_is_requeued_free_with_a_growing_pause(customer):
 
 
 def test_a_run_whose_image_cannot_be_used_is_not_retried(customer):
-    """Its machines would wait for the image again, free of charge."""
+    """A retry would occupy nodes for the same image again, free of charge."""
     image_codes = {code for code in FailureCode if code.name.startswith("IMAGE_")}
     for code in sorted(image_codes | {FailureCode.RANK_EXITED}):
         job = customer.job(retries=3)

@@ -1,4 +1,4 @@
-"""One sweep and one dispatcher for each cluster, over all processes; each thread here has a connection of its own."""
+"""Locks: one reconciliation and one dispatcher per cluster over all processes. Each thread here has its connection."""
 
 import threading
 
@@ -18,7 +18,7 @@ def is_free(cluster, lock=locks.reconciliation_lock):
         return is_ours
 
 
-def test_a_cluster_has_one_sweep_at_a_time_and_another_one_its_own():
+def test_each_cluster_is_reconciled_by_one_process_at_a_time_independently_of_others():
     for lock in (locks.reconciliation_lock, locks.dispatch_lock):
         with lock("west") as is_ours:
             assert is_ours
@@ -65,7 +65,7 @@ class Dispatchers:
         assert self.gate.most == 1, "two dispatchers of one cluster"
 
 
-def test_while_one_dispatches_one_waits_and_the_others_leave_at_once():
+def test_while_one_dispatcher_makes_a_pass_one_waits_and_the_others_return_at_once():
     dispatchers = Dispatchers()
     dispatchers.start()
     dispatchers.gate.until_entered(1)
@@ -83,7 +83,7 @@ def test_while_one_dispatches_one_waits_and_the_others_leave_at_once():
 def test_a_request_during_the_second_pass_gets_a_third():
     dispatchers = Dispatchers()
     for passes in (1, 2, 3):
-        dispatchers.start()  # the second and the third come while the one before is at work
+        dispatchers.start()  # from the second on, each comes during the pass of the one before
         if passes > 1:
             dispatchers.gate.release()
         dispatchers.gate.until_entered(passes)

@@ -80,12 +80,12 @@ def test_times_are_returned_if_asked_for(api, customer, backend, monkeypatch):
     assert get(f"/api/v1/jobs/{customer.job().pk}/logs/", {"timestamps": 1}).json()["times"] == []
 
 
-def test_a_search_finds_what_two_pieces_share(customer, backend, monkeypatch):
+def test_a_search_finds_a_text_that_two_pieces_share_and_takes_no_patterns(customer, backend, monkeypatch):
     monkeypatch.setattr(selectors, "SEARCH_STEP_BYTES", 64)
     attempt = customer.started()
     backend.write(attempt.run_name, "ü" * 30 + "needle" + "x" * 300 + "\nTraceback (most recent call last):\n")
     assert selectors.search_log(attempt.job, 0, "NEEDLE").offset == 60
-    assert selectors.search_log(attempt.job, 0, "").offset == 367
+    assert selectors.search_log(attempt.job, 0, "").offset == 367  # the line of the traceback
     assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$") == selectors.LogMatch(None, 402, eof=True)
     with pytest.raises(NotFound):
         selectors.search_log(attempt.job, 9, "x")

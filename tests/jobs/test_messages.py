@@ -1,3 +1,5 @@
+"""The sentences about waiting, starting, ends, failures and events: complete in each language, and naming the cause."""
+
 import pytest
 from django.utils import timezone, translation
 
@@ -35,6 +37,7 @@ def test_everything_has_a_complete_sentence_in_every_language(language):
         starting += [messages.starting_sentence(code, {}) for code in STARTING]
     assert [text for text in sentences if not text.endswith((".", "。"))] == []
     assert [text for text in sentences + starting if "%(" in text or "stored" in text] == []
+    # Each Chinese sentence has Chinese characters.
     assert language == "en" or all(any("一" <= letter <= "鿿" for letter in text) for text in starting)
 
 
@@ -67,7 +70,7 @@ def test_waits_say_what_is_needed_what_is_free_and_what_would_start():
     assert "after 12:30:05" in text
 
 
-def test_events_of_money_and_of_a_retry():
+def test_events_say_what_was_charged_and_why_a_run_is_retried():
     assert "$1.23" in messages.event_sentence("settled", {"total_minor": 123, "currency": "USD"})
     text = messages.event_sentence("queued", {"retry": True, "reason": "node_lost", "failure": LOST})
     assert "Node 1 was lost" in text

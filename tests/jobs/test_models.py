@@ -73,7 +73,7 @@ def test_a_version_keeps_how_it_was_made(customer, trained):
     assert (again.number, again.lineage["path"]) == (2, "checkpoints/last.pt")
 
 
-def test_a_path_must_name_outputs_or_checkpoints_of_an_own_job(customer, other, trained):
+def test_a_path_must_name_outputs_or_checkpoints_of_a_job_of_the_organization(customer, other, trained):
     for path in ("", "logs/attempt-1", "outputs/none", "outputs/../x", "secrets", "outputs\0"):
         with pytest.raises(InvalidInput) as refused:
             publish(customer, trained, path=path)

@@ -52,7 +52,7 @@ def test_a_time_limit_is_announced_once_ten_minutes_before(customer, notebook):
     assert (data["job"], data["deadline_seconds"], data["is_extensible"]) == (notebook.job_id, 2 * HOUR, True)
     assert data["ends_at"] == before_end(notebook, seconds=0).isoformat()
     short = Attempt.objects.get(pk=sell_notebook(customer, max_seconds=1200).pk)
-    for seconds, announced in ((899, 0), (900, 1)):  # three quarters of its time
+    for seconds, announced in ((899, 0), (900, 1)):  # a short one is announced in its last quarter
         assert notebook_endings.announce(short.started_at + timedelta(seconds=seconds)) == announced
 
 

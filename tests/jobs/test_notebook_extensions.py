@@ -37,7 +37,7 @@ def run_deadline(customer, attempt) -> int:
 
 
 def assert_extended(customer, attempt, *, hours: int):
-    """The job, the run and the hold are of this many hours."""
+    """The job, the run and the hold are of this many hours. The order's quote was for two."""
     job = Job.objects.select_related("order__hold", "order__quote").get(pk=attempt.job_id)
     hold = job.order.hold
     assert (job.deadline_seconds, run_deadline(customer, attempt)) == (hours * HOUR, hours * HOUR)
@@ -121,7 +121,7 @@ def test_what_cannot_be_extended_is_neither_priced_nor_sold(customer, notebook, 
     assert not notebooks.is_extensible(notebooks.notebook_for(customer.organization, notebook.job_id))
 
 
-def test_a_notebook_that_ends_before_its_run_heard_of_the_extension_gets_the_rest_back(customer, notebook):
+def test_a_notebook_that_ends_before_the_cluster_knows_its_extension_gets_the_rest_back(customer, notebook):
     customer.backend.clock = lambda: time.time() + 2 * HOUR
     buy(customer, offer(customer, notebook))
     reconciliation.reconcile_job(job_pk=notebook.job_id)
@@ -143,7 +143,7 @@ def test_the_next_attempt_of_an_extended_notebook_has_its_time_and_gets_more(cus
     assert_extended(customer, second, hours=4)
 
 
-def test_more_time_needs_its_money_and_storage_and_fits_into_a_week(customer, notebook, monkeypatch):
+def test_an_extension_needs_money_and_storage_and_fits_into_a_week(customer, notebook, monkeypatch):
     with pytest.raises(InvalidInput) as refused:
         offer(customer, notebook, 7 * 24 * HOUR - HOUR)
     assert "168" in str(refused.value.fields["added_seconds"])

@@ -1,3 +1,5 @@
+"""What operators do in `/admin/`: move a run to other machines, drain a cluster, and resume it."""
+
 import time
 
 from django.contrib.auth.models import Permission
@@ -29,11 +31,11 @@ def test_a_moved_run_stops_costs_nothing_and_starts_again(admin, customer):
     second = job.attempts.last()
     assert second.number == 2
     customer.backend.start(second.run_name)
-    customer.end(second, Outcome.STOPPED)  # what stops it now is not the move
+    customer.end(second, Outcome.STOPPED)  # the earlier move is not the reason of this stop
     assert job.attempts.last().reason == "cancelled"
 
 
-def test_moves_are_no_faults_and_what_completes_first_is_paid(customer, admin):
+def test_moves_do_not_use_up_the_retries_of_platform_faults_and_a_run_that_completes_first_succeeds(customer, admin):
     job = customer.job(nodes=1)
     for number in range(1, 6):
         dispatch.dispatch_queue()

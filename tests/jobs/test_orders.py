@@ -1,3 +1,5 @@
+"""Orders: what they hold and store, their idempotency keys, prices of long runs, cancels and reruns."""
+
 import pytest
 from django.utils import timezone
 
@@ -56,7 +58,7 @@ def test_a_repeated_key_or_quote_returns_the_same_order(customer, other):
     Quote.objects.update(expires_at=timezone.now())
     activation.deactivate(membership=customer.membership)
     quote.refresh_from_db()
-    assert place(customer, quote, "key") == order, "it is only read"
+    assert place(customer, quote, "key") == order, "a repeated order is only read"
 
 
 def test_a_fixed_price_buys_no_week_of_node_time(customer):
@@ -64,8 +66,9 @@ def test_a_fixed_price_buys_no_week_of_node_time(customer):
     week = {"product": "fixed", "node_spec": "medium", "nodes": 1, "epochs": 1, "max_seconds": 604_800}
     quote = customer.quote(**week)
     assert quote.terms["included_seconds"] == 60
+    # 300 cents an hour for the week less its included minute, and 2 cents for the epoch.
     assert quote.ceiling_minor == round(604_740 * 300 / 3600) + 2
-    for seconds in (300, 1500, 9000):  # one slower than the other, each charged
+    for seconds in (300, 1500, 9000):  # however slow the epoch is, its time is charged
         began = timezone.now().timestamp() - seconds
         job = customer.end(customer.started(**week, at=began), Outcome.COMPLETED, at=began + seconds)
         charged = Receipt.objects.get(hold=job.order.hold_id).total_minor
@@ -138,6 +141,6 @@ def test_a_rerun_buys_the_same_with_changes_and_the_latest_data(customer):
         rerun(customer, customer.job(), "k")
 
 
-def test_only_an_own_job_is_an_earlier_run(customer, other):
+def test_a_quote_ignores_an_earlier_run_that_is_no_job_of_the_organization(customer, other):
     for value in ({}, [], "x", 10**40, -1, None, 3.5, other.job().pk):
         assert customer.quote(rerun_of=value).purchase["rerun_of"] is None, value

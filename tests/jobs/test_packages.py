@@ -1,3 +1,5 @@
+"""Packages of a requirements file: installed once for an organization, before the job that waits for them starts."""
+
 import pytest
 
 from billing.models import Receipt
@@ -25,7 +27,7 @@ def customer(db, backend):
 
 
 class Installer:
-    """Stands in for the installer's processes."""
+    """Stands in for the installer's processes: `results` by a layer's key, `busy` are organizations."""
 
     def __init__(self, monkeypatch):
         self.started = []
@@ -124,7 +126,7 @@ def test_a_failed_installation_ends_the_job_free_of_charge_with_its_reason(custo
     assert (again.state, again.awaits_packages) == (JobState.CANCELLED, False)
 
 
-def test_a_fault_of_the_platform_is_tried_again_and_named_as_such(customer, installer):
+def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(customer, installer):
     form = customer.form(requirements="requirements.txt")
     job = free_estimates.order_free_estimate(membership=customer.membership, data=form).job
     for number in range(packages.MAX_FAULTS):
@@ -218,7 +220,7 @@ def test_organizations_share_no_layer(customer, other, installer):
     other.write("requirements.txt", "einops\nujson>5\n")
     first, second = (each.job(requirements="requirements.txt") for each in (customer, other))
     assert first.packages != second.packages
-    # An organization has one installation at a time, and so keeps no other from its own.
+    # An organization has one installation at a time, so that others need not wait for it.
     customer.write("requirements.txt", "einops\n")
     customer.job(requirements="requirements.txt")
     for _attempt in range(2):
@@ -283,7 +285,7 @@ def test_pages_and_api_offer_the_file_and_show_the_log(customer, installer, clie
     card = client.post("/training/quote/", customer.form(requirements="requirements.txt")).content.decode()
     assert "data-set-field" not in card
     customer.write("model/train.py")
-    for code_path in ("model/train.py", "../x/train.py"):  # it is offered beside the script alone
+    for code_path in ("model/train.py", "../x/train.py"):  # only a file beside the script is offered
         purchase = {"workspace": customer.workspace.name, "code_path": code_path}
         assert packages.unchosen_file(customer.organization, purchase) == ""
     customer.write("requirements.txt", "-e .\n")

@@ -1,3 +1,5 @@
+"""Changes of jobs are published in Redis after their commit."""
+
 import os
 
 import pytest
@@ -14,6 +16,7 @@ UNUSED_JOB = 10**9 + os.getpid()
 
 @pytest.fixture
 def next_message(embedded):
+    """Return a function that waits for the next message about UNUSED_JOB; it returns None if there is none."""
     client = redis.Redis.from_url(settings.REDIS_URL)
     listener = client.pubsub()
     listener.subscribe(pubsub.channel(UNUSED_JOB))

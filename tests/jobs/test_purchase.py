@@ -1,3 +1,5 @@
+"""Valid and invalid purchases, including their fault tolerance."""
+
 import dataclasses
 
 import pytest
@@ -16,6 +18,7 @@ from tests.factories.storage import DatasetFactory, DatasetVersionFactory, Image
 
 
 def faults(customer, **changes):
+    """Return the messages of an invalid purchase by field."""
     with pytest.raises(InvalidInput) as caught:
         parse(organization=customer.organization, data=customer.form(**changes))
     return {name: str(sentence) for name, sentence in caught.value.fields.items()}
@@ -73,7 +76,7 @@ def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer)
     assert set(faults(customer)) == {"product", "node_spec"}
 
 
-def test_it_reads_what_forms_and_json_send(customer):
+def test_values_are_read_as_forms_and_json_send_them(customer):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     version = DatasetVersionFactory(dataset=dataset)
     customer.write("src/run.py")
@@ -89,7 +92,7 @@ def test_it_reads_what_forms_and_json_send(customer):
     assert purchase.framework is Framework.PYTORCH
 
 
-def test_a_version_can_be_chosen(customer):
+def test_a_version_of_a_dataset_can_be_chosen(customer):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     first, second, latest = (DatasetVersionFactory(dataset=dataset, number=number) for number in (1, 2, 3))
     for chosen, version in (("digits", latest), ("digits@3", latest), ("digits@1", first)):
@@ -122,7 +125,7 @@ def test_objects_of_another_organization_do_not_exist(customer, other):
     assert set(errors) == {"image", "workspace", "datasets"}
     assert set(errors.values()) == {"This object does not exist in your organization."}
     own = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
-    for pinned in (5, {"a": 1}, [foreign.pk], "x"):  # it is not the customer's to send
+    for pinned in (5, {"a": 1}, [foreign.pk], "x"):  # only a stored quote has this field
         assert read(customer, datasets=["digits"], dataset_versions=pinned).dataset_versions == (own,)
     data = customer.form(datasets=["digits"], dataset_versions=[foreign.pk])
     with pytest.raises(InvalidInput):
@@ -223,15 +226,15 @@ def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
     assert "has no MPI" in faults(customer, controller="mpi", **horovod)["controller"]
     backend.images_with_mpi.add("pytorch")
     assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI
-    assert "has no MPI support" in faults(customer, controller="mpi")["controller"], "PyTorch needs an own image"
+    assert "has no MPI support" in faults(customer, controller="mpi")["controller"], "built-in PyTorch lacks MPI"
     Image.objects.create(
         organization=customer.organization, name="own", reference="r.example.com/own:1", frameworks=["pytorch"]
     )
-    backend.images_with_mpi.add("")  # whether an own image has mpirun is seen when it runs
+    backend.images_with_mpi.add("")  # whether a customer's image has mpirun is known only when it runs
     assert bought(customer, controller="mpi", image="own").controller is Controller.MPI
     Image.objects.filter(name="own").update(frameworks=["tensorflow"])
     tensorflow = faults(customer, controller="mpi", image="own", framework="tensorflow")
     assert "does not use MPI" in tensorflow["controller"]
     backend.images_with_mpi.clear()
-    backend.available = False  # then nobody can say
+    backend.available = False  # a cluster that cannot be asked refuses nothing
     assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI

@@ -1,4 +1,4 @@
-"""Several processes at once: each change happens once, within its quota, and nobody locks another out."""
+"""Several processes at once: each change happens once and within its quota, and no deadlock ends one of them."""
 
 import pytest
 

@@ -1,3 +1,5 @@
+"""Resource usage of nodes and ranks: curves, ranks that the others wait for, and scaling efficiency."""
+
 import json
 import time
 
@@ -11,6 +13,7 @@ from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 
 def rank(number, *, steps=10, step_seconds=1.0, comm_seconds=0.2, cpu=0.9):
+    """Return a rank's part of a sample."""
     return {
         "rank": number, "cpu": cpu, "memory": 1000 + number, "steps": steps, "step_seconds": step_seconds,
         "comm_seconds": comm_seconds,
@@ -24,7 +27,7 @@ def fill(backend, name, *, node, ranks, count=20, **more):
         backend.sample(name, sample | more, node=node)
 
 
-def test_nodes_and_ranks_of_an_attempt(customer, backend):
+def test_usage_is_shown_by_node_and_rank_of_the_attempt(customer, backend):
     attempt = customer.started()
     empty = {"attempt": None, "nodes": [], "ranks": [], "efficiency": None, "sentences": []}
     assert selectors.resource_usage_data(customer.job()) == selectors.resource_usage_data(attempt.job, 7) == empty
@@ -54,12 +57,14 @@ def test_long_files_are_read_in_pieces_up_to_a_limit_and_averaged(customer, back
     assert node.at[-1] == 1000.0 + 4999
     cpu = [value for value in node.series["cpu"] if value is not None]
     assert cpu == sorted(cpu)
-    assert (cpu[0] < 50, cpu[-1] > 4900) == (True, True)
+    # Averages of the first and of the last samples, which go from 0 to 4999.
+    assert cpu[0] < 50
+    assert cpu[-1] > 4900
     monkeypatch.setattr(resource_usage, "MAX_BYTES", 3 * 4096)
     reads = []
     monkeypatch.setattr(backend, "samples", lambda *given, real=backend.samples: reads.append(given) or real(*given))
     resource_usage.usage_of(attempt.job)
-    assert 3 <= len(reads) <= 4
+    assert 3 <= len(reads) <= 4, "MAX_BYTES are three pieces"
 
 
 def test_chart_and_table_agree_on_the_cpu_of_the_last_minute(customer, backend):
@@ -96,7 +101,7 @@ def test_hostile_samples_are_ignored(customer, backend):
 
 def test_a_rank_that_the_others_wait_for_is_named(customer, backend):
     attempt = customer.started(workers_per_node=2)
-    # All steps take equally long, because all wait for rank 3; only it does not wait.
+    # All steps take equally long, because the others wait for rank 3.
     fill(backend, attempt.run_name, node=0, ranks=[rank(0, comm_seconds=0.6), rank(1, comm_seconds=0.6)])
     fill(backend, attempt.run_name, node=1, ranks=[rank(2, comm_seconds=0.6), rank(3, comm_seconds=0.0)])
     data = selectors.resource_usage_data(attempt.job)
@@ -109,8 +114,8 @@ def test_only_recent_steps_count_for_slowness():
     def use(number, seconds):
         return resource_usage.RankUse(number, 0, recent_steps=10, recent_compute_seconds=seconds)
 
-    unknown = resource_usage.RankUse(2, 1, steps=10, step_seconds=9.0)
-    slow = resource_usage.Straggler(1, 0, pytest.approx(1.31))
+    unknown = resource_usage.RankUse(2, 1, steps=10, step_seconds=9.0)  # without recent steps
+    slow = resource_usage.Straggler(1, 0, pytest.approx(1.31))  # from 1.3 times the time of the others
     assert resource_usage.stragglers([use(0, 1.0), use(1, 1.31), unknown]) == [slow]
     assert resource_usage.stragglers([use(0, 1.0), use(1, 1.29)]) == resource_usage.stragglers([use(1, 1.31)]) == []
 
@@ -137,7 +142,7 @@ def test_efficiency_is_relative_to_a_one_node_run_of_the_same_code(customer):
     assert selectors.resource_usage_data(alone)["efficiency"] is None
 
 
-def test_runs_of_something_else_are_no_measure(customer):
+def test_efficiency_needs_a_completed_run_of_the_same_code_data_and_nodes(customer):
     customer.write("other.py")
     for changes in ({"code_path": "other.py"}, {"node_spec": "small"}, {"workers_per_node": 2}):
         completed(customer, seconds=1000, nodes=1, **changes)

@@ -1,4 +1,4 @@
-"""Which job starts next, and what a waiting one says, on the fake cluster of 8 cores."""
+"""Which job starts next, and why the others wait, on the fake cluster of 8 cores."""
 
 import random
 from datetime import timedelta
@@ -11,7 +11,7 @@ from jobs import dispatch, orders, reconciliation, scheduler
 from jobs.clusters import resources_of
 from jobs.models import Attempt, CapacitySnapshot, Job
 from jobs.states import JobState
-from runtime.specs import Outcome
+from runtime.specs import Outcome, Resources
 from tests.factories.jobs import never_fits, start
 from tests.jobs.queueing import age, filled, states, waiting
 
@@ -50,16 +50,16 @@ def test_a_pass_starts_what_the_rules_say(customer, other, backend, seed):
         age(job, timedelta(minutes=chance.choice([0.1, 1, 5, 11, 20]) + chance.random()))
     for each in (customer, other):
         each.quota(max_running_nodes=chance.choice([2, 5, 50]))
-    backend.total = backend.total.__class__(chance.choice([1.5, 4.0, 8.0, 20.0]), 65536)
+    backend.total = Resources(chance.choice([1.5, 4.0, 8.0, 20.0]), 65536)
     waits = Job.objects.filter(state=JobState.QUEUED).select_related("node_spec").order_by("queued_at", "pk")
     quotas = {each.organization.pk: each.organization.quota.max_running_nodes for each in (customer, other)}
     expected = starts_expected(list(waits), quotas, backend.capacity(), timezone.now())
     dispatch.dispatch_queue()
     assert list(Attempt.objects.order_by("pk").values_list("job_id", "granted_nodes")) == expected
-    assert expected or backend.total.cpus < 4
+    assert expected or backend.total.cpus < 4, "nothing to compare"
 
 
-def test_a_smaller_job_overtakes_until_patience_is_over(customer):
+def test_a_smaller_job_overtakes_a_larger_one_until_the_backfill_limit(customer):
     attempt = filled(customer, nodes=6)
     large = customer.job(node_spec="small", nodes=4)
     small = customer.job(node_spec="nano", nodes=1)

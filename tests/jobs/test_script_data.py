@@ -14,7 +14,7 @@ NAMING = [
 ]  # fmt: skip
 NOT_CHOSEN = "train.py reads the dataset %s, which is not chosen."
 UNKNOWN = "train.py reads the dataset %s, which your organization does not have. Upload it first."
-NONE = "train.py uses datasets, but none is chosen."
+NONE_CHOSEN = "train.py uses datasets, but none is chosen."
 
 
 def test_a_dataset_named_after_the_variable_is_recognized():
@@ -28,8 +28,8 @@ WARNED = [
     (NAMING[0], ["words"], [NOT_CHOSEN % "digits"]),
     (NAMING[0].replace("digits", "faces"), [], [UNKNOWN % "faces"]),
     ('root = os.environ["DATASETS_PATH"]\ndata = root + "/words"', [], [NOT_CHOSEN % "words"]),
-    ('root = os.environ["DATASETS_PATH"]\nfor name in os.listdir(root): print(name)', [], [NONE]),
-    ('for name in os.environ["DATASETS"].split(","): print(name)', [], [NONE]),
+    ('root = os.environ["DATASETS_PATH"]\nfor name in os.listdir(root): print(name)', [], [NONE_CHOSEN]),
+    ('for name in os.environ["DATASETS"].split(","): print(name)', [], [NONE_CHOSEN]),
     ('root = os.environ["DATASETS_PATH"]', ["words"], []),
     ('# os.environ["DATASETS_PATH"]\nprint("digits")', [], []),
     ("\0", [], []),
@@ -45,7 +45,7 @@ def test_the_quote_warns_of_datasets_that_were_not_chosen(customer):
         assert warnings(customer.organization, quote.purchase) == expected, text
 
 
-def test_a_script_that_is_hostile_to_readers_costs_nothing(customer):
+def test_a_hostile_script_is_read_in_linear_time(customer):
     for text in ("(" * 900_000, "DATASETS_PATH" + "/a" * 400_000, 'DATASETS_PATH"' + " " * 900_000, "[" * 900_000):
-        customer.write("train.py", text)
+        customer.write("train.py", text)  # an exponential pattern would not end
         assert isinstance(warnings(customer.organization, customer.form()), list)

@@ -1,3 +1,5 @@
+"""What pages and the API read about jobs: place in the queue, time left, and output."""
+
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -22,7 +24,7 @@ def test_a_job_of_another_organization_does_not_exist(customer, other):
 def test_the_place_in_the_queue_counts_everybody_who_waits_before(customer, other):
     jobs = [other.job(), customer.job(), other.job(), customer.job()]
     now = timezone.now()
-    for number, job in enumerate(jobs):
+    for number, job in enumerate(jobs):  # pairs with equal times, of which the older job is first
         Job.objects.filter(pk=job.pk).update(queued_at=now - timedelta(seconds=number // 2))
     queued = [*selectors.jobs_for(customer.organization), *selectors.jobs_for(other.organization)]
     ahead = {job.pk: job.ahead for job in queued}
@@ -51,7 +53,7 @@ def test_the_time_left_is_estimated_and_never_past_the_deadline(customer, monkey
     assert eta() is None
 
 
-def test_output_before_during_and_after(customer, backend):
+def test_output_is_read_before_during_and_after_a_run(customer, backend):
     job = customer.job()
     assert selectors.log(job, 0, 0) == selectors.LogChunk("", 0, eof=False)
     assert selectors.capacity_now() is not None

@@ -1,4 +1,4 @@
-"""Orders with an image of one's own on a Slurm cluster: what is sold, and what is refused before any price."""
+"""Orders with a customer's own image on a Slurm cluster: what is sold, and what is refused before any price."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def slurm(settings, tmp_path, monkeypatch):
 
 
 def refusal(customer, **changes):
-    """Return the errors of a quote for the own image, by their field."""
+    """Return the errors of a quote for the customer's image by their field."""
     with pytest.raises(InvalidInput) as refused:
         customer.quote(image="own", **changes)
     return {field: str(sentence) for field, sentence in refused.value.fields.items()}

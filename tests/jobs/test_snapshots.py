@@ -140,13 +140,14 @@ def test_an_exact_rerun_runs_the_script_and_data_of_the_order(client, customer, 
     outside = tmp_path / "outside"
     outside.write_text("outside")
     customer.quota(max_running_nodes=100)
+    # Each spelling of true, with what the customer does to the copy of the script before the start.
     damages = {
         "1": lambda copy: copy.write_text(SECOND),
         "True": lambda copy: copy.symlink_to(outside),
         "yes": os.mkfifo,
         "on": lambda _copy: (customer.folder / "src/train.py").unlink(),
     }
-    for true, damage in damages.items():  # every spelling of true
+    for true, damage in damages.items():
         answer = client.post(f"/api/v1/jobs/{original.pk}/rerun/", {"exact": true, "nodes": 1})
         assert answer.status_code == 201
         job = Job.objects.get(pk=answer.json()["job"])
@@ -178,7 +179,7 @@ def test_a_job_runs_the_script_of_its_order_though_it_was_changed_while_it_waite
         assert configuration(client, job)["runs_snapshot"] is True
 
 
-def test_a_rerun_with_the_latest_runs_the_workspace(client, customer, original):
+def test_a_rerun_that_is_not_exact_runs_the_latest_script_and_data(client, customer, original):
     exact = client.post(f"/api/v1/jobs/{original.pk}/rerun/", {"exact": True}).json()["job"]
     for earlier in (original.pk, exact):
         body = {"code_path": "src/train.py"}

@@ -1,8 +1,10 @@
+"""The table of job states, and the state and payer of each reason."""
+
 from jobs.models import Job
 from jobs.states import ACTIVE, BILLED, END_STATE, ENDED, PLATFORM_FAULTS, TRANSITIONS, EndReason, JobState, may_follow
 
 
-def test_the_table_is_total_and_every_state_reaches_an_end():
+def test_the_table_has_all_states_and_each_open_one_can_end():
     assert set(TRANSITIONS) == set(JobState)
     assert {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED} == ENDED
     assert ACTIVE | ENDED | {JobState.QUEUED} == set(JobState)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def version(customer):
-    """The storage that the customer's jobs read."""
+    """The dataset version that the customer's jobs read."""
     return DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_deleted_that_an_open_job_needs(customer, version):
 
 
 def test_files_that_an_open_job_needs_are_never_removed(customer, version):
-    """However its row came to say so: deleted by the version before this one, or in a database brought back."""
+    """Even if their row says that they are deleted: an older Trainyard or a restored database may have left it so."""
     attempt = customer.started(datasets=["digits"])
     past = timezone.now() - 2 * retention.KEPT_AFTER_DELETION
     for rows in (DatasetVersion.objects.all(), Workspace.objects.all()):
@@ -153,10 +153,10 @@ def test_results_of_a_run_count_until_they_are_removed(customer):
     customer.end(attempt, Outcome.COMPLETED)
     before = selectors.usage(customer.organization)
     job = ended_with_results(customer)
-    reconciliation.delete_old_runs()  # which counts what no worker has counted
+    reconciliation.delete_old_runs()  # it also counts the storage that no worker has counted
     allocation = Allocation.objects.get(key=results.allocation_key(job.pk))
     assert allocation.size_bytes == 5300
-    results.count_storage(job.pk)  # the workspace too
+    results.count_storage(job.pk)  # measures the workspace too
     assert allocation.kept_until == job.finished_at + results.DEFAULT_RETENTION
     counted = selectors.usage(customer.organization)
     assert counted.size_bytes >= before.size_bytes + 5370

@@ -59,7 +59,7 @@ def test_a_day_is_charged_once_and_shown(priced, client):
     (day,) = StorageDay.objects.all()
     charged = before - priced.wallet.posted_minor
     assert 0 <= day.cost_minor - charged < 1
-    assert charged > 900
+    assert charged > 900  # 50 GB at 600 cents a month are at least 967 cents a day
     client.force_login(priced.membership.user)
     assert "per GB and month" in client.get(reverse("storage_usage")).content.decode()
     assert "Storage" in client.get(reverse("wallet")).content.decode()
@@ -87,7 +87,7 @@ def test_unpaid_storage_is_announced_then_stops_writes_then_costs_the_oldest_fil
     assert {name: usage[name] for name in price} == price
     assert usage["unpaid_minor"] == int(StorageBalance.objects.get().due_minor) > 900
     assert usage["used_bytes"] >= 50 * storage_charges.GB
-    unpaid_for(6)
+    unpaid_for(6)  # writes stop after 7 days
     assert selectors.quota_left(priced.organization) > 0
     unpaid_for(8)
     assert selectors.quota_left(priced.organization) == 0
@@ -95,7 +95,7 @@ def test_unpaid_storage_is_announced_then_stops_writes_then_costs_the_oldest_fil
         orders.place_order(membership=priced.membership, quote=quote)
     assert not Job.objects.exclude(keep_until=None).exists()
 
-    unpaid_for(61)
+    unpaid_for(61)  # deletions begin after 60 days, one job a day
     unpaid_for(61)
     assert list(Job.objects.exclude(keep_until=None)) == [jobs[0]]
     expiry.announce()

@@ -20,6 +20,7 @@ from tests.factories.jobs import Customer, start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SOON = 3.0
+"""Seconds within which an announced change must reach a stream."""
 
 
 @pytest.fixture
@@ -114,7 +115,9 @@ async def test_a_stream_sends_changes_as_they_happen_until_the_job_ends(job, bac
     last = await until(events, lambda event: event.name == "state" and event.data["finished_at"])
     assert last.data["state"] == "succeeded"
     await assert_ended(events)
-    assert [event.name async for event in streams.job_events(job)] == ["metrics", "state"], "once more, at its end"
+    assert [event.name async for event in streams.job_events(job)] == ["metrics", "state"], (
+        "a stream of an ended job sends its last values and ends"
+    )
 
 
 @in_loop
@@ -150,7 +153,7 @@ async def test_output_comes_as_it_is_written_from_before_the_run_to_its_end(job,
 
 
 @in_loop
-async def test_all_ranks_come_together_from_their_last_lines_on(attempt, backend):
+async def test_one_stream_has_the_output_of_all_ranks_from_their_last_lines_on(attempt, backend):
     backend.write(attempt.run_name, "old line\nzero\n", rank=0)
     backend.write(attempt.run_name, "one\n", rank=1)
     events = streams.all_log_events(attempt.job, 8, None, with_times=True)

@@ -60,7 +60,7 @@ def test_a_failed_submission_stops_the_pool_until_it_is_drained():
     gate.until_entered(3)
     gate.release(2)
     join(thread)
-    assert results.count(False) == 1
+    assert results.count(False) == 1, "both failures are reported once, together"
     assert results[:2] == [True, True]
 
 
@@ -74,7 +74,7 @@ def test_a_slow_server_gets_several_runs_at_once_each_of_them_once(customer, bac
     thread = threading.Thread(target=lambda: (dispatch.dispatch_queue(), connection.close()))
     thread.start()
     gate.until_entered(4)
-    assert Job.objects.filter(state=JobState.STARTING).count() <= 5, "one more than in progress is claimed"
+    assert Job.objects.filter(state=JobState.STARTING).count() <= 5, "at most one job waits for a free thread"
     gate.release(6)
     join(thread)
     assert gate.most == 4

@@ -73,6 +73,7 @@ def test_invalid_spaces_name_the_parameter():
 def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
     space = parse({name: SPACE[name] for name in ("BATCH_SIZE", "--optimizer", "--momentum")})
     trials = grid(space)
+    # 8 batch sizes, each with 10 momenta of SGD and with Adam, which has none.
     assert len(trials) == 8 * (10 + 1) == len({json.dumps(values) for values in trials})
     assert trials[3] == {"BATCH_SIZE": 16, "--optimizer": "sgd", "--momentum": 0.3}
     assert all(("--momentum" in values) == (values["--optimizer"] == "sgd") for values in trials)

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def _books():
+def _correct_books():
+    """After each test, ledger and orders agree."""
     yield
     assert broken(BROKEN_BOOKS | BROKEN_ORDERS) == {}
 
@@ -48,7 +49,7 @@ def test_a_sweep_holds_once_and_charges_each_trial(sweeper, customer):
     assert (len(receipts), customer.wallet.held_minor) == (4, before.held_minor)
     assert customer.wallet.posted_minor == before.posted_minor - spent
     shown = selectors.summary(sweep)
-    assert shown["best"]["trial"] == 3
+    assert shown["best"]["trial"] == 3, "values grow with the number of the trial"
     assert (shown["trials_done"], shown["cost_minor"], shown["ceiling_minor"]) == (4, spent, quote.ceiling_minor)
     assert [row.is_best for row in selectors.trial_rows(sweep)] == [False, False, False, True]
 
@@ -109,7 +110,7 @@ def test_a_low_ceiling_starts_fewer_trials(sweeper):
             dispatch.dispatch_queue()
             attempt = trial.job.attempts.get()
             sweeper.customer.backend.start(attempt.run_name)
-            sweeper.customer.backend.end(attempt.run_name, Outcome.TIME_LIMIT, at=10**11)
+            sweeper.customer.backend.end(attempt.run_name, Outcome.TIME_LIMIT, at=10**11)  # long after its deadline
             reconciliation.reconcile_job(job_pk=trial.job_id)
         progress.advance(sweep_pk=sweep.pk)
     sweep.refresh_from_db()
@@ -117,7 +118,7 @@ def test_a_low_ceiling_starts_fewer_trials(sweeper):
     assert selectors.cost_minor(sweep) <= quote.ceiling_minor
 
 
-def test_a_search_against_cost_shows_what_is_good_and_cheap(sweeper, customer):
+def test_a_search_against_cost_marks_trials_that_no_other_beats_in_value_and_cost(sweeper, customer):
     """Three trials: the second is better and dearer, the third worse and dearer than the second."""
     plan = {"metric": "accuracy", "goal": "maximize", "against_cost": True}
     sweep = sweeper.buy(objective=plan, method="tpe", trials=3, concurrency=1)
@@ -142,7 +143,7 @@ def test_stopping_cancels_open_trials_and_returns_the_rest(sweeper, customer):
     stop_sweep(membership=customer.membership, sweep=sweep)
     progress.advance(sweep_pk=sweep.pk)
     second.refresh_from_db()
-    assert (second.job.state, second.outcome) == ("cancelled", "")  # its outcome is recorded by the next look
+    assert (second.job.state, second.outcome) == ("cancelled", "")  # the next call records its outcome
     customer.backend.end(first.job.attempts.get().run_name, Outcome.STOPPED)
     reconciliation.reconcile_job(job_pk=first.job_id)
     progress.advance(sweep_pk=sweep.pk)
@@ -259,8 +260,8 @@ def test_trials_keep_the_prices_and_the_script_of_the_sweeps_order(sweeper, cust
     assert len({trial.job.script for trial in sweep.trials.all()}) == 1
 
 
-def test_a_sweep_in_numbers_is_written_once(sweeper):
-    """Two calls at the same place of the sweep order one trial."""
+def test_each_number_of_a_trial_is_ordered_once(sweeper):
+    """Two processes may advance a sweep at once."""
     sweep = sweeper.buy(concurrency=1)
     plan = selectors.plan_of(sweep)
     suggestion = progress._suggest(sweep, plan, [])
@@ -272,9 +273,9 @@ def test_a_sweep_in_numbers_is_written_once(sweeper):
 def test_an_extension_learns_from_all_earlier_trials(sweeper, customer):
     sweeps = [sweeper.buy(trials=2, concurrency=1, method="tpe", space=SPACE | {"X": SPACE["LR"]})]
     sweeper.finish(sweeps[0])
-    for of in (sweeps[0], sweeps[0], None):
+    for chosen in (sweeps[0], sweeps[0], None):  # None: the last extension; it too extends the first sweep
         held = customer.wallet.held_minor
-        extended = of or sweeps[-1]
+        extended = chosen or sweeps[-1]
         quote = quote_extension(membership=customer.membership, sweep=extended, data={"trials": 2})
         sweep = place_sweep(membership=customer.membership, quote=quote)
         assert customer.wallet.held_minor == held + quote.ceiling_minor
@@ -298,7 +299,7 @@ def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer, monkeypa
     sweep = sweeper.buy(method="grid", trials=2, space=space)
     extend = lambda **data: quote_extension(membership=customer.membership, sweep=sweep, data=data)
     with pytest.raises(InvalidInput):
-        extend(trials=5)  # it is open
+        extend(trials=5)  # the sweep is still open
     sweeper.finish(sweep)
     with pytest.raises(InvalidInput):
         extend()
@@ -308,11 +309,11 @@ def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer, monkeypa
     first, second = extend(trials=5), extend(ceiling_minor=10**6)
     rest = place_sweep(membership=customer.membership, quote=first)
     with pytest.raises(ChoiceUnavailable):
-        place_sweep(membership=customer.membership, quote=second)  # another one is open
+        place_sweep(membership=customer.membership, quote=second)  # another extension is open
     progress.advance(sweep_pk=rest.pk)
     sweeper.finish(rest)
     with pytest.raises(ChoiceUnavailable):
-        place_sweep(membership=customer.membership, quote=second)  # it counted fewer trials
+        place_sweep(membership=customer.membership, quote=second)  # its quote counted fewer earlier trials
     assert [trial.parameters for trial in rest.trials.all()] == [{"LR": 0.3}]
     with pytest.raises(InvalidInput) as refused:
         extend(trials=1)

@@ -1,3 +1,5 @@
+"""The queues and the schedule of Celery tasks."""
+
 from console.celery import app
 from console.supervision import supervisor
 from jobs import dispatch, tasks
@@ -8,7 +10,7 @@ def test_dispatch_has_a_queue_and_worker_processes_of_its_own(settings):
     assert queue == "dispatch"
     settings.TRAINYARD_CLUSTERS = {"east": None, "west": None}
     programs = {program.name: " ".join(program.arguments) for program in supervisor.programs()}
-    assert f"--queues {queue} --concurrency 4" in programs["dispatcher"]
+    assert f"--queues {queue} --concurrency 4" in programs["dispatcher"]  # two for each cluster
     assert f"--queues {settings.CELERY_TASK_DEFAULT_QUEUE} " in programs["worker"]
 
 

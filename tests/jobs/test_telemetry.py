@@ -1,3 +1,5 @@
+"""Telemetry: curves and progress from output, the metrics file and event files, all of which may be hostile."""
+
 import json
 import os
 import time
@@ -24,6 +26,7 @@ def folder(attempt, backend):
 
 
 def record(folder, *lines):
+    """Append lines to the metrics file: bytes as they are, other values as JSON."""
     with (folder / "metrics.jsonl").open("ab") as file:
         for line in lines:
             file.write(line if isinstance(line, bytes) else (json.dumps(line) + "\n").encode())
@@ -95,7 +98,7 @@ def test_what_is_larger_than_one_read_is_read_in_pieces(attempt, backend, folder
     backend.write(attempt.run_name, "".join(f"step {n} loss {n}\n" for n in range(1, 501)))
     backend.end(attempt.run_name, Outcome.COMPLETED)
     telemetry.ingest_all(attempt=attempt)
-    assert MetricPoint.objects.filter(name="loss").count() == 500, "to its end, once the run has ended"
+    assert MetricPoint.objects.filter(name="loss").count() == 500, "the output of an ended run is read to its end"
 
 
 def test_the_metrics_file_is_read_from_where_the_last_read_ended(attempt, folder):
@@ -160,7 +163,7 @@ def test_lines_that_are_no_records_are_skipped(attempt, folder):
 
 
 def test_an_impossible_time_is_replaced_by_now_and_an_epoch_is_bounded_and_never_goes_back(attempt, folder):
-    record(folder, *({"fine": 1, "time": stamp} for stamp in (1e18, -1, 1e300, 0, 4102444800)))
+    record(folder, *({"fine": 1, "time": stamp} for stamp in (1e18, -1, 1e300, 0, 4102444800)))  # the last is in 2100
     for epoch, finished in ((-5, 0), (6, 5), (2, 5), (10.9, 10), (1e299, 10)):
         record(folder, {"epoch": epoch, "fine": 1})
         curves(attempt)
@@ -218,13 +221,13 @@ def positions(points):
 
 
 POSITIONS = {
-    "plain": ([(None, 1), (None, 2), (None, 3)], [1, 2, 3]),
-    "restart": ([(None, 0), (None, 10), (None, 20), (None, 0), (None, 10)], [0, 10, 20, 30, 40]),
+    "steps that increase are kept": ([(None, 1), (None, 2), (None, 3)], [1, 2, 3]),
+    "a restarted count continues": ([(None, 0), (None, 10), (None, 20), (None, 0), (None, 10)], [0, 10, 20, 30, 40]),
     # The second count begins one gap (50) after the last position, whatever its first step is.
     "the second epoch's first report is at a later step": ([(1, 0), (1, 50), (2, 20), (2, 70)], [0, 50, 100, 150]),
-    "one step": ([(None, 0), (None, 0), (None, 0)], [0, 1, 2]),
-    "out of order, and no restart": ([(None, 1), (None, 3), (None, 2), (None, 4)], [1, 3, 2, 4]),
-    "global steps": ([(1, 5), (2, 10), (3, 15)], [5, 10, 15]),
+    "a step that is reported again counts up": ([(None, 0), (None, 0), (None, 0)], [0, 1, 2]),
+    "a step out of order is no restart": ([(None, 1), (None, 3), (None, 2), (None, 4)], [1, 3, 2, 4]),
+    "steps that count over all epochs are kept": ([(1, 5), (2, 10), (3, 15)], [5, 10, 15]),
 }
 
 

@@ -1,4 +1,4 @@
-"""Event files by TensorBoard's own writer, and crafted ones."""
+"""The reader of event files, with files by TensorBoard's writer and with crafted ones."""
 
 import contextlib
 import os
@@ -24,6 +24,7 @@ def read(folder, cursor=None, limit=LIMIT):
 
 
 def frame(data, length=None):
+    """Return a record of an event file, with a length that may be wrong, and zeros for its checksums."""
     return struct.pack("<QI", len(data) if length is None else length, 0) + data + b"\0" * 4
 
 
@@ -53,7 +54,7 @@ def test_a_scalar_as_a_tensor_is_read_too(tmp_path):
     assert [value for _tag, _step, value in read(tmp_path)] == [1.5, 2.5, 3.5]
 
 
-def test_a_record_counts_when_it_is_whole_and_too_large_ones_are_passed_over(tmp_path):
+def test_a_record_counts_when_it_is_whole_and_too_large_ones_are_skipped(tmp_path):
     path = tmp_path / "events.out.tfevents.1"
     whole = frame(scalar("loss", 1, 0.5).SerializeToString())
     cursor = {}
@@ -92,7 +93,7 @@ def test_no_link_or_pipe_is_followed(tmp_path):
     assert read(secret) == []
 
 
-def test_a_look_reads_no_more_than_its_limit(tmp_path):
+def test_one_read_takes_no_more_than_its_limit(tmp_path):
     for name in "ab":
         write(tmp_path / name, *(scalar(name, step, step) for step in range(1, 101)))
     cursor = {}

@@ -69,6 +69,7 @@ def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(custome
     attempt = next_attempt(customer, job, at=began + 500)
     job = fail(customer, attempt, at=began + 800, outcome=Outcome.OUT_OF_MEMORY)
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.OUT_OF_MEMORY)
+    # Node-hours of 100, 200 and 300 s on two nodes.
     assert [line["quantity"] for line in lines(job, "time_used")] == ["0.055556", "0.111111", "0.166667"]
     assert receipt(job).total_minor == 30  # 600 s on two nodes at 90 cents an hour
     assert customer.wallet.held_minor == 0
@@ -78,7 +79,8 @@ ENDS_AFTER_A_CANCEL = [
     (Outcome.STOPPED, 0, 0), (Outcome.STOPPED, 4, 4), (Outcome.COMPLETED, 10, 10), (Outcome.CODE_FAILED, 13, 10),
     (Outcome.STOPPED, 20, 10), (Outcome.STOPPED, 21, 0), (Outcome.TIME_LIMIT, 900, 0),
 ]  # fmt: skip
-"""Outcome, seconds from the request to the end, and how many of these are paid."""
+"""Outcome, seconds from the request to the end, and how many of these are paid: at most the 10 s of the grace period,
+and none if the run ended more than 10 s after these."""
 
 
 def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer):
@@ -207,7 +209,7 @@ def test_a_run_that_loses_a_node_pays_for_the_nodes_that_ran(customer):
     used = lines(job, "time_used")
     assert [line["nodes"] for line in used] == [4, 3, 2]
     hourly = float(job.order.quote.terms["hourly"])
-    assert receipt(job).total_minor == int(9 * 1000 * hourly / 3600 + 0.5)  # half up
+    assert receipt(job).total_minor == int(9 * 1000 * hourly / 3600 + 0.5)  # 4 + 3 + 2 nodes, rounded half up
     assert usage.billable_seconds(job, [attempt], timezone.now()) == pytest.approx(9000 / 4)
 
 

@@ -19,7 +19,7 @@ PATIENCE = 20.0
 def watch(backend, monkeypatch):
     """`watch(*changes)` lets a follower see these changes, then two heartbeats."""
     monkeypatch.setattr(watcher, "READ_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # it is the test's own, in a transaction
+    monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # the test needs its own, in a transaction
 
     def follow(*changes):
         monkeypatch.setattr(backend, "changes", lambda: iter([*changes, set(), set()]))

@@ -110,7 +110,7 @@ def _failure_policy(spec: Object) -> Causes:
         causes.append(("spec.podReplacementPolicy", 'Unsupported value: only "Failed" with a podFailurePolicy'))
     for index, rule in enumerate(spec["podFailurePolicy"].get("rules", [])):
         if not all("status" in one for one in rule.get("onPodConditions") or [{}]):
-            # Without a default before 1.37
+            # Kubernetes sets a default only since 1.37.
             causes.append((f"spec.podFailurePolicy.rules[{index}].onPodConditions", "Required value: status"))
     return causes
 
@@ -202,7 +202,7 @@ def _data(resource: Resource, obj: Object, old: Object | None) -> Causes:
 
 
 def pod_security_violations(spec: Object, level: str) -> list[str]:
-    """Return how a Pod violates a Pod Security Standard, as far as a training Pod can."""
+    """Return how a Pod violates a Pod Security Standard. Rules that no training Pod can break are left out."""
     if level == "privileged":
         return []
     volumes, containers = spec.get("volumes") or [], spec["containers"]

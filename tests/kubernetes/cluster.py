@@ -153,6 +153,7 @@ class FakeCluster:
 
 
 def _timestamp(at: float) -> bytes:
+    """Return a time as kubelets write it before a line: with nanoseconds."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S.%f}789Z ".encode()
 
 

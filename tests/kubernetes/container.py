@@ -26,6 +26,7 @@ from tests.kubernetes.images import Image
 from tests.kubernetes.resources import Object
 
 _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/sys/devices/system/cpu")
+# Folders that are links into /usr on most machines.
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _LINE_BYTES = 16384
 _REPOSITORY = Path(__file__).resolve().parents[2]

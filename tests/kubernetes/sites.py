@@ -21,13 +21,16 @@ from tests.kubernetes.images import PYTHON
 IMAGE = os.environ.get("TRAINYARD_TEST_IMAGE", PYTHON)
 TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
 UID = 10001
+"""The user ID of the containers, to which the files of the volume belong."""
 ACCOUNT_SECONDS = 30.0
+"""How long to wait for the default service account of a new namespace."""
 
 
 class Site:
     """A cluster and a namespace in it. `root` is where this machine has the volume's files."""
 
     real = False
+    """Whether it is a real cluster and not the fake one."""
     shared = True
     """Whether Pods have the files of `root` itself."""
     late_seconds = 5.0

@@ -39,11 +39,13 @@ def connect(kubeconfig):
 
 @pytest.fixture
 def api(server, tmp_path):
+    """Our client."""
     return connect(server.kubeconfig(tmp_path / "kubeconfig"))
 
 
 @pytest.fixture
 def batch(server, tmp_path):
+    """The official client."""
     path = server.kubeconfig(tmp_path / "official")
     return client.BatchV1Api(config.new_client_from_config(str(path)))
 

@@ -29,8 +29,10 @@ pytestmark = pytest.mark.slow
 
 NAME = "job-1-1"
 NAMESPACE = "trainyard-runs"
-ONCE = (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER, Fault.INTERNAL)
+QUICK_FAULTS = (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER, Fault.INTERNAL)
+"""The faults for which a client need not wait."""
 OWNED = ("services", "configmaps", "networkpolicies")
+"""The kinds of objects that a Job owns."""
 SPEC = RunSpec(
     name=NAME,
     framework=Framework.PYTORCH,
@@ -112,7 +114,7 @@ class Faulty:
     def another(self):
         return KubernetesBackend(config=self.config, root=self.site.root / "runs")
 
-    def requests(self, call, faults=ONCE):
+    def requests(self, call, faults=QUICK_FAULTS):
         """Call without faults; then return each of its requests, by number, with each fault."""
         before = len(self.fake.faults.calls)
         call()
@@ -187,11 +189,11 @@ def cluster(fake_pods, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "faults", [(*ONCE, Fault.TOO_MANY, Fault.STALE), (Fault.TIMEOUT_BEFORE,), (Fault.TIMEOUT_AFTER,)]
+    "faults", [(*QUICK_FAULTS, Fault.TOO_MANY, Fault.STALE), (Fault.TIMEOUT_BEFORE,), (Fault.TIMEOUT_AFTER,)]
 )
 def test_a_submission_survives_a_fault_in_any_request(cluster, faults):
     requests = cluster.requests(cluster.submit, faults)
-    assert len(requests) >= 7 * len(faults)
+    assert len(requests) >= 7 * len(faults), "a submission makes at least seven requests"
     for nth, fault in requests:
         cluster.clear()
         cluster.backend = cluster.another()
@@ -210,7 +212,7 @@ def test_an_abandoned_submission_is_continued_or_deleted_after_any_request(clust
     for nth, fault in cluster.requests(cluster.submit, (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER)):
         cluster.clear()
         cluster.backend = cluster.another()
-        assert cluster.try_with(cluster.submit, nth=nth, fault=fault, times=1000) is None
+        assert cluster.try_with(cluster.submit, nth=nth, fault=fault, times=1000) is None  # no retry helps
         with contextlib.suppress(RunNotFound):
             assert cluster.another().describe(NAME).outcome is None
         if next_step == "delete":
@@ -234,7 +236,7 @@ def test_describe_survives_a_fault_in_any_request(cluster, exit_code):
     cluster.wait(
         lambda: any(one["type"] in {"Complete", "Failed"} for one in cluster.find("jobs")[0]["status"]["conditions"])
     )
-    for nth, fault in itertools.product(range(len(requests) // len(ONCE) + 2), (*ONCE, Fault.STALE)):
+    for nth, fault in itertools.product(range(len(requests) // len(QUICK_FAULTS) + 2), (*QUICK_FAULTS, Fault.STALE)):
         status = cluster.try_with(lambda: cluster.another().describe(NAME), nth=nth, fault=fault, version=before)
         assert status is None or status.outcome in {None, outcome}
     assert cluster.another().describe(NAME) == cluster.backend.describe(NAME)
@@ -273,7 +275,7 @@ def test_changes_are_reported_after_any_watch_failure(cluster, trouble):
         faults.watch_repeats = trouble == "doubled"
         faults.watch_lag_seconds = 0.3 if trouble == "late" else 0.0
         if trouble == "forgotten":
-            cluster.fake.store.compact()
+            cluster.fake.store.compact()  # the server no longer has the changes since the watch's version
         faults.down = trouble == "down"
         cluster.finish_pods(0)
         if trouble in {"down", "dropped"}:

@@ -88,13 +88,13 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
     assert not {base64.b64decode(key).decode() for key in secret.values()} & set(found.pop("digests"))
     assert found.pop("archive") in {"Permission denied", "Read-only file system"}
     assert found == {
-        "refused": 136,
+        "refused": 136,  # all: 34 signals to each of 4 targets
         "queued": [-1, -1],
         "owner": "Operation not permitted",
         "beside": ["rank.py", "step_timer.py"],
     }
     sample = cluster_harness.backend.samples(NAME, 0).text.splitlines()[0]
-    assert json.loads(sample)["at"] > 0, "what is imported late came from the archive"
+    assert json.loads(sample)["at"] > 0, "the launcher imports this late, and from the archive"
 
 
 def test_a_killed_launcher_is_a_code_failure(cluster_harness, shared_fake):
@@ -103,7 +103,7 @@ def test_a_killed_launcher_is_a_code_failure(cluster_harness, shared_fake):
     (launcher,) = children(shared_fake.containers()[1].pid)
     os.kill(launcher, signal.SIGKILL)
     failure = cluster_harness.wait_for_failure(Outcome.CODE_FAILED)
-    assert (failure.code, failure.node) == (FailureCode.LAUNCHER_KILLED, 1), "that node 0 lost it is an echo"
+    assert (failure.code, failure.node) == (FailureCode.LAUNCHER_KILLED, 1), "the lost connection on node 0 is an echo"
 
 
 def test_forged_records_are_ignored(cluster_harness):

@@ -51,6 +51,7 @@ ECHO = """
 """
 """Listens where JupyterLab does."""
 BODY = os.urandom(3 << 20)
+"""Larger than a message of the websocket and than the buffers of sockets."""
 
 
 async def post(backend, body, name=NAME):
@@ -125,9 +126,9 @@ def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_
 
 
 def post_with_the_official_client(site):
-    """Return the response to "ok" through the port forwarding of the official client, which is tried on real clusters.
+    """Return the response to "ok" through the port forwarding of the official client.
 
-    Ours is tried on the fake server. So the two must agree.
+    That client works with real clusters. If it works with the fake server too, tests of our client there are valid.
     """
     (pod,) = site.pods(NAME)
     forwarded = portforward(
@@ -257,12 +258,12 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
     with asgi_console() as url:
         settings.TRAINYARD_URL = url
         settings.NOTEBOOK_URL = f"http://localhost:{urlsplit(url).port}"
-        other, nobody, member = (
+        other, without_cookie, member = (
             Browser(url, membership, notebook.job_id)
             for membership in (stranger, customer.membership, customer.membership)
         )
         assert other.ticket() == ""
-        for refused in (other, nobody):  # nobody has no cookie of the notebook
+        for refused in (other, without_cookie):
             assert refused.ask("/api").status_code == HTTPStatus.FORBIDDEN
         member.enter()
         page = member.ask("/lab")
@@ -295,11 +296,11 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
         ended = member.ask("/lab")
         assert ended.status_code == HTTPStatus.FORBIDDEN
         assert "This notebook is not open here" in ended.text
-        for browser in (other, nobody, member):
+        for browser in (other, without_cookie, member):
             browser.http.close()
 
 
-# --- Its end without its user -----------------------------------------------------------------------------------------
+# --- Notebooks that end without their user ----------------------------------------------------------------------------
 
 
 @pytest.mark.late("JupyterLab starts in a Pod, which takes long on a busy machine")

@@ -70,7 +70,7 @@ def test_names_that_never_resolve_end_the_start(cluster_harness, late_names):
     assert cluster_harness.wait_for_failure(Outcome.PLATFORM_ERROR).code is FailureCode.NODES_NOT_MET
 
 
-def test_a_stop_while_nodes_connect(cluster_harness, late_names):
+def test_a_run_is_stopped_while_its_nodes_connect(cluster_harness, late_names):
     late_names(STUBBORN)
     cluster_harness.backend.stop(NAME, 5)
     cluster_harness.wait_for_failure(Outcome.STOPPED)
@@ -119,7 +119,7 @@ def test_an_elastic_run_continues_without_a_lost_pod(cluster_harness, shared_fak
     status = cluster_harness.wait_for_end()
     assert (status.outcome, status.restarts) == (Outcome.COMPLETED, 1), cluster_harness.all_logs(NAME)
     assert f"1 2 1 {cluster_harness.site.pods(NAME)[0].status.pod_ip}" in cluster_harness.log(2)
-    assert "others []" in cluster_harness.log(2), "nothing of the round before is left"
+    assert "others []" in cluster_harness.log(2), "no process of the earlier round is left"
 
 
 def test_a_pod_that_exceeds_its_disk_limit_is_ended(cluster_harness):
@@ -210,6 +210,7 @@ def test_unwritable_storage_is_reported_and_not_fatal(cluster_harness, shared_fa
     assert extract_rank([container.output()], 0, 0, 1 << 20)[0].endswith(b"a line 9999\n")
 
 
+# Added to the launcher in the Pod: writes that never return, as on storage that does not respond.
 HELD_OUTPUT = "from launcher.ranklog import RankLog; RankLog._append = lambda self, data: time.sleep(1000)"
 HELD_RECORD = """
 from launcher.record import Record

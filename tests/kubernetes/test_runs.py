@@ -35,7 +35,7 @@ ALL_REDUCE = """
 
 
 def ready(harness, **changes):
-    """A run of two nodes that waits, and both do."""
+    """Start a run of two nodes that waits; return when it runs on both."""
     harness.start(WAIT, nodes=2, **changes)
     harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
 
@@ -118,13 +118,13 @@ def test_torch_reduces_over_all_pods(site):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fake, fake_site, *, shared):
-    """Both ranks ended with 0 and their records say so: nobody runs that again, whatever becomes of the machine."""
+    """Both ranks ended with 0 and their records say so. A retry would repeat a run that has succeeded."""
     own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": shared})
     finish = fake_site.root / "workspace" / "finish"
     waits = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.05)"
     own_harness.start(waits, nodes=2)
     own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
-    # Where storage is not shared, what a machine's pod says comes by its kubelet: node 0 speaks for both.
+    # Without shared storage a record comes only through its node's kubelet. Node 0's record covers both nodes.
     names = {pod.spec.node_name for pod in own_harness.site.pods("job-1-1")[0 if shared else 1 :]}
     containers = fake.containers()
     for name in names:
@@ -151,7 +151,7 @@ def test_a_pod_that_keeps_its_first_grace_period_was_stopped(own_harness, fake_s
 
 
 def test_a_reused_run_name_finds_its_own_pods(own_harness, fake):
-    """DNS gives the addresses of the run before, for longer than everything else of a start takes."""
+    """DNS returns the addresses of the earlier run for longer than the other steps of a start take."""
     ready(own_harness)
     own_harness.backend.delete("job-1-1")
     assert own_harness.left_behind() == []
@@ -159,8 +159,8 @@ def test_a_reused_run_name_finds_its_own_pods(own_harness, fake):
     ready(own_harness)
 
 
-def test_the_way_to_a_real_cluster_works(fake_site, monkeypatch):
-    """Files travel by Pods and output by the API, and nothing is left."""
+def test_a_real_cluster_is_used_through_pods_and_the_api_and_left_clean(fake_site, monkeypatch):
+    """On a real cluster, Pods write the files of tests, and the API returns output."""
     monkeypatch.setenv("TRAINYARD_TEST_HOST_PATH", str(fake_site.folder))
     site = RealSite(fake_site.kubeconfig)
     try:

@@ -90,7 +90,8 @@ def processes_below(folder):
 def left_behind(runs, before, nonces, supervisors):
     """Return what deleted runs have left: processes (which hold network namespaces), mounts, cgroups.
 
-    `before` are the mounts before them, `nonces` their submissions', `supervisors` (pid, start time) of their nodes.
+    `before`: the mounts before the runs. `nonces`: the first 8 characters of their submissions' nonces, with which
+    names of cgroups end. `supervisors`: pid and start time of their nodes' supervisors.
     """
     mounts = set(Path("/proc/self/mounts").read_text().splitlines()) - before
     groups = [group for group in Path("/sys/fs/cgroup").glob("**/trainyard-*") if group.name[-8:] in nonces]

@@ -15,9 +15,9 @@ from runtime.images import venvs
 if TYPE_CHECKING:
     from tests.runtime.conftest import LocalHarness
 
-HOUSE = Path(__file__).resolve().parents[2]
-EXAMPLES = HOUSE / "examples"
-IMAGES = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", HOUSE / "var" / "images"))
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "examples"
+IMAGES = Path(os.environ.get("TRAINYARD_IMAGES_ROOT", REPOSITORY / "var" / "images"))
 
 
 def image_folder(name: str) -> Path:

@@ -216,7 +216,7 @@ def seen_by(harness, rank):
         for case in CASES
     ],
 )
-def test_the_contract(harness, case):
+def test_every_rank_sees_the_variables_of_the_contract(harness, case):
     use_image(harness, case.image)
     spec = spec_of(harness, case, NODES, WORKERS)
     harness.patience = 200
@@ -243,7 +243,7 @@ def test_the_contract(harness, case):
         besides = {name: value for name, value in without_ports(environment).items() if name not in BASE}
         if case.controller is Controller.MPI:
             besides = {name: value for name, value in besides.items() if name in reported or not OF_MPI.match(name)}
-        assert besides == reported, "the backend tells what a rank will see, and a rank sees nothing else"
+        assert besides == reported, "the backend reports exactly what a rank sees"
         assert expected.keys() <= reported.keys()
 
     for name in PORTS:
@@ -251,7 +251,7 @@ def test_the_contract(harness, case):
     if case.framework == "tensorflow":
         configs = [json.loads(seen["environment"]["TF_CONFIG"]) for seen in everyone]
         workers_told = configs[0]["cluster"]["worker"]
-        assert len(set(workers_told)) == len(workers_told) == size, "a port for every process"
+        assert len(set(workers_told)) == len(workers_told) == size, "each process has a port of its own"
         for rank, config in enumerate(configs):
             assert config["cluster"] == {"worker": workers_told}
             assert config["task"] == {"type": "worker", "index": rank}

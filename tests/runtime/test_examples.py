@@ -22,6 +22,8 @@ SMALL_NODE = Resources(cpus=1.5, memory_mib=1024)
 RUN_SECONDS = 240
 """How long a run may take on a busy machine."""
 NODE = {"resources": SMALL_NODE, "deadline_seconds": RUN_SECONDS}
+TRAINING_IMAGES = 1437
+"""Images of digits that `mnist_ddp.py` and `local_sgd.py` train on in an epoch."""
 TEXT_KILOBYTES = 30
 """The small text of these tests: 14 steps of 32 pieces in an epoch."""
 SPLIT = {
@@ -121,11 +123,11 @@ def test_stopped_ddp_resumes_within_its_epoch_and_local_sgd_is_ddp_at_first(torc
     log = train(torch_harness, "mnist_ddp.py", checkpoint_key="job-1", name="job-1-2", restart_count=1, **shape)
     assert f"resumed {saved}; restart 1" in log.splitlines()
     went_on = curve(torch_harness, "job-1-2")
-    # Every image was seen once in each epoch, by the count of steps.
+    # Each epoch saw every image once, 16 in a step.
     assert [(epoch, step) for epoch, step, _values in went_on] == [
-        (epoch, epoch * -(-1437 // 16)) for epoch in (done + 1, done + 2)
+        (epoch, epoch * -(-TRAINING_IMAGES // 16)) for epoch in (done + 1, done + 2)
     ]
-    # And the training that nobody ended comes to the very same.
+    # A training without an interruption gives exactly the same values.
     train(torch_harness, "mnist_ddp.py", name="job-2-1", **shape)
     whole = curve(torch_harness, "job-2-1")
     assert whole[-1] == went_on[-1]
@@ -154,7 +156,7 @@ def test_stopped_local_sgd_resumes_within_its_epoch_on_nodes_of_two_processes(to
     log = train(torch_harness, "local_sgd.py", checkpoint_key="job-1", name="job-1-2", restart_count=1, **shape)
     assert f"resumed {saved}; restart 1" in log.splitlines()
     assert [(epoch, step) for epoch, step, _values in curve(torch_harness, "job-1-2")] == [
-        (done + 1, (done + 1) * -(-1437 // 32))
+        (done + 1, (done + 1) * -(-TRAINING_IMAGES // 32))
     ]
 
 
@@ -163,7 +165,7 @@ def test_a_split_model_trains_like_the_whole_one_and_resumes_in_another_shape(te
     """FSDP on two ranks is stopped, and resumed on four ranks by each way to split the model in turn."""
     harness, lr = text_harness, "0.003"
     done, saved = stop_after_an_epoch(harness, "fsdp2.py", workers_per_node=2, batch_size=16, lr=lr)
-    # One checkpoint is kept, and that is whole.
+    # One checkpoint is kept, and it is complete.
     assert len(list(harness.folder.rglob("step-*"))) == len(list(harness.folder.rglob("step-*/.metadata"))) == 1
     on_four = {"nodes": 2, "workers_per_node": 2, "batch_size": 8, "lr": lr, "checkpoint_key": "job-1"}
     logs, attempts = [harness.log()], [curve(harness)]
@@ -179,12 +181,12 @@ def test_a_split_model_trains_like_the_whole_one_and_resumes_in_another_shape(te
         gap = re.search(r"^equal to the whole model: loss and gradients differ by (\S+) at most$", log, re.MULTILINE)
         assert 0 < float(gap[1]) < 1e-6
 
-    # The whole model, which nobody ended, in one process: all comes to the same, up to the order of sums.
+    # The whole model, in one process and without interruption, gives the same values up to rounding.
     train(harness, "train.py", WHOLE, name="job-2-1", batch_size=32, lr=lr, epochs=done + len(SPLIT))
     whole, split = curve(harness, "job-2-1"), [point for attempt in attempts for point in attempt]
     assert [(epoch, step) for epoch, step, _values in split] == [(epoch, step) for epoch, step, _values in whole]
     for place, ((_epoch, _step, values), (_same, _place, expected)) in enumerate(zip(split, whole, strict=True)):
-        names = {"accuracy"} if place == done else {"accuracy", "loss"}  # the loss told is of what an attempt trained
+        names = {"accuracy"} if place == done else {"accuracy", "loss"}  # a loss covers only the steps of its attempt
         assert {name: values[name] for name in names} == {
             name: pytest.approx(expected[name], abs=2e-3) for name in names
         }

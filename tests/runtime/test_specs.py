@@ -1,3 +1,5 @@
+"""RunSpecs as JSON, names of runs, and the capacity of machines."""
+
 import dataclasses
 
 import pytest
@@ -38,7 +40,7 @@ def test_a_spec_travels_as_json():
     ("name", "good"),
     [("a" * 52, True), ("a" * 53, False), ("-a", False), ("a-", False), ("A", False), ("", False)],
 )
-def test_run_names(name, good):
+def test_run_names_are_dns_labels_of_at_most_52_characters(name, good):
     assert bool(NAME_PATTERN.match(name)) is good
 
 
@@ -68,9 +70,9 @@ def test_how_many_nodes_fit_on_a_machine(machine, required, ever, now):
 
 def test_a_machine_counts_for_the_node_types_it_accepts():
     total = Resources(8, 8192)
-    kept = NodeCapacity("kept", total, total, closed_to=frozenset({"", "small"}))
+    reserved = NodeCapacity("reserved", total, total, closed_to=frozenset({"", "small"}))
     free = NodeCapacity("free", total, total, closed_to=frozenset({"large"}))
-    capacity = Capacity((kept, free), kinds=frozenset({"small", "large", "any"}))
+    capacity = Capacity((reserved, free), kinds=frozenset({"small", "large", "any"}))
     result = {kind: capacity.nodes_ever(Resources(4, 1024), kind) for kind in ("small", "large", "any", "unnamed", "")}
     assert result == {"small": 2, "large": 2, "any": 4, "unnamed": 2, "": 2}
     assert capacity.nodes_now(Resources(8, 1024), "large") == 1

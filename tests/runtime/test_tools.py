@@ -49,6 +49,7 @@ server = UnixStreamServer("", Handler, bind_and_activate=False)
 server.socket = socket.socket(fileno=int(sys.argv[1]))
 server.serve_forever()
 """
+"""A tool that answers each request with what it sees from inside its sandbox."""
 
 
 @pytest.fixture

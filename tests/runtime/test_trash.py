@@ -1,3 +1,5 @@
+"""Removal of folders that customers' code filled."""
+
 import errno
 import fcntl
 import os

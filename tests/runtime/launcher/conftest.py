@@ -1,3 +1,5 @@
+"""A fake clock for the tests of the launcher."""
+
 import pytest
 
 

@@ -1,3 +1,5 @@
+"""Kills, refusals, limits and usage that the launcher reads from cgroups of both versions."""
+
 import pytest
 
 from runtime.launcher import cgroup_events

@@ -1,3 +1,5 @@
+"""Measurements of disk usage, which code can make difficult: deep or closed folders, sparse and unlinked files."""
+
 import os
 import subprocess
 import sys
@@ -93,17 +95,17 @@ def test_open_unlinked_files_are_measured(tmp_path):
         assert result.step(10)
         assert elsewhere.step(10)
         os.close(second)
-    assert 1 << 20 <= result.usage.bytes < 2 << 20, "once, and not the one that has a name"
-    assert elsewhere.usage == disk.FolderUsage(0, 0.0), "on another disk"
+    assert 1 << 20 <= result.usage.bytes < 2 << 20, "the unlinked file counts once, the other not at all"
+    assert elsewhere.usage == disk.FolderUsage(0, 0.0), "the folder is on another disk"
 
 
-@pytest.mark.parametrize(("available_mib", "is_filled"), [(2, True), (-5, False)], ids=["its own", "full before"])
+@pytest.mark.parametrize(("available_mib", "is_filled"), [(2, True), (-5, False)], ids=["by the run", "before the run"])
 def test_a_run_has_filled_a_disk_if_it_used_all_that_was_free(tmp_path, available_mib, is_filled):
     for name in ("run", "checkpoints", "nodes"):
         (tmp_path / name).mkdir()
     folders = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
     disk_limit = disk.DiskLimit(1 << 30, folders, available_bytes=available_mib << 20, repeats=False)
-    assert disk_limit.has_filled_the_disk(), "in doubt"
+    assert disk_limit.has_filled_the_disk(), "nothing was measured before the run, so in doubt it has"
     assert disk_limit.check(1.0, Record(tmp_path, None, node=0, address="")) is None
     for name in ("run", "checkpoints"):
         assert not disk_limit.has_filled_the_disk()

@@ -1,3 +1,5 @@
+"""How a launcher resolves the names of other nodes."""
+
 import socket
 import time
 
@@ -21,7 +23,7 @@ def test_a_name_is_resolved_repeatedly_and_each_new_address_reported(monkeypatch
     with pytest.raises(KeyboardInterrupt):
         watch_address("name", reported.append, lambda _name: answers[len(pauses)])
     assert reported == ["10.0.0.1", "10.0.0.2"], "DNS may return an earlier pod's address first"
-    assert pauses[0] < pauses[-1], "with time it asks less often"
+    assert pauses[0] < pauses[-1], "later lookups are rarer"
 
 
 def test_a_name_has_its_ipv4_address_if_any(monkeypatch):

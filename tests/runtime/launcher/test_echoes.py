@@ -1,3 +1,5 @@
+"""Which errors are echoes of another failure."""
+
 import pytest
 
 from runtime.launcher.echoes import is_echo, is_echo_in_output
@@ -25,7 +27,7 @@ from runtime.launcher.echoes import is_echo, is_echo_in_output
 )
 def test_framework_errors_about_a_lost_peer_are_echoes(kind, text):
     assert is_echo([(kind, text)])
-    assert is_echo([("TrainingError", "step 5 failed"), (kind, text)]), "raised from it"
+    assert is_echo([("TrainingError", "step 5 failed"), (kind, text)]), "another exception was raised from the echo"
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""Rounds of elastic runs: which nodes a run can lose, and what its ranks get in the next round."""
+
 import pytest
 
 from runtime.launcher.elastic import Round, can_lose, can_reconnect, first_round, horovod_places, round_plan
@@ -20,14 +22,14 @@ def test_tensorflow_moves_to_other_ports_together():
     ("plan", "members", "node", "expected"),
     [
         (ELASTIC, [0, 1, 2], 1, True),
-        (ELASTIC, [0, 1, 2], 0, False),
-        (ELASTIC, [0, 2], 2, False),
-        (ELASTIC, [0, 2], 1, True),
+        (ELASTIC, [0, 1, 2], 0, False),  # node 0 coordinates the run
+        (ELASTIC, [0, 2], 2, False),  # fewer than two nodes would remain
+        (ELASTIC, [0, 2], 1, True),  # it is lost already
         (ELASTIC._replace(min_nodes=0), [0, 1, 2], 1, False),
         (ELASTIC._replace(min_nodes=3), [0, 1, 2], 1, False),
     ],
 )
-def test_which_nodes_a_run_can_lose(plan, members, node, expected):
+def test_an_elastic_run_can_lose_nodes_down_to_its_minimum_but_never_node_0(plan, members, node, expected):
     assert can_lose(plan, Round(1, members), node) is expected
 
 
@@ -44,6 +46,7 @@ def test_only_horovod_over_gloo_reconnects():
 def test_horovod_workers_keep_their_host_and_get_new_ranks():
     plan = ELASTIC._replace(framework="horovod")
     following = Round(1, [0, 2], soft=True)
+    # Rank and size: of all workers, on the host, and of the workers with the same local rank.
     assert horovod_places(plan, following) == {
         "job-1-1-0:0": "0,4,0,2,0,2",
         "job-1-1-0:1": "1,4,1,2,0,2",

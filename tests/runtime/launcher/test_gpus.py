@@ -19,8 +19,8 @@ class Library:
     def __init__(self):
         self.uuids = [b"GPU-a", b"GPU-b"]
         self.entered = threading.Event()
-        self.stuck = threading.Event()
-        self.stuck.set()
+        self.may_respond = threading.Event()
+        self.may_respond.set()
 
     def nvmlInit_v2(self):  # noqa: N802 - NVML's name
         return OK
@@ -33,7 +33,7 @@ class Library:
 
     def nvmlDeviceGetUtilizationRates(self, handle, filled):  # noqa: N802 - NVML's name
         self.entered.set()
-        self.stuck.wait(30)
+        self.may_respond.wait(30)
         numbers = ctypes.cast(filled, ctypes.POINTER(ctypes.c_uint))
         numbers[0], numbers[1] = 90, 40
         return OK
@@ -57,12 +57,12 @@ class Library:
 
 def test_gpu_usage_is_read_without_waiting_for_the_driver():
     library = Library()
-    library.stuck.clear()
+    library.may_respond.clear()
     gpus = Gpus(["GPU-a", "GPU-b", "GPU-unknown"], library)
     gpus.start()
     assert library.entered.wait(20)
     assert gpus.readings == []
-    library.stuck.set()
+    library.may_respond.set()
     assert wait_for(lambda: gpus.readings) == [
         Gpu(0, 90, 40, 20 << 30, 80 << 30, 312.5, 61),
         Gpu(1, 90, 40, 20 << 30, 80 << 30, None, 61),

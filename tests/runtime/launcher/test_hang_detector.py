@@ -1,4 +1,4 @@
-"""When a run counts as hung: never while it may still activity, and always in the end."""
+"""When a run counts as hung: never while it may still work, and always in the end."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ NEVER = float("inf")
         (IDLE._replace(network_rate=4 << 20), True),
         (IDLE._replace(is_blocked=True), True),
         (IDLE._replace(gpu_memory_percent=20.0), True),
-        (IDLE._replace(seconds=60.0), True),
+        (IDLE._replace(seconds=60.0), True),  # the check came late, so it proves nothing
         (IDLE._replace(cpu_shares={2: 0.01, 3: 0.5}), False),
-        (IDLE._replace(cpu_shares=dict.fromkeys(range(20), 0.03)), False),
+        (IDLE._replace(cpu_shares=dict.fromkeys(range(20), 0.03)), False),  # together more than half a core
         (IDLE._replace(max_runnable_share=0.9), False),
         (IDLE._replace(gpu_percent=100.0), False),
         (IDLE._replace(is_using_cpu=True), False),
     ],
 )
-def test_signs_of_progress(activity, is_more_than_computing):
+def test_each_sign_of_progress_is_recognized(activity, is_more_than_computing):
     tracker = ProgressTracker(0.0, HANG)
     assert tracker.add_activity(10.0, IDLE, 1.0)[:3] == (10.0, 10.0, False)
     progress = tracker.add_activity(20.0, activity, 1.0)
@@ -88,12 +88,12 @@ def test_constant_cpu_use_is_background_activity():
     tracker = ProgressTracker(0.0, HANG)
     assert tracker.busy_share(7) == BUSY_SHARE
     for second in range(1, 20):
-        share = 0.9 if second % 2 else 0.06
+        share = 0.9 if second % 2 else 0.06  # 0.06 while it waits
         tracker.add_activity(float(second), IDLE._replace(has_milestone=True, cpu_shares={7: share}), 1.0)
     assert tracker.busy_share(7) == pytest.approx(0.12)
     for second in range(20, 60):
         progress = tracker.add_activity(float(second), IDLE._replace(cpu_shares={7: 0.08}), 1.0)
-    assert progress.idle_seconds > 30, "a little above what it always does is not activity"
+    assert progress.idle_seconds > 30, "less than twice the background activity is idle"
     assert tracker.add_activity(60.0, IDLE._replace(cpu_shares={7: 0.2}), 1.0).idle_seconds == 0.0
 
 
@@ -109,7 +109,7 @@ class Run:
         self.inspections = 0
 
     def find_hang(self, now, progress):
-        """Return the hang, if one is found. `progress` is that of every node, or of each."""
+        """Return the hang, if one is found. `progress` holds for every node, or is a list by node."""
         nodes = range(len(self.states))
         for node, own in enumerate(progress if isinstance(progress, list) else [progress] * len(nodes)):
             self.detector.add_progress(node, own)
@@ -131,7 +131,7 @@ def seconds_until_hang(run, *, has_begun=True, is_busy=False):
 @pytest.mark.parametrize(
     ("states", "hang", "options", "earliest", "latest"),
     [
-        pytest.param([working(), waiting()], HANG, {}, HANG, HANG, id="idle, one rank may activity: after its time"),
+        pytest.param([working(), waiting()], HANG, {}, HANG, HANG, id="idle, one rank may work: after its time"),
         pytest.param([waiting(), MAY_WAIT], HANG, {}, MIN_HANG_SECONDS, MIN_HANG_SECONDS, id="idle, all wait: sooner"),
         pytest.param([waiting()] * 2, HANG, {"has_begun": False}, HANG, HANG, id="never worked: after its time"),
         pytest.param([working()], 6, {}, 6, 6, id="a short time is respected"),
@@ -147,10 +147,10 @@ def seconds_until_hang(run, *, has_begun=True, is_busy=False):
 def test_when_a_run_counts_as_hung(states, hang, options, earliest, latest):
     run = Run(states, hang)
     assert earliest <= seconds_until_hang(run, **options) <= latest
-    assert bool(hang) <= run.inspections < 60, "the less there is to see, the less it is inspected"
+    assert bool(hang) <= run.inspections < 60, "pauses after inspections that find work double"
 
 
-def test_a_run_with_long_quiet_times_gets_longer():
+def test_a_run_with_long_idle_periods_may_be_idle_for_longer():
     run = Run([waiting(), waiting()])
     for second in map(float, range(13)):
         assert run.find_hang(second, NodeProgress(second, second, True)) is None
@@ -179,7 +179,7 @@ def test_a_rank_that_is_parked_briefly_does_not_hang():
         (0.0, [], [0.06], False),
     ],
 )
-def test_when_a_rank_counts_as_parked(first, others, processes, is_parked):
+def test_a_rank_is_parked_if_its_threads_and_processes_do_nothing(first, others, processes, is_parked):
     assert is_rank_parked(first, others, processes, BUSY_SHARE) is is_parked
 
 
@@ -242,12 +242,12 @@ def test_a_hang_names_the_rank_that_the_others_wait_for():
 
 
 def test_cpu_time_since_the_last_progress_is_summed_over_all_nodes():
-    ten = IDLE._replace(cpu_shares=dict.fromkeys(range(2, 12), 0.04))
+    idle_processes = IDLE._replace(cpu_shares=dict.fromkeys(range(2, 12), 0.04))
     trackers = {node: ProgressTracker(0.0, HANG) for node in (0, 1)}
     detector = HangDetector(HANG, trackers)
     for second in range(1, 101):
         for node, own in trackers.items():
-            activity = ten._replace(has_milestone=second <= 50, counted_cpu_seconds=0.45 if node else 0.0)
+            activity = idle_processes._replace(has_milestone=second <= 50, counted_cpu_seconds=0.45 if node else 0.0)
             detector.add_progress(node, own.add_activity(float(second), activity, 1.0))
     assert detector.idle_seconds == 50.0, "ten processes of 0.04 of a core are idle"
     assert detector.cpu_seconds == pytest.approx(50 * (0.4 + 0.45), abs=1.0)

@@ -1,3 +1,5 @@
+"""The HTTP store at which Horovod's workers meet and get their ranks."""
+
 import http.client
 import threading
 

@@ -7,6 +7,7 @@ from runtime.launcher import mpi
 from runtime.launcher.elastic import Round, round_plan
 from tests.runtime.launcher.test_topology import PLAN
 
+# What mpirun starts for each rank: it asks the launcher for the real process.
 STUB = ["/image/bin/python", "-I", "-S", "/launcher/mpi_stub.py", "/tmp/socket", "slot"]
 
 
@@ -29,7 +30,7 @@ def test_mpirun_is_located_beside_the_interpreter_or_in_the_path(tmp_path):
     for folder in (image, system):
         folder.mkdir()
     python = str(image / "python")
-    assert mpi.find_mpirun(python, f"/none:{system}") == str(image / "mpirun"), "what is missed is named"
+    assert mpi.find_mpirun(python, f"/none:{system}") == str(image / "mpirun"), "the error of the start names this path"
     (system / "mpirun").touch(0o755)
     assert mpi.find_mpirun(python, f"/none::{system}") == str(system / "mpirun")
     (image / "mpirun").touch(0o755)

@@ -1,4 +1,4 @@
-"""The watches of two nodes with a fake clock: inspections, messages, causes."""
+"""The watches of two nodes with a fake clock: how they inspect ranks, talk to each other, and report a hang."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def hub():
 )
 def test_connections_without_the_token_are_refused(hub, hello):
     impostor = hub.join(hello)
-    hub.handle(2)
+    hub.handle(2)  # the connection, then its hello
     assert impostor.recv(1) == b""
     assert hub.peers.missing == [1, 2]
 
@@ -134,7 +134,7 @@ def node():
     started.selector.close()
 
 
-@pytest.mark.parametrize("behaviour", ["refuses", "nothing", "lies"])
+@pytest.mark.parametrize("behaviour", ["refuses", "is silent", "lies"])
 def test_a_listener_that_is_not_the_hub_is_ignored_and_the_hub_is_searched_again(hub, node, behaviour):
     """DNS may return the address of another run's Pod or of another program. Neither is a lost node."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
@@ -148,7 +148,7 @@ def test_a_listener_that_is_not_the_hub_is_ignored_and_the_hub_is_searched_again
             connection.recv(4096)
             if behaviour == "lies":
                 connection.sendall(b'{"type": "welcome", "proof": "made up"}\n{"type": "start"}\n')
-            for key, _events in node.selector.select(0 if behaviour == "nothing" else 10):
+            for key, _events in node.selector.select(0 if behaviour == "is silent" else 10):
                 assert node.events(key.data) == []
     node.join(hub.address)
     assert wait_for_start(hub, node) == [(0, "start")]

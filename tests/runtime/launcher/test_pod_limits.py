@@ -1,3 +1,5 @@
+"""The limits of a node in a Pod, with a fake clock that starts at 1000 s."""
+
 import threading
 import time
 from functools import partial
@@ -54,7 +56,7 @@ def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, r
     assert check_for(limits, clock, 2) == ("platform_error", "nodes_not_met")
     limits = PodLimits(POD_PLAN, record)
     clock.now += 20
-    assert limits.note_launched() == 10
+    assert limits.note_launched() == 10, "seconds left for the nodes to meet"
     assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
     limits = PodLimits(POD_PLAN, record)
     limits.note_running({})
@@ -85,11 +87,12 @@ def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):
 def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
     limits = PodLimits(POD_PLAN, record)
     limits.note_running({})
+    # SIGTERM 10 s before the deadline at 1100, SIGKILL a moment before it.
     assert (limits.term_at, limits.kill_at) == (1090.0, 1099.75)
     record.data["started_at"] = 1.0
     clock.now += 50
     limits.note_running({})
-    assert limits.kill_at == 1099.75, "a later round begins no new one"
+    assert limits.kill_at == 1099.75, "a later round keeps the deadline"
     limits.kill_by(1060.0)
     limits.kill_by(1070.0)
     assert limits.kill_at == 1060.0
@@ -99,12 +102,12 @@ def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, counte
     counters.oom_kills = 3
     limits = PodLimits(POD_PLAN, record)
     failure = {"kind": "code_failed", "rank": 2}
-    assert limits.explain_failure(failure, clock.now) is None, "what was killed before is of another run"
+    assert limits.explain_failure(failure, clock.now) is None, "earlier kills do not count"
     counters.oom_kills = 4
     verdict = limits.explain_failure(failure, clock.now)
     assert (verdict.kind, verdict.rank, verdict.data) == ("out_of_memory", 2, {"limit_mib": 1024})
     assert limits.explain_failure({"kind": "node_lost"}, clock.now) is None
-    clock.now += 31
+    clock.now += 31  # longer than the failure may lag behind
     assert limits.explain_failure(failure, clock.now) is None
 
 
@@ -112,19 +115,19 @@ def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, r
     failure = {"kind": "code_failed", "rank": 2}
     counters.process_refusals = 2
     limits = PodLimits(POD_PLAN, record)
-    assert limits.explain_failure(failure, clock.now) is None, "what was refused before is of another run"
+    assert limits.explain_failure(failure, clock.now) is None, "earlier refusals do not count"
     counters.process_refusals = 3
     verdict = limits.explain_failure(failure, clock.now)
     assert (verdict.kind, verdict.code, verdict.rank, verdict.data) == ("code_failed", "too_many_processes", 2, {})
     counters.process_limit = 512
     assert limits.explain_failure(failure, clock.now).data == {"limit": 512}
     counters.oom_kills = 1
-    assert limits.explain_failure(failure, clock.now).kind == "out_of_memory", "a kill says more"
-    clock.now += 31
+    assert limits.explain_failure(failure, clock.now).kind == "out_of_memory", "a kill outranks a refusal"
+    clock.now += 31  # longer than the failure may lag behind
     assert limits.explain_failure(failure, clock.now) is None
 
 
-def test_why_the_launcher_ended(clock, record, counters):
+def test_the_exit_of_a_launcher_is_explained_by_what_came_before(clock, record, counters):
     limits = PodLimits(POD_PLAN, record)
     assert limits.explain_exit(KILLED).code == "node_not_started"
     record.data["started_at"] = 1.0

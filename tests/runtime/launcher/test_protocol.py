@@ -1,3 +1,5 @@
+"""Messages between launchers, and the first cause of a failure."""
+
 import socket
 
 import pytest
@@ -10,10 +12,11 @@ def failed(at, rank, signal="", **more):
 
 
 @pytest.mark.parametrize(
-    ("causes", "first"),
+    ("causes", "first"),  # `first`: an index into the causes by time
     [
         ([], None),
         ([failed(5, 1), failed(4, 0)], 0),
+        # Of failures within a second, a killed rank comes first. SIGABRT and SIGTERM are effects of other failures.
         ([failed(5.0, 1), failed(5.3, 0, "SIGKILL")], 1),
         ([failed(5.0, 1), failed(6.5, 0, "SIGKILL")], 0),
         ([failed(5.0, 1), failed(5.3, 0, "SIGABRT")], 0),
@@ -30,13 +33,13 @@ def failed(at, rank, signal="", **more):
         ([failed(5.0, 0, echo=True), failed(5.3, 1), failed(5.4, 2, "SIGKILL")], 2),
         ([failed(5.0, 0, echo=True), {"kind": "node_lost", "at": 7.2}], 1),
         ([failed(5.0, 0, echo=True), failed(5.1, 1, echo=True)], 0),
-        # What a node repeats of another one counts where that one's own word is lost.
+        # A node's report about another node counts only if the other's own report is missing.
         ([failed(5.0, 1, node=1, heard=True), failed(5.0, 1, node=1)], 1),
         ([failed(5.0, 1, node=1, heard=True), failed(5.1, 1, node=1, echo=True), failed(5.2, 0, node=0)], 2),
         ([failed(4.9, 0, node=0, echo=True), failed(5.0, 1, node=1, heard=True)], 1),
     ],
 )
-def test_first_cause(causes, first):
+def test_the_first_cause_is_found_despite_echoes_and_inexact_times(causes, first):
     assert first_cause(causes) is (None if first is None else sorted(causes, key=lambda cause: cause["at"])[first])
 
 

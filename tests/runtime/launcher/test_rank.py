@@ -22,7 +22,7 @@ def run(folder, source):
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         reported = pipe.read().decode()
-    assert len(reported) <= 4096, "else it is not written whole"
+    assert len(reported) <= 4096, "a pipe takes only this much in one piece"
     return reported.splitlines()[-1].split("\t"), done.stdout, done.returncode
 
 
@@ -71,7 +71,7 @@ def test_tracebacks_contain_no_frames_of_the_wrapper(tmp_path):
     assert str(RANK) not in log
     assert 'Detected at node\n  File "train.py", line 1\nwrong' in log
     _report, log, code = run(tmp_path, "def f(): raise KeyboardInterrupt\nf()")
-    assert code == -2, "SIGINT, as an interpreter ends"
+    assert code == -2, "killed by SIGINT, as any interpreter would be"
     assert [line for line in log.splitlines() if "File" in line] == [
         f'  File "{tmp_path}/train.py", line 2, in <module>',
         f'  File "{tmp_path}/train.py", line 1, in f',

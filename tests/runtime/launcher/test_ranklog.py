@@ -1,3 +1,5 @@
+"""The log of a rank and the times of its lines."""
+
 import os
 from types import SimpleNamespace
 
@@ -41,7 +43,7 @@ def test_output_that_the_code_reads_itself_is_not_awaited(open_log, monkeypatch)
     monkeypatch.setattr(log, "_bytes_waiting", lambda: 1 << 20)
     os.write(writing, b"x" * 5000)
     log.pump()
-    assert log.is_open, "somebody can still write"
+    assert log.is_open, "the writing end is still open"
     os.close(writing)
     log.pump()
     assert not log.is_open
@@ -90,7 +92,7 @@ def test_the_times_of_endless_output_stay_few(tmp_path, clock, monkeypatch):
     for _second in range(100_000):  # a month, as the share is 1/256 of the real one
         clock.now += 0.1
         times.note(log_fd)
-    assert (tmp_path / "rank-0.times").stat().st_size < 16 * 256 * 8
+    assert (tmp_path / "rank-0.times").stat().st_size < 16 * 256 * 8  # a pair has 16 bytes
     os.close(log_fd)
     times.close()
 

@@ -1,3 +1,5 @@
+"""The record of a node, as the process above its launcher writes it."""
+
 import json
 import time
 
@@ -42,7 +44,7 @@ def test_progress_and_checkpoints_are_written_with_the_next_heartbeat(record):
     record.heartbeat()
     reported = written(record)["progress_at"]
     assert isinstance(reported, float)
-    assert 100.0 < reported <= time.time(), "the future is no sign of life"
+    assert 100.0 < reported <= time.time(), "a time in the future is replaced by now"
 
 
 def test_samples_are_lines_and_have_a_limit(record, monkeypatch):

@@ -101,8 +101,9 @@ def test_starting_and_ending_processes_do_not_distort_samples():
     [
         (Counts(1, 0, 0.0, None), Counts(5, 4, 2.0, None), (4, 2.0, None)),
         (Counts(5, 4, 2.0, 0.5), Counts(5, 4, 2.0, 0.5), (0, 0.0, 0.0)),
-        # A rank that was started again begins from nothing.
+        # A rank that was started again counts from zero.
         (Counts(5, 4, 2.0, 0.5), Counts(2, 1, 0.5, 0.1), (1, 0.5, 0.1)),
+        # Code can write the counts: growth is never negative, and nobody waits for longer than the step.
         (Counts(5, 4, 2.0, 0.5), Counts(6, 5, 3.0, 9.0), (1, 1.0, 1.0)),
         (Counts(5, 4, 2.0, 0.5), Counts(6, 5, 1.0, 0.1), (1, 0.0, 0.0)),
     ],

@@ -24,11 +24,11 @@ def decide(machine, number, *arguments, architecture=None, pids=None):
     while True:
         code, yes, no, operand = lines[at]
         at += 1
-        if code == 0x20:
+        if code == 0x20:  # load a word
             (value,) = struct.unpack_from("<I", data, operand)
-        elif code == 0x06:
+        elif code == 0x06:  # return
             return ALLOWED if operand == 0x7FFF0000 else errno.errorcode[operand & 0xFFFF]
-        else:
+        else:  # a conditional jump
             holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
             at += yes if holds else no
 
@@ -45,6 +45,7 @@ def test_exactly_the_listed_system_calls_are_refused(machine, column):
 
 @pytest.mark.parametrize(("machine", "fcntl", "clone", "unshare"), [("x86_64", 72, 56, 272), ("aarch64", 25, 220, 97)])
 def test_calls_are_refused_by_their_arguments(machine, fcntl, clone, unshare):
+    # F_SETLEASE is refused, and so are new user namespaces (CLONE_NEWUSER).
     assert decide(machine, fcntl, 3, 1024) == "EPERM"
     assert decide(machine, fcntl, 3, 1024 | 1 << 32) == "EPERM", "the kernel looks at 32 bits of it"
     assert {decide(machine, fcntl, 3, command) for command in (0, 1, 2, 3, 4, 1025, 1030, 1031)} == {ALLOWED}
@@ -61,7 +62,7 @@ def test_only_the_socket_families_of_training_are_allowed(machine, call):
     assert allowed == {1, 2, 10, 16}, "unix, inet, inet6, netlink"
     assert decide(machine, number, 40, 1, 0) == "EAFNOSUPPORT", "vsock has no network namespaces"
     assert {decide(machine, number, 16, 3, protocol) for protocol in range(1, 32)} == {"EPROTONOSUPPORT"}, (
-        "only routing"
+        "of netlink, only routing"
     )
 
 
@@ -104,13 +105,13 @@ def test_signals_to_all_processes_cannot_reach_a_pods_launcher():
     assert {decide("x86_64", 62, pid, 9, pids=(1, 33)) for pid in (34, -34, 0)} == {ALLOWED}
     assert decide("x86_64", 41, 40, 1, 0, pids=(1, 33)) == "EAFNOSUPPORT"
     assert {decide("x86_64", number, pids=(1, 33)) for number in (253, 294, 435)} == {ALLOWED}, (
-        "the container runtime decides"
+        "in a Pod the container runtime filters these"
     )
 
 
 def test_system_calls_of_other_architectures_are_refused(monkeypatch):
-    assert decide("x86_64", 39, architecture=0x40000003) == "ENOSYS", "32 bits"
-    assert decide("x86_64", 39 | 0x40000000) == "ENOSYS", "x32"
+    assert decide("x86_64", 39, architecture=0x40000003) == "ENOSYS", "a 32-bit process"
+    assert decide("x86_64", 39 | 0x40000000) == "ENOSYS", "a call of the x32 ABI"
     assert seccomp.sandbox_filter("riscv64") is None
     assert seccomp.unavailable_reason() == ""
     monkeypatch.setattr(seccomp, "sandbox_filter", lambda: None)

@@ -1,3 +1,5 @@
+"""Signed records and stop requests: a Pod's code can neither forge nor reuse them, and long ones are shortened."""
+
 import json
 
 import pytest

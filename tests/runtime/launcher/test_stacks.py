@@ -49,7 +49,7 @@ Current thread 0x00007f12 (most recent call first):
 def test_a_rank_in_a_collective_waits():
     result = rank_state("finished 123.4\n" + ALL_REDUCE)
     assert (result.waiting, result.place) == (WAITING, "train.py, line 40, train")
-    assert rank_state(ALL_REDUCE) == result, "what else it said is not part of where it stands"
+    assert rank_state(ALL_REDUCE) == result, "only the stacks count"
     assert rank_state(ALL_REDUCE.replace("line 40", "line 41")).digest != result.digest
     assert rank_state(ALL_REDUCE.replace("line 8 in fetch", "line 9 in fetch")).digest != result.digest
 
@@ -73,7 +73,7 @@ def test_stacks_omit_the_launchers_frames_and_separate_threads():
     lines = stack_lines("finished 1.0\n" + ALL_REDUCE)
     assert not [line for line in lines if "/launcher/" in line]
     assert lines[3] == ""
-    assert len(lines) == 4 + 5
+    assert len(lines) == 4 + 5  # a thread of three lines, an empty line, and the thread in the collective
 
 
 # Real processes
@@ -115,6 +115,7 @@ def text_of(captured, target):
     return captured.describe_ranks(read_processes(), {3: [target.pid]})[3]
 
 
+# Signal 50 makes an interpreter write its stacks; other programs die of it.
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -124,13 +125,13 @@ def text_of(captured, target):
         ("import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [50]); print('ready')", "blocks or ignores"),
     ],
 )
-def test_a_process_that_would_not_survive_the_signal_is_not_asked(tmp_path, source, reason):
+def test_a_process_that_would_not_survive_the_signal_for_stacks_gets_none(tmp_path, source, reason):
     with running(tmp_path, f"{source}\nimport time; time.sleep(1000)") as target:
         wait_for(lambda: unavailable_reason(target))
         captured = capture(target)
         assert captured.rank_states()[3] == RankState("", NOT_WAITING, "")
         assert reason in text_of(captured, target)
-        assert target.pid in read_processes(), "it lives on"
+        assert target.pid in read_processes(), "the process still lives"
 
 
 def test_a_process_that_has_ended_is_reported(tmp_path):

@@ -50,7 +50,7 @@ def test_of_several_optimizers_one_counts(counts_fd, recorder, clock):
         clock.now += 1.0
         recorder.note_step(critic)
     assert read_counts(counts_fd).steps == 9
-    # The first one is not used any more: the other takes its place.
+    # The first optimizer is no longer used, so the other one counts.
     for _ in range(10):
         clock.now += 1.0
         recorder.note_step(critic)
@@ -97,7 +97,7 @@ def test_forked_processes_count_nothing(counts_fd, recorder):
         b"short",
         b"x" * FILE_BYTES,
         *(
-            struct.pack("<8sQQdd", b"yardstep", 1, 1, seconds, waited)
+            struct.pack("<8sQQdd", b"yardstep", 1, 1, seconds, waited)  # a valid header
             for seconds, waited in ((float("nan"), 0.0), (-5.0, 0.0), (1e300, 0.0), (1.0, float("nan")))
         ),
     ],
@@ -150,7 +150,7 @@ def test_importing_the_framework_starts_the_step_timer(tmp_path, counts_fd):
         for _ in range(4): sgd.step()
         print(sorted(vars(torch.optim.optimizer.__loader__)), "_trainyard_steps" in sys.modules)
     """
-    assert run(tmp_path, script, counts_fd) == "['name', 'path'] True\n", "the loader is as it was"
+    assert run(tmp_path, script, counts_fd) == "['name', 'path'] True\n", "the module has its usual loader again"
     assert read_counts(counts_fd).calls == 4
 
 
@@ -176,7 +176,7 @@ def test_an_unknown_framework_version_is_not_disturbed(tmp_path, counts_fd, spoi
     assert run(tmp_path, script, counts_fd) in {"no import no\n", "imported torch.distributed.distributed_c10d\n"}
 
 
-# The real ones
+# In real training
 
 TRAIN = """
     import os, time, torch
@@ -223,7 +223,7 @@ def test_a_slow_rank_shows_in_the_other_ranks_waiting_time(harness, framework, l
         usages = [usage for sample in samples for usage in sample["ranks"] if usage["rank"] == rank_id]
         steps, seconds = sum(usage["steps"] for usage in usages), sum(usage["step_seconds"] for usage in usages)
         waited = sum(usage["comm_seconds"] or 0.0 for usage in usages)
-        assert steps == 99, "every step but the first, whose beginning nobody saw"
+        assert steps == 99, "the first step has no known beginning"
         compute[rank_id], share[rank_id] = (seconds - waited) / steps, waited / seconds
     assert compute[1] > 1.3 * compute[0], (compute, share)
     assert share[0] > share[1], (compute, share)

@@ -1,3 +1,5 @@
+"""What a plan gives each rank: environment variables and arguments."""
+
 import json
 
 import pytest
@@ -51,7 +53,8 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_options_of_a_plan_add_variables(changes, expected):
     assert expected.items() <= rank_environment(PLAN._replace(**changes), 0).items()
     plain = rank_environment(PLAN._replace(framework=changes.get("framework", "pytorch")), 0)
-    assert [plain.get(name) for name in expected] in ([None] * len(expected), ["1"]), "restart_count is 1"
+    # Without its option only TORCHELASTIC_MAX_RESTARTS is set, to the restart count.
+    assert [plain.get(name) for name in expected] in ([None] * len(expected), ["1"])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_horovod_gets_its_place_except_from_mpirun(controller, place):
         (0, 0, {}),
         (0, 20, {"STALL_CHECK_TIME_SECONDS": "20"}),
         (90, 0, {"GLOO_TIMEOUT_SECONDS": "90", "STALL_SHUTDOWN_TIME_SECONDS": "90", "STALL_CHECK_TIME_SECONDS": "60"}),
-        # Horovod gives up on nothing that it has not warned of.
+        # Horovod must warn before it gives up, so the warning comes no later than the time-out.
         (30, 45, {"GLOO_TIMEOUT_SECONDS": "30", "STALL_SHUTDOWN_TIME_SECONDS": "30", "STALL_CHECK_TIME_SECONDS": "30"}),
     ],
 )
@@ -126,7 +129,7 @@ def test_horovod_gets_the_orders_timeouts(timeout, warning, expected):
         ("x = " + "-" * 50_000 + "1 # --local_rank", None),
     ],
 )
-def test_which_local_rank_flag_is_declared(source, flag):
+def test_the_declared_local_rank_flag_is_found(source, flag):
     assert local_rank_flag([source]) == flag
     first_declaration = flag or "--local-rank"
     assert local_rank_flag(["import options", source, "add_argument('--local-rank')"]) == first_declaration
@@ -140,7 +143,7 @@ def test_a_chosen_flag_overrides_the_declared_one(choice, flag):
     assert local_rank_flag(["add_argument('--local-rank')"], choice) == flag
 
 
-def test_imported_names():
+def test_top_level_names_of_imports_are_found():
     source = "import os, options as o, package.inner\nfrom models import net\n    import late\nfrom .near import x\n"
     assert find_imports(source) == ["os", "options", "package", "models", "late", "near"]
 
@@ -154,5 +157,5 @@ def test_imported_names():
         (["--local_rank", "0"], "--local_rank", ["--local_rank", "0"]),
     ],
 )
-def test_rank_arguments(arguments, flag, expected):
+def test_the_local_rank_flag_is_added_unless_the_arguments_have_it(arguments, flag, expected):
     assert rank_arguments(PLAN._replace(arguments=arguments), 1, flag, {}) == expected

@@ -1,3 +1,5 @@
+"""References to variables in arguments, and the variables that a rank inherits."""
+
 import os
 
 import pytest

@@ -27,7 +27,7 @@ def build_wheel(folder, settings=None, metadata=None):
         wheel.writestr("hostile-1.0.dist-info/RECORD", "")
     return name
 """
-
+"""The build backend of the package `hostile`. The function `attack` is added by the test."""
 
 USES_ALPHA = """
     import subprocess, sys

@@ -1,3 +1,5 @@
+"""Installations of packages in sandboxes, with an index of the tests and packages that attack."""
+
 import shutil
 import socket
 import urllib.request
@@ -21,6 +23,7 @@ def index(tmp_path):
 
 @pytest.fixture
 def layer(tmp_path):
+    """An empty layer of organization 7."""
     created = Layer(tmp_path / "packages", "7", "a" * 64)
     created.folder.mkdir(parents=True)
     return created

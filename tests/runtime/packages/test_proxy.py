@@ -1,3 +1,5 @@
+"""The proxy through which installations reach their indexes and nothing else."""
+
 import contextlib
 import http.server
 import socket
@@ -45,6 +47,7 @@ def ask(folder, request):
 
 
 def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
+    # True: also if the host has a private address.
     with proxy.run_in_thread(tmp_path, "proxy", {("127.0.0.1", server): True, ("localhost", server): False}) as running:
         request = (
             f"GET http://127.0.0.1:{server}/a?b HTTP/1.1\r\nHost: 127.0.0.1\r\nProxy-Connection: keep-alive\r\n\r\n"
@@ -55,7 +58,7 @@ def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
         answer = ask(tmp_path, tunnel.encode())
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert answer.endswith(b"/c x None")
-        # An allowed name with a private address, which nobody has allowed.
+        # The name is allowed, but only with a public address.
         assert ask(tmp_path, f"CONNECT localhost:{server} HTTP/1.1\r\n\r\n".encode()).startswith(b"HTTP/1.1 502 ")
         refused = [
             "CONNECT 127.0.0.1:22",
@@ -88,11 +91,11 @@ def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
         ("fe80::1%eth0", False),
     ],
 )
-def test_public_addresses(address, expected):
+def test_only_addresses_of_the_internet_are_public(address, expected):
     assert proxy.is_public(address) is expected
 
 
-def test_the_indexes_are_the_settings_or_pips():
+def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment():
     chosen = indexes.load_indexes(["http://pypi.internal:8080/simple", "/srv/index/simple"], ["files.internal"], {})
     assert chosen.hosts == {("pypi.internal", 8080): True, ("files.internal", 443): True}
     assert indexes.load_indexes([], [], {}).hosts == {

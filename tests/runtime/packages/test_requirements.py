@@ -1,3 +1,5 @@
+"""Requirements files: normalized lines, refused lines, and conflicts with the image."""
+
 import pytest
 
 from runtime.packages import requirements
@@ -34,7 +36,7 @@ def test_requirements_are_normalized():
         ("${HOME}", Problem.SYNTAX),
     ],
 )
-def test_other_lines_are_refused_by_number(line, problem):
+def test_options_paths_and_invalid_lines_are_refused_with_their_number(line, problem):
     with pytest.raises(InvalidRequirements) as refused:
         requirements.parse(f"einops\n\n{line}\n")
     assert (refused.value.problem, refused.value.line) == (problem, 3)
