@@ -189,7 +189,7 @@ def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, curr
         for line in lines
     ]
     rows.append(("Ceiling, never exceeded", "", money(ceiling_minor, currency)))
-    screen.table(("Item", "Quantity#", "Amount#"), rows, title="Quote")
+    screen.table(("Item", "Quantity", "Amount"), rows, title="Quote", right_aligned=("Quantity", "Amount"))
 
 
 def confirm_purchase(

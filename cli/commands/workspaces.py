@@ -31,7 +31,7 @@ def list_workspaces(session: Session) -> None:
     results = list(session.connect().workspaces())
     if not session.screen.print_json(results):
         rows = [(result.name, size(result.size_bytes), result.created_at) for result in results]
-        session.screen.table(("Name", "Size#", "Created"), rows)
+        session.screen.table(("Name", "Size", "Created"), rows, right_aligned=("Size",))
 
 
 @workspace.command()
