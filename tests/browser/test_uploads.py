@@ -15,7 +15,7 @@ from tests.storage.archives import tar_of
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.late("it awaits a server and a browser, with limits of seconds"),
+    pytest.mark.rerun_if_late("it awaits a server and a browser, with limits of seconds"),
     pytest.mark.xdist_group("uploads"),
 ]
 SLOW = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 3 * 1024**2}

@@ -14,7 +14,7 @@ from runtime.backends import sandbox
 from runtime.images import venvs
 
 pytestmark = [
-    pytest.mark.late("its runs are real processes, which a controller starts after a second or more"),
+    pytest.mark.rerun_if_late("its runs are real processes, which a controller starts after a second or more"),
     pytest.mark.slow,
 ]
 SERVICE_USER, OTHER_USER = "daemon", "bin"
