@@ -231,7 +231,7 @@ class Client:
         return decode(Receipt, self._get(f"jobs/{job_id}/receipt/"))
 
     def receipts(self) -> list[Receipt]:
-        """List the receipts, newest first."""
+        """List the last 100 receipts, newest first. The console returns no more."""
         return _decode_results(Receipt, self._get("wallet/receipts/"))
 
     # Sweeps

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from decimal import Decimal
@@ -120,8 +120,15 @@ class Screen:
             sys.stdout.write(json.dumps(_to_plain(value), indent=2) + "\n")
         return self.is_json
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-        """Print a table. Columns whose name ends with `#` are aligned to the right."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        title: str = "",
+        right_aligned: Collection[str] = (),
+    ) -> None:
+        """Print a table. `right_aligned` names the columns that are aligned to the right, such as numbers."""
         table = Table(
             title=Text(clean(title)) if title else None,
             title_justify="left",
@@ -131,7 +138,7 @@ class Screen:
         )
         table.show_header = any(columns)
         for name in columns:
-            table.add_column(name.removesuffix("#"), justify="right" if name.endswith("#") else "left")
+            table.add_column(name, justify="right" if name in right_aligned else "left")
         for row in rows:
             table.add_row(*(Text(clean(cell)) for cell in row))
         self.console.print(table)

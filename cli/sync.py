@@ -31,6 +31,8 @@ class Plan:
     changed: tuple[LocalFile, ...]
     unchanged_count: int
     extra: tuple[str, ...]
+    is_new: bool = False
+    """Whether the workspace must be created."""
 
     @property
     def size(self) -> int:
@@ -45,20 +47,24 @@ def workspace_name(folder: Path) -> str:
     return name or "workspace"
 
 
-def ensure_workspace(client: Client, name: str) -> bool:
-    """Create the workspace if it does not exist, and return whether it is new."""
+def workspace_exists(client: Client, name: str) -> bool:
+    """Return whether the workspace exists."""
     try:
         client.workspace(name)
     except ApiError as error:
         if error.status != 404:
             raise
-        client.create_workspace(name)
-        return True
-    return False
+        return False
+    return True
 
 
 def plan(client: Client, workspace: str, scan: Scan, *, with_extra: bool) -> Plan:
-    """Compare a folder with a workspace. With `with_extra`, also find the workspace's paths that the folder lacks."""
+    """Compare a folder with a workspace. With `with_extra`, also find the workspace's paths that the folder lacks.
+
+    A workspace that does not exist yet is `is_new` in the plan.
+    """
+    if not workspace_exists(client, workspace):
+        return Plan(scan.files, 0, (), is_new=True)
     changed = list[LocalFile]()
     for batch in _split_into_batches(scan.files):
         descriptions = [{"path": file.path, "size": file.size, "sha256": file.sha256()} for file in batch]
@@ -71,11 +77,13 @@ def plan(client: Client, workspace: str, scan: Scan, *, with_extra: bool) -> Pla
 def send(
     client: Client, uploads: Uploads, workspace: str, plan: Plan, *, on_sent: Callable[[int], None] = lambda _size: None
 ) -> None:
-    """Send the files of a plan.
+    """Send the files of a plan, to a workspace that is created if it does not exist.
 
     `on_sent` is called several times, each time with the number of bytes sent since the last call. After an
     interruption it is negative: see `Uploads.send`.
     """
+    if plan.is_new:
+        client.create_workspace(workspace)
     # `local.path` is the path in the workspace, `local.file` the one on this machine.
     for local in plan.changed:
         if local.size < LARGE_BYTES:

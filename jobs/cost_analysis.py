@@ -23,6 +23,8 @@ NODE_COUNTS = (1, 2, 4)
 """Numbers of nodes that a run is compared with, besides its own: enough to show how it scales."""
 MIN_FREE_SECONDS = 1
 """Shortest free time that is listed, in seconds. Shorter times would have cost next to nothing."""
+HELD_OUT = frozenset({"test", "val", "valid", "validation", "dev", "eval", "evaluation"})
+"""Words in the names of curves of data that the model was not trained on."""
 
 
 class Basis(StrEnum):
@@ -175,10 +177,11 @@ def curve_names(job: Job) -> list[str]:
 
     Curves where higher is better come first, then losses. In each group, curves of test or validation data come first.
     """
-    names = [name for name in curves.extents([job])[job.pk] if curves.better(name)]
+    extent_by_name = curves.extents([job])[job.pk]
+    names = [name for name in extent_by_name if curves.better(name)]
 
     def rank(name: str) -> tuple[bool, bool, str]:
-        is_held_out = any(word in name.lower() for word in ("test", "val"))  # "val" also matches "eval"
+        is_held_out = bool(curves.name_words(name) & HELD_OUT)
         return curves.better(name) is not Better.HIGHER, not is_held_out, name
 
     return sorted(names, key=rank)
@@ -193,7 +196,7 @@ def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) 
     if not job_curves or job_curves[0][0] != jobs[0]:
         raise ValueError(name)
     first_curve = job_curves[0][1]
-    sign = -1 if curves.better(name) is Better.LOWER else 1  # so that a higher value times `sign` is better
+    sign = -1 if curves.better(name) is Better.LOWER else 1  # the best value has the highest `sign * value`
     goal = first_curve.value[_best_index(first_curve, sign)] if target is None else target
     costs = []
     for job, curve in job_curves:

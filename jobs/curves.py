@@ -41,9 +41,14 @@ HIGHER_IS_BETTER = frozenset(
 """Words in the names of curves whose best value is the lowest, and of those whose best value is the highest."""
 
 
+def name_words(name: str) -> set[str]:
+    """Return the words in the name of a curve: `val` and `loss` for `val/loss`."""
+    return set(re.split(r"[^a-z0-9]+", name.lower()))
+
+
 def better(name: str) -> Better:
     """Return which values of the curve are better, by the words of its name."""
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    words = name_words(name)
     if words & LOWER_IS_BETTER:
         return Better.LOWER
     return Better.HIGHER if words & HIGHER_IS_BETTER else Better.UNKNOWN

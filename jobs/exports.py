@@ -24,6 +24,7 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
         yield csv_row(
             (
                 str(job.pk),
+                # The job's name, or a title for checks and free estimates, whose names nobody chose.
                 escape_formula(free_runs.title(job, is_free_estimate=job.is_free_estimate)),
                 job.state,
                 job.reason,
@@ -34,6 +35,7 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
                 str(job.nodes),
                 escape_formula(job.placed_by_email or ""),
                 escape_formula(" ".join(job.tags)),
+                # A retry leaves `queued_at` as it is: it is the time of the order.
                 *(_text(at) for at in (job.queued_at, job.started_at, job.finished_at)),
                 f"{to_major(job.metered_minor, job.currency):f}",
                 f"{to_major(job.ceiling_minor, job.currency):f}",

@@ -81,7 +81,8 @@ class SweepSerializer(serializers.Serializer[Any]):
     cost_minor = serializers.IntegerField(help_text="Cost of all trials so far.")
     ceiling_minor = serializers.IntegerField()
     extends = serializers.IntegerField(
-        allow_null=True, help_text="The first sweep of the search that this sweep extends; null if it extends none."
+        allow_null=True,
+        help_text="The first sweep of the search, if this sweep extends an earlier one; otherwise null.",
     )
     created_at = serializers.DateTimeField()
     ended_at = serializers.DateTimeField(allow_null=True)

@@ -1,6 +1,7 @@
-"""Rules of the whole books, as SQL: each query returns the rows that break its rule.
+"""Rules that all accounts and orders keep, as SQL.
 
-No code under test is used; only its rows are read.
+Each query returns the rows that break its rule; its key says what is then wrong. No code under test is used; only its
+rows are read.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ BROKEN_BOOKS = {
         SELECT id FROM billing_account
         WHERE kind = 'wallet' AND NOT (posted_minor >= held_minor AND held_minor >= 0)""",
     "a charge passes its ceiling": """
-        SELECT h.id FROM billing_hold h JOIN billing_quote q ON q.id = h.quote_id
+        SELECT h.id FROM billing_hold h
         WHERE greatest(h.charged_minor, h.metered_minor) > h.amount_minor""",
-    "a hold, its open parts and their charges are not its ceiling": """
+    "a hold, its open parts and the charges of its ended parts do not sum to the ceiling of its quote": """
         SELECT h.id FROM billing_hold h JOIN billing_quote q ON q.id = h.quote_id
         LEFT JOIN billing_hold part ON part.parent_id = h.id
         GROUP BY h.id, q.id
@@ -38,7 +39,7 @@ BROKEN_BOOKS = {
         SELECT g.id FROM billing_creditgrant g LEFT JOIN billing_credituse u ON u.grant_id = g.id
         GROUP BY g.id HAVING g.reserved_minor <> coalesce(sum(u.reserved_minor), 0)
             OR g.used_minor <> coalesce(sum(u.used_minor), 0)""",
-    "a hold was not charged once, by what it says": """
+    "a settled hold was not charged exactly once and by its amount, or a hold that is not settled was charged": """
         SELECT h.id FROM billing_hold h
         LEFT JOIN billing_transaction t ON t.reference = 'settle:' || h.reference
         LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = h.account_id
@@ -54,7 +55,7 @@ BROKEN_BOOKS = {
         LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.account_id = u.account_id
         GROUP BY u.id HAVING count(e.id) <> (u.state = 'paid')::int
             OR coalesce(sum(e.amount_minor), 0) <> CASE WHEN u.state = 'paid' THEN u.amount_minor ELSE 0 END""",
-    "a top-up is credited that the rows do not know as paid": """
+    "a top-up was credited, but its row does not say that it was paid": """
         SELECT t.reference FROM billing_transaction t LEFT JOIN billing_topup u ON t.reference = 'top-up:' || u.id
         WHERE t.kind = 'top-up' AND t.reference LIKE 'top-up:%' AND u.state IS DISTINCT FROM 'paid'""",
     "a refund did not move its amount, or a failed one did not move it back": """
@@ -80,8 +81,10 @@ BROKEN_BOOKS = {
     "more was refunded than was paid in": """
         SELECT u.id FROM billing_topup u JOIN billing_refund r ON r.top_up_id = u.id AND r.state <> 'failed'
         GROUP BY u.id HAVING sum(r.amount_minor) > u.amount_minor OR u.state <> 'paid'""",
-    "an organization is owed by its own debt": """
+    "the account of a debt has a balance above zero, as if the organization owed less than nothing": """
         SELECT id FROM billing_account WHERE kind IN ('receivable', 'written_off') AND posted_minor > 0""",
+    # A debt is never paid from credit, so unused credit in the wallet is taken off what the wallet could pay. An
+    # organization has one wallet, and all its credit is in this wallet's currency.
     "an organization owes what its wallet could pay": """
         SELECT d.id FROM billing_account d JOIN billing_account w ON w.organization_id = d.organization_id
             AND w.kind = 'wallet' AND w.currency = d.currency
@@ -107,12 +110,12 @@ BROKEN_ORDERS = {
         SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
         LEFT JOIN billing_receipt r ON r.hold_id = h.id
         WHERE (j.finished_at IS NOT NULL) <> (r.id IS NOT NULL) OR (r.id IS NULL) <> (h.state = 'held')""",
-    "an order, a hold or a job stands alone": """
+    "a hold has no job and no sweep, or both": """
         SELECT h.reference FROM billing_hold h
         LEFT JOIN jobs_order o ON o.hold_id = h.id LEFT JOIN jobs_job j ON j.order_id = o.id
         LEFT JOIN jobs_sweep s ON s.hold_id = h.id
         WHERE (j.id IS NULL) = (s.id IS NULL)""",
-    "a trial is no part of its sweep, or two have one number": """
+    "a trial is not paid from its sweep's hold, two trials have one number, or a part of a hold has no trial": """
         SELECT t.id FROM jobs_trial t JOIN jobs_sweep s ON s.id = t.sweep_id JOIN jobs_job j ON j.id = t.job_id
         JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
         WHERE h.parent_id IS DISTINCT FROM s.hold_id
@@ -120,16 +123,15 @@ BROKEN_ORDERS = {
         UNION ALL SELECT h.id FROM billing_hold h LEFT JOIN jobs_order o ON o.hold_id = h.id
         LEFT JOIN jobs_job j ON j.order_id = o.id LEFT JOIN jobs_trial t ON t.job_id = j.id
         WHERE h.parent_id IS NOT NULL AND t.id IS NULL""",
-    "a sweep has ended and holds money, or holds none before": """
+    "a sweep has ended and holds money, or has not ended and holds none": """
         SELECT s.id FROM jobs_sweep s JOIN billing_hold h ON h.id = s.hold_id
         WHERE (s.ended_at IS NOT NULL) <> (h.state <> 'held')""",
-    "a platform fault was charged": """
+    # A job that ends by a platform fault may be charged for an earlier attempt that the code ended.
+    "a job was charged, but no attempt of it ran, or platform faults ended all that ran": """
         SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
-        WHERE j.reason IN ('no_capacity', 'node_lost', 'platform_error') AND h.charged_minor IS NOT NULL""",
-    "a job that never ran was charged": """
-        SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
-        WHERE h.charged_minor IS NOT NULL
-            AND NOT EXISTS (SELECT 1 FROM jobs_attempt a WHERE a.job_id = j.id AND a.started_at IS NOT NULL)""",
+        WHERE h.charged_minor IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM jobs_attempt a WHERE a.job_id = j.id AND a.started_at IS NOT NULL
+                AND a.reason NOT IN ('no_capacity', 'node_lost', 'platform_error'))""",
     "an idempotency key or a quote was bought twice": """
         SELECT min(id::text) FROM jobs_order GROUP BY organization_id, idempotency_key HAVING count(*) > 1
         UNION ALL SELECT min(id::text) FROM jobs_order GROUP BY quote_id HAVING count(*) > 1""",
@@ -152,7 +154,7 @@ def broken(rules: dict[str, str]) -> dict[str, list[tuple[object, ...]]]:
 
 
 def cleared(currency: str = "USD") -> int:
-    """Return what our books say the payment provider holds for us, in minor units."""
+    """Return how much the payment provider holds for us, according to our ledger, in minor units."""
     with connection.cursor() as cursor:
         cursor.execute(CLEARED, [currency])
         return int(cursor.fetchone()[0])

@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
     for item in items:
-        if item.get_closest_marker("late"):
+        if item.get_closest_marker("rerun_if_late"):
             item.add_marker(pytest.mark.flaky(reruns=2))
         needed = item.get_closest_marker("cores")
         if needed and needed.args[0] >= CORES:  # it takes the whole machine, so only one such test runs at a time

@@ -34,7 +34,9 @@ def list_datasets(session: Session) -> None:
             if latest
             else (dataset.name, "none", "", "", "")
         )
-    session.screen.table(("Name", "Latest#", "Files#", "Size#", "Published"), rows)
+    session.screen.table(
+        ("Name", "Latest", "Files", "Size", "Published"), rows, right_aligned=("Latest", "Files", "Size")
+    )
 
 
 @datasets.command()

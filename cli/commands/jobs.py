@@ -33,12 +33,13 @@ def jobs(session: Session, state: str, tag: str, name: str, limit: int) -> None:
     results = list(islice(session.connect().jobs(state=state, tag=tag, name=name), limit))
     if not session.screen.print_json(results):
         session.screen.table(
-            ("Job#", "Name", "State", "Progress#", "Cost#", "Queued"),
+            ("Job", "Name", "State", "Progress", "Cost", "Queued"),
             (
                 (f"{job.id}", job.name, job.state, f"{job.progress.fraction:.0%}",
                  money(job.cost_minor, job.currency), job.queued_at)
                 for job in results
             ),
+            right_aligned=("Job", "Progress", "Cost"),
         )  # fmt: skip
 
 
@@ -131,7 +132,11 @@ def metrics(session: Session, job_id: int) -> None:
         if values:
             numbers = (values[0], values[-1], min(values), max(values))
             rows.append((name, f"{len(values):,}", *(f"{number:.6g}" for number in numbers)))
-    session.screen.table(("Curve", "Points#", "First#", "Last#", "Lowest#", "Highest#"), rows)
+    session.screen.table(
+        ("Curve", "Points", "First", "Last", "Lowest", "Highest"),
+        rows,
+        right_aligned=("Points", "First", "Last", "Lowest", "Highest"),
+    )
 
 
 @click.command()
@@ -150,7 +155,7 @@ def stop(session: Session, job_id: int) -> None:
 @json_option
 @pass_session
 def receipts(session: Session, job_id: int | None) -> None:
-    """List the receipts, or show the receipt of JOB."""
+    """List the last 100 receipts, or show the receipt of JOB."""
     client = session.connect()
     if job_id is not None:
         receipt = client.receipt(job_id)
@@ -160,12 +165,13 @@ def receipts(session: Session, job_id: int | None) -> None:
     results = client.receipts()
     if not session.screen.print_json(results):
         session.screen.table(
-            ("Receipt#", "Title", "Charged#", "Ceiling#", "Date"),
+            ("Receipt", "Title", "Charged", "Ceiling", "Date"),
             (
                 (f"{receipt.id}", receipt.title, money(receipt.total_minor, receipt.currency),
                  money(receipt.ceiling_minor, receipt.currency), receipt.created_at)
                 for receipt in results
             ),
+            right_aligned=("Receipt", "Charged", "Ceiling"),
         )  # fmt: skip
 
 
@@ -189,7 +195,9 @@ def show_receipt(screen: Screen, receipt: Receipt) -> None:
     ]
     total = money(receipt.total_minor, receipt.currency)
     rows.append(("Charged", f"at most {money(receipt.ceiling_minor, receipt.currency)}", total))
-    screen.table(("Item", "Quantity#", "Amount#"), rows, title=f"Receipt: {receipt.title}")
+    screen.table(
+        ("Item", "Quantity", "Amount"), rows, title=f"Receipt: {receipt.title}", right_aligned=("Quantity", "Amount")
+    )
 
 
 @click.group()
@@ -210,7 +218,7 @@ def list_files(session: Session, job_id: int, path: str) -> None:
             (entry.path + ("/" if entry.kind == "folder" else ""), "" if entry.kind == "folder" else size(entry.size))
             for entry in entries
         ]
-        session.screen.table(("Path", "Size#"), rows)
+        session.screen.table(("Path", "Size"), rows, right_aligned=("Size",))
 
 
 @files.command()

@@ -33,7 +33,7 @@ def list_models(session: Session) -> None:
             if latest
             else (model.name, "none", "", "")
         )
-    session.screen.table(("Name", "Latest#", "Size#", "Job#"), rows)
+    session.screen.table(("Name", "Latest", "Size", "Job"), rows, right_aligned=("Latest", "Size", "Job"))
 
 
 @models.command()

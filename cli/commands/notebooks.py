@@ -80,12 +80,13 @@ def list_notebooks(session: Session, limit: int) -> None:
     results = list(islice(session.connect().notebooks(), limit))
     if not session.screen.print_json(results):
         session.screen.table(
-            ("Notebook#", "Name", "State", "Workspace", "Node", "Cost#", "Ordered"),
+            ("Notebook", "Name", "State", "Workspace", "Node", "Cost", "Ordered"),
             (
                 (f"{result.id}", result.name, result.state, result.workspace, result.node_spec,
                  money(result.cost_minor, result.currency), result.queued_at)
                 for result in results
             ),
+            right_aligned=("Notebook", "Cost"),
         )  # fmt: skip
 
 

@@ -189,7 +189,7 @@ def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, curr
         for line in lines
     ]
     rows.append(("Ceiling, never exceeded", "", money(ceiling_minor, currency)))
-    screen.table(("Item", "Quantity#", "Amount#"), rows, title="Quote")
+    screen.table(("Item", "Quantity", "Amount"), rows, title="Quote", right_aligned=("Quantity", "Amount"))
 
 
 def confirm_purchase(
@@ -298,6 +298,7 @@ def _build_form(
     product_name = options["product"] or _first_name([product.name for product in client.products()], "product")
     specs = client.node_specs()
     spec_name = options["node_spec"] or _first_name([spec.name for spec in specs], "node type")
+    # None: the console refuses the quote, so that the options which need the node spec may be left out.
     spec = next((spec for spec in specs if spec.name == spec_name), None)
     framework = options["framework"]
     image_name = options["image"]

@@ -96,13 +96,14 @@ def list_sweeps(session: Session, limit: int) -> None:
     results = list(islice(session.connect().sweeps(), limit))
     if not session.screen.print_json(results):
         session.screen.table(
-            ("Sweep#", "Name", "State", "Trials#", "Best#", "Cost#", "Ordered"),
+            ("Sweep", "Name", "State", "Trials", "Best", "Cost", "Ordered"),
             (
                 (f"{result.id}", result.name, result.state, f"{result.trials_done}/{result.trials_total}",
                  _format_number(result.best.value if result.best else None),
                  money(result.cost_minor, result.currency), result.created_at)
                 for result in results
             ),
+            right_aligned=("Sweep", "Trials", "Best", "Cost"),
         )  # fmt: skip
 
 
@@ -231,12 +232,13 @@ def _show_sweep(screen: Screen, sweep: Sweep, trials: list[Trial]) -> None:
         rows.append(("Best", f"trial {best.trial} (job {best.job}), {value}: {parameters}"))
     screen.table(("", ""), rows)
     screen.table(
-        ("Trial#", "Job#", "State", "Value#", "Cost#", "Parameters"),
+        ("Trial", "Job", "State", "Value", "Cost", "Parameters"),
         (
             (f"{trial.number}{'*' if trial.is_best else ''}", f"{trial.job}", trial.outcome or trial.state,
              _format_number(trial.value), money(trial.cost_minor, sweep.currency), _format_parameters(trial.parameters))
             for trial in trials
         ),
+        right_aligned=("Trial", "Job", "Value", "Cost"),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def list_workspaces(session: Session) -> None:
     results = list(session.connect().workspaces())
     if not session.screen.print_json(results):
         rows = [(result.name, size(result.size_bytes), result.created_at) for result in results]
-        session.screen.table(("Name", "Size#", "Created"), rows)
+        session.screen.table(("Name", "Size", "Created"), rows, right_aligned=("Size",))
 
 
 @workspace.command()
@@ -68,8 +68,7 @@ def sync_folder(
     if scan_result.skipped:
         paths = ", ".join(scan_result.skipped[:10])
         screen.print(f"Left out (links, devices, or names that are not UTF-8): {paths}")
-    is_new = workspace_sync.ensure_workspace(client, name)
-    plan = workspace_sync.plan(client, name, scan_result, with_extra=delete and not is_new)
+    plan = workspace_sync.plan(client, name, scan_result, with_extra=delete)
     files = count(len(plan.changed), "file")
     if len(plan.changed) > MANY_FILES or plan.size > MANY_BYTES:
         session.confirm(

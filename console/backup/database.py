@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -21,8 +22,8 @@ from psycopg.conninfo import make_conninfo
 from console.supervision.embedded import POSTGRES_VERSION_FOLDER
 
 HEADER_LINES = 60
-"""How many lines at the top of a dump's SQL are searched for the SET statement that is left out; pg_dump writes it
-among the first twenty. Later lines may be data, and are copied unchanged."""
+"""How many lines at the top of a dump's SQL are searched for `SET transaction_timeout`, which servers before 17 refuse;
+pg_dump writes it among the first twenty. Later lines may be data, and are copied unchanged."""
 MAX_ERROR_LINES = 12
 """How many lines at the end of a tool's error output an error message quotes."""
 STATEMENT_FAILED = 3
@@ -67,12 +68,15 @@ def replace(archive: Path) -> None:
     pipe, environment = subprocess.PIPE, _environment()
     was_commit_sent = False
     with (
-        subprocess.Popen(restore_command, stdout=pipe, stderr=pipe, env=environment) as pg_restore,
-        subprocess.Popen(psql_command, stdin=pipe, stderr=pipe, env=environment) as psql,
+        # Files, because a tool that writes many errors into a pipe would wait until somebody reads them.
+        tempfile.TemporaryFile() as restore_errors,
+        tempfile.TemporaryFile() as psql_errors,
+        subprocess.Popen(restore_command, stdout=pipe, stderr=restore_errors, env=environment) as pg_restore,
+        subprocess.Popen(psql_command, stdin=pipe, stderr=psql_errors, env=environment) as psql,
     ):
         assert pg_restore.stdout and psql.stdin  # noqa: S101, PT018  # for mypy: `Popen` made both pipes
         try:
-            # The notices of DROP ... CASCADE would fill the pipe of psql's errors, which nobody reads yet.
+            # Without the notices of DROP ... CASCADE, an error message quotes only errors.
             psql.stdin.write(
                 b"SET client_min_messages = warning;\nBEGIN;\nDROP SCHEMA public CASCADE;\nCREATE SCHEMA public;\n"
             )
@@ -85,17 +89,18 @@ def replace(archive: Path) -> None:
             pass  # psql has ended; its error output, read below, tells why
         finally:
             pg_restore.stdout.close()
-        _, psql_errors = psql.communicate()
-        restore_errors = pg_restore.stderr.read() if pg_restore.stderr else b""
+        psql.communicate()
+        psql_errors.seek(0)
+        restore_errors.seek(0)
         if psql.returncode:
             # A failed statement, also a failed COMMIT, rolls everything back. But if the connection broke after COMMIT
             # was sent, the server may have committed.
-            message = _last_lines("psql", psql_errors)
+            message = _last_lines("psql", psql_errors.read())
             if was_commit_sent and psql.returncode != STATEMENT_FAILED:
                 raise DatabaseStateUnknown(message)
             raise DatabaseToolFailed(message)
         if pg_restore.wait():
-            raise DatabaseToolFailed(_last_lines("pg_restore", restore_errors))
+            raise DatabaseToolFailed(_last_lines("pg_restore", restore_errors.read()))
 
 
 def is_empty() -> bool:
@@ -112,7 +117,9 @@ def other_programs() -> list[str]:
     """Return the names of all programs, except this process, that are connected to the database."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT DISTINCT coalesce(nullif(application_name, ''), 'a program') || coalesce(' at ' || client_addr, '')"
+            # `host`, because the text of an inet is "10.0.0.5/32".
+            "SELECT DISTINCT"
+            " coalesce(nullif(application_name, ''), 'a program') || coalesce(' at ' || host(client_addr), '')"
             " FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
             " ORDER BY 1"
@@ -131,7 +138,8 @@ def server_version() -> int:
 def fresh_connection() -> Iterator[None]:
     """Close Django's connection before and after the block.
 
-    A connection from before may be broken, and one from the block must not keep the restored database from starting.
+    The connection from before may be broken. None may stay open after the block, because the embedded database is
+    stopped then.
     """
     connection.close()
     try:
@@ -141,7 +149,7 @@ def fresh_connection() -> Iterator[None]:
 
 
 def _copy_statements(pg_restore: IO[bytes], psql: IO[bytes]) -> None:
-    """Copy SQL from pg_restore to psql, without the setting `transaction_timeout`, which servers before 17 refuse."""
+    """Copy SQL from pg_restore to psql. For a server before 17, leave out the setting `transaction_timeout`."""
     is_before_17 = server_version() < 17
     for _number in range(HEADER_LINES):
         line = pg_restore.readline()

@@ -45,16 +45,13 @@ class Notification(models.Model):
 
 
 class Choices(models.Model):
-    """Which kinds of notifications a member gets as emails, and which notifications the member has read.
-
-    Without a row, the defaults of `KINDS` apply, and all notifications are unread.
-    """
+    """Which kinds of notifications a member gets as emails. Without a row, the defaults of `KINDS` apply."""
 
     membership = models.OneToOneField(Membership, models.CASCADE, related_name="notification_choices")
     mailed = models.JSONField(default=dict, blank=True)
     """For each kind, by its name in `KINDS`, whether it is emailed. A missing kind has its default."""
     read_until = models.BigIntegerField(default=0)
-    """The id of the newest notification that the member has read."""
+    """Unused. The previous version writes this column, and both versions use one schema during an upgrade."""
 
     class Meta:
         verbose_name = _("choices of notifications")

@@ -61,13 +61,6 @@ def choose_mails(*, membership: Membership, mailed: Collection[str]) -> None:
     Choices.objects.update_or_create(membership=membership, defaults={"mailed": choices})
 
 
-def mark_read(*, membership: Membership) -> None:
-    """Store that the member has read all notifications so far."""
-    newest = visible(membership).values_list("pk", flat=True).first()
-    if newest:
-        Choices.objects.update_or_create(membership=membership, defaults={"read_until": newest})
-
-
 def wants_mail(membership: Membership, kind: str) -> bool:
     """Return whether a member gets emails of a kind."""
     return choices_of(membership).get(kind, False)

@@ -1,7 +1,7 @@
 """Find out the client's IP address, also behind trusted proxies.
 
-Only `client_address` reads `X-Forwarded-For`. `RequestMiddleware` puts the result into `REMOTE_ADDR`, where Django,
-rate limits and the audit log read it.
+No other module reads `X-Forwarded-For`. For each request `RequestMiddleware` calls `resolve_client`, which puts the
+client's address into `REMOTE_ADDR`. Django, rate limits and the audit log read it there.
 """
 
 from __future__ import annotations

@@ -50,7 +50,10 @@ class EmailForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @member(Capability.MANAGE)
 def close_organization(request: MemberRequest) -> HttpResponse:
-    """Show the consequences of closing the organization. POST begins the notice period."""
+    """Show the consequences of closing the organization. POST begins the notice period.
+
+    It asks for no password, because every member gets an email and owners can withdraw the closure until its end.
+    """
     organization = request.membership.organization
     form = ConfirmationForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
@@ -100,7 +103,11 @@ def delete_account(request: HttpRequest) -> HttpResponse:
 @require_GET
 @member(Capability.MANAGE)
 def export_organization(request: MemberRequest) -> HttpResponseBase:
-    """Download all data about the organization, except its files."""
+    """Download all data about the organization, except its files.
+
+    Unlike the export of a person's own account, it asks for no password: the API gives the same archive to the same
+    session, and to the member's tokens.
+    """
     chunks = account_exports.export_organization(membership=request.membership)
     name = f"trainyard-{request.membership.organization.slug}.zip"
     return download_archive(request, chunks, name=name, content_type="application/zip")

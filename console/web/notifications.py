@@ -52,17 +52,15 @@ class WebhookForm(forms.Form):
 @require_GET
 @member(Capability.VIEW)
 def notification_list(request: MemberRequest) -> HttpResponse:
-    """List the notifications, newest first, with the member's choices of emails. Marks all as read."""
+    """List the notifications, newest first, with the member's choices of emails."""
     page = Paginator(services.visible(request.membership), PAGE_SIZE).get_page(request.GET.get("page"))
     choices = services.choices_of(request.membership)
     context = {
         "page": page,
         "rows": [_row(notification) for notification in page],
-        "choices": [(name, KINDS[name].title, is_mailed) for name, is_mailed in choices.items()],
+        "choices": [(name, _title(name), is_mailed) for name, is_mailed in choices.items()],
     }
-    response = render(request, "notifications/list.html", context)
-    services.mark_read(membership=request.membership)
-    return response
+    return render(request, "notifications/list.html", context)
 
 
 @require_POST
@@ -85,7 +83,7 @@ def webhook_list(request: MemberRequest) -> HttpResponse:
             _webhook, secret = services.create_webhook(membership=request.membership, **form.cleaned_data)
             form = WebhookForm()
     webhooks = services.webhooks_of(request.membership.organization).select_related("created_by")
-    rows = [{"webhook": webhook, "titles": [KINDS[kind].title for kind in webhook.kinds]} for webhook in webhooks]
+    rows = [{"webhook": webhook, "titles": [_title(kind) for kind in webhook.kinds]} for webhook in webhooks]
     return render(request, "notifications/webhooks.html", {"form": form, "secret": secret, "rows": rows})
 
 
@@ -95,12 +93,7 @@ def webhook_detail(request: MemberRequest, pk: int) -> HttpResponse:
     """Show the log of a webhook's deliveries."""
     webhook = services.webhook_for(request.membership.organization, pk)
     deliveries = webhook.deliveries.select_related("notification")[:DELIVERIES_SHOWN]
-    # A later version, from which the installation went back, may have written kinds that are unknown here.
-    titles = {name: kind.title for name, kind in KINDS.items()}
-    rows = [
-        {"delivery": delivery, "title": titles.get(delivery.notification.kind, delivery.notification.kind)}
-        for delivery in deliveries
-    ]
+    rows = [{"delivery": delivery, "title": _title(delivery.notification.kind)} for delivery in deliveries]
     return render(request, "notifications/webhook.html", {"webhook": webhook, "rows": rows})
 
 
@@ -125,6 +118,11 @@ def webhook_send_again(request: MemberRequest, pk: int, delivery: int) -> HttpRe
     return redirect("webhook_detail", pk)
 
 
+def _title(kind: str) -> str:
+    """Return the title of a kind; its name if a later version wrote it, from which the installation went back."""
+    return str(KINDS[kind].title) if kind in KINDS else kind
+
+
 def _row(notification: Notification) -> dict[str, Any]:
     """Return a notification as a row: its title, a sentence, and a link."""
     data = notification.data
@@ -146,14 +144,15 @@ def _row(notification: Notification) -> dict[str, Any]:
         text = ", ".join(f"#{job}" for job in data["jobs"])
         href = reverse("storage_usage")
     elif notification.kind == "budget.reached":
-        text, href = f"{data['percent']} % {data['of']}".strip(), reverse("cost_list")
+        member_email = data["of"]  # empty: the budget of the organization
+        text, href = f"{data['percent']} % {member_email}".strip(), reverse("cost_list")
     elif notification.kind == "invoice.issued":
         text, href = f"{data['number']}: {amounts['total_minor']}", reverse("invoice_detail", args=[data["invoice"]])
     else:  # all other kinds are about one amount of the wallet
         text, href = next(iter(amounts.values()), ""), reverse("wallet")
     return {
         "notification": notification,
-        "title": KINDS[notification.kind].title,
+        "title": _title(notification.kind),
         "text": text,
         "detail": detail,
         "href": href,

@@ -26,7 +26,7 @@ FLAGS = [
 PATIENCE_MS = 60_000
 """How long a page may take to load or to show something. It takes a second, and longer on a busy machine."""
 LIVE_SERVER_MARKS = [
-    pytest.mark.browser, pytest.mark.late("it awaits a console and a browser, with limits of seconds"),
+    pytest.mark.browser, pytest.mark.rerun_if_late("it awaits a console and a browser, with limits of seconds"),
     pytest.mark.xdist_group("accessibility"), pytest.mark.slow,
 ]  # fmt: skip
 """Marks of tests whose console is served from a thread, with the rows that the test created. One process runs them."""

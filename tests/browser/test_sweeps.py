@@ -14,7 +14,7 @@ from tests.browser.test_accessibility import NARROW
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.late("it awaits a browser, with limits of seconds"),
+    pytest.mark.rerun_if_late("it awaits a browser, with limits of seconds"),
     pytest.mark.django_db(transaction=True),
 ]
 

@@ -11,7 +11,7 @@ from tests.tools import asgi_console, owner_of_tools, write_scalars
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.late("it awaits TensorBoard and a browser, with limits of seconds"),
+    pytest.mark.rerun_if_late("it awaits TensorBoard and a browser, with limits of seconds"),
     pytest.mark.django_db(transaction=True),
 ]
 REACH_OUT = """async (address) => {

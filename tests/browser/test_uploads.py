@@ -15,7 +15,7 @@ from tests.storage.archives import tar_of
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.late("it awaits a server and a browser, with limits of seconds"),
+    pytest.mark.rerun_if_late("it awaits a server and a browser, with limits of seconds"),
     pytest.mark.xdist_group("uploads"),
 ]
 # SLOW lets an upload of 20 MiB last seven seconds, so that there is time to pause it. -1 is no limit.

@@ -93,6 +93,16 @@ def test_sync_sends_differences_and_deletes_only_when_asked(shell, project):
     assert (folder / "train.py").read_text() == "print('hello')\n"
 
 
+@pytest.mark.usefixtures("project")
+def test_a_sync_that_is_not_confirmed_creates_no_workspace(shell, monkeypatch):
+    monkeypatch.setattr("cli.commands.workspaces.MANY_FILES", 1)  # the project has two
+    shell.is_interactive = True
+    assert "Send 2 files" in shell("workspace", "sync", "--workspace", "code", status=1, text="n\n")
+    assert not Workspace.objects.filter(name="code").exists()
+    shell("workspace", "sync", "--workspace", "code", text="y\n")
+    assert Workspace.objects.filter(name="code").exists()
+
+
 def test_a_dataset_is_published_from_a_folder_or_an_archive_and_a_model_downloaded(shell, project, customer):
     assert shell.json("datasets", "push", "digits", project / "data")["version"] == 1
     assert shell.json("datasets", "push", "digits", project / "train.py")["version"] == 2

@@ -6,7 +6,7 @@ import pytest
 
 from tests.runtime.images_of_ours import use_image
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 STARTS_RANKS = """
 import os

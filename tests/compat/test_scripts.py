@@ -12,7 +12,7 @@ from runtime.specs import Framework, Resources
 from tests.compat.scripts import LICENCES, SCRIPTS
 from tests.runtime.images_of_ours import image_folder, use_image
 
-pytestmark = [pytest.mark.late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
+pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
 
 HERE = Path(__file__).resolve().parent
 

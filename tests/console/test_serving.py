@@ -390,7 +390,9 @@ def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request
         assert count_open() == len(clients)  # all slow clients were still connected
 
 
-RESETS = pytest.mark.late("a byte that is sent while the server closes resets the connection, and the refusal is lost")
+RESETS = pytest.mark.rerun_if_late(
+    "a byte that is sent while the server closes resets the connection, and the refusal is lost"
+)
 
 
 @RESETS

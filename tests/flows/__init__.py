@@ -4,7 +4,7 @@ import pytest
 
 WHOLE_CONSOLE = [
     pytest.mark.flow,
-    pytest.mark.late("it awaits a whole console of processes, with limits of seconds"),
+    pytest.mark.rerun_if_late("it awaits a whole console of processes, with limits of seconds"),
     pytest.mark.cores(2),
     pytest.mark.xdist_group("whole-console"),
 ]

@@ -105,6 +105,15 @@ def test_the_name_of_a_curve_says_which_values_are_better():
     assert {name: curves.better(name) for name in names} == names
 
 
+def test_curves_of_test_and_validation_data_are_offered_first(customer):
+    """A curve such as `value_loss`, of reinforcement learning, is no curve of validation data."""
+    job = customer.started().job
+    for name in ("value_loss", "val_loss", "test_accuracy", "policy_loss", "eval/loss", "accuracy", "lr"):
+        MetricPoint.objects.create(job=job, attempt=1, name=name, step=1, value=0.5, at=job.queued_at)
+    names = ["test_accuracy", "accuracy", "eval/loss", "val_loss", "policy_loss", "value_loss"]
+    assert cost_analysis.curve_names(loaded(job)) == names
+
+
 def test_runs_of_one_organization_are_compared(customer, backend, client):
     jobs = [customer.started(lr=lr).job for lr in ("0.1", "0.2")]
     for place, job in enumerate(jobs):

@@ -14,7 +14,7 @@ from tests.runtime.backends.cluster_runs import NAME
 from tests.runtime.backends.contract import WAIT
 
 pytestmark = [
-    pytest.mark.late("its pods are real processes, with time limits of seconds"),
+    pytest.mark.rerun_if_late("its pods are real processes, with time limits of seconds"),
     pytest.mark.usefixtures("shared_fake"),
 ]
 

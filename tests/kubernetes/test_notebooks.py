@@ -250,7 +250,7 @@ EXECUTE = {
 }
 
 
-@pytest.mark.late("a handshake has 10 seconds, through the API server to a JupyterLab that has just started")
+@pytest.mark.rerun_if_late("a handshake has 10 seconds, through the API server to a JupyterLab that has just started")
 @pytest.mark.torch
 @pytest.mark.cores(2)
 @pytest.mark.django_db(transaction=True)
@@ -303,7 +303,7 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
 # --- Notebooks that end without their user ----------------------------------------------------------------------------
 
 
-@pytest.mark.late("JupyterLab starts in a Pod, which takes long on a busy machine")
+@pytest.mark.rerun_if_late("JupyterLab starts in a Pod, which takes long on a busy machine")
 @pytest.mark.torch
 def test_an_idle_notebook_in_a_pod_ends_by_itself(harness):
     harness.write({f"workspace/{FAST_CHECKS}": FAST_CHECKS_SOURCE})

@@ -23,7 +23,7 @@ from tests.runtime.backends.contract import MEET, STUBBORN
 from tests.runtime.images_of_ours import image_folder
 
 pytestmark = [
-    pytest.mark.late("its pods are real processes, with time limits of seconds"),
+    pytest.mark.rerun_if_late("its pods are real processes, with time limits of seconds"),
     pytest.mark.usefixtures("shared_fake"),
 ]
 

@@ -15,7 +15,7 @@ import pytest
 from runtime.specs import Controller, Framework, Image, LrScaling, Mount, Outcome, Resources
 from tests.runtime.images_of_ours import use_image
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 SHOW = """
     import argparse, json, os, sys

@@ -13,7 +13,7 @@ from tests.runtime.images_of_ours import EXAMPLES, load_example, use_image
 
 pytestmark = [
     pytest.mark.cores(2),
-    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"),
     pytest.mark.torch,
 ]
 

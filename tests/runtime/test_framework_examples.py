@@ -10,8 +10,8 @@ from tests.runtime.images_of_ours import EXAMPLES, use_image
 from tests.runtime.test_examples import curve, stop_after_an_epoch, train
 
 pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.torch,  # real training in a built image, also in one without PyTorch
+    pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"),
     pytest.mark.cores(2),
     pytest.mark.slow,
 ]
@@ -63,6 +63,7 @@ def test_an_example_resumes_in_another_shape_after_a_stop_and_learns(examples, s
     [("mnist_horovod.py", Framework.HOROVOD), ("mnist_tensorflow.py", Framework.TENSORFLOW)],
 )
 def test_an_example_stops_after_an_epoch_of_one_batch(examples, script, framework):
+    """The scripts look for SIGTERM after every fourth batch. After an epoch of at most four they must look too."""
     use_image(examples, framework.value)
     stop_after_an_epoch(examples, script, nodes=2, batch_size=1000, lr="0.02", framework=framework, **NODE)
 
@@ -70,8 +71,8 @@ def test_an_example_stops_after_an_epoch_of_one_batch(examples, script, framewor
 def test_the_tensorflow_example_resumes_after_it_was_killed_while_it_replaced_a_checkpoint(examples):
     use_image(examples, "tensorflow")
     settings = {**NODE, "framework": Framework.TENSORFLOW, "checkpoint_key": "job-1"}
-    # TensorFlow updates the file that names the last checkpoint twice for each. At the third time the files of the
-    # second checkpoint are there, and the file names the first.
+    # For each checkpoint, TensorFlow updates twice the file that names the last one. At the third update the files of
+    # the second checkpoint exist, but that file still names the first.
     source = """
     import os, runpy, signal
     from tensorflow.python.checkpoint import checkpoint_management

@@ -29,7 +29,7 @@ from tests.factories.storage import WorkspaceFactory
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.slow,
-    pytest.mark.late("clients wait between two attempts, and a server starts"),
+    pytest.mark.rerun_if_late("clients wait between two attempts, and a server starts"),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).parent / "tus_upload.cjs"

@@ -1,7 +1,8 @@
 """Limits of a pod's node, as its first process can observe them: time, memory, disk, and whether the launcher answers.
 
 This module only detects violations. Once customer code runs, the launcher's end counts as caused by the code, because
-the code can kill or stop the launcher. Nothing that a pod reports makes a run free of charge.
+the code can kill or stop the launcher. A verdict `platform_error` is only a claim: the console makes a run free because
+of it only if no customer code can have written it, else it charges the run (`kubernetes.causes` decides).
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class PodLimits(NodeLimits):
         self._oom_counter = cgroup_events.EventCounter(cgroup_events.oom_kills())
         self._refusal_counter = cgroup_events.EventCounter(cgroup_events.process_refusals())
         self._disk: Optional[disk.DiskLimit] = None
-        if plan.get("disk_bytes") and record.node == 0:
+        if plan.get("disk_bytes") and record.node == 0:  # one node is enough, since all write to the same folders
+            writable_folders = plan["written"]
             self._disk = disk.DiskLimit(
-                int(plan["disk_bytes"]), plan["written"], by_quota=bool(plan.get("disk_by_quota"))
+                int(plan["disk_bytes"]), writable_folders, by_quota=bool(plan.get("disk_by_quota"))
             )
 
     def note_launched(self) -> float:
@@ -64,11 +66,11 @@ class PodLimits(NodeLimits):
 
     def check(self, now: float) -> Optional[Verdict]:
         """Return a verdict if a limit is exceeded, else None."""
-        is_silent = self.is_silent(now)  # called even if the result is not used: `is_silent` requires every check
+        is_silent = self.is_silent(now)  # must be called at every check, even if the result is not used
         self._count_kernel_events(now)
-        if is_silent and self.code_has_started:
+        if is_silent and self.code_has_started:  # code may run before the ranks do
             return self.launcher_killed_verdict("stopped answering")
-        if not self._record.has_started:
+        if not self._record.has_started:  # the ranks
             return self._check_start(now, is_silent)
         return None if self._disk is None else self._disk.check(now, self._record)
 
@@ -100,6 +102,7 @@ class PodLimits(NodeLimits):
     def explain_exit(self, launcher_exit: Exit) -> Verdict:
         """Return why the launcher ended without reporting its end."""
         self._count_kernel_events(time.monotonic())
+        # An OOM kill of any age explains SIGKILL: otherwise only the code could have sent it, and both are charged.
         if launcher_exit.signal == "SIGKILL" and self._oom_counter.increased_at is not None:
             return self.out_of_memory_verdict(None)
         if self.code_has_started:
@@ -110,9 +113,9 @@ class PodLimits(NodeLimits):
         return Verdict(kind="platform_error", code="node_not_started", message=message)
 
     def check_after_end(self) -> None:
-        """After the end of all processes, record the newest checkpoint and note a full disk."""
+        """After the end of all processes, record the time of the newest checkpoint, and note a full disk."""
         if self._disk is not None:
-            self._disk.finish(self._record)
+            self._disk.finish(self._record)  # records that time
         free = disk.free_bytes(self._record.folder)
         if free is not None and free < disk.RESERVE_BYTES and self._record.causes:
             self._record.add_detail("The storage of the run is full: {} MiB are free.".format(free >> 20))

@@ -15,7 +15,7 @@ from console.accounts.models import AuditEvent
 from console.accounts.roles import Role
 from console.core.errors import InvalidInput
 from console.notifications import delivery, services
-from console.notifications.models import Delivery, Notification
+from console.notifications.models import Delivery, Notification, Webhook
 from tests.factories.accounts import MembershipFactory
 
 pytestmark = pytest.mark.django_db
@@ -142,6 +142,13 @@ def test_old_notifications_go_with_their_deliveries(owner, receiver):
     publish(owner.organization)
     delivery.delete_old()
     assert Delivery.objects.count() == Notification.objects.count() == 1
+
+
+def test_a_webhook_for_a_kind_of_a_later_version_is_shown(client, owner):
+    """After a return to the earlier version, the page would fail if it looked up the title of every kind."""
+    Webhook.objects.create(organization=owner.organization, url="https://a.example/", kinds=["job.teleported"])
+    client.force_login(owner.user)
+    assert "job.teleported" in client.get(reverse("webhook_list")).text
 
 
 def test_an_owner_creates_reads_and_deletes_webhooks_on_the_pages(client, owner, receiver):

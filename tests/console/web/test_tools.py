@@ -22,7 +22,7 @@ from tests.console.processes import wait_for
 from tests.factories.accounts import MembershipFactory
 from tests.tools import asgi_console, owner_of_tools, write_scalars
 
-pytestmark = [pytest.mark.late("TensorBoard starts"), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.rerun_if_late("TensorBoard starts"), pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

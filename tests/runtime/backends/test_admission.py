@@ -10,7 +10,7 @@ from runtime.errors import InvalidSpec
 from runtime.images import venvs
 from runtime.specs import Flavour, Image, Mount, Resources
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.console.processes import wait_for
 from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.contract import MEET, POLITE, READ_ANOTHER_JOB, SHOW, STUBBORN, WAIT, seen
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 # The life of a run
 

@@ -13,7 +13,7 @@ from tests.console.processes import children
 from tests.runtime.conftest import LocalHarness
 from tests.runtime.images_of_ours import EXAMPLES, use_image
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 TRAINS = """
     import json, os, pathlib, signal, socket, sys, time

@@ -20,7 +20,7 @@ from tests.console.processes import children
 from tests.runtime.backends.contract import WAIT
 from tests.runtime.backends.test_first_cause import MEET
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 DOWN_SECONDS = 5
 """How long the other ranks of a failed run may live."""

@@ -8,7 +8,7 @@ from tests.runtime.backends import hostile
 from tests.runtime.backends.attacks import ATTACKS, HELPERS
 
 pytestmark = [
-    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"),
     pytest.mark.slow,
     pytest.mark.cores(2),
 ]

@@ -13,7 +13,7 @@ from tests.runtime.backends import hostile
 from tests.runtime.backends.hostile import attempts, evaluate
 from tests.runtime.conftest import LocalHarness
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
 @pytest.fixture(params=hostile.STARTS)

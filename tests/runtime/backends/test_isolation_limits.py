@@ -10,7 +10,7 @@ from runtime.backends.supervision import cgroups
 from runtime.specs import FailureCode, Outcome, Resources
 from runtime.trash import Trash, remove_tree
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
 def small(disk_mib):

@@ -9,7 +9,7 @@ from runtime.backends.supervision import cgroups
 from runtime.specs import FailureCode, Outcome
 
 pytestmark = [
-    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"),
     pytest.mark.slow,
     pytest.mark.cores(2),
 ]

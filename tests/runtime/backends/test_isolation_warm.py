@@ -8,7 +8,7 @@ from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING, LocalHarness
 from tests.runtime.images_of_ours import use_image
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
 def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):

@@ -13,7 +13,7 @@ from tests.console.processes import wait_for
 from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, job_of, start
 from tests.runtime.backends.contract import STUBBORN
 
-pytestmark = [pytest.mark.late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
+pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
 
 # Images
 

@@ -16,7 +16,7 @@ from tests.kubernetes.harness import KubernetesHarness
 from tests.runtime.backends.cluster_runs import NAME, job_of
 from tests.runtime.backends.samples import END, FAILED, JOB, START, ended, running
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 PEERS = """
     import os, signal, socket, sys, time

@@ -7,7 +7,7 @@ from runtime.specs import UNLIMITED_NODES, FailureCode, Image, Outcome, PullSecr
 from tests.runtime.backends.cluster_runs import NAME, job_of, wait_for_code
 from tests.runtime.backends.contract import WAIT
 
-pytestmark = [pytest.mark.late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
+pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
 
 
 def test_a_partly_placed_run_is_ended(own_harness):

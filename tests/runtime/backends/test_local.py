@@ -12,7 +12,7 @@ from runtime.launcher import disk
 from runtime.specs import Outcome
 from tests.runtime.backends.contract import STUBBORN, WAIT
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', required=True)\n"

@@ -6,7 +6,7 @@ from runtime.backends.local import check
 from runtime.errors import BackendUnavailable
 from tests.fakes import FakeBackend
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 
 from runtime.specs import FailureCode, Outcome, Resources
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
 SMALL = Resources(cpus=1, memory_mib=200)

@@ -11,7 +11,7 @@ from tests.runtime.images_of_ours import use_image
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.late("its runs are real processes, with time limits of seconds"),
+    pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"),
     pytest.mark.cores(2),
     pytest.mark.slow,
 ]

@@ -7,6 +7,10 @@ from runtime.specs import FailureCode, Outcome, RunPhase, Span
 
 
 def record(node, phase="ended", **changes):
+    """Return the record of a node.
+
+    Without `alive`, its supervisor has died. With `silent` too, it was killed because it sent no heartbeat.
+    """
     return {
         "node": node,
         "phase": phase,
@@ -89,7 +93,7 @@ def test_progress_is_the_latest_sign_of_any_node_or_the_date_of_a_hang():
     records[0]["causes"] = [cause("hung", 20.0, 0, message="hung", data={"progress_at": 13.0})]
     assert merge("r", 1.0, records).progress_at == 13.0
     records[0]["causes"] = [cause("hung", 20.0, 0, message="hung", data={"progress_at": 15.0})]
-    assert merge("r", 1.0, records).progress_at == 14.0, "a sign is a sign: never later than any node has seen"
+    assert merge("r", 1.0, records).progress_at == 14.0, "never later than the latest sign that a node recorded"
     records[0]["causes"] = [cause("hung", 20.0, 0, message="hung", data={"progress_at": 13.0, "used_seconds": 2.5})]
     assert merge("r", 1.0, records).progress_at == 15.5, "what it used of its cores while it hung is paid"
 
@@ -123,13 +127,17 @@ def test_a_silent_node_is_distinguished_from_a_lost_one():
 
 
 def test_a_launchers_claim_alone_makes_no_run_free():
-    """Code can keep launchers from each other. Their supervisors live and say nothing: no machine was lost."""
+    """Otherwise code that keeps the launchers from reaching each other would get its time for free.
+
+    Both supervisors have written their last records, so no machine was lost.
+    """
     word = {"code": "node_silent", "message": "It stopped answering."}
     claim = [cause("node_lost", 14.2, 1, **word), cause("node_lost", 14.0, 0, **word)]
     status = merge("r", 1.0, [record(0, causes=claim[:1]), record(1, causes=claim[1:])])
     assert status.outcome is Outcome.CODE_FAILED
     assert (status.failure.node, status.failure.code) == (0, FailureCode.LAUNCHER_KILLED)
-    unmet = cause("platform_error", 14.0, 0, code="nodes_not_met", message="They did not end.")
+    # Ranks that do not end keep the nodes of an elastic run from meeting for the next round.
+    unmet = cause("platform_error", 14.0, 0, code="nodes_not_met", message="The ranks of node 0 did not end.")
     assert merge("r", 1.0, [record(0, causes=[unmet]), record(1)]).outcome is Outcome.CODE_FAILED
 
 

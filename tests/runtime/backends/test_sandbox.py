@@ -7,7 +7,7 @@ import pytest
 from runtime.backends import sandbox
 from runtime.specs import Mount
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 SANDBOX = sandbox.Sandbox(
     hostname="job-1-1-0",

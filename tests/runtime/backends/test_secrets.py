@@ -7,7 +7,7 @@ import pytest
 from runtime.specs import Outcome, RunSpec
 from tests.runtime.backends import hostile
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 VALUE = "s3cr3t-of-the-test\nwith-a-second-line"
 SCRIPT = """
     import json, os, sys, time

@@ -24,7 +24,7 @@ from tests.tools import asgi_console
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.late("its run is of real processes, with time limits of seconds"),
+    pytest.mark.rerun_if_late("its run is of real processes, with time limits of seconds"),
 ]
 PLACE = """
     import os, pathlib, time

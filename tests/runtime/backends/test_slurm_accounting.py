@@ -10,7 +10,7 @@ from tests.runtime.backends.contract import WAIT
 from tests.slurm.accounting import ACCOUNT, FOREIGN_ACCOUNT, ORGANIZATION_ACCOUNT
 
 pytestmark = [
-    pytest.mark.late("its runs are real processes, which a controller starts after a second or more"),
+    pytest.mark.rerun_if_late("its runs are real processes, which a controller starts after a second or more"),
     pytest.mark.slow,
 ]
 

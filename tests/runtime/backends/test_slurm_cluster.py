@@ -9,7 +9,7 @@ from runtime.specs import FailureCode, Outcome, RunPhase, WaitingCode
 from tests.runtime.backends.contract import POLITE, WAIT
 
 pytestmark = [
-    pytest.mark.late("its runs are real processes, which a controller starts after a second or more"),
+    pytest.mark.rerun_if_late("its runs are real processes, which a controller starts after a second or more"),
     pytest.mark.slow,
 ]
 ALL = ["--ntasks=3", "--cpus-per-task=2", "--mem-per-cpu=100M"]

@@ -20,7 +20,7 @@ from tests.runtime.backends.test_shells import output_of
 from tests.slurm.cluster import free_ports
 
 pytestmark = [
-    pytest.mark.late("its runs are real processes, which a controller starts after a second or more"),
+    pytest.mark.rerun_if_late("its runs are real processes, which a controller starts after a second or more"),
     pytest.mark.slow,
 ]
 ORGANIZATION = {"organization": "acme", "job": "1"}

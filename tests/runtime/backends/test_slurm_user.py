@@ -14,12 +14,11 @@ from runtime.backends import sandbox
 from runtime.images import venvs
 
 pytestmark = [
-    pytest.mark.late("its runs are real processes, which a controller starts after a second or more"),
+    pytest.mark.rerun_if_late("its runs are real processes, which a controller starts after a second or more"),
     pytest.mark.slow,
 ]
 SERVICE_USER, OTHER_USER = "daemon", "bin"
 """Users without rights that every Debian has. The console runs as the first."""
-PATH = f"/usr/bin:/bin:{Path(sandbox.find_bubblewrap()).parent}"
 CONSOLE = """
 import json, sys
 from pathlib import Path
@@ -50,10 +49,12 @@ print(json.dumps([status.outcome, backend.logs("job-1-1", 0).text, str(status) +
 
 
 def run_as(user, arguments, **options):
+    """Run a command as this user, with `options` in its environment and bubblewrap on its PATH."""
     found = pwd.getpwnam(user)
+    path = f"/usr/bin:/bin:{Path(sandbox.find_bubblewrap()).parent}"
     return subprocess.run(
         arguments, user=found.pw_uid, group=found.pw_gid, extra_groups=[], cwd="/", capture_output=True, text=True,
-        check=False, timeout=120, env={"PATH": PATH, "PYTHONDONTWRITEBYTECODE": "1"} | options,
+        check=False, timeout=120, env={"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"} | options,
     )  # fmt: skip
 
 

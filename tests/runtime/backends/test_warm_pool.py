@@ -13,7 +13,7 @@ from tests.console.processes import children, wait_for
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING
 
-pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 HOW = MAY_IMPORT_ANYTHING + "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
 WAIT = HOW + "import signal\nsignal.pause()\n"

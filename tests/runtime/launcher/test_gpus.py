@@ -8,7 +8,7 @@ import pytest
 from runtime.launcher.telemetry.gpus import Gpu, Gpus
 from tests.console.processes import wait_for
 
-pytestmark = pytest.mark.late("it waits for a thread that asks the driver")
+pytestmark = pytest.mark.rerun_if_late("it waits for a thread that asks the driver")
 
 OK, NOT_SUPPORTED = 0, 3
 

@@ -10,7 +10,7 @@ import pytest
 from runtime.launcher.rendezvous import peers as peers_module
 from runtime.launcher.rendezvous.peers import Peers
 
-pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("it talks to real processes, with time limits of seconds")
 
 TOKEN = "the-runs-token"
 

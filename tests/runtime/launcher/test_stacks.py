@@ -26,7 +26,7 @@ from runtime.launcher.telemetry.stacks import (
 )
 from tests.console.processes import wait_for
 
-pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("it talks to real processes, with time limits of seconds")
 
 WRAPPER = Path(rank.__file__)
 

@@ -14,7 +14,7 @@ from runtime.launcher.step_timer import FILE_BYTES, Counts, Recorder, open_count
 from runtime.specs import Framework, Resources
 from tests.runtime.images_of_ours import use_image
 
-pytestmark = pytest.mark.late("it talks to real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("it talks to real processes, with time limits of seconds")
 
 NOTHING = Counts(0, 0, 0.0, None)
 

@@ -13,7 +13,7 @@ from tests.console.processes import wait_for
 from tests.runtime.conftest import processes_below
 from tests.runtime.packages.index import Index, check_alpha
 
-pytestmark = pytest.mark.late("its installations are real runs, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("its installations are real runs, with time limits of seconds")
 
 
 @pytest.fixture
