@@ -33,7 +33,7 @@ SERVE = """
     peer.recv(1)
     raise RuntimeError("connection closed by peer")
 """
-"""The rank LAST fails as HOW says; tests replace both words. The others fail at the same moment, as those of gloo do when
+"""The rank LAST fails as HOW says; tests replace both words. The others fail at the same moment, as with gloo when
 a connection closes."""
 
 

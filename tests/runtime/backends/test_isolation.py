@@ -273,13 +273,5 @@ def test_what_programs_need_is_allowed(each_harness):
     print(other.recv(10).decode())
     """
     each_harness.complete(script)
-    assert each_harness.log().splitlines() == [
-        "thread",
-        "child",
-        "[1, 2]",
-        "True",
-        "signalled",
-        "True",
-        "True",
-        "a pair",
-    ]
+    lines = each_harness.log().splitlines()
+    assert lines == ["thread", "child", "[1, 2]", "True", "signalled", "True", "True", "a pair"]
