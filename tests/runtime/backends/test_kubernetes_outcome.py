@@ -185,7 +185,7 @@ RUNNING_RECORD = {**SUCCEEDED, "phase": "running"}
         pytest.param((ended(0), ended(1, 255, container_reason="Unknown")), BOTH, (), True, id="the machine restarted"),
         pytest.param((ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="no record, but node 0 ended last"),
         pytest.param((running(0), ended(1)), {1: SUCCEEDED}, (0,), False, id="the record of node 0 is lost"),
-        pytest.param((ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="its record is bad"),
+        pytest.param((ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="it reports a failure"),
         pytest.param((ended(0, 1), running(1)), {0: CODE_FAILED, 1: RUNNING_RECORD}, (1,), False, id="it still ran"),
     ],
 )

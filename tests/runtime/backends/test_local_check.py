@@ -11,10 +11,12 @@ pytestmark = pytest.mark.late("its runs are real processes, with time limits of 
 
 @pytest.fixture(autouse=True)
 def _one_image(monkeypatch):
+    """Only `bare` is an image that the check expects."""
     monkeypatch.setattr(check.recipes, "recipe_names", lambda: ["bare"])
 
 
 def look(backend, root, images_root, *, smoke=True):
+    """Return the lines of the report by their names."""
     lines = check.check(backend, root=root, images_root=images_root, smoke=smoke)
     return {line.name: line for line in lines}
 

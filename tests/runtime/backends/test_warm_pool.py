@@ -16,6 +16,7 @@ from tests.runtime.conftest import MAY_IMPORT_ANYTHING
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 HOW = MAY_IMPORT_ANYTHING + "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
+"""Prints the program that runs the rank: `rank.py` after a cold start, `forkserver.py` after a warm one."""
 WAIT = HOW + "import signal\nsignal.pause()\n"
 
 
@@ -96,6 +97,7 @@ def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
 
 @pytest.mark.slow
 def test_a_stopped_process_is_not_waited_for(warm):
+    # The fork server works without the daemon. Without the fork server, a run starts cold.
     stopped = (("job-1-1", daemon_pid(warm), "forkserver.py"), ("job-2-1", fork_servers(warm)[0], "rank.py"))
     for name, pid, program in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -108,6 +110,7 @@ def test_a_stopped_process_is_not_waited_for(warm):
 
 
 def test_a_module_of_the_scripts_own_comes_before_the_images(warm):
+    """The fork server has imported the image's module `json`, so such a run starts cold."""
     (warm.workspace / "json").mkdir()
     (warm.workspace / "json" / "__init__.py").write_text("WHOSE = 'mine'\n")
     warm.complete(HOW + "import json\nprint(json.WHOSE)")
@@ -134,7 +137,7 @@ def test_an_idle_daemon_ends(harness):
     wait_for((folder / "daemon.json").exists, 20)
     pid = daemon_pid(harness)
     wait_for(lambda: pids.start_time(pid) is None, 20)
-    assert sorted(path.name for path in folder.iterdir()) == ["lock", "log"]
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "log"], "no `daemon.json`"
 
 
 def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch):
